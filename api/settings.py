@@ -1,0 +1,36 @@
+"""The settings of the HTTP door, and of who may come in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from streaming.messages import Priority
+
+
+class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [api]."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    body_limit: Annotated[int, msgspec.Meta(ge=1024)] = 2 * 1024 * 1024
+    """Bytes of one request body."""
+    keep_alive_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Silence after which a stream gets a comment, so that no proxy cuts it."""
+    wait_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    """How long a call that does not stream is held open; then 504 with the job's id, and the work goes on."""
+    send_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """A reader that takes no byte for so long is cut off."""
+    drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """How long open streams may go on after SIGTERM."""
+
+
+class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of [keys.<name>]: an API key, known by its hash alone."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    tenant: str
+    priority: Priority = Priority.INTERACTIVE
+    """The highest lane this key may use."""

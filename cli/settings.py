@@ -1,0 +1,21 @@
+"""The settings of `penstock up`: one machine, all roles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+
+class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [up]."""
+
+    data_dir: Path = Path(".penstock")
+    """Queue, results, weights, logs and the running instance's state."""
+    engine: Literal["llamacpp", "sim", "trtllm"] = "llamacpp"
+    """The engine of the one model served when no [models.<name>] is configured."""
+    model: str = ""
+    """Name of that model (default: by the engine), or of the configured model the commands use by default."""
+    workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Workers of every model, whatever its own settings say; 0 starts none."""

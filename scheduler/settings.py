@@ -1,0 +1,17 @@
+"""The settings of the hand on the gate."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [scheduler]."""
+
+    tick_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    backlog_per_worker: Annotated[int, msgspec.Meta(ge=1)] = 16
+    """Waiting jobs that justify one more worker."""
+    idle_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    """Quiet time after which a worker beyond the minimum is given back."""

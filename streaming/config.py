@@ -1,0 +1,185 @@
+"""How a deployment is described: `penstock.toml`, then `PENSTOCK_*` variables, then flags, checked key by key.
+
+Each process names the sections it reads, as frozen structs that live beside the code that uses them. A key nobody
+knows, or a value of the wrong kind, is an error that names the key, what was expected and the nearest known key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+FILE = "penstock.toml"
+ENV_PREFIX = "PENSTOCK_"
+
+SECTIONS = ("up", "api", "redis", "worker", "scheduler", "telemetry", "sim", "llamacpp", "trtllm", "models", "keys")
+"""Every section there is; a process that reads only some still refuses a section nobody has."""
+
+TABLES = ("models", "keys")
+"""Sections that hold one table per name; they have no environment variables of their own."""
+
+ALIASES = {
+    "PENSTOCK_HOST": ("api", "host"),
+    "PENSTOCK_PORT": ("api", "port"),
+    "PENSTOCK_DATA_DIR": ("up", "data_dir"),
+    "PENSTOCK_ENGINE": ("up", "engine"),
+    "PENSTOCK_MODEL": ("up", "model"),
+    "PENSTOCK_WORKERS": ("up", "workers"),
+}
+"""Short names for what people set most."""
+
+NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL")
+"""Variables that share the prefix and are read elsewhere."""
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class ConfigError(Exception):
+    """Raised when a setting cannot be used. The message names the key, what was expected and what to do."""
+
+    def __init__(self, key: str, problem: str, hint: str = "") -> None:
+        super().__init__(f"{key}: {problem}" + (f" ({hint})" if hint else ""))
+        self.key, self.problem, self.hint = key, problem, hint
+
+
+class Config:
+    """The merged settings of a deployment, as plain data; `section` turns a part of it into a checked struct."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw: dict[str, Any] = {name: dict(values) for name, values in raw.items()}
+
+    def section(self, name: str, kind: type[S], extra: Mapping[str, Any] | None = None) -> S:
+        """The section as `kind`, with `extra` laid over it. Raises ConfigError."""
+        values = {**self.raw.get(name, {}), **(extra or {})}
+        return build(kind, values, name)
+
+    def table(self, name: str, kind: type[S]) -> dict[str, S]:
+        """A section of named tables, e.g. `[models.<name>]`. Raises ConfigError."""
+        return {key: build(kind, values, f"{name}.{key}") for key, values in self.raw.get(name, {}).items()}
+
+    def save(self, path: Path) -> None:
+        """Write the merged settings for a child process; they may hold secrets, so only the owner may read them."""
+        path.touch(mode=0o600)
+        path.write_bytes(msgspec.json.encode(self.raw))
+
+    @classmethod
+    def saved(cls, path: Path) -> Config:
+        """Read what `save` wrote."""
+        return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]]))
+
+
+def load(
+    kinds: Mapping[str, type[msgspec.Struct]],
+    *,
+    path: Path | None = None,
+    environ: Mapping[str, str],
+    flags: Mapping[tuple[str, str], Any] | None = None,
+) -> Config:
+    """Merge file, environment and flags, later ones winning.
+
+    `kinds` are the sections this process reads (tables by the kind of one row); `flags` maps (section, key) to values
+    given on the command line, None meaning "not given". Raises ConfigError.
+    """
+    raw = _from_file(path)
+    for (section, key), value in _from_environ(kinds, environ).items():
+        raw.setdefault(section, {})[key] = value
+    for (section, key), value in (flags or {}).items():
+        if value is not None:
+            raw.setdefault(section, {})[key] = value
+    config = Config(raw)
+    for name, kind in kinds.items():
+        if name in TABLES:
+            config.table(name, kind)
+        else:
+            config.section(name, kind)
+    return config
+
+
+def build(kind: type[S], values: Any, where: str) -> S:
+    """A checked struct out of plain data. Strings are accepted for numbers and switches, as variables give them."""
+    if not isinstance(values, dict):
+        raise ConfigError(where, f"expected a table, got {type(values).__name__}")
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in kind.__struct_fields__:
+            raise ConfigError(f"{where}.{key}", "no such setting", nearest(key, kind.__struct_fields__))
+    built = {}
+    for key, value in values.items():
+        try:
+            built[key] = msgspec.convert(value, hints[key], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{where}.{key}", f"expected {describe(hints[key])}: {error}") from None
+    try:
+        return kind(**built)
+    except (TypeError, ValueError) as error:  # a required key is missing, or __post_init__ refuses the values
+        raise ConfigError(where, str(error)) from None
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A sentence that points to the known word most like `word`, or lists them all."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+
+
+def describe(kind: Any) -> str:
+    """A type in words for people."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(arg) for arg in typing.get_args(kind) if arg is not type(None))
+    if origin is typing.Annotated:
+        return describe(typing.get_args(kind)[0])
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    return names.get(cast(type, kind), getattr(kind, "__name__", str(kind)))
+
+
+def _from_file(path: Path | None) -> dict[str, dict[str, Any]]:
+    if path is None:
+        return {}
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(str(path), "no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}") from None
+    for section, values in raw.items():
+        if section not in SECTIONS:
+            raise ConfigError(section, "no such section", nearest(section, SECTIONS))
+        if not isinstance(values, dict):
+            raise ConfigError(section, f"expected a table [{section}], got {type(values).__name__}")
+    return raw
+
+
+def _from_environ(
+    kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, str]
+) -> dict[tuple[str, str], str]:
+    known = {name: target for name, target in ALIASES.items() if target[0] in kinds}
+    for section, kind in kinds.items():
+        if section not in TABLES:
+            known |= {f"{ENV_PREFIX}{section}_{key}".upper(): (section, key) for key in kind.__struct_fields__}
+    values = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
+            continue
+        if variable in known:
+            values[known[variable]] = value
+        elif not _belongs_to_another(variable, kinds):
+            raise ConfigError(variable, "no such setting", nearest(variable, known))
+    return values
+
+
+def _belongs_to_another(variable: str, kinds: Mapping[str, type[msgspec.Struct]]) -> bool:
+    """Whether another process reads this variable's section (it will check the key)."""
+    if variable in ALIASES:
+        return True
+    section = variable.removeprefix(ENV_PREFIX).split("_", 1)[0].lower()
+    return section in SECTIONS and section not in kinds and section not in TABLES

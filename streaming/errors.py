@@ -1,0 +1,43 @@
+"""What can go wrong on the wire, one class each."""
+
+from __future__ import annotations
+
+
+class StreamingError(Exception):
+    """Raised when the wire cannot do what was asked; the root of this tree."""
+
+
+class DecodeError(StreamingError):
+    """Raised when bytes from the wire are not a message of ours."""
+
+    def __init__(self, data: bytes, cause: Exception) -> None:
+        super().__init__(f"{len(data)} bytes are not a message: {cause}")
+        self.data = data
+
+
+class Unavailable(StreamingError):
+    """Raised when Redis does not answer, or refuses to write."""
+
+
+class Fenced(StreamingError):
+    """Raised when a worker's lease was taken from it: what it writes is refused and it must stop."""
+
+
+class LaneFull(StreamingError):
+    """Raised when a lane holds as many waiting jobs as it may."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{waiting} jobs are waiting in this lane already")
+        self.waiting = waiting
+
+
+class NoCapacity(StreamingError):
+    """Raised when a job that must not queue would have to."""
+
+
+class KeyReused(StreamingError):
+    """Raised when an idempotency key comes back with another body."""
+
+
+class UnknownJob(StreamingError):
+    """Raised when no job of that id is kept."""

@@ -1,0 +1,314 @@
+"""Every message that crosses a process, and its codec.
+
+Frozen, tagged, validated on decoding; msgpack arrays, so that a Lua script can write the small ones with cmsgpack.
+This module does not know Redis, HTTP or any client's request format.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from streaming.errors import DecodeError
+
+
+class Priority(StrEnum):
+    """The lanes of a model, highest first."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+    @property
+    def rank(self) -> int:
+        """0 is the highest lane."""
+        return list(Priority).index(self)
+
+
+class State(StrEnum):
+    """Where a job stands. The last four are final: a job reaches exactly one of them."""
+
+    QUEUED = "queued"
+    RUNNING = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def final(self) -> bool:
+        return self not in (State.QUEUED, State.RUNNING)
+
+
+# --- what is asked -------------------------------------------------------------------------------------------------
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """One turn of a chat, its content already flattened to text."""
+
+    role: str
+    content: str
+
+
+class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat"):
+    """A conversation the engine renders with its own chat template."""
+
+    turns: tuple[Turn, ...]
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, tag="text"):
+    """Raw prompts, one choice (times `n`) each."""
+
+    texts: tuple[str, ...]
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+    """Raw prompts as token ids, one choice (times `n`) each."""
+
+    ids: tuple[tuple[int, ...], ...]
+
+
+Prompt: TypeAlias = Chat | Text | Tokens
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to sample. None means "the engine's own default"."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """None: off. k >= 0: the log-probability of each token and of its k best alternatives."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    json_schema: dict[str, Any] | None = None
+    """The output must be JSON of this schema; `{}` means any JSON object."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One accepted request, as it lies in the queue. Times are relative milliseconds: Redis alone has a clock."""
+
+    id: str
+    model: str
+    tenant: str
+    priority: Priority
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    """Whether somebody wants the tokens as they come."""
+    reply_to: str = ""
+    """The return address: the channel of the API process that holds the socket, or ""."""
+    deadline_ms: int | None = None
+    """From acceptance to the last token."""
+    max_queue_ms: int | None = None
+    """From acceptance to the claim."""
+    trace: dict[str, str] = {}
+    """W3C trace context (traceparent, tracestate)."""
+    metadata: dict[str, str] = {}
+    user: str | None = None
+    on_disconnect: str = "cancel"
+
+    @property
+    def choices(self) -> int:
+        """How many texts are to be generated."""
+        match self.prompt:
+            case Chat():
+                prompts = 1
+            case Text(texts):
+                prompts = len(texts)
+            case Tokens(ids):
+                prompts = len(ids)
+        return prompts * self.sampling.n
+
+
+# --- what comes back -----------------------------------------------------------------------------------------------
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """One token's log-probability and its best alternatives as (token text, log-probability)."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """A few tokens of one choice of one job. `seq` counts 1, 2, 3... over the whole job, across attempts."""
+
+    job: str
+    seq: int
+    index: int
+    text: str
+    ids: tuple[int, ...]
+    """The token ids, as far as the engine knows them; enough to go on after a loss."""
+    n: int
+    """How many tokens these are (may exceed len(ids))."""
+    finish: str = ""
+    """"stop" or "length" when this delta ends its choice."""
+    logprobs: tuple[Logprob, ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts of a job, each token counted once whatever the number of attempts."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a job did not complete, in words for its owner. `status` is the HTTP code it stands for."""
+
+    code: str
+    message: str
+    status: int = 500
+    param: str | None = None
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """What one engine step gave the jobs of one API process: log entry and pub/sub message alike."""
+
+    worker: str
+    number: int
+    rows: tuple[Delta, ...]
+
+
+class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """The end of a job, as stored. The published form leaves `rows` out when the reader has already had them."""
+
+    job: str
+    state: State
+    seq: int
+    """The last delta's number: a reader that has fewer has missed some."""
+    finishes: tuple[str, ...] = ()
+    usage: Usage = Usage()
+    failure: Failure | None = None
+    worker: str = ""
+    first_ms: int = 0
+    """Redis time of the first token, or 0."""
+    rows: tuple[Delta, ...] = ()
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """A script ended this job (cancelled in the queue, expired, given up): look the record up."""
+
+    job: str
+
+
+Reply: TypeAlias = Frame | Terminal | Ended
+
+
+# --- what a worker is told -----------------------------------------------------------------------------------------
+
+
+class Wake(msgspec.Struct, frozen=True, array_like=True, tag="w"):
+    """There is work in a lane of yours."""
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """Stop this job and end it as cancelled."""
+
+    job: str
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """Send this job's deltas to this address as well."""
+
+    job: str
+    address: str
+
+
+Control: TypeAlias = Wake | Cancel | Follow
+
+
+# --- what processes say of themselves ------------------------------------------------------------------------------
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """Which known request fields an engine honours. What it cannot do is refused with 400, never ignored."""
+
+    chat: bool = True
+    logprobs: int = 0
+    """The most alternatives per token; -1: no log-probabilities at all."""
+    json_schema: bool = False
+    penalties: bool = False
+    token_prompts: bool = False
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker found when it loaded a model. It stays in Redis, so a sleeping model is still described."""
+
+    name: str
+    engine: str
+    context: int
+    """Longest prompt + completion, in tokens."""
+    max_output: int
+    capabilities: Capabilities
+    created: int
+    """Unix seconds of the first load."""
+
+
+Role: TypeAlias = Literal["redis", "api", "worker", "scheduler"]
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One process as it says of itself, every few seconds."""
+
+    role: Role
+    id: str
+    pid: int
+    host: str
+    state: str
+    """starting | ready | draining"""
+    since: float
+    """Unix seconds (Redis time) of its start."""
+    model: str = ""
+    url: str = ""
+    slots: int = 0
+    running: int = 0
+
+
+T = TypeVar("T")
+
+_REPLY = msgspec.msgpack.Decoder(Reply)
+_CONTROL = msgspec.msgpack.Decoder(Control)
+_JOB = msgspec.msgpack.Decoder(Job)
+_TERMINAL = msgspec.msgpack.Decoder(Terminal)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Any message of this module as msgpack."""
+    return _ENCODER.encode(message)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Raises DecodeError."""
+    return _decode(_REPLY, data)
+
+
+def decode_control(data: bytes) -> Control:
+    """Raises DecodeError."""
+    return _decode(_CONTROL, data)
+
+
+def decode_job(data: bytes) -> Job:
+    """Raises DecodeError."""
+    return _decode(_JOB, data)
+
+
+def decode_terminal(data: bytes) -> Terminal:
+    """Raises DecodeError."""
+    return _decode(_TERMINAL, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DecodeError(data, error) from error

@@ -1,0 +1,56 @@
+"""What every process must agree on: where Redis is, how keys are spread, how long things live."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+
+
+class WireSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [redis]."""
+
+    url: str = "redis://127.0.0.1:6379/0"
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    """Hash slots the work is spread over. Every process of a deployment must be given the same number."""
+    lease_ms: Annotated[int, msgspec.Meta(ge=200)] = 5_000
+    """A worker silent for longer has lost its jobs to others."""
+    max_attempts: Positive = 3
+    """After so many lost workers a job is given up instead of tried again."""
+    lane_limit: Positive = 10_000
+    """Jobs waiting in one lane of one partition; more are refused with 429."""
+    retention_s: Positive = 86_400
+    """How long results, and idempotency keys, are kept."""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    """For one command; Redis is then taken to be down."""
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of [models.<name>]: a model people may ask for, with its own lanes and workers."""
+
+    engine: Literal["llamacpp", "sim", "trtllm"]
+    min_workers: Annotated[int, msgspec.Meta(ge=0)] = 1
+    max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """None: the same as min_workers."""
+    options: dict[str, Any] = {}
+    """Laid over the engine's own section for this model, e.g. `options.path` for a GGUF file."""
+
+    def __post_init__(self) -> None:
+        if self.max_workers is not None and self.max_workers < self.min_workers:
+            raise ValueError(f"max_workers {self.max_workers} is less than min_workers {self.min_workers}")
+
+    @property
+    def most_workers(self) -> int:
+        return self.min_workers if self.max_workers is None else self.max_workers
+
+
+def check_model_names(models: dict[str, ModelSettings]) -> None:
+    """Model names stand in Redis keys and URLs. Raises ValueError."""
+    for name in models:
+        if not MODEL_NAME.fullmatch(name):
+            raise ValueError(f"models.{name}: a model name has letters, digits and . _ : / -, at most 128")

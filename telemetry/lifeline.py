@@ -1,0 +1,49 @@
+"""The line between a process and the supervisor that started it.
+
+The supervisor hands each child one end of a socket pair (its number in PENSTOCK_LIFELINE). The child writes its state
+as JSON lines; when the supervisor dies, the line breaks and the child ends at once, so nothing is left behind.
+Without a supervisor there is no line and every method does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+
+ENV = "PENSTOCK_LIFELINE"
+
+
+class Lifeline:
+    """Made once per process, in its `__main__`."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._socket = socket.socket(fileno=fd) if fd is not None else None
+        if self._socket is not None:
+            self._socket.set_inheritable(False)
+            threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    @classmethod
+    def from_environ(cls) -> Lifeline:
+        """The line this process was started with, if any; grandchildren do not inherit it."""
+        value = os.environ.pop(ENV, None)
+        return cls(int(value) if value else None)
+
+    def say(self, state: str, detail: str = "") -> None:
+        """Tell the supervisor: starting (with the phase as detail) | ready | draining | failed (with the reason)."""
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendall(json.dumps({"state": state, "detail": detail}).encode() + b"\n")
+        except OSError:
+            pass  # the supervisor is gone: the watching thread ends this process
+
+    def _watch(self) -> None:
+        assert self._socket is not None
+        try:
+            while self._socket.recv(64):
+                pass
+        except OSError:
+            pass  # a broken line means the same as a closed one
+        os._exit(70)

@@ -1,0 +1,19 @@
+"""What a process says of itself to the outside, and how loudly."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+
+class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [telemetry]. Nothing leaves the machine unless `otlp_endpoint` is set."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otlp_endpoint: str = ""
+    """Base URL of an OTLP/HTTP collector, e.g. http://127.0.0.1:4318."""
+    metrics_dir: str = ""
+    """Folder where the processes of one machine share their counters; `penstock up` sets it."""
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """Port of a worker's or scheduler's own /metrics; 0: none (the API's /metrics shows the whole machine)."""

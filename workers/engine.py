@@ -1,0 +1,122 @@
+"""The one protocol every engine speaks; the worker knows nothing else of it.
+
+An engine generates texts. It does not know jobs, lanes, leases, attempts or Redis: those are the worker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from streaming.messages import Failure, Logprob, ModelCard, Sampling, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One text to generate. `id` is unique among live requests and opaque to the engine."""
+
+    id: str
+    prompt: Sequence[Turn] | str | Sequence[int]
+    """A conversation (the engine renders it with its chat template), a raw text, or token ids."""
+    sampling: Sampling
+    """`n` and prompt lists are already expanded: one request is one text."""
+    past: Sequence[tuple[str, Sequence[int], int]] = ()
+    """What earlier attempts generated: (text, known token ids, token count) each, oldest first. The engine goes on
+    after it and never emits it again; `sampling.max_tokens` still counts from the beginning."""
+
+    @property
+    def past_tokens(self) -> int:
+        return sum(count for _, _, count in self.past)
+
+    @property
+    def past_text(self) -> str:
+        return "".join(text for text, _, _ in self.past)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one request got in one step. `finish` or `failure` ends it: nothing follows for that id."""
+
+    id: str
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    n: int = 0
+    finish: str = ""
+    """"stop" | "length" | "cancelled"."""
+    prompt_tokens: int = 0
+    """Given with the last piece (and 0 before)."""
+    cached_tokens: int = 0
+    logprobs: tuple[Logprob, ...] = ()
+    failure: Failure | None = None
+    """This request alone failed; the engine lives."""
+
+    @property
+    def last(self) -> bool:
+        return bool(self.finish) or self.failure is not None
+
+
+Step: TypeAlias = Callable[[list[Piece]], None]
+"""Called on the event loop with everything one engine step produced. Must not block."""
+
+
+class Refused(Exception):
+    """Raised by submit when this request can never run here (too long, unknown option): the requester's fault."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class EngineDead(Exception):
+    """Raised when the engine as a whole is gone: the worker process must end and be restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What an engine says of itself now."""
+
+    slots: int
+    running: int = 0
+    waiting: int = 0
+    kv_tokens: int = 0
+    """Capacity of the KV cache in tokens; 0: not limited beyond the slots."""
+    kv_used: int = 0
+    steps: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`ok` False means the process should be restarted, `reason` says why."""
+
+    ok: bool
+    reason: str = ""
+
+
+class Engine(Protocol):
+    """Used from one event loop in one process. Implementations: workers/sim.py, workers/llamacpp.py, workers/trtllm.py."""
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        """Load the model and begin stepping; report phases ("loading weights") as they begin. Raises EngineDead."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queue one request in the engine. Raises Refused, EngineDead. Never blocks."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Idempotent. The request's last piece (finish="cancelled") still comes through on_step."""
+        ...
+
+    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
+        """Whether one more request of about this size would run now rather than wait inside the engine."""
+        ...
+
+    def stats(self) -> Stats: ...
+
+    def health(self) -> Health: ...
+
+    async def stop(self) -> None:
+        """Abort what runs, free the device. Bounded in time; idempotent."""
+        ...

@@ -1,0 +1,81 @@
+"""The settings of a worker and of the engines it may drive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [worker]."""
+
+    prefetch: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """Jobs held beyond what runs now, so that a free slot is filled without a round trip."""
+    drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """How long running jobs may finish after SIGTERM; what is left is handed back to the queue."""
+    poll_ms: Positive = 250
+    """How often an idle worker looks at its lanes even if nobody woke it."""
+
+
+class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [sim]: the simulated engine's time model."""
+
+    step_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
+    prefill_ms: Annotated[float, msgspec.Meta(ge=0)] = 25.0
+    slots: Positive = 256
+    kv_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Tokens the simulated KV cache holds; 0: as many as the slots need."""
+    kv_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"] = "GUARANTEED_NO_EVICT"
+    context: Positive = 8192
+    load_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Simulated time to load the weights."""
+    faults: bool = False
+    """Obey fault words in prompts ([[crash@5]], [[hang@5]], [[fail@5]]). For tests only."""
+
+
+class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [llamacpp]: the embedded CPU engine."""
+
+    path: Path | None = None
+    """A GGUF file; None: the default model, fetched once."""
+    slots: Positive = 4
+    context: Positive = 4096
+    """Tokens per request (prompt + completion)."""
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """0: all cores but one (llama.cpp's threads spin; the other processes need a core)."""
+    gpu_layers: int = 0
+    temperature: float = 0.2
+    top_p: float = 0.9
+    repeat_penalty: float = 1.1
+
+
+class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [trtllm]: TensorRT-LLM's LLM API. Names follow TorchLlmArgs where they pass through unchanged."""
+
+    model: str = ""
+    """A checkpoint folder (or a hub name, if your machine may reach a hub)."""
+    tokenizer: str = ""
+    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Positive = 1
+    moe_expert_parallel_size: Positive | None = None
+    max_batch_size: Positive = 256
+    max_num_tokens: Positive = 8192
+    max_seq_len: Positive | None = None
+    kv_cache: dict[str, Any] = {}
+    """Fields of KvCacheConfig."""
+    scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
+    chunked_prefill: bool = True
+    stream_interval: Positive = 1
+    speculative: dict[str, Any] = {}
+    """Fields of one speculative config, with `decoding_type`."""
+    guided_decoding: Literal["", "xgrammar", "llguidance"] = ""
+    lora: dict[str, str] = {}
+    """Adapters by name: the folder of each."""
+    extra: dict[str, Any] = {}
+    """Any other TorchLlmArgs field, checked against the installed version at start."""
+    watchdog_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """Running requests and no token for so long: the engine is taken for hung."""
