@@ -159,9 +159,7 @@ def _from_file(path: Path | None) -> dict[str, dict[str, Any]]:
     return raw
 
 
-def _from_environ(
-    kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, str]
-) -> dict[tuple[str, str], str]:
+def _from_environ(kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, str]) -> dict[tuple[str, str], str]:
     known = {name: target for name, target in ALIASES.items() if target[0] in kinds}
     for section, kind in kinds.items():
         if section not in TABLES:

@@ -289,12 +289,14 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def decode_reply(data: bytes) -> Reply:
     """Raises DecodeError."""
-    return _decode(_REPLY, data)
+    reply: Reply = _decode(_REPLY, data)
+    return reply
 
 
 def decode_control(data: bytes) -> Control:
     """Raises DecodeError."""
-    return _decode(_CONTROL, data)
+    control: Control = _decode(_CONTROL, data)
+    return control
 
 
 def decode_job(data: bytes) -> Job:

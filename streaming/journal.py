@@ -1,0 +1,196 @@
+"""What is written about a job: its record, and its tokens from the log. Reading only.
+
+While a job runs its tokens lie in the logs of the workers that ran it (one entry per engine step, all jobs of that
+worker together); the record names each run and the frame it began with. At the end the record holds them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from streaming.errors import UnknownJob
+from streaming.keys import partition_key, partition_of
+from streaming.messages import (
+    Delta,
+    Failure,
+    Frame,
+    Job,
+    State,
+    Terminal,
+    decode_job,
+    decode_reply,
+    decode_terminal,
+)
+from streaming.wire import Wire, translated
+
+FIELDS = (
+    "state", "body", "attempt", "worker", "lane", "entry", "created", "started", "first", "done", "deadline", "epoch",
+    "runs", "record", "reason", "keep",
+)  # fmt: skip
+PAGE = 500
+
+REASONS = {
+    "cancelled": Failure("cancelled", "The job was cancelled.", 499),
+    "deadline_exceeded_in_queue": Failure(
+        "deadline_exceeded_in_queue", "The job's time ran out while it waited for a worker.", 408
+    ),
+    "attempts_exhausted": Failure(
+        "attempts_exhausted", "Every worker that took this job was lost; it was given up.", 500
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One attempt: the worker and the number of the first frame that may hold its tokens."""
+
+    worker: str
+    frame: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A job as it stands. Times are Redis milliseconds, 0 for "not yet"."""
+
+    job: Job
+    state: State
+    attempt: int
+    worker: str
+    lane: str
+    entry: str
+    created_ms: int
+    started_ms: int
+    first_ms: int
+    done_ms: int
+    deadline_ms: int
+    epoch: int
+    keep_s: int
+    runs: tuple[Run, ...]
+    terminal: Terminal | None
+    """Of a job that has ended."""
+
+
+class Journal:
+    """Stateless; many may share a wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def record(self, job_id: str) -> Record:
+        """Raises UnknownJob, Unavailable."""
+        (record,) = await self.records([job_id])
+        if record is None:
+            raise UnknownJob(job_id)
+        return record
+
+    async def records(self, job_ids: Sequence[str]) -> list[Record | None]:
+        """Many at once; None for one that is not kept. Raises Unavailable."""
+        pipeline = self._wire.redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            partition = partition_of(job_id)
+            pipeline.hmget(partition_key(partition or 0, "job", job_id), list(FIELDS))
+        with translated():
+            found = await pipeline.execute()
+        return [parse_record(job_id, values) for job_id, values in zip(job_ids, found, strict=True)]
+
+    async def deltas(self, record: Record, after: int = 0) -> list[Delta]:
+        """The job's deltas with seq > after, in order, as far as they are logged. Raises Unavailable."""
+        if record.terminal is not None:
+            return [row for row in record.terminal.rows if row.seq > after]
+        rows: dict[int, Delta] = {}
+        partition = partition_of(record.job.id) or 0
+        for run in record.runs:
+            async for frame in self.frames(partition, run.worker, run.frame):
+                rows |= {row.seq: row for row in frame.rows if row.job == record.job.id and row.seq > after}
+        return [rows[seq] for seq in sorted(rows)]
+
+    async def frames(self, partition: int, worker: str, first: int) -> AsyncIterator[Frame]:
+        """A worker's log from frame `first` on: every frame of every reply address. Raises Unavailable."""
+        key = partition_key(partition, "log", worker)
+        start = f"{first}-0"
+        while True:
+            with translated():
+                entries = await cast(Awaitable[Any], self._wire.redis.xrange(key, start, "+", count=PAGE))
+            for _, fields in entries:
+                for data in fields.values():
+                    reply = decode_reply(data)
+                    if isinstance(reply, Frame):
+                        yield reply
+            if len(entries) < PAGE:
+                return
+            start = f"({entries[-1][0].decode()}"
+
+    async def position(self, record: Record) -> int:
+        """How many jobs of the same lane come first (at most 1000 are counted). Raises Unavailable."""
+        if record.state is not State.QUEUED:
+            return 0
+        redis = self._wire.redis
+        with translated():
+            groups = (
+                await cast(Awaitable[Any], redis.xinfo_groups(record.lane)) if await redis.exists(record.lane) else []
+            )
+            last = groups[0]["last-delivered-id"].decode() if groups else "0-0"
+            before = await cast(Awaitable[Any], redis.xrange(record.lane, f"({last}", f"({record.entry}", count=1000))
+        return len(before)
+
+    async def recent(self, tenant: str, before_ms: int | None, limit: int) -> list[tuple[str, int]]:
+        """A tenant's job ids with their acceptance time, newest first, older than `before_ms`. Raises Unavailable."""
+        highest = f"({before_ms}" if before_ms is not None else "+inf"
+        found: list[tuple[str, int]] = []
+        horizon = await self._wire.now_ms() - 1000 * self._wire.settings.retention_s * 2
+        for partition in self._wire.partitions:
+            key = partition_key(partition, "jobs", tenant)
+            with translated():
+                await self._wire.redis.zremrangebyscore(key, "-inf", horizon)
+                page: Any = await self._wire.redis.zrevrangebyscore(
+                    key, highest, "-inf", start=0, num=limit, withscores=True
+                )
+            found += [(member.decode(), int(score)) for member, score in page]
+        return sorted(found, key=lambda item: (-item[1], item[0]))[:limit]
+
+
+def parse_record(job_id: str, values: Iterable[bytes | None]) -> Record | None:
+    """The fields of a job hash, in the order of FIELDS, as a Record; None if there is none. Raises DecodeError."""
+    raw = dict(zip(FIELDS, values, strict=True))
+    state_bytes, body = raw["state"], raw["body"]
+    if state_bytes is None or body is None:
+        return None
+    state = State(state_bytes.decode())
+
+    def number(name: str) -> int:
+        return int(float(raw[name] or 0))
+
+    def word(name: str) -> str:
+        return (raw[name] or b"").decode()
+
+    terminal = None
+    if raw["record"]:
+        terminal = decode_terminal(raw["record"])
+    elif state.final:
+        terminal = Terminal(job_id, state, 0, failure=REASONS.get(word("reason")))
+    return Record(
+        job=decode_job(body),
+        state=state,
+        attempt=number("attempt"),
+        worker=word("worker"),
+        lane=word("lane"),
+        entry=word("entry"),
+        created_ms=number("created"),
+        started_ms=number("started"),
+        first_ms=number("first"),
+        done_ms=number("done"),
+        deadline_ms=number("deadline"),
+        epoch=number("epoch"),
+        keep_s=number("keep"),
+        runs=parse_runs(word("runs")),
+        terminal=terminal,
+    )
+
+
+def parse_runs(text: str) -> tuple[Run, ...]:
+    """`worker:frame;worker:frame;` as written by the claim script."""
+    return tuple(
+        Run(worker, int(frame)) for worker, _, frame in (part.rpartition(":") for part in text.split(";")[:-1])
+    )

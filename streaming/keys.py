@@ -1,0 +1,185 @@
+"""Every name Penstock uses in Redis: the only file that spells one. The Lua scripts get theirs from here too.
+
+All keys of a partition share its hash tag, so one script may touch them all, on one server and on a cluster alike.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from streaming.messages import Priority
+
+ROOT = "penstock:"
+GROUP = "workers"
+"""The consumer group of every lane; a consumer is a worker's lease id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One kind of key. `pattern` is what follows the partition's prefix, `{}` standing for each argument."""
+
+    name: str
+    pattern: str
+    kind: str
+    owner: str
+    lifetime: str
+    meaning: str
+
+
+CATALOGUE = (
+    Key(
+        "job",
+        "job:{}",
+        "hash",
+        "put; claim, finish, cancel, reap",
+        "until retention after its end",
+        "the record of one job: state, body, attempt, worker, lane, entry, times, reply addresses, runs, record",
+    ),
+    Key(
+        "lane",
+        "lane:{}:{}",
+        "stream",
+        "put",
+        "for ever; an entry until its job's end",
+        "by model and priority: ids of accepted jobs, read through the group",
+    ),
+    Key(
+        "retry",
+        "retry:{}:{}",
+        "stream",
+        "reap, release",
+        "for ever; an entry until its job's end",
+        "by model and priority: ids of jobs whose worker was lost; read before the lane",
+    ),
+    Key(
+        "worker",
+        "worker:{}",
+        "hash",
+        "register; append",
+        "an hour after its end",
+        "one worker's lease: state (live, dead, left), model, number of its last frame",
+    ),
+    Key(
+        "leases",
+        "leases",
+        "zset",
+        "register, append, beat; reap",
+        "for ever",
+        "live workers by the Redis time (ms) at which their lease lapses",
+    ),
+    Key("claims", "claims:{}", "set", "claim; finish, reap", "until its worker's end", "the jobs a worker holds"),
+    Key(
+        "log",
+        "log:{}",
+        "stream",
+        "append",
+        "trimmed behind its oldest running job; a day after its worker's end",
+        "one entry per engine step of a worker, id <frame number>-0, a field per reply address: the token log",
+    ),
+    Key(
+        "idle",
+        "idle:{}",
+        "zset",
+        "claim; put",
+        "an entry for a second or two",
+        "by model: workers with room, by the Redis time (ms) they last said so; put wakes the freshest",
+    ),
+    Key(
+        "timers",
+        "timers",
+        "zset",
+        "put; claim, reap",
+        "an entry until its job's claim or end",
+        "waiting jobs by the Redis time (ms) after which they expire",
+    ),
+    Key(
+        "jobs",
+        "jobs:{}",
+        "zset",
+        "put; list",
+        "an entry until its job is forgotten",
+        "by tenant: job ids by acceptance time (ms)",
+    ),
+    Key(
+        "idem",
+        "idem:{}:{}",
+        "string",
+        "put",
+        "retention",
+        "by tenant and idempotency key: job id and digest of the body",
+    ),
+    Key(
+        "dead",
+        "dead",
+        "stream",
+        "claim, reap",
+        "for ever",
+        "dead letters: entries nobody could read and jobs given up, with the reason",
+    ),
+)
+"""Keys of a partition. Each name becomes a function of the Lua scripts: job_key(id), lane_key(model, priority)..."""
+
+CHANNELS = {
+    "api": "penstock:api:{}: frames and terminals for the responses one API process holds open",
+    "worker": "penstock:worker:{}: wake, cancel and follow messages for one worker",
+}
+
+FLEET = {
+    "procs": "zset, process ids by the Redis time (s) at which they count as gone",
+    "proc": "string by process id, what a process says of itself; 10 s",
+    "card": "hash, model cards by model name; for ever",
+    "plan": "hash, wanted workers and the reason by model name; for ever",
+    "leader": "string, the scheduler that acts; its lease",
+}
+"""Keys of the one slot all processes share."""
+
+
+def prefix(partition: int) -> str:
+    """What all keys of a partition begin with."""
+    return f"{ROOT}{{{partition}}}:"
+
+
+def partition_key(partition: int, name: str, *args: str) -> str:
+    """A key of the catalogue."""
+    pattern = next(key.pattern for key in CATALOGUE if key.name == name)
+    return prefix(partition) + pattern.format(*args)
+
+
+def fleet_key(name: str, *args: str) -> str:
+    """A key of FLEET."""
+    assert name in FLEET
+    return ":".join((f"{ROOT}{{fleet}}", name, *args))
+
+
+def channel(kind: str, name: str) -> str:
+    """A channel of CHANNELS."""
+    assert kind in CHANNELS
+    return f"{ROOT}{kind}:{name}"
+
+
+def new_job_id(partition: int) -> str:
+    """128 bits nobody can guess but for the first byte, which is the partition: an id alone leads to its keys."""
+    return f"job_{partition:02x}{secrets.token_hex(15)}"
+
+
+def partition_of(job_id: str) -> int | None:
+    """The partition an id names, or None if it is not an id of ours."""
+    digits = job_id.removeprefix("job_")
+    if len(digits) != 32 or len(job_id) != 36 or not set(digits) <= set("0123456789abcdef"):
+        return None
+    return int(digits[:2], 16)
+
+
+def lua_prelude() -> str:
+    """The catalogue as Lua functions over `P`, the partition's prefix."""
+    lines = ["local P = KEYS[1]", f"local GROUP = '{GROUP}'", f"local CHANNEL = '{ROOT}'"]
+    lines.append("local PRIORITIES = {" + ", ".join(f"'{priority}'" for priority in Priority) + "}")
+    for key in CATALOGUE:
+        parts = key.pattern.split("{}")
+        args = [f"a{number}" for number in range(len(parts) - 1)]
+        body = "P"
+        for part, arg in zip(parts, [*args, ""], strict=True):
+            body += (f" .. '{part}'" if part else "") + (f" .. {arg}" if arg else "")
+        lines.append(f"local function {key.name}_key({', '.join(args)}) return {body} end")
+    return "\n".join(lines) + "\n"

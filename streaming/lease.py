@@ -1,0 +1,158 @@
+"""A worker's side of the protocol: take a lease, claim, write steps, finish, hand back. Everything it writes is fenced.
+
+The lease is renewed by every step written and by `beat`. When it lapses anybody may fence the worker; from then on
+each call raises Fenced, and the worker must stop. It never comes back under the same name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from streaming.errors import DecodeError, Unavailable
+from streaming.journal import Run, parse_runs
+from streaming.keys import channel, partition_of
+from streaming.messages import Control, Delta, Frame, Job, Terminal, decode_control, decode_job, encode
+from streaming.wire import Call, Wire
+
+SILENT = "-"
+"""The reply address of deltas nobody listens to: logged, not published."""
+
+LOG_KEEP_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job that is this worker's to run, until its lease lapses."""
+
+    job: Job
+    attempt: int
+    created_ms: int
+    """Redis time of its acceptance."""
+    claimed_ms: int
+    """Redis time of the claim."""
+    deadline_ms: int | None
+    """Redis time after which the job has expired."""
+    reply: tuple[str, ...]
+    """Addresses its deltas go to."""
+    past: tuple[Run, ...]
+    """Earlier attempts, whose logged deltas come first."""
+    first_frame: int
+    """No frame before this one can hold a delta of this attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A claimed entry whose body nobody can read."""
+
+    id: str
+    attempt: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a claimed job."""
+
+    terminal: Terminal
+    attempt: int
+    with_rows: bool
+    """Publish the rows with it: the reader has not had them as deltas."""
+
+
+class Lease:
+    """One worker's hold on its jobs, in every partition. `id` is new in every life of a worker process."""
+
+    def __init__(self, wire: Wire, model: str) -> None:
+        self.id = f"{secrets.token_hex(6)}"
+        self._wire = wire
+        self._model = model
+        self._lease_ms = wire.settings.lease_ms
+        self._frames = dict.fromkeys(wire.partitions, 0)
+
+    async def register(self) -> None:
+        """Raises Unavailable."""
+        await self._wire.calls([("register", p, (self.id, self._model, self._lease_ms)) for p in self._wire.partitions])
+
+    async def claim(self, partition: int, want: int) -> list[Claim | Broken]:
+        """Up to `want` waiting jobs, highest lane first. Fewer than asked: this worker is noted as idle and will be
+        woken. Raises Fenced, Unavailable."""
+        now, frame, *taken = await self._wire.call("claim", partition, self.id, self._model, want, self._lease_ms)
+        return [self._claimed(item, now, frame) for item in taken]
+
+    def _claimed(self, item: Sequence[bytes], now: int, frame: int) -> Claim | Broken:
+        job_id, body, attempt, deadline, reply, runs, created = item
+        try:
+            job = decode_job(body)
+        except DecodeError as error:
+            return Broken(job_id.decode(), int(attempt), str(error))
+        return Claim(
+            job=job,
+            attempt=int(attempt),
+            created_ms=int(created),
+            claimed_ms=now,
+            deadline_ms=int(float(deadline)) if deadline else None,
+            reply=tuple(reply.decode().split(",")) if reply else (),
+            past=parse_runs(runs.decode()),
+            first_frame=frame + 1,
+        )
+
+    def next_frame(self, partition: int) -> int:
+        """The number the next frame of a partition will have."""
+        return self._frames[partition] + 1
+
+    def append_call(self, partition: int, rows: Mapping[str, Sequence[Delta]], oldest: int) -> Call:
+        """One engine step for `calls`: rows by reply address, and the oldest frame a running job still needs.
+
+        The number is taken here: the call may be repeated until it is answered, the script knows a repetition.
+        """
+        self._frames[partition] += 1
+        number = self._frames[partition]
+        args: list[str | bytes | int] = [self.id, number, self._lease_ms, f"{oldest}-0"]
+        for address, deltas in rows.items():
+            args += [address, encode(Frame(self.id, number, tuple(deltas)))]
+        return ("append", partition, args)
+
+    def finish_call(self, finish: Finish) -> Call:
+        """The terminal record and the acknowledgement for `calls`; harmless when repeated."""
+        end = finish.terminal
+        record = encode(end)
+        message = record if finish.with_rows else encode(without_rows(end))
+        args = (self.id, end.job, finish.attempt, end.state, record, message, end.first_ms or "")
+        return ("finish", partition_of(end.job) or 0, args)
+
+    async def calls(self, calls: Sequence[Call]) -> None:
+        """Write appends and finishes, in order, in one round trip. Raises Fenced, Unavailable."""
+        await self._wire.calls(calls)
+
+    async def beat(self) -> list[str]:
+        """Renew the lease everywhere; ids of own jobs that somebody cancelled. Raises Fenced, Unavailable."""
+        answers = await self._wire.calls([("beat", p, (self.id, self._lease_ms)) for p in self._wire.partitions])
+        return [job_id.decode() for cancelled in answers for job_id in cancelled]
+
+    async def release(self, job_id: str) -> None:
+        """Hand a job back for another worker to go on with. Raises Fenced, Unavailable."""
+        await self._wire.call("release", partition_of(job_id) or 0, self.id, job_id)
+
+    async def leave(self) -> int:
+        """Give the lease up; returns how many jobs are still held (then it is kept). Raises Unavailable."""
+        return sum(await self._wire.calls([("leave", p, (self.id, LOG_KEEP_S)) for p in self._wire.partitions]))
+
+    async def controls(self) -> AsyncIterator[Control]:
+        """What this worker is told, as it is told. Ends never; raises Unavailable, DecodeError."""
+        async with self._wire.subscribe(channel("worker", self.id)) as pubsub:
+            while True:
+                try:
+                    message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=30.0)
+                except (RedisError, OSError) as error:
+                    raise Unavailable(f"control channel: {error}") from error
+                if message is not None:
+                    yield decode_control(message["data"])
+
+
+def without_rows(end: Terminal) -> Terminal:
+    """The published form of a terminal whose reader has had the rows."""
+    return Terminal(end.job, end.state, end.seq, end.finishes, end.usage, end.failure, end.worker, end.first_ms)

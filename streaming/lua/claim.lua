@@ -1,0 +1,65 @@
+-- Give a live worker up to `want` waiting jobs of its model, highest lane first, lost ones before new ones.
+-- ARGV: worker, model, want, lease in ms
+-- Returns: 'fenced' | {now, frame number, {id, body, attempt, deadline | '', reply, runs before this one, accepted at}...}
+local worker, model, want, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame')
+if mine[1] ~= 'live' then return 'fenced' end
+local now = now_ms()
+redis.call('ZADD', leases_key(), now + lease, worker)
+
+local function read(lane, count)
+  local got = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', lane, '>')
+  if got and got.err then
+    if string.sub(got.err, 1, 7) ~= 'NOGROUP' then return redis.error_reply(got.err) end
+    -- The group does not exist yet, or was lost with the data: begin at the beginning, finished jobs are no longer here.
+    redis.call('XGROUP', 'CREATE', lane, GROUP, '0', 'MKSTREAM')
+    got = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', lane, '>')
+  end
+  return got and got[1] and got[1][2] or {}
+end
+
+local function bury(lane, entry, reason)
+  redis.call('XADD', dead_key(), '*', 'lane', lane, 'entry', entry, 'reason', reason)
+  drop_entry(lane, entry)
+end
+
+local function take(lane, entry, id)
+  local job = job_key(id)
+  local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'runs', 'entry', 'created')
+  if s[1] ~= 'queued' or s[7] ~= entry then
+    drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
+    return nil
+  end
+  if past(s[2], now) or past(s[3], now) then
+    end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
+    return nil
+  end
+  local attempt = redis.call('HINCRBY', job, 'attempt', 1)
+  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'claimed', now,
+    'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
+  redis.call('HSETNX', job, 'started', now)
+  redis.call('ZREM', timers_key(), id)
+  redis.call('SADD', claims_key(worker), id)
+  return {id, s[4], attempt, s[3] or '', s[5], s[6], tonumber(s[8])}
+end
+
+local out = {now, tonumber(mine[2])}
+for _, priority in ipairs(PRIORITIES) do
+  for _, lane in ipairs({retry_key(model, priority), lane_key(model, priority)}) do
+    while #out - 2 < want do
+      local entries = read(lane, want - (#out - 2))
+      if entries.err then return entries end
+      if #entries == 0 then break end
+      for _, item in ipairs(entries) do
+        local fields = item[2]
+        if not fields or fields[1] ~= 'job' then
+          bury(lane, item[1], 'not an entry of ours')
+        else
+          out[#out + 1] = take(lane, item[1], fields[2])
+        end
+      end
+    end
+  end
+end
+if #out - 2 < want then redis.call('ZADD', idle_key(model), now, worker) else redis.call('ZREM', idle_key(model), worker) end
+return out

@@ -1,0 +1,63 @@
+-- Shared by every script. Time is Redis time in milliseconds: no client's clock is ever asked.
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function past(when, now)
+  return when and when ~= '' and tonumber(when) <= now
+end
+
+-- Tell every process that holds a response of this job. `reply` is a list of addresses joined by commas.
+local function tell(reply, message)
+  for address in string.gmatch(reply or '', '[^,]+') do
+    redis.call('PUBLISH', address, message)
+  end
+end
+
+local function tell_worker(worker, message)
+  redis.call('PUBLISH', CHANNEL .. 'worker:' .. worker, cmsgpack.pack(message))
+end
+
+-- Wake the worker of this model that last said it had room; older entries may be of dead workers.
+local function wake(model, now)
+  for _ = 1, 4 do
+    local freshest = redis.call('ZPOPMAX', idle_key(model))
+    if #freshest == 0 then return end
+    if tonumber(freshest[2]) > now - 2000 then
+      tell_worker(freshest[1], {'w'})
+      return
+    end
+  end
+end
+
+local function drop_entry(lane, entry)
+  if lane and entry and lane ~= '' then
+    redis.pcall('XACK', lane, GROUP, entry)
+    redis.call('XDEL', lane, entry)
+  end
+end
+
+-- End a job that no worker ends: cancelled in the queue, expired, given up.
+local function end_job(id, state, reason, now)
+  local job = job_key(id)
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep')
+  redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
+  drop_entry(s[1], s[2])
+  if s[4] then redis.call('SREM', claims_key(s[4]), id) end
+  redis.call('ZREM', timers_key(), id)
+  redis.call('EXPIRE', job, s[5] or 3600)
+  tell(s[3], cmsgpack.pack({'e', id}))
+end
+
+-- Put a claimed job back, before the lane it came from. `message` is nil or the reason it was taken from its worker.
+local function requeue(id, now)
+  local job = job_key(id)
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'model', 'priority')
+  drop_entry(s[1], s[2])
+  if s[3] then redis.call('SREM', claims_key(s[3]), id) end
+  local lane = retry_key(s[4], s[5])
+  local entry = redis.call('XADD', lane, '*', 'job', id)
+  redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
+  wake(s[4], now)
+end

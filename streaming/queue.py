@@ -1,0 +1,101 @@
+"""The door to the queue: put a job, cancel it, follow it. What an API process may do to the work.
+
+A put is one atomic script and may be repeated with the same job id, so a lost reply never makes a second job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from streaming.errors import KeyReused, LaneFull, NoCapacity, StreamingError, Unavailable, UnknownJob
+from streaming.keys import new_job_id, partition_of
+from streaming.messages import Job, State, encode
+from streaming.wire import Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A job that will reach a final state. `joined`: its idempotency key led to a job that was there already."""
+
+    id: str
+    waiting: int = 0
+    """Jobs in its lane before it."""
+    created_ms: int = 0
+    joined: bool = False
+
+
+class Queue:
+    """Stateless; many may share a wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def new_id(self, tenant: str, idempotency_key: str = "") -> str:
+        """A fresh job id. The partition follows from tenant and key, so that equal keys meet in one place."""
+        count = self._wire.settings.partitions
+        if idempotency_key:
+            digest = hashlib.sha256(f"{tenant}\0{idempotency_key}".encode()).digest()
+            return new_job_id(int.from_bytes(digest[:4]) % count)
+        return new_job_id(random.randrange(count))  # noqa: S311 - spreads load, hides nothing
+
+    async def put(self, job: Job, *, idempotency_key: str = "", digest: str = "", must_run: bool = False) -> Accepted:
+        """Accept a job for good. `digest` identifies the request body for the idempotency check.
+
+        Raises LaneFull, NoCapacity (only if must_run), KeyReused, Unavailable (then nothing can be said about the job:
+        it may be there, but the same idempotency key will find it).
+        """
+        answer = await self._put_twice(job, idempotency_key, digest, must_run)
+        match answer:
+            case [b"queued", created, waiting]:
+                return Accepted(job.id, waiting, created)
+            case [b"joined", known]:
+                return Accepted(known.decode(), joined=True)
+            case [b"full", waiting]:
+                raise LaneFull(waiting)
+            case [b"busy"]:
+                raise NoCapacity("no worker has room right now")
+            case [b"reused"]:
+                raise KeyReused("this idempotency key was used with another request body")
+        raise StreamingError(f"put answered {answer!r}")
+
+    async def _put_twice(self, job: Job, key: str, digest: str, must_run: bool) -> list[Any]:
+        """Once more after a lost connection (the script knows a repetition by the job's id)."""
+        settings = self._wire.settings
+        args = (
+            job.id, encode(job), job.tenant, job.model, job.priority, job.reply_to, _or_empty(job.max_queue_ms),
+            _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
+        )  # fmt: skip
+        try:
+            return list(await self._wire.call("put", self._partition(job.id), *args))
+        except Unavailable:
+            await asyncio.sleep(0.05)
+            return list(await self._wire.call("put", self._partition(job.id), *args))
+
+    async def cancel(self, job_id: str) -> State:
+        """Cancel a job; returns the state it was found in. Waiting jobs have ended on return, running ones will in a
+        step. Raises UnknownJob, Unavailable."""
+        return self._state(await self._wire.call("cancel", self._partition(job_id), job_id))
+
+    async def follow(self, job_id: str, address: str) -> State:
+        """Have a job's coming tokens sent to `address` too; returns its state. Raises UnknownJob, Unavailable."""
+        return self._state(await self._wire.call("follow", self._partition(job_id), job_id, address))
+
+    def _partition(self, job_id: str) -> int:
+        partition = partition_of(job_id)
+        if partition is None or partition not in self._wire.partitions:
+            raise UnknownJob(job_id)
+        return partition
+
+    @staticmethod
+    def _state(answer: bytes) -> State:
+        if answer == b"unknown":
+            raise UnknownJob("no such job")
+        return State(answer.decode())
+
+
+def _or_empty(value: int | None) -> int | str:
+    return "" if value is None else value

@@ -1,0 +1,218 @@
+"""Replies on their way back: one subscription per API process, fanned out to the responses it holds open.
+
+Pub/sub may lose messages, the log does not. Every delta has a number, so an inbox knows what it lacks, and what is
+lacking is read from the log; an inbox that hears nothing for a while is checked against the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterator
+
+from redis.exceptions import RedisError
+
+from streaming.errors import DecodeError, Unavailable
+from streaming.journal import Journal
+from streaming.keys import channel, partition_of
+from streaming.messages import Delta, Ended, Failure, Frame, State, Terminal, decode_reply
+from streaming.queue import Queue
+from streaming.wire import Wire
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 1024
+"""Deltas held for one reader; a slower one loses them here and gets them from the log when it catches up."""
+TICK_S = 0.25
+LONGEST_SILENCE_S = 2.0
+
+GONE = Failure("job_lost", "The store no longer has this job.", 500)
+
+
+class Inbox:
+    """The replies of one job, in order, each once. One reader takes; the relay and the log give."""
+
+    def __init__(self, job_id: str, after: int = 0) -> None:
+        self.job_id = job_id
+        self.seq = after
+        """The last delta given or waiting here."""
+        self.terminal: Terminal | None = None
+        self.stale = False
+        """Something is missing: the log must be read."""
+        self.checked = 0.0
+        self.patience = TICK_S
+        self._rows: list[Delta] = []
+        self._early: dict[int, Delta] = {}
+        self._news = asyncio.Event()
+
+    def push(self, row: Delta) -> None:
+        """Take one delta: the next one is kept, an old one dropped, an early one held until the gap is filled."""
+        if row.seq <= self.seq:
+            return
+        if row.seq > self.seq + 1 or len(self._rows) >= MOST_ROWS:
+            if len(self._early) < MOST_ROWS:
+                self._early[row.seq] = row
+            self.stale = True
+            return
+        self._accept(row)
+        while self._early and (early := self._early.pop(self.seq + 1, None)) is not None:
+            self._accept(early)
+
+    def _accept(self, row: Delta) -> None:
+        self._rows.append(row)
+        self.seq = row.seq
+        self.patience = TICK_S
+        self._news.set()
+
+    def end(self, terminal: Terminal) -> None:
+        """Take the end of the job; if deltas are still missing it is held until they are here."""
+        for row in terminal.rows:
+            self.push(row)
+        if self.seq < terminal.seq:
+            self.stale = True
+            return
+        self.terminal = terminal
+        self._news.set()
+
+    async def take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
+        """New deltas (perhaps none, after `patience` seconds of silence), and the terminal once all were taken."""
+        if not self._rows and self.terminal is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), patience)
+        rows, self._rows = self._rows, []
+        self._news.clear()
+        return rows, self.terminal
+
+
+class Relay:
+    """Started once per API process. `address` is what jobs carry as their reply_to."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.address = channel("api", secrets.token_hex(6))
+        self._wire = wire
+        self._journal = Journal(wire)
+        self._queue = Queue(wire)
+        self._inboxes: dict[str, set[Inbox]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.connected = asyncio.Event()
+
+    async def start(self) -> None:
+        """Subscribe (in the background, again and again) and begin to look after silent inboxes."""
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._look_after())]
+
+    async def stop(self) -> None:
+        """End the background tasks."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def open(self, job_id: str, after: int = 0) -> Iterator[Inbox]:
+        """The inbox of a job that carries this process's address (open it before the job is put)."""
+        inbox = Inbox(job_id, after)
+        inbox.checked = asyncio.get_running_loop().time()
+        self._inboxes.setdefault(job_id, set()).add(inbox)
+        try:
+            yield inbox
+        finally:
+            self._inboxes[job_id].discard(inbox)
+            if not self._inboxes[job_id]:
+                del self._inboxes[job_id]
+
+    async def follow(self, inbox: Inbox) -> None:
+        """Have a job of somebody else sent here too; what came before is read from the log.
+
+        Raises UnknownJob, Unavailable.
+        """
+        await self._queue.follow(inbox.job_id, self.address)
+        inbox.stale = True
+        await self._refill([inbox])
+
+    async def _listen(self) -> None:
+        """A lost subscription is taken up again; what was missed meanwhile is read from the log."""
+        while True:
+            try:
+                async with self._wire.subscribe(self.address) as pubsub:
+                    self.connected.set()
+                    await self._refill(self._all())
+                    while True:
+                        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=30.0)
+                        if message is not None:
+                            self._dispatch(message["data"])
+            except (Unavailable, RedisError, OSError) as error:
+                self.connected.clear()
+                log.warning("replies interrupted, subscribing again: %s", error)
+                await asyncio.sleep(TICK_S)
+
+    def _dispatch(self, data: bytes) -> None:
+        try:
+            reply = decode_reply(data)
+        except DecodeError as error:
+            log.error("a reply that is no message was dropped; the log will fill the gap: %s", error)
+            return
+        match reply:
+            case Frame(_, _, rows):
+                for row in rows:
+                    for inbox in self._inboxes.get(row.job, ()):
+                        inbox.push(row)
+            case Terminal():
+                for inbox in self._inboxes.get(reply.job, ()):
+                    inbox.end(reply)
+            case Ended(job_id):
+                for inbox in self._inboxes.get(job_id, ()):
+                    inbox.stale = True
+                    inbox.checked = 0.0
+
+    async def _look_after(self) -> None:
+        """Every tick: read the log for inboxes that know they miss something, or have long heard nothing."""
+        while True:
+            await asyncio.sleep(TICK_S / 5)
+            now = asyncio.get_running_loop().time()
+            due = [inbox for inbox in self._all() if inbox.terminal is None and _is_due(inbox, now)]
+            if due:
+                try:
+                    await self._refill(due)
+                except Unavailable as error:
+                    log.warning("replies cannot be checked against the log, trying again: %s", error)
+                    await asyncio.sleep(TICK_S)
+
+    def _all(self) -> list[Inbox]:
+        return [inbox for inboxes in self._inboxes.values() for inbox in inboxes]
+
+    async def _refill(self, inboxes: list[Inbox]) -> None:
+        """Bring inboxes up to date from record and log, each worker's log read once for all. Raises Unavailable."""
+        if not inboxes:
+            return
+        now = asyncio.get_running_loop().time()
+        records = await self._journal.records([inbox.job_id for inbox in inboxes])
+        running: dict[tuple[int, str], list[tuple[Inbox, int]]] = {}
+        for inbox, record in zip(inboxes, records, strict=True):
+            inbox.checked, inbox.stale = now, False
+            inbox.patience = min(inbox.patience * 2, LONGEST_SILENCE_S)
+            if record is None:
+                _lost(inbox)
+            elif record.terminal is not None:
+                inbox.end(record.terminal)
+            else:
+                for run in record.runs:
+                    log_of = (partition_of(inbox.job_id) or 0, run.worker)
+                    running.setdefault(log_of, []).append((inbox, run.frame))
+        for (partition, worker), waiting in running.items():
+            wanted = {inbox.job_id for inbox, _ in waiting}
+            async for frame in self._journal.frames(partition, worker, min(first for _, first in waiting)):
+                for row in frame.rows:
+                    if row.job in wanted:
+                        for inbox in self._inboxes.get(row.job, ()):
+                            inbox.push(row)
+
+
+def _is_due(inbox: Inbox, now: float) -> bool:
+    return now - inbox.checked >= (TICK_S / 5 if inbox.stale else inbox.patience)
+
+
+def _lost(inbox: Inbox) -> None:
+    """The record is not there (yet, if the put is still under way): only an inbox that has seen tokens knows better."""
+    if inbox.seq:
+        inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))

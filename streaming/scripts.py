@@ -1,0 +1,48 @@
+"""The Lua scripts of the wire: each atomic within one partition, each documented at the head of its file.
+
+| script   | run by          | what it does in one step                                               |
+|----------|-----------------|------------------------------------------------------------------------|
+| put      | api             | idempotency, room, record, lane entry, wake a worker                   |
+| cancel   | api             | end a waiting job; mark a running one and tell its worker              |
+| follow   | api             | send a job's tokens to one more address                                |
+| register | worker          | take a lease                                                           |
+| claim    | worker          | read lanes, drop expired, attempt + 1, record who runs it              |
+| append   | worker          | fenced: log one engine step, publish its frames                        |
+| finish   | worker          | fenced: terminal record, acknowledgement, last message                 |
+| beat     | worker          | fenced: renew the lease                                                |
+| release  | worker          | fenced: hand a job back                                                |
+| leave    | worker          | give the lease up, when nothing is held                                |
+| reap     | scheduler, any  | fence lapsed workers, put their jobs back, expire waiting jobs         |
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+
+from streaming.keys import lua_prelude
+
+NAMES = ("put", "cancel", "follow", "register", "claim", "append", "finish", "beat", "release", "leave", "reap")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script as the server runs it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+def load_scripts() -> dict[str, Script]:
+    """Read every script and put the key catalogue and the shared functions in front of it."""
+    folder = files("streaming") / "lua"
+    shared = lua_prelude() + (folder / "prelude.lua").read_text(encoding="utf-8")
+    return {name: _script(name, (folder / f"{name}.lua").read_text(encoding="utf-8"), shared) for name in NAMES}
+
+
+def _script(name: str, text: str, shared: str) -> Script:
+    first, _, rest = text.partition("\n")
+    source = f"{first}\n{shared}{rest}" if first.startswith("#!") else f"{shared}{text}"
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

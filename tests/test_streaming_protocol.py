@@ -1,0 +1,283 @@
+"""The protocol's scripts on a real server: each step, its refusals, and what a repetition does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from streaming.backlog import Backlog
+from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, UnknownJob
+from streaming.journal import Journal
+from streaming.keys import partition_key, prefix
+from streaming.lease import Claim, Finish, Lease
+from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
+from streaming.queue import Queue
+from streaming.reaper import Reaper, Swept
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+
+def a_job(queue: Queue, priority: Priority = Priority.STANDARD, **changes: object) -> Job:
+    fields = {"id": queue.new_id("t"), "model": "m", "tenant": "t", "priority": priority}
+    return Job(**{**fields, "prompt": Chat((Turn("user", "hello"),)), **changes})  # type: ignore[arg-type]
+
+
+async def a_lease(wire: Wire) -> Lease:
+    lease = Lease(wire, "m")
+    await lease.register()
+    return lease
+
+
+async def claim_one(lease: Lease) -> Claim:
+    (claim,) = await lease.claim(0, 1)
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def a_delta(job: str, seq: int, text: str = "x") -> Delta:
+    return Delta(job, seq, 0, text, (seq,), 1)
+
+
+def a_finish(claim: Claim, seq: int, rows: tuple[Delta, ...] = ()) -> Finish:
+    return Finish(Terminal(claim.job.id, State.COMPLETED, seq, ("stop",), rows=rows), claim.attempt, True)
+
+
+async def lapse(wire: Wire, lease: Lease) -> Swept:
+    """Make a lease old, then sweep."""
+    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+    return await Reaper(wire).sweep()
+
+
+async def test_a_job_is_put_claimed_logged_and_finished(wire: Wire) -> None:
+    """The whole life of a job leaves one record, an empty lane and no claim."""
+    queue, journal = Queue(wire), Journal(wire)
+    job = a_job(queue)
+    assert (await queue.put(job)).waiting == 0
+    lease = await a_lease(wire)
+    claim = await claim_one(lease)
+    assert (claim.job, claim.attempt) == (job, 1)
+    rows = [a_delta(job.id, 1, "a"), a_delta(job.id, 2, "b")]
+    await lease.calls([lease.append_call(0, {"-": rows}, claim.first_frame)])
+    assert await journal.deltas(await journal.record(job.id)) == rows
+    await lease.calls([lease.finish_call(a_finish(claim, 2, tuple(rows)))])
+    record = await journal.record(job.id)
+    assert record.state is State.COMPLETED and record.done_ms >= record.started_ms >= record.created_ms > 0
+    assert await journal.deltas(record, after=1) == rows[1:]
+    assert await wire.redis.xlen(partition_key(0, "lane", "m", "standard")) == 0
+    assert await lease.leave() == 0
+
+
+async def test_the_highest_lane_is_read_first_and_lost_jobs_before_new_ones(wire: Wire) -> None:
+    """Priority decides, then age; a job that lost its worker does not queue again behind newer ones."""
+    queue = Queue(wire)
+    batch, first, second = a_job(queue, Priority.BATCH), a_job(queue), a_job(queue)
+    for job in (batch, first):
+        await queue.put(job)
+    dying = await a_lease(wire)
+    assert (await claim_one(dying)).job.id == first.id
+    await queue.put(second)
+    assert (await lapse(wire, dying)).requeued == 1
+    urgent = a_job(queue, Priority.INTERACTIVE)
+    await queue.put(urgent)
+    claims = await (await a_lease(wire)).claim(0, 10)
+    assert [claim.job.id for claim in claims if isinstance(claim, Claim)] == [urgent.id, first.id, second.id, batch.id]
+
+
+async def test_a_fenced_worker_can_write_nothing(wire: Wire) -> None:
+    """After its lease was taken a worker's append, finish, claim, beat and release are all refused."""
+    queue = Queue(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    zombie = await a_lease(wire)
+    claim = await claim_one(zombie)
+    await lapse(wire, zombie)
+    attempts = [
+        zombie.calls([zombie.append_call(0, {"-": [a_delta(job.id, 1)]}, 1)]),
+        zombie.calls([zombie.finish_call(a_finish(claim, 0))]),
+        zombie.claim(0, 1),
+        zombie.beat(),
+        zombie.release(job.id),
+    ]
+    for attempt in attempts:
+        with pytest.raises(Fenced):
+            await attempt
+    record = await Journal(wire).record(job.id)
+    assert record.state is State.QUEUED and await Journal(wire).deltas(record) == []
+
+
+async def test_the_next_worker_finds_what_the_lost_one_logged(wire: Wire) -> None:
+    """A second attempt names the first run, whose deltas are all in the log."""
+    queue, journal = Queue(wire), Journal(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    lost = await a_lease(wire)
+    await claim_one(lost)
+    await lost.calls([lost.append_call(0, {"-": [a_delta(job.id, 1), a_delta("other", 1)]}, 1)])
+    await lost.calls([lost.append_call(0, {"-": [a_delta(job.id, 2)]}, 1)])
+    await lapse(wire, lost)
+    heir = await a_lease(wire)
+    claim = await claim_one(heir)
+    assert claim.attempt == 2 and [run.worker for run in claim.past] == [lost.id]
+    await heir.calls([heir.append_call(0, {"-": [a_delta(job.id, 3)]}, claim.first_frame)])
+    assert [row.seq for row in await journal.deltas(await journal.record(job.id))] == [1, 2, 3]
+
+
+async def test_repeated_writes_change_nothing(wire: Wire) -> None:
+    """A put, append or finish whose answer was lost may be sent again."""
+    queue, journal = Queue(wire), Journal(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await queue.put(job)
+    lease = await a_lease(wire)
+    claims = await lease.claim(0, 5)
+    assert len(claims) == 1 and isinstance(claims[0], Claim)
+    append = lease.append_call(0, {"-": [a_delta(job.id, 1)]}, 1)
+    finish = lease.finish_call(a_finish(claims[0], 1, (a_delta(job.id, 1),)))
+    for _ in range(2):
+        await lease.calls([append, finish])
+    assert len(await journal.deltas(await journal.record(job.id))) == 1
+    assert await wire.redis.xlen(partition_key(0, "log", lease.id)) == 1
+
+
+async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire: Wire) -> None:
+    """It fails with its reason instead of killing workers for ever."""
+    queue = Queue(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    for _ in range(wire.settings.max_attempts):
+        lease = await a_lease(wire)
+        await claim_one(lease)
+        swept = await lapse(wire, lease)
+    record = await Journal(wire).record(job.id)
+    assert swept.given_up == 1 and record.state is State.FAILED
+    assert record.terminal is not None and record.terminal.failure is not None
+    assert record.terminal.failure.code == "attempts_exhausted"
+    assert await wire.redis.xlen(partition_key(0, "dead")) == 1
+
+
+async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: Wire) -> None:
+    """A waiting job is never claimed after its cancel; a running one is told, and beat repeats it."""
+    queue, journal = Queue(wire), Journal(wire)
+    waiting, running = a_job(queue), a_job(queue, Priority.INTERACTIVE)
+    await queue.put(waiting)
+    await queue.put(running)
+    lease = await a_lease(wire)
+    await claim_one(lease)
+    assert await queue.cancel(waiting.id) is State.QUEUED
+    assert await queue.cancel(running.id) is State.RUNNING
+    assert (await journal.record(waiting.id)).state is State.CANCELLED
+    assert await lease.claim(0, 5) == []
+    assert await lease.beat() == [running.id]
+    with pytest.raises(UnknownJob):
+        await queue.cancel(queue.new_id("t"))
+
+
+async def test_a_released_job_is_not_counted_as_an_attempt(wire: Wire) -> None:
+    """A drained worker's job goes to the next worker with its attempt number unchanged."""
+    queue = Queue(wire)
+    await queue.put(a_job(queue))
+    leaving = await a_lease(wire)
+    claim = await claim_one(leaving)
+    assert await leaving.leave() == 1
+    await leaving.release(claim.job.id)
+    assert await leaving.leave() == 0
+    assert (await claim_one(await a_lease(wire))).attempt == 1
+
+
+async def test_time_in_the_queue_is_limited_by_the_servers_clock(wire: Wire) -> None:
+    """An expired job is never given to a worker, and the reaper ends it even when no worker is there."""
+    queue, journal = Queue(wire), Journal(wire)
+    at_claim, by_reaper = a_job(queue, max_queue_ms=1), a_job(queue, deadline_ms=1)
+    for job in (at_claim, by_reaper):
+        await queue.put(job)
+    deadline = time.monotonic() + 10
+    while (await Reaper(wire).sweep()).expired < 2 and time.monotonic() < deadline:
+        states = {(await journal.record(job.id)).state for job in (at_claim, by_reaper)}
+        if states == {State.EXPIRED}:
+            break
+        await asyncio.sleep(0.01)
+    assert {(await journal.record(job.id)).state for job in (at_claim, by_reaper)} == {State.EXPIRED}
+    assert await (await a_lease(wire)).claim(0, 5) == []
+
+
+async def test_an_idempotency_key_leads_to_one_job(wire: Wire) -> None:
+    """Equal keys join the first job; another body under the same key is refused; other tenants are others."""
+    queue = Queue(wire)
+    first, again = a_job(queue), a_job(queue)
+    assert not (await queue.put(first, idempotency_key="k", digest="d")).joined
+    joined = await queue.put(again, idempotency_key="k", digest="d")
+    assert joined.joined and joined.id == first.id
+    with pytest.raises(KeyReused):
+        await queue.put(a_job(queue), idempotency_key="k", digest="other")
+    assert not (await queue.put(a_job(queue, tenant="u"), idempotency_key="k", digest="d")).joined
+
+
+async def test_a_full_lane_refuses_and_keeps_what_it_has(redis_url: str) -> None:
+    """The bound is on waiting jobs of one lane; running ones and other lanes do not count."""
+    wire = Wire.open(WireSettings(url=redis_url, lane_limit=2))
+    queue = Queue(wire)
+    lease = await a_lease(wire)
+    await queue.put(a_job(queue))
+    await claim_one(lease)
+    for _ in range(2):
+        await queue.put(a_job(queue))
+    with pytest.raises(LaneFull):
+        await queue.put(a_job(queue))
+    await queue.put(a_job(queue, Priority.BATCH))
+    (lane,) = [lane for lane in await Backlog(wire).lanes(["m"]) if lane.priority is Priority.STANDARD]
+    assert (lane.waiting, lane.running) == (2, 1)
+    await wire.close()
+
+
+async def test_a_job_that_must_not_queue_needs_an_idle_worker(wire: Wire) -> None:
+    """It is refused unless a worker said a moment ago that it has room."""
+    queue = Queue(wire)
+    with pytest.raises(NoCapacity):
+        await queue.put(a_job(queue), must_run=True)
+    await (await a_lease(wire)).claim(0, 1)
+    await queue.put(a_job(queue), must_run=True)
+
+
+async def test_a_put_wakes_a_worker_that_has_room(wire: Wire) -> None:
+    """The worker need not poll."""
+    lease = await a_lease(wire)
+    controls = lease.controls()
+    waiting = asyncio.create_task(anext(controls))
+    queue, deadline = Queue(wire), time.monotonic() + 10
+    while not waiting.done() and time.monotonic() < deadline:
+        await lease.claim(0, 1)  # says it has room, until the subscription stands and a put can be heard
+        await queue.put(a_job(queue))
+        await lease.claim(0, 10)
+        await asyncio.wait([waiting], timeout=0.05)
+    assert waiting.done()
+    await controls.aclose()  # type: ignore[attr-defined]
+
+
+async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: Wire) -> None:
+    """A missing consumer group is made again; an entry that is not ours becomes a dead letter."""
+    queue = Queue(wire)
+    lane = partition_key(0, "lane", "m", "standard")
+    await wire.redis.xadd(lane, {"junk": "x"})
+    await queue.put(a_job(queue))
+    lease = await a_lease(wire)
+    assert len(await lease.claim(0, 5)) == 1
+    await wire.redis.xgroup_destroy(lane, "workers")
+    job = a_job(queue)
+    await queue.put(job)
+    assert [claim.job.id for claim in await lease.claim(0, 5) if isinstance(claim, Claim)] == [job.id]
+    assert await wire.redis.xlen(partition_key(0, "dead")) == 1
+
+
+async def test_all_keys_of_a_partition_share_a_hash_tag(wire: Wire) -> None:
+    """Nothing of a job's life is written outside its partition's slot, so the same scripts run on a cluster."""
+    queue = Queue(wire)
+    await queue.put(a_job(queue, deadline_ms=10_000), idempotency_key="k")
+    lease = await a_lease(wire)
+    claim = await claim_one(lease)
+    await lease.calls(
+        [lease.append_call(0, {"-": [a_delta(claim.job.id, 1)]}, 1), lease.finish_call(a_finish(claim, 1))]
+    )
+    keys = [key.decode() for key in await wire.redis.keys("*")]
+    assert keys and all(key.startswith(prefix(0)) for key in keys)

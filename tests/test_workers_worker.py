@@ -1,0 +1,238 @@
+"""The worker with the simulated engine on a real server: claims, deltas, ends, cancels, drains, losses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from streaming.journal import Journal, Record
+from streaming.keys import partition_key
+from streaming.messages import Chat, Job, Priority, Sampling, State, Text, Turn
+from streaming.queue import Queue
+from streaming.reaper import Reaper
+from streaming.wire import Wire
+from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
+from workers.record import Recorder
+from workers.settings import SimSettings, WorkerSettings
+from workers.sim import SimEngine, prompt_text, token_text
+from workers.worker import Worker
+
+FAST = SimSettings(step_ms=1, prefill_ms=1, slots=8)
+
+
+@pytest.fixture(scope="module")
+def recorder() -> Recorder:
+    return Recorder("m", Metrics.start("", "worker"), Tracing())
+
+
+@dataclass
+class Running:
+    worker: Worker
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+    engine: SimEngine
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def start(wire: Wire, recorder: Recorder) -> AsyncIterator[Start]:
+    """Starts workers; ends them all after the test."""
+    started: list[Running] = []
+
+    async def begin(sim: SimSettings = FAST, settings: WorkerSettings | None = None) -> Running:
+        engine, pieces = SimEngine("m", sim), []
+        running: list[Running] = []
+        card = await engine.start(
+            lambda step: running[0].worker.on_step(step) if running else pieces.extend(step), lambda _: None
+        )
+        worker, stop = Worker(wire, engine, card, settings or WorkerSettings(drain_s=5), recorder), asyncio.Event()
+        running.append(Running(worker, stop, asyncio.create_task(worker.run(stop)), engine))
+        started.append(running[0])
+        return running[0]
+
+    yield begin
+    for running in started:
+        running.task.cancel()
+        await asyncio.gather(running.task, return_exceptions=True)
+        await running.engine.stop()
+
+
+def a_job(queue: Queue, text: str = "hello", max_tokens: int = 10, **changes: object) -> Job:
+    fields: dict[str, object] = {
+        "id": queue.new_id("t"), "model": "m", "tenant": "t", "priority": Priority.STANDARD,
+        "prompt": Chat((Turn("user", text),)), "sampling": Sampling(max_tokens=max_tokens),
+    }  # fmt: skip
+    return Job(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def expected(text: str, tokens: int) -> str:
+    prompt = prompt_text((Turn("user", text),))
+    return "".join(token_text(prompt, index) for index in range(tokens))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.01)
+
+
+async def ended(wire: Wire, job_id: str) -> Record:
+    journal = Journal(wire)
+
+    async def final() -> bool:
+        return (await journal.record(job_id)).state.final
+
+    await until(final)
+    return await journal.record(job_id)
+
+
+def text_of(record: Record, index: int = 0) -> str:
+    assert record.terminal is not None
+    return "".join(row.text for row in record.terminal.rows if row.index == index)
+
+
+async def test_many_jobs_run_together_and_each_text_is_exact(wire: Wire, start: Start) -> None:
+    """More jobs than slots: all complete, byte for byte, and every delta is numbered without a gap."""
+    queue = Queue(wire)
+    await start()
+    jobs = [a_job(queue, f"job {number}", 20) for number in range(20)]
+    await asyncio.gather(*(queue.put(job) for job in jobs))
+    for number, job in enumerate(jobs):
+        record = await ended(wire, job.id)
+        assert record.state is State.COMPLETED and text_of(record) == expected(f"job {number}", 20)
+        assert record.terminal is not None and [row.seq for row in record.terminal.rows] == list(range(1, 21))
+        assert record.terminal.usage.completion == 20 and record.terminal.finishes == ("length",)
+        assert record.created_ms <= record.started_ms <= record.first_ms <= record.done_ms
+
+
+async def test_choices_prompts_and_stop_strings(wire: Wire, start: Start) -> None:
+    """Two prompts times two choices are four texts; a stop string cuts each before it."""
+    queue = Queue(wire)
+    await start()
+    job = a_job(queue, prompt=Text(("one", "two")), sampling=Sampling(max_tokens=5, n=2))
+    await queue.put(job)
+    record = await ended(wire, job.id)
+    assert [text_of(record, index) for index in range(4)] == [
+        "".join(token_text(prompt, index) for index in range(5)) for prompt in ("one", "one", "two", "two")
+    ]
+    whole = expected("stop me", 10)
+    stop = whole[12:20]
+    stopped = a_job(queue, "stop me", sampling=Sampling(max_tokens=10, stop=(stop,)))
+    await queue.put(stopped)
+    record = await ended(wire, stopped.id)
+    assert text_of(record) == whole[: whole.index(stop)]
+    assert record.terminal is not None and record.terminal.finishes == ("stop",)
+
+
+async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: Wire, start: Start) -> None:
+    """Too long, or an option this engine does not have: 400 in the record, and the next job runs."""
+    queue = Queue(wire)
+    await start()
+    too_long, odd, fine = (
+        a_job(queue, "x" * 50_000),
+        a_job(queue, sampling=Sampling(json_schema={})),
+        a_job(queue),
+    )
+    for job in (too_long, odd, fine):
+        await queue.put(job)
+    for job, code in ((too_long, "context_length_exceeded"), (odd, "invalid_request_error")):
+        record = await ended(wire, job.id)
+        assert record.state is State.FAILED and record.terminal is not None and record.terminal.failure is not None
+        assert (record.terminal.failure.code, record.terminal.failure.status) == (code, 400)
+    assert (await ended(wire, fine.id)).state is State.COMPLETED
+
+
+async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Wire, start: Start) -> None:
+    """The engine forgets the request; what was generated before stays readable."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=2))
+    cancelled, late = a_job(queue, max_tokens=4000), a_job(queue, max_tokens=4000, deadline_ms=300)
+    await queue.put(cancelled)
+    await queue.put(late)
+
+    async def both_run() -> bool:
+        return running.engine.stats().running == 2
+
+    await until(both_run)
+    await queue.cancel(cancelled.id)
+    assert (await ended(wire, cancelled.id)).state is State.CANCELLED
+    assert (await ended(wire, late.id)).state is State.EXPIRED
+
+    async def quiet() -> bool:
+        return running.engine.stats().running == 0 and running.worker.running == 0
+
+    await until(quiet)
+
+
+async def test_a_drained_worker_finishes_or_hands_over(wire: Wire, start: Start) -> None:
+    """Short jobs finish within the grace time; a long one goes on elsewhere from its logged tokens, exactly."""
+    queue = Queue(wire)
+    first = await start(SimSettings(step_ms=2, prefill_ms=1), WorkerSettings(drain_s=0.3))
+    short, long = a_job(queue, "short", 20), a_job(queue, "long", 600)
+    await queue.put(short)
+    await queue.put(long)
+
+    async def both_run() -> bool:
+        return first.engine.stats().running == 2
+
+    await until(both_run)
+    first.stop.set()
+    await asyncio.wait_for(first.task, 20)
+    assert (await ended(wire, short.id)).state is State.COMPLETED
+    handed = await Journal(wire).record(long.id)
+    assert handed.state is State.QUEUED and handed.attempt == 0
+    await start()
+    record = await ended(wire, long.id)
+    assert text_of(record) == expected("long", 600)
+    assert len(record.runs) == 2
+
+
+async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: Wire, start: Start) -> None:
+    """A worker that vanishes in mid-sentence is fenced after its lease, and another one completes the same text."""
+    queue = Queue(wire)
+    lost = await start(SimSettings(step_ms=5, prefill_ms=1))
+    job = a_job(queue, "go on", 300)
+    await queue.put(job)
+    journal = Journal(wire)
+
+    async def has_tokens() -> bool:
+        return len(await journal.deltas(await journal.record(job.id))) >= 20
+
+    await until(has_tokens)
+    lost.task.cancel()  # neither writes nor beats any more
+    with contextlib.suppress(asyncio.CancelledError):
+        await lost.task
+
+    async def reaped() -> bool:
+        return (await Reaper(wire).sweep()).requeued == 1
+
+    await until(reaped)
+    await start()
+    record = await ended(wire, job.id)
+    assert record.attempt == 2 and text_of(record) == expected("go on", 300)
+    assert record.terminal is not None and [row.seq for row in record.terminal.rows] == list(range(1, 301))
+
+
+async def test_an_unreadable_body_fails_its_job_alone(wire: Wire, start: Start) -> None:
+    """Garbage in the record becomes a failed job; the worker lives on."""
+    queue = Queue(wire)
+    broken, fine = a_job(queue), a_job(queue)
+    await queue.put(broken)
+    await wire.redis.hset(partition_key(0, "job", broken.id), "body", b"\xc1garbage")
+    await queue.put(fine)
+    await start()
+    assert (await ended(wire, fine.id)).state is State.COMPLETED
+
+    async def failed() -> bool:
+        return await wire.redis.hget(partition_key(0, "job", broken.id), "state") == b"failed"
+
+    await until(failed)

@@ -1,0 +1,193 @@
+"""`python -m workers`: one worker process of one model, until it is told to drain or loses its lease."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from streaming.config import FILE, Config, ConfigError, load
+from streaming.errors import Unavailable
+from streaming.fleet import Fleet
+from streaming.messages import ModelCard, Process
+from streaming.presence import present
+from streaming.settings import ModelSettings, WireSettings
+from streaming.wire import Wire
+from telemetry import logs
+from telemetry.lifeline import Lifeline
+from telemetry.metrics import Metrics
+from telemetry.settings import TelemetrySettings
+from telemetry.tracing import Tracing
+from workers.engine import Engine, EngineDead, Piece
+from workers.engines import build
+from workers.record import Recorder
+from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+from workers.worker import Worker, guard
+
+log = logging.getLogger("workers")
+
+EXIT_LOST = 75
+"""The lease or the engine was lost: start a fresh process."""
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "redis": WireSettings,
+    "worker": WorkerSettings,
+    "telemetry": TelemetrySettings,
+    "sim": SimSettings,
+    "llamacpp": LlamacppSettings,
+    "trtllm": TrtllmSettings,
+    "models": ModelSettings,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, configure, run. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m workers", description=__doc__)
+    parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
+    parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
+    parser.add_argument("--model", help="which of the configured models to serve")
+    parser.add_argument("--id", default="worker-1", help="this process's name in `penstock ps`")
+    parser.add_argument("--data-dir", type=Path, default=Path(".penstock"), help="where weights are kept")
+    args = parser.parse_args(argv)
+    lifeline = Lifeline.from_environ()
+    try:
+        config = _config(args)
+        model, settings = _choose(config.table("models", ModelSettings), args.model)
+        telemetry = config.section("telemetry", TelemetrySettings)
+        logs.setup("worker", telemetry.log_level)
+        metrics = Metrics.start(telemetry.metrics_dir, "worker")
+        engine = build(model, settings, config, args.data_dir)
+    except ConfigError as error:
+        lifeline.say("failed", str(error))
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    process = WorkerProcess(args.id, model, config, engine, metrics, lifeline)
+    try:
+        return asyncio.run(process.run())
+    finally:
+        metrics.close()
+
+
+def _config(args: argparse.Namespace) -> Config:
+    if args.settings:
+        return Config.saved(args.settings)
+    path = args.config or (Path(FILE) if Path(FILE).exists() else None)
+    return load(SECTIONS, path=path, environ=os.environ)
+
+
+def _choose(models: dict[str, ModelSettings], wanted: str | None) -> tuple[str, ModelSettings]:
+    """The model to serve; without any configured one, a simulated one."""
+    if not models and wanted in (None, "sim"):
+        return "sim", ModelSettings(engine="sim")
+    if wanted is None and len(models) == 1:
+        return next(iter(models.items()))
+    if wanted not in models:
+        raise ConfigError("--model", f"name one of the configured models: {', '.join(models) or 'none is'}")
+    return wanted, models[wanted]
+
+
+class WorkerProcess:
+    """The process around a worker: loading, being seen, signals, and the way out."""
+
+    def __init__(
+        self, name: str, model: str, config: Config, engine: Engine, metrics: Metrics, lifeline: Lifeline
+    ) -> None:
+        self._name, self._model, self._config, self._engine = name, model, config, engine
+        self._metrics, self._lifeline = metrics, lifeline
+        self._worker: Worker | None = None
+        self._state = "starting"
+        self._since = time.time()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain)
+        telemetry = self._config.section("telemetry", TelemetrySettings)
+        tracing = Tracing.start("penstock-worker", telemetry.otlp_endpoint)
+        if telemetry.metrics_port:
+            self._metrics.serve(telemetry.metrics_port)
+        wire = Wire.open(self._config.section("redis", WireSettings))
+        try:
+            return await self._serve(wire, Recorder(self._model, self._metrics, tracing))
+        except EngineDead as error:
+            return self._failed(f"the engine does not start: {error}")
+        finally:
+            await self._engine.stop()
+            await wire.close()
+            tracing.close()
+
+    async def _serve(self, wire: Wire, recorder: Recorder) -> int:
+        fleet = Fleet(wire)
+        async with present(fleet, self._describe):
+            card = await self._engine.start(self._on_step, lambda phase: self._lifeline.say("starting", phase))
+            if self._stop.is_set():
+                return 0
+            await _patiently(lambda: fleet.publish_card(card), self._lifeline, self._stop)
+            return await self._work(wire, card, recorder)
+
+    async def _work(self, wire: Wire, card: ModelCard, recorder: Recorder) -> int:
+        settings = self._config.section("worker", WorkerSettings)
+        self._worker = Worker(wire, self._engine, card, settings, recorder)
+        run = asyncio.ensure_future(guard(asyncio.ensure_future(self._worker.run(self._stop))))
+        self._state = "ready"
+        self._lifeline.say("ready", self._worker.lease.id)
+        log.info("ready", extra={"model": card.name, "lease": self._worker.lease.id, "context": card.context})
+        while not run.done():
+            stats = self._engine.stats()
+            recorder.load(stats.slots, stats.running)
+            await asyncio.wait([run], timeout=1.0)
+        return self._failed(run.result()) if run.result() else 0
+
+    def _on_step(self, pieces: list[Piece]) -> None:
+        if self._worker is not None:
+            self._worker.on_step(pieces)
+
+    def _drain(self) -> None:
+        self._state = "draining"
+        self._lifeline.say("draining", f"{self._worker.running if self._worker else 0} jobs")
+        self._stop.set()
+
+    def _failed(self, reason: str) -> int:
+        log.error("this worker ends, others take its jobs: %s", reason)
+        self._lifeline.say("failed", reason)
+        return EXIT_LOST
+
+    def _describe(self) -> Process:
+        stats = self._engine.stats() if self._state != "starting" else None
+        return Process(
+            role="worker",
+            id=self._name,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            state=self._state,
+            since=self._since,
+            model=self._model,
+            slots=stats.slots if stats else 0,
+            running=stats.running if stats else 0,
+        )
+
+
+async def _patiently(action: Callable[[], Awaitable[None]], lifeline: Lifeline, stop: asyncio.Event) -> None:
+    """Do it, waiting for Redis as long as it takes (or until told to stop)."""
+    while not stop.is_set():
+        try:
+            await action()
+            return
+        except Unavailable as error:
+            lifeline.say("starting", f"waiting for Redis: {error}")
+            await asyncio.sleep(0.25)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

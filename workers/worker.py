@@ -1,0 +1,277 @@
+"""The worker: claim what fits, let the engine run it, write what comes out, and end each job exactly once.
+
+It decides how much to take and when to stop; the engine batches, the lease protects, the writer writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from streaming.capabilities import unsupported
+from streaming.errors import DecodeError, Fenced, Unavailable
+from streaming.journal import Journal
+from streaming.keys import partition_of
+from streaming.lease import Broken, Claim, Finish, Lease
+from streaming.messages import Cancel, Control, Failure, Follow, ModelCard, State, Terminal, Wake
+from streaming.wire import Wire
+from workers.attempt import CANCELLED, EXPIRED, Attempt, job_of
+from workers.engine import Engine, EngineDead, Piece, Refused
+from workers.record import Recorder
+from workers.settings import WorkerSettings
+from workers.writer import Writer
+
+log = logging.getLogger(__name__)
+
+KV_BATCH = 4
+"""Jobs claimed at once when the engine is limited by its KV cache, whose room is known only after a submit."""
+
+
+class Worker:
+    """One process's worker of one model. `run` returns after a drain; it raises Fenced or EngineDead when the process
+    must end at once (others take its jobs)."""
+
+    def __init__(
+        self, wire: Wire, engine: Engine, card: ModelCard, settings: WorkerSettings, recorder: Recorder
+    ) -> None:
+        self.lease = Lease(wire, card.name)
+        self._wire, self._engine, self._card, self._settings, self._recorder = wire, engine, card, settings, recorder
+        self._journal = Journal(wire)
+        self._attempts: dict[str, Attempt] = {}
+        self._writer = Writer(self.lease, self._oldest_frame, self._on_written)
+        self._room = asyncio.Event()
+        self._draining = False
+        self._clock_offset_ms = 0
+
+    @property
+    def running(self) -> int:
+        """Jobs held now."""
+        return len(self._attempts)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
+        await self.lease.register()
+        claiming = asyncio.create_task(self._claim_loop())
+        loops = [self._writer.run(), self._beat_loop(), self._control_loop()]
+        tasks = {claiming, asyncio.create_task(self._drain_after(stop, claiming)), *map(asyncio.create_task, loops)}
+        try:
+            await _until_one_ends(tasks - {claiming}, claiming)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- taking work -------------------------------------------------------------------------------------------------
+
+    async def _claim_loop(self) -> None:
+        while not self._draining:
+            self._room.clear()
+            try:
+                full = [await self._claim(partition) for partition in self._wire.partitions]
+            except Unavailable as error:
+                log.warning("no work can be claimed, trying again: %s", error)
+                await asyncio.sleep(self._settings.poll_ms / 1000)
+                continue
+            if not any(full):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._room.wait(), self._settings.poll_ms / 1000)
+
+    async def _claim(self, partition: int) -> bool:
+        """Claim what fits from one partition; True if there may be more."""
+        want = self._wanted()
+        if want <= 0:
+            return False
+        claims = await self.lease.claim(partition, want)
+        for claim in claims:
+            if isinstance(claim, Broken):
+                self._refuse_broken(claim)
+            else:
+                await self._begin(claim)
+        return len(claims) == want
+
+    def _wanted(self) -> int:
+        """What fits now plus a small prefetch."""
+        stats = self._engine.stats()
+        live = sum(len(attempt.live_ids()) for attempt in self._attempts.values())
+        want = stats.slots + self._settings.prefetch - live
+        if stats.kv_tokens and stats.waiting >= max(1, self._settings.prefetch):
+            return 0
+        return min(want, KV_BATCH) if stats.kv_tokens else want
+
+    async def _begin(self, claim: Claim) -> None:
+        """Hand one claimed job to the engine, with what earlier attempts generated."""
+        history = []
+        if claim.past:
+            history = await self._journal.deltas(await self._journal.record(claim.job.id))
+        attempt = Attempt(claim, history)
+        self._attempts[claim.job.id] = attempt
+        self._clock_offset_ms = claim.claimed_ms - self._loop_ms()
+        self._recorder.claimed(attempt)
+        if failure := unsupported(claim.job, self._card.capabilities):
+            attempt.stop(State.FAILED, failure)
+        else:
+            self._submit(attempt)
+            self._set_deadline(attempt)
+        self._end_if_over(attempt)
+
+    def _submit(self, attempt: Attempt) -> None:
+        for request in attempt.requests():
+            try:
+                self._engine.submit(request)
+            except Refused as refused:
+                attempt.stop(State.FAILED, refused.failure)
+                break
+        if attempt.stopped:
+            self._stop_engine(attempt)
+            attempt.abandon()
+
+    def _refuse_broken(self, broken: Broken) -> None:
+        log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
+        failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
+        end = Terminal(broken.id, State.FAILED, 0, failure=failure, worker=self.lease.id)
+        self._writer.finish(Finish(end, broken.attempt, True))
+
+    def _set_deadline(self, attempt: Attempt) -> None:
+        if (due := attempt.claim.deadline_ms) is not None:
+            delay = max(0, due - attempt.claim.claimed_ms) / 1000
+            attempt.deadline = asyncio.get_running_loop().call_later(delay, self._expire, attempt)
+
+    # --- what the engine gives ---------------------------------------------------------------------------------------
+
+    def on_step(self, pieces: Sequence[Piece]) -> None:
+        """Given to the engine: every piece of one step."""
+        now_ms = self._loop_ms() + self._clock_offset_ms
+        for piece in pieces:
+            attempt = self._attempts.get(job_of(piece.id))
+            if attempt is None:
+                continue  # released during a drain: its next worker goes on from the log
+            delta = attempt.take(piece, now_ms)
+            if delta is not None:
+                self._writer.add(delta, attempt.addresses)
+            if attempt.stopped and not attempt.over:
+                self._stop_engine(attempt)
+            if piece.last:
+                self._end_if_over(attempt)
+
+    def _end_if_over(self, attempt: Attempt) -> None:
+        if attempt.over:
+            if attempt.deadline is not None:
+                attempt.deadline.cancel()
+            end = attempt.terminal(self.lease.id)
+            self._recorder.ended(attempt, end)
+            self._writer.finish(Finish(end, attempt.claim.attempt, not attempt.job.stream))
+
+    def _on_written(self, finishes: Sequence[Finish]) -> None:
+        for finish in finishes:
+            self._attempts.pop(finish.terminal.job, None)
+        if finishes:
+            self._room.set()
+
+    def _oldest_frame(self, partition: int) -> int:
+        """The first frame that a held job may still need from the log."""
+        frames = [a.claim.first_frame for a in self._attempts.values() if partition_of(a.job.id) == partition]
+        return min(frames, default=self.lease.next_frame(partition))
+
+    # --- being told --------------------------------------------------------------------------------------------------
+
+    async def _control_loop(self) -> None:
+        while True:
+            try:
+                async for control in self.lease.controls():
+                    self._obey(control)
+            except (Unavailable, DecodeError) as error:
+                # Wake-ups are repeated by polling, cancels by the heartbeat, follows by the reader's own checks.
+                log.warning("control channel interrupted, subscribing again: %s", error)
+                await asyncio.sleep(self._settings.poll_ms / 1000)
+
+    def _obey(self, control: Control) -> None:
+        match control:
+            case Wake():
+                self._room.set()
+            case Cancel(job_id):
+                self._cancel(job_id)
+            case Follow(job_id, address):
+                if attempt := self._attempts.get(job_id):
+                    attempt.follow(address)
+
+    def _cancel(self, job_id: str) -> None:
+        if (attempt := self._attempts.get(job_id)) and not attempt.over:
+            attempt.stop(State.CANCELLED, CANCELLED)
+            self._stop_engine(attempt)
+
+    def _expire(self, attempt: Attempt) -> None:
+        attempt.stop(State.EXPIRED, EXPIRED)
+        self._stop_engine(attempt)
+
+    def _stop_engine(self, attempt: Attempt) -> None:
+        for request_id in attempt.live_ids():
+            self._engine.cancel(request_id)
+
+    async def _beat_loop(self) -> None:
+        """Renew the lease, hear of cancels whose message was lost, and look whether the engine lives."""
+        while True:
+            await asyncio.sleep(self._wire.settings.lease_ms / 3000)
+            health = self._engine.health()
+            if not health.ok:
+                raise EngineDead(health.reason)
+            try:
+                for job_id in await self.lease.beat():
+                    self._cancel(job_id)
+            except Unavailable as error:
+                log.warning("the lease could not be renewed, trying again: %s", error)
+
+    # --- going -------------------------------------------------------------------------------------------------------
+
+    async def _drain_after(self, stop: asyncio.Event, claiming: asyncio.Task[None]) -> None:
+        """Take nothing more, let what runs finish within the grace time, hand back the rest, give up the lease."""
+        await stop.wait()
+        self._draining = True
+        self._room.set()
+        await claiming  # what it is claiming now is still ours
+        log.info("draining: %d jobs to finish within %.0f s", self.running, self._settings.drain_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                while self._attempts:
+                    self._room.clear()
+                    await self._room.wait()
+        await self._hand_back()
+        while held := await self.lease.leave():
+            log.warning("still holding %d jobs that ended while leaving; looking again", held)
+            await asyncio.sleep(0.05)
+
+    async def _hand_back(self) -> None:
+        left, self._attempts = self._attempts, {}
+        for attempt in left.values():
+            self._stop_engine(attempt)
+        await self._writer.flushed()
+        for job_id in left:
+            await self.lease.release(job_id)
+            self._recorder.released(job_id)
+        if left:
+            log.info("handed back %d unfinished jobs", len(left))
+
+    @staticmethod
+    def _loop_ms() -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+
+async def _until_one_ends(tasks: set[asyncio.Task[None]], claiming: asyncio.Task[None]) -> None:
+    """Wait for the first of `tasks` to end, or for claiming to fail (it ends by itself in a drain)."""
+    done, _ = await asyncio.wait({*tasks, claiming}, return_when=asyncio.FIRST_COMPLETED)
+    if done == {claiming} and claiming.exception() is None:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+async def guard(run: asyncio.Future[None]) -> str:
+    """Wait for a worker's run; the reason why it had to end, or "" after a drain."""
+    try:
+        await run
+    except Fenced as error:
+        return f"fenced: {error}"
+    except EngineDead as error:
+        return f"engine dead: {error}"
+    return ""
