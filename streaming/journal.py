@@ -27,12 +27,12 @@ from streaming.wire import Wire, translated
 
 FIELDS = (
     "state", "body", "attempt", "worker", "lane", "entry", "created", "started", "first", "done", "deadline", "epoch",
-    "runs", "record", "reason", "keep",
+    "runs", "record", "reason", "keep", "reply",
 )  # fmt: skip
 PAGE = 500
 
 REASONS = {
-    "cancelled": Failure("cancelled", "The job was cancelled.", 499),
+    "cancelled": Failure("job_cancelled", "The job was cancelled.", 409),
     "deadline_exceeded_in_queue": Failure(
         "deadline_exceeded_in_queue", "The job's time ran out while it waited for a worker.", 408
     ),
@@ -68,6 +68,8 @@ class Record:
     epoch: int
     keep_s: int
     runs: tuple[Run, ...]
+    readers: int
+    """Addresses its tokens are sent to."""
     terminal: Terminal | None
     """Of a job that has ended."""
 
@@ -135,20 +137,40 @@ class Journal:
             before = await cast(Awaitable[Any], redis.xrange(record.lane, f"({last}", f"({record.entry}", count=1000))
         return len(before)
 
-    async def recent(self, tenant: str, before_ms: int | None, limit: int) -> list[tuple[str, int]]:
-        """A tenant's job ids with their acceptance time, newest first, older than `before_ms`. Raises Unavailable."""
-        highest = f"({before_ms}" if before_ms is not None else "+inf"
+    async def recent(self, tenant: str, before: tuple[int, str] | None, limit: int) -> list[tuple[str, int]]:
+        """A tenant's job ids with their acceptance time (ms), newest first, behind `before` (time, id).
+
+        Raises Unavailable.
+        """
+        horizon = await self._wire.now_ms() - 2000 * self._wire.settings.retention_s
         found: list[tuple[str, int]] = []
-        horizon = await self._wire.now_ms() - 1000 * self._wire.settings.retention_s * 2
         for partition in self._wire.partitions:
             key = partition_key(partition, "jobs", tenant)
             with translated():
                 await self._wire.redis.zremrangebyscore(key, "-inf", horizon)
-                page: Any = await self._wire.redis.zrevrangebyscore(
-                    key, highest, "-inf", start=0, num=limit, withscores=True
-                )
-            found += [(member.decode(), int(score)) for member, score in page]
-        return sorted(found, key=lambda item: (-item[1], item[0]))[:limit]
+                found += await self._page(key, before, limit)
+        return sorted(found, key=lambda item: (item[1], item[0]), reverse=True)[:limit]
+
+    async def _page(self, key: str, before: tuple[int, str] | None, limit: int) -> list[tuple[str, int]]:
+        """Jobs accepted in the same millisecond are told apart by their id, so no page skips one."""
+        highest, skip = str(before[0]) if before else "+inf", 0
+        found: list[tuple[str, int]] = []
+        while len(found) < limit:
+            page: Any = await self._wire.redis.zrevrangebyscore(
+                key, highest, "-inf", start=skip, num=limit, withscores=True
+            )
+            items = [(member.decode(), int(score)) for member, score in page]
+            found += [item for item in items if before is None or (item[1], item[0]) < before]
+            skip += len(items)
+            if len(items) < limit:
+                break
+        return found[:limit]
+
+    async def was_known(self, tenant: str, job_id: str) -> bool:
+        """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""
+        key = partition_key(partition_of(job_id) or 0, "jobs", tenant)
+        with translated():
+            return await self._wire.redis.zscore(key, job_id) is not None
 
 
 def parse_record(job_id: str, values: Iterable[bytes | None]) -> Record | None:
@@ -185,6 +207,7 @@ def parse_record(job_id: str, values: Iterable[bytes | None]) -> Record | None:
         epoch=number("epoch"),
         keep_s=number("keep"),
         runs=parse_runs(word("runs")),
+        readers=len(word("reply").split(",")) if raw["reply"] else 0,
         terminal=terminal,
     )
 

@@ -17,12 +17,12 @@ EVERY_S = 2.0
 
 
 @contextlib.asynccontextmanager
-async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterator[None]:
-    """Within the block the process is seen in the fleet as `describe` says at each report."""
-    process = describe()
-    task = asyncio.create_task(_report(fleet, describe))
+async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterator[asyncio.Event]:
+    """Within the block the process is seen in the fleet as `describe` says; set the event to be seen anew at once."""
+    process, changed = describe(), asyncio.Event()
+    task = asyncio.create_task(_report(fleet, describe, changed))
     try:
-        yield
+        yield changed
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -30,7 +30,7 @@ async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterato
             await fleet.leave(process.role, process.id)
 
 
-async def _report(fleet: Fleet, describe: Callable[[], Process]) -> None:
+async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asyncio.Event) -> None:
     silent = False
     while True:
         try:
@@ -40,4 +40,6 @@ async def _report(fleet: Fleet, describe: Callable[[], Process]) -> None:
             if not silent:
                 log.warning("not seen in the fleet until Redis answers: %s", error)
             silent = True
-        await asyncio.sleep(EVERY_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), EVERY_S)
+        changed.clear()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator
 
 from redis.exceptions import RedisError
 
@@ -43,6 +42,8 @@ class Inbox:
         """Something is missing: the log must be read."""
         self.checked = 0.0
         self.patience = TICK_S
+        self.hung_up = False
+        """Whoever waited has left."""
         self._rows: list[Delta] = []
         self._early: dict[int, Delta] = {}
         self._news = asyncio.Event()
@@ -76,9 +77,14 @@ class Inbox:
         self.terminal = terminal
         self._news.set()
 
+    def hang_up(self) -> None:
+        """The reader's client has left: wake the reader."""
+        self.hung_up = True
+        self._news.set()
+
     async def take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
         """New deltas (perhaps none, after `patience` seconds of silence), and the terminal once all were taken."""
-        if not self._rows and self.terminal is None:
+        if not self._rows and self.terminal is None and not self.hung_up:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), patience)
         rows, self._rows = self._rows, []
@@ -108,18 +114,23 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    @contextlib.contextmanager
-    def open(self, job_id: str, after: int = 0) -> Iterator[Inbox]:
-        """The inbox of a job that carries this process's address (open it before the job is put)."""
+    def open(self, job_id: str, after: int = 0) -> Inbox:
+        """The inbox of a job that carries this process's address (open it before the job is put, close it after)."""
         inbox = Inbox(job_id, after)
         inbox.checked = asyncio.get_running_loop().time()
         self._inboxes.setdefault(job_id, set()).add(inbox)
-        try:
-            yield inbox
-        finally:
-            self._inboxes[job_id].discard(inbox)
-            if not self._inboxes[job_id]:
-                del self._inboxes[job_id]
+        return inbox
+
+    def close(self, inbox: Inbox) -> None:
+        """No more replies to this inbox. Idempotent."""
+        inboxes = self._inboxes.get(inbox.job_id, set())
+        inboxes.discard(inbox)
+        if not inboxes:
+            self._inboxes.pop(inbox.job_id, None)
+
+    def listening(self, job_id: str) -> bool:
+        """Whether anybody in this process still waits for this job."""
+        return job_id in self._inboxes
 
     async def follow(self, inbox: Inbox) -> None:
         """Have a job of somebody else sent here too; what came before is read from the log.

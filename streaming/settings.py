@@ -54,3 +54,8 @@ def check_model_names(models: dict[str, ModelSettings]) -> None:
     for name in models:
         if not MODEL_NAME.fullmatch(name):
             raise ValueError(f"models.{name}: a model name has letters, digits and . _ : / -, at most 128")
+
+
+def served_models(configured: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
+    """The models of a deployment; without any configured one, a simulated one, so that each role runs alone."""
+    return configured or {"sim": ModelSettings(engine="sim")}

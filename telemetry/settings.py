@@ -17,3 +17,9 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Folder where the processes of one machine share their counters; `penstock up` sets it."""
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     """Port of a worker's or scheduler's own /metrics; 0: none (the API's /metrics shows the whole machine)."""
+    metrics_host: str = "127.0.0.1"
+    """Where that port listens; it has no key of its own."""
+
+    def __post_init__(self) -> None:
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError("otlp_endpoint: expected http://HOST:PORT or https://..., the base URL of a collector")

@@ -20,7 +20,7 @@ from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.messages import ModelCard, Process
 from streaming.presence import present
-from streaming.settings import ModelSettings, WireSettings
+from streaming.settings import ModelSettings, WireSettings, served_models
 from streaming.wire import Wire
 from telemetry import logs
 from telemetry.lifeline import Lifeline
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     lifeline = Lifeline.from_environ()
     try:
         config = _config(args)
-        model, settings = _choose(config.table("models", ModelSettings), args.model)
+        model, settings = _choose(served_models(config.table("models", ModelSettings)), args.model)
         telemetry = config.section("telemetry", TelemetrySettings)
         logs.setup("worker", telemetry.log_level)
         metrics = Metrics.start(telemetry.metrics_dir, "worker")
@@ -72,9 +72,13 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     process = WorkerProcess(args.id, model, config, engine, metrics, lifeline)
     try:
-        return asyncio.run(process.run())
+        code = asyncio.run(process.run())
     finally:
         metrics.close()
+    if code == EXIT_LOST:
+        logging.shutdown()
+        os._exit(code)  # an engine that died may never let its own exit hooks end
+    return code
 
 
 def _config(args: argparse.Namespace) -> Config:
@@ -85,13 +89,11 @@ def _config(args: argparse.Namespace) -> Config:
 
 
 def _choose(models: dict[str, ModelSettings], wanted: str | None) -> tuple[str, ModelSettings]:
-    """The model to serve; without any configured one, a simulated one."""
-    if not models and wanted in (None, "sim"):
-        return "sim", ModelSettings(engine="sim")
+    """The model to serve."""
     if wanted is None and len(models) == 1:
         return next(iter(models.items()))
     if wanted not in models:
-        raise ConfigError("--model", f"name one of the configured models: {', '.join(models) or 'none is'}")
+        raise ConfigError("--model", f"name one of the configured models: {', '.join(models)}")
     return wanted, models[wanted]
 
 
@@ -107,6 +109,7 @@ class WorkerProcess:
         self._state = "starting"
         self._since = time.time()
         self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT. Returns the exit code."""
@@ -129,7 +132,7 @@ class WorkerProcess:
 
     async def _serve(self, wire: Wire, recorder: Recorder) -> int:
         fleet = Fleet(wire)
-        async with present(fleet, self._describe):
+        async with present(fleet, self._describe) as self._changed:
             card = await self._engine.start(self._on_step, lambda phase: self._lifeline.say("starting", phase))
             if self._stop.is_set():
                 return 0
@@ -141,6 +144,7 @@ class WorkerProcess:
         self._worker = Worker(wire, self._engine, card, settings, recorder)
         run = asyncio.ensure_future(guard(asyncio.ensure_future(self._worker.run(self._stop))))
         self._state = "ready"
+        self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)
         log.info("ready", extra={"model": card.name, "lease": self._worker.lease.id, "context": card.context})
         while not run.done():
@@ -155,6 +159,7 @@ class WorkerProcess:
 
     def _drain(self) -> None:
         self._state = "draining"
+        self._changed.set()
         self._lifeline.say("draining", f"{self._worker.running if self._worker else 0} jobs")
         self._stop.set()
 

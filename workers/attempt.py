@@ -15,7 +15,7 @@ from streaming.messages import Chat, Delta, Failure, State, Terminal, Text, Turn
 from workers.engine import Piece, Request
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
-CANCELLED = Failure("cancelled", "The job was cancelled.", 499)
+CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 
 class Attempt:

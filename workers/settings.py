@@ -47,10 +47,21 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per request (prompt + completion)."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """0: all cores but one (llama.cpp's threads spin; the other processes need a core)."""
-    gpu_layers: int = 0
-    temperature: float = 0.2
-    top_p: float = 0.9
-    repeat_penalty: float = 1.1
+    gpu_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Layers to put on a GPU, where the installed xllamacpp was built for one."""
+    batch: Positive = 128
+    """Prompt tokens computed in one go. Between two goes other requests get their token, and a cancel is seen."""
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.2
+    """This and the next four apply where a request does not say; requests cannot set the last three."""
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    top_k: Annotated[int, msgspec.Meta(ge=0)] = 40
+    """0: off."""
+    min_p: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.05
+    """0: off."""
+    repeat_penalty: Annotated[float, msgspec.Meta(gt=0)] = 1.1
+    """1: off. Looks back 64 tokens, the prompt's included."""
+    hang_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """Running requests and no sign of life from llama.cpp for so long: the engine is taken for hung."""
 
 
 class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +79,8 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: dict[str, Any] = {}
     """Fields of KvCacheConfig."""
     scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
+    waiting_queue_policy: Literal["fcfs", "priority"] = "fcfs"
+    """"priority": requests that lost their worker overtake new ones inside the engine."""
     chunked_prefill: bool = True
     stream_interval: Positive = 1
     speculative: dict[str, Any] = {}
@@ -75,6 +88,13 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     guided_decoding: Literal["", "xgrammar", "llguidance"] = ""
     lora: dict[str, str] = {}
     """Adapters by name: the folder of each."""
+    adapter: str = ""
+    """The adapter of `lora` this model's requests use; "": the bare checkpoint."""
+    max_lora_rank: Positive = 64
+    default_output: Positive = 1024
+    """Tokens for a request that names no limit; GUARANTEED_NO_EVICT reserves them all, so not the whole context."""
+    enable_iter_perf_stats: bool = False
+    """The engine's own statistics per iteration; they cost time in every step."""
     extra: dict[str, Any] = {}
     """Any other TorchLlmArgs field, checked against the installed version at start."""
     watchdog_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0

@@ -1,0 +1,162 @@
+"""`python -m api`: one API process, on a socket it was handed or on one it opens."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from api.app import build_app
+from api.keys import Keyring, check_exposure
+from api.services import Services
+from api.settings import ApiSettings, KeySettings
+from streaming.config import FILE, Config, ConfigError, load
+from streaming.fleet import Fleet
+from streaming.messages import Process
+from streaming.presence import present
+from streaming.settings import ModelSettings, WireSettings, served_models
+from streaming.wire import Wire
+from telemetry import logs
+from telemetry.lifeline import Lifeline
+from telemetry.metrics import Metrics
+from telemetry.settings import TelemetrySettings
+from telemetry.tracing import Tracing
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "api": ApiSettings,
+    "redis": WireSettings,
+    "telemetry": TelemetrySettings,
+    "models": ModelSettings,
+    "keys": KeySettings,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, configure, serve. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m api", description=__doc__)
+    parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
+    parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
+    parser.add_argument("--id", default="api-1", help="this process's name in `penstock ps`")
+    parser.add_argument("--listen-fd", type=int, help="number of a listening socket to serve on")
+    args = parser.parse_args(argv)
+    lifeline = Lifeline.from_environ()
+    try:
+        config = _config(args)
+        settings = config.section("api", ApiSettings)
+        keyring = Keyring(config.table("keys", KeySettings))
+        check_exposure(settings.host, keyring)
+        services = _services(config, keyring)
+        listener = _listener(settings, args.listen_fd)
+    except ConfigError as error:
+        lifeline.say("failed", str(error))
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except OSError as error:
+        lifeline.say("failed", str(error))
+        sys.stderr.write(f"error: cannot listen on {settings.host}:{settings.port}: {error}\n")
+        return 1
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(services, listener, args.id, lifeline))
+    finally:
+        services.metrics.close()
+        services.tracing.close()
+    return 0
+
+
+def _config(args: argparse.Namespace) -> Config:
+    if args.settings:
+        return Config.saved(args.settings)
+    path = args.config or (Path(FILE) if Path(FILE).exists() else None)
+    return load(SECTIONS, path=path, environ=os.environ)
+
+
+def _services(config: Config, keyring: Keyring) -> Services:
+    telemetry = config.section("telemetry", TelemetrySettings)
+    logs.setup("api", telemetry.log_level)
+    metrics = Metrics.start(telemetry.metrics_dir, "api")
+    return Services(
+        settings=config.section("api", ApiSettings),
+        wire=Wire.open(config.section("redis", WireSettings)),
+        models=served_models(config.table("models", ModelSettings)),
+        keyring=keyring,
+        metrics=metrics,
+        tracing=Tracing.start("penstock-api", telemetry.otlp_endpoint),
+        version=version("penstock"),
+    )
+
+
+def _listener(settings: ApiSettings, fd: int | None) -> socket.socket:
+    """The socket to serve on. Raises OSError when the address is taken."""
+    if fd is not None:
+        return socket.socket(fileno=fd)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((settings.host, settings.port))
+    listener.listen(2048)
+    return listener
+
+
+async def _serve(services: Services, listener: socket.socket, name: str, lifeline: Lifeline) -> None:
+    """Serve until SIGTERM or SIGINT, then let open streams end within the drain time."""
+    settings, since = services.settings, time.time()
+    host, port = listener.getsockname()[:2]
+    app = build_app(services, lambda: lifeline.say("ready", f"http://{host}:{port}"))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            ws="none",
+            timeout_graceful_shutdown=max(1, int(settings.drain_s)),
+            timeout_keep_alive=75,
+            h11_max_incomplete_event_size=16 * 1024,
+        )
+    )
+
+    def describe() -> Process:
+        return Process(
+            role="api",
+            id=name,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            state="draining" if server.should_exit else "ready",
+            since=since,
+            url=f"http://{host}:{port}",
+        )
+
+    # The server raises the signals it was stopped by once more when it is done; there is nothing left to do then.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    wire = Wire.open(services.wire.settings)
+    try:
+        async with present(Fleet(wire), describe):
+            await server.serve(sockets=[listener])
+    finally:
+        await wire.close()
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop]:
+    """uvloop, where it is to be had."""
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return asyncio.SelectorEventLoop
+    return uvloop.Loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""From a request to an accepted job: who asks, may they, can the engine, is there room. Nothing is sent before."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from starlette.requests import Request as HttpRequest
+
+from api import errors
+from api.keys import Caller
+from api.schemas import Kind, Request, ignored_fields, parse, to_job
+from api.services import Services
+from streaming.capabilities import unsupported
+from streaming.errors import KeyReused, LaneFull, NoCapacity, Unavailable
+from streaming.messages import Job
+from streaming.queue import Accepted
+from streaming.relay import Inbox
+
+MAX_KEY = 255
+
+
+@dataclass(slots=True)
+class Admitted:
+    """An accepted job and the inbox its replies come to (to be closed by whoever answers)."""
+
+    job: Job
+    accepted: Accepted
+    inbox: Inbox
+    request: Request
+    headers: dict[str, str]
+
+
+def services_of(request: HttpRequest) -> Services:
+    """The process's services."""
+    services: Services = request.app.state.services
+    return services
+
+
+def caller_of(request: HttpRequest) -> Caller:
+    """Who asks. Raises ApiError (401)."""
+    return services_of(request).keyring.caller(request.headers.get("authorization"))
+
+
+async def read_body(request: HttpRequest, limit: int) -> bytes:
+    """The whole body, of JSON and of at most `limit` bytes. Raises ApiError (413, 415)."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise errors.unsupported_media_type()
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise errors.payload_too_large(limit)
+    return bytes(body)
+
+
+async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
+    """Accept the job a request asks for. `waits`: somebody holds a response open for it.
+
+    Raises ApiError; after it nothing was accepted, except where it says so (503 store_unavailable).
+    """
+    services, caller = services_of(request), caller_of(request)
+    body = await read_body(request, services.settings.body_limit)
+    asked = parse(kind, body)
+    services.model(asked.model)
+    key = _idempotency_key(request)
+    job = to_job(
+        asked,
+        job_id=services.queue.new_id(caller.tenant, key),
+        tenant=caller.tenant,
+        ceiling=caller.ceiling,
+        reply_to=services.relay.address if waits else "",
+        trace=request.scope["state"]["trace"],
+    )
+    card = services.cards.get(job.model)
+    if card is not None and (failure := unsupported(job, card.capabilities)):
+        raise errors.from_failure(failure)
+    inbox = services.relay.open(job.id)
+    try:
+        accepted = await _put(services, job, key, body, must_run=bool(asked.queue.do_not_queue))
+    except BaseException:
+        services.relay.close(inbox)
+        raise
+    if accepted.joined:
+        inbox = await _join(services, inbox, accepted.id)
+    return Admitted(job, accepted, inbox, asked, _headers(asked, accepted))
+
+
+async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run: bool) -> Accepted:
+    digest = hashlib.sha256(body).hexdigest() if key else ""
+    try:
+        return await services.queue.put(job, idempotency_key=key, digest=digest, must_run=must_run)
+    except LaneFull as error:
+        raise errors.queue_full(error.waiting, services.pace.retry_s(job.model, error.waiting)) from None
+    except NoCapacity:
+        raise errors.no_capacity(services.pace.retry_s(job.model, 0)) from None
+    except KeyReused:
+        raise errors.idempotency_key_reused() from None
+
+
+async def _join(services: Services, inbox: Inbox, job_id: str) -> Inbox:
+    """Listen to the job an idempotency key led to, from its first token."""
+    services.relay.close(inbox)
+    joined = services.relay.open(job_id)
+    try:
+        await services.relay.follow(joined)
+    except Unavailable:
+        services.relay.close(joined)
+        raise
+    return joined
+
+
+def _idempotency_key(request: HttpRequest) -> str:
+    key = request.headers.get("idempotency-key", "")
+    if len(key) > MAX_KEY:
+        raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY} are taken.")
+    return key
+
+
+def _headers(asked: Request, accepted: Accepted) -> dict[str, str]:
+    headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.waiting)}
+    if ignored := ignored_fields(asked):
+        headers["X-Ignored-Fields"] = ", ".join(ignored)
+    return headers

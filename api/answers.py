@@ -1,0 +1,113 @@
+"""The schemas of what the API answers, by hand: the answers are plain dicts, rendered elsewhere without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streaming.messages import Priority, State
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+FREE: Schema = {"type": "object"}
+
+
+def ref(section: str, name: str) -> Schema:
+    return {"$ref": f"#/components/{section}/{name}"}
+
+
+def schema(name: str) -> Schema:
+    return ref("schemas", name)
+
+
+def any_of(*names: str) -> Schema:
+    return {"anyOf": [schema(name) for name in names]} if len(names) > 1 else schema(names[0])
+
+
+def _object(**properties: Schema) -> Schema:
+    """Every property is always there."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _maybe(kind: Schema) -> Schema:
+    return {"anyOf": [kind, {"type": "null"}]}
+
+
+def _word(*words: str) -> Schema:
+    return {"type": "string", "enum": list(words)}
+
+
+def answer_schemas() -> dict[str, Schema]:
+    fault = _object(message=STRING, type=STRING, param=_maybe(STRING), code=STRING)
+    return {
+        "Error": _object(error=fault),
+        "Usage": _object(
+            prompt_tokens=INTEGER,
+            completion_tokens=INTEGER,
+            total_tokens=INTEGER,
+            prompt_tokens_details=_object(cached_tokens=INTEGER),
+        ),
+        "ChatCompletion": _answer(
+            "chat.completion", message=_object(role=_word("assistant"), content=STRING, refusal=_maybe(STRING))
+        ),
+        "Completion": _answer("text_completion", text=STRING),
+        "Answer": any_of("ChatCompletion", "Completion"),
+        "Model": _model(),
+        "ModelList": _object(object=_word("list"), data=_list(schema("Model"))),
+        "Job": _job(fault),
+        "JobList": _object(
+            object=_word("list"), data=_list(schema("Job")), has_more=BOOLEAN, next_cursor=_maybe(STRING)
+        ),
+    }
+
+
+def _answer(kind: str, **said: Schema) -> Schema:
+    choice = _object(index=INTEGER, **said, logprobs=_maybe(FREE), finish_reason=_word("stop", "length"))
+    return _object(
+        id=STRING,
+        object=_word(kind),
+        created=INTEGER,
+        model=STRING,
+        service_tier=_word("priority", "default", "flex"),
+        system_fingerprint=_maybe(STRING),
+        choices=_list(choice),
+        usage=schema("Usage"),
+    )
+
+
+def _model() -> Schema:
+    """What only a loaded model knows of itself is left out before its first worker."""
+    model = _object(id=STRING, object=_word("model"), created=INTEGER, owned_by=STRING)
+    model["properties"] |= {"context_length": INTEGER, "capabilities": FREE}
+    return model
+
+
+def _job(fault: Schema) -> Schema:
+    time = _maybe(NUMBER | {"description": "Unix seconds"})
+    return _object(
+        id=STRING,
+        object=_word("job"),
+        status=_word(*(state.value for state in State)),
+        created_at=time,
+        started_at=time,
+        first_token_at=time,
+        completed_at=time,
+        expires_at=time,
+        model=STRING,
+        priority=_word(*(priority.value for priority in Priority)),
+        queue_position=_maybe(INTEGER),
+        eta_ms=_maybe(INTEGER),
+        attempts=INTEGER,
+        last_event_id=STRING,
+        usage=_maybe(schema("Usage")),
+        result=_maybe(schema("Answer")),
+        error=_maybe(fault),
+        metadata={"type": "object", "additionalProperties": STRING},
+    )

@@ -1,0 +1,106 @@
+"""The HTTP door's table of contents: routes, error answers, and what surrounds every request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from api import chat, errors, events, health, jobs, models
+from api.errors import ApiError
+from api.jobs import as_json
+from api.middleware import Observed
+from api.services import Services
+from streaming.errors import Unavailable, UnknownJob
+
+log = logging.getLogger(__name__)
+
+ROUTES = [
+    Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+    Route("/v1/completions", chat.completions, methods=["POST"]),
+    Route("/v1/models", models.listing),
+    Route("/v1/models/{model:path}", models.show),
+    Route("/v1/jobs", jobs.create, methods=["POST"]),
+    Route("/v1/jobs", jobs.listing),
+    Route("/v1/jobs/{job_id}", jobs.show),
+    Route("/v1/jobs/{job_id}/result", jobs.result),
+    Route("/v1/jobs/{job_id}/events", events.events),
+    Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
+    Route("/healthz", health.healthz),
+    Route("/readyz", health.readyz),
+    Route("/version", health.version),
+    Route("/metrics", health.metrics),
+    Route("/openapi.json", health.openapi),
+    Route("/", health.root),
+]
+
+
+def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -> Starlette:
+    """The application; it starts and stops `services` with itself."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        await services.start()
+        on_ready()
+        yield
+        await services.stop()
+
+    app = Starlette(
+        routes=ROUTES,
+        middleware=[Middleware(Observed, services=services)],
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            Unavailable: _unavailable,
+            UnknownJob: _unknown_job,
+            Exception: _bug,
+        },
+        lifespan=lifespan,
+    )
+    app.state.services = services
+    return app
+
+
+def _answer(request: Request, error: ApiError) -> Response:
+    services: Services = request.app.state.services
+    services.metrics.errors.labels(error.code).inc()
+    return as_json(error.body, error.status, error.headers)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _answer(request, error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return _answer(request, errors.method_not_allowed(method.strip() for method in allowed.split(",")))
+    return _answer(request, errors.unknown_route())
+
+
+async def _unavailable(request: Request, error: Exception) -> Response:
+    log.warning("refused, the store is down: %s", error)
+    return _answer(request, errors.store_unavailable())
+
+
+async def _unknown_job(request: Request, _error: Exception) -> Response:
+    return _answer(request, errors.job_not_found())
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """A fault of ours: the log has it, the client has the id to find it by."""
+    request_id = request.scope["state"]["request_id"]
+    log.error("request failed", exc_info=error, extra={"request_id": request_id})
+    response = _answer(request, errors.internal_error(request_id))
+    response.headers["x-request-id"] = request_id
+    return response

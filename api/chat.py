@@ -1,0 +1,47 @@
+"""POST /v1/chat/completions and /v1/completions: the walk of one request on one screen.
+
+Validate and accept (admission), then tell the answer as it comes (reply): as a stream, in one piece, or, if the client
+prefers not to wait, as a job to come back for.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from api.admission import Admitted, admit, services_of
+from api.jobs import accepted_response
+from api.reply import StreamReply, WholeReply
+from api.schemas import Kind
+
+
+async def chat_completions(request: Request) -> Response | ASGIApp:
+    """An OpenAI chat.completion, whole or streamed."""
+    return await _complete(request, "chat")
+
+
+async def completions(request: Request) -> Response | ASGIApp:
+    """An OpenAI text_completion, whole or streamed."""
+    return await _complete(request, "completion")
+
+
+async def _complete(request: Request, kind: Kind) -> Response | ASGIApp:
+    services = services_of(request)
+    if prefers_async(request):
+        admitted = await admit(request, kind, waits=False)
+        services.relay.close(admitted.inbox)
+        return await accepted_response(services, admitted)
+    admitted = await admit(request, kind, waits=True)
+    return _reply(request, admitted)
+
+
+def _reply(request: Request, admitted: Admitted) -> ASGIApp:
+    services = services_of(request)
+    return StreamReply(services, admitted) if admitted.request.stream else WholeReply(services, admitted)
+
+
+def prefers_async(request: Request) -> bool:
+    """`Prefer: respond-async` (RFC 7240)."""
+    preferences = request.headers.get("prefer", "").lower().split(",")
+    return any(preference.split(";")[0].strip() == "respond-async" for preference in preferences)

@@ -1,0 +1,210 @@
+"""Every answer that is not a 2xx: its HTTP status, its code, its words and what a client library may do about it.
+
+OpenAI's libraries choose the exception class by the HTTP status alone and retry 408, 409, 429 and 5xx by themselves.
+So an answer that a blind retry could only make worse says `x-should-retry: false`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from streaming.messages import Failure, State, Terminal
+
+LONGEST_RETRY_S = 120
+"""Told to wait any longer, OpenAI's libraries give up at once."""
+
+FINAL = {"x-should-retry": "false"}
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """Raised when a request is answered with an error. `type` follows from the status."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.param = status, code, message, param
+        self.type = error_type(status)
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON body, and the data of an error frame in a stream."""
+        return error_body(self.message, type=self.type, param=self.param, code=self.code)
+
+
+def error_type(status: int) -> str:
+    """OpenAI's word for a class of errors."""
+    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def error_body(message: str, *, type: str, param: str | None, code: str) -> dict[str, Any]:  # noqa: A002
+    """The one shape of an error."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """Headers that ask for a retry in `seconds`, at least one and never more than a client library accepts."""
+    wait_s = min(max(seconds, 1.0), LONGEST_RETRY_S)
+    return {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(wait_s * 1000))}
+
+
+# --- the request itself --------------------------------------------------------------------------------------------
+
+
+def invalid_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, "invalid_request_error", message, param=param)
+
+
+def context_length_exceeded(tokens: int, context: int, param: str = "messages") -> ApiError:
+    """`tokens` are those of the prompt and those asked for."""
+    message = f"The request needs {tokens} tokens, but the model's context is {context}. Shorten prompt or max_tokens."
+    return ApiError(400, "context_length_exceeded", message, param=param)
+
+
+def unknown_route() -> ApiError:
+    return ApiError(404, "not_found", "There is nothing at this address. GET /openapi.json lists what there is.")
+
+
+def method_not_allowed(allowed: Iterable[str]) -> ApiError:
+    methods = ", ".join(sorted(allowed))
+    return ApiError(405, "method_not_allowed", f"This address answers to {methods} only.", headers={"Allow": methods})
+
+
+def payload_too_large(limit: int) -> ApiError:
+    """`limit` in bytes."""
+    return ApiError(413, "payload_too_large", f"The body is larger than the {limit} bytes accepted here.")
+
+
+def unsupported_media_type() -> ApiError:
+    message = "The body must be JSON. Send it with 'Content-Type: application/json'."
+    return ApiError(415, "unsupported_media_type", message)
+
+
+# --- who asks, and for what ----------------------------------------------------------------------------------------
+
+
+def invalid_api_key(message: str) -> ApiError:
+    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def permission_denied(message: str, param: str | None = None) -> ApiError:
+    return ApiError(403, "permission_denied", message, param=param)
+
+
+def model_not_found(model: str, known: Iterable[str]) -> ApiError:
+    names = ", ".join(sorted(known)) or "none"
+    message = f"The model {model[:128]!r} does not exist here. Models served: {names}."
+    return ApiError(404, "model_not_found", message, param="model")
+
+
+def job_not_found() -> ApiError:
+    """The same words whether it never was, or belongs to another tenant."""
+    return ApiError(404, "job_not_found", "There is no such job.")
+
+
+def result_expired(job_id: str) -> ApiError:
+    return ApiError(410, "result_expired", f"The result of {job_id} was kept for the retention time and is gone.")
+
+
+# --- one job per idempotency key -----------------------------------------------------------------------------------
+
+
+def idempotency_in_progress() -> ApiError:
+    message = "A request with this Idempotency-Key is being accepted right now. Send it again in a second."
+    return ApiError(409, "idempotency_in_progress", message, headers=retry_after(1))
+
+
+def idempotency_key_reused() -> ApiError:
+    message = "This Idempotency-Key came with another body before. Use a new key for a new request."
+    return ApiError(422, "idempotency_key_reused", message)
+
+
+# --- not now -------------------------------------------------------------------------------------------------------
+
+
+def queue_full(waiting: int, retry_s: float) -> ApiError:
+    message = f"{waiting} jobs are waiting in this lane, as many as it holds. Try again later."
+    return ApiError(429, "queue_full", message, headers=retry_after(retry_s))
+
+
+def no_capacity(retry_s: float) -> ApiError:
+    message = "No worker is free, and the request said not to queue (queue.do_not_queue)."
+    return ApiError(503, "no_capacity", message, headers=retry_after(retry_s))
+
+
+def draining(retry_s: float = 1) -> ApiError:
+    return ApiError(503, "draining", "This server is shutting down. Try again.", headers=retry_after(retry_s))
+
+
+def store_unavailable(retry_s: float = 1) -> ApiError:
+    message = "The queue does not answer, so nothing was accepted. Try again."
+    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+
+
+def internal_error(request_id: str) -> ApiError:
+    message = f"The server failed on this request. Its log has the cause under request id {request_id}."
+    return ApiError(500, "internal_error", message)
+
+
+def wait_timeout(job_id: str, waited_s: float) -> ApiError:
+    """The work goes on, so a retry would do it twice."""
+    message = (
+        f"No result after {waited_s:g} s. The job goes on: read it at /v1/jobs/{job_id}, "
+        "or ask with stream: true, which has no such limit."
+    )
+    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+    return ApiError(504, "wait_timeout", message, headers=FINAL | headers)
+
+
+# --- jobs that ended without a result ------------------------------------------------------------------------------
+
+
+def deadline_exceeded_in_queue() -> ApiError:
+    message = "The job's deadline passed while it waited, so it was not started."
+    return ApiError(408, "deadline_exceeded_in_queue", message, headers=FINAL)
+
+
+def deadline_exceeded() -> ApiError:
+    return ApiError(408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL)
+
+
+def job_cancelled() -> ApiError:
+    return ApiError(409, "job_cancelled", "The job was cancelled.", headers=FINAL)
+
+
+def from_failure(failure: Failure) -> ApiError:
+    """A failed job's error. The queue has tried already as often as it may, so libraries must not try again."""
+    retried = failure.status in (408, 409, 429) or failure.status >= 500
+    headers = FINAL if retried else {}
+    return ApiError(failure.status, failure.code, failure.message, param=failure.param, headers=headers)
+
+
+def from_terminal(terminal: Terminal) -> ApiError:
+    """The error for a job that ended in any state but completed."""
+    if terminal.failure is not None:
+        return from_failure(terminal.failure)
+    match terminal.state:
+        case State.CANCELLED:
+            return job_cancelled()
+        case State.EXPIRED:
+            return deadline_exceeded() if terminal.seq else deadline_exceeded_in_queue()
+        case _:
+            return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)

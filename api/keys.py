@@ -1,0 +1,89 @@
+"""Who is calling: API keys, known by their hashes alone, and the address the door may stand at without any."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from api.errors import invalid_api_key
+from api.settings import KeySettings
+from streaming.config import ConfigError
+from streaming.messages import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request this is, and the highest lane it may use. `name` is the key's, for logs."""
+
+    tenant: str
+    ceiling: Priority
+    name: str = ""
+
+
+ANYONE = Caller("local", Priority.INTERACTIVE)
+"""The caller at a door without keys, which only this machine can reach."""
+
+
+class Keyring:
+    """All keys of a deployment. Raises ConfigError if two of them are the same key."""
+
+    def __init__(self, keys: Mapping[str, KeySettings]) -> None:
+        # Found by a keyed digest in one dict, so the cost does not grow with the number of keys, and the time of a
+        # look-up tells nothing: without this process's random pepper nobody can aim at a stored digest.
+        self._pepper = secrets.token_bytes(32)
+        self._callers: dict[bytes, Caller] = {}
+        for name, key in keys.items():
+            digest = self._digest(bytes.fromhex(key.sha256))
+            if digest in self._callers:
+                twin = self._callers[digest].name
+                raise ConfigError(f"keys.{name}", f"the same key as keys.{twin}", "make a new one")
+            self._callers[digest] = Caller(key.tenant, key.priority, name)
+
+    @property
+    def open(self) -> bool:
+        """Whether anyone may come in."""
+        return not self._callers
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Whoever holds the key in an Authorization header. Raises ApiError (401)."""
+        if self.open:
+            return ANYONE
+        token = _bearer(authorization or "")
+        if not token:
+            raise invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
+        caller = self._callers.get(self._digest(hashlib.sha256(token.encode()).digest()))
+        if caller is None:
+            raise invalid_api_key("This API key is not known here.")
+        return caller
+
+    def _digest(self, sha256: bytes) -> bytes:
+        return hmac.digest(self._pepper, sha256, "sha256")
+
+
+def check_exposure(host: str, keyring: Keyring) -> None:
+    """Refuse to listen beyond this machine without a key. Raises ConfigError."""
+    if keyring.open and not _loopback(host):
+        raise ConfigError(
+            "api.host",
+            f"{host or 'every address'} can be reached from other machines, and no API key is configured",
+            "add a key as [keys.<name>] with its sha256 and a tenant, or set api.host to 127.0.0.1",
+        )
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, token = authorization.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _loopback(host: str) -> bool:
+    """Names other than localhost may resolve to anything, so they count as exposed."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

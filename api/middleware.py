@@ -1,0 +1,67 @@
+"""Around every request: its id, its trace, its time, its count. Plain ASGI, so a stream costs nothing more."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.services import Services
+from telemetry.tracing import Attributes, extract
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+ENDPOINTS = re.compile(
+    r"/v1/(chat/completions|completions|models|jobs)|/(healthz|readyz|version|metrics|openapi\.json)$"
+)
+
+
+class Observed:
+    """Gives `scope["state"]` its `request_id` and `trace` (W3C context of the server span)."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, begun = Headers(scope=scope), time.perf_counter()
+        request_id = _request_id(headers.get("x-request-id", ""))
+        endpoint = endpoint_of(scope["path"])
+        span = self._services.tracing.span(f"{scope['method']} {endpoint}", extract(headers), "server")
+        scope.setdefault("state", {}).update(request_id=request_id, trace=span.carrier())
+        status = 500
+
+        async def stamped(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                spent = f"{(time.perf_counter() - begun) * 1000:.0f}"
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    (b"openai-processing-ms", spent.encode()),
+                ]
+            await send(message)
+
+        try:
+            with span.active():
+                await self._app(scope, receive, stamped)
+        finally:
+            attributes: Attributes = {"http.response.status_code": status, "http.route": endpoint}
+            span.end(error=f"HTTP {status}" if status >= 500 else None, attributes=attributes)
+            self._services.metrics.requests.labels("", endpoint, str(status)).inc()
+
+
+def endpoint_of(path: str) -> str:
+    """The path without what varies: a fixed, short list, fit for a metric's label."""
+    match = ENDPOINTS.match(path)
+    return match[0] if match else "other"
+
+
+def _request_id(given: str) -> str:
+    return given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

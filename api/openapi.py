@@ -1,0 +1,218 @@
+"""The OpenAPI 3.1 document: bodies from the models that check them, routes and answers from the tables below."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pydantic.json_schema import models_json_schema
+
+from api.answers import STRING, Schema, answer_schemas, any_of, ref, schema
+from api.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
+from streaming.messages import State
+
+
+class Route(NamedTuple):
+    """One row of the table: a method on a path and what it answers."""
+
+    method: str
+    path: str
+    summary: str
+    answer: str
+    """The schema of a 2xx body, or a media type without one."""
+    status: int = 200
+    bodies: tuple[str, ...] = ()
+    """Schemas of the request body, any one of them."""
+    params: tuple[str, ...] = ()
+    errors: tuple[int, ...] = ()
+    headers: tuple[str, ...] = ()
+    or_job: bool = False
+    """May answer 202 with the job instead: it is not done, and goes on."""
+    events: bool = False
+    """May also answer with a stream of server-sent events."""
+    open: bool = False
+    """Needs no API key."""
+
+
+_ACCEPT = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
+_READ = (401, 404, 503)
+_JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Ignored-Fields")
+_CHAT, _TEXT = "ChatRequest", "CompletionRequest"
+_JOBS = ("ChatJobRequest", "CompletionJobRequest")
+_KEY = ("Idempotency-Key",)
+_WAITING = (*_KEY, "Prefer")
+_ALWAYS = ("x-request-id", "openai-processing-ms")
+
+ROUTES = (
+    Route("post", "/v1/chat/completions", "Answer a conversation", "ChatCompletion", bodies=(_CHAT,), params=_WAITING,
+          errors=(*_ACCEPT, 500, 504), headers=_JOB_HEADERS, or_job=True, events=True),
+    Route("post", "/v1/completions", "Continue a text", "Completion", bodies=(_TEXT,), params=_WAITING,
+          errors=(*_ACCEPT, 500, 504), headers=_JOB_HEADERS, or_job=True, events=True),
+    Route("get", "/v1/models", "List the models", "ModelList", errors=(401, 503)),
+    Route("get", "/v1/models/{model}", "Describe a model", "Model", params=("model",), errors=_READ),
+    Route("post", "/v1/jobs", "Queue a job", "Job", status=202, bodies=_JOBS, params=_KEY,
+          errors=_ACCEPT, headers=(*_JOB_HEADERS, "Location")),
+    Route("get", "/v1/jobs", "List your jobs", "JobList", params=("status", "cursor", "limit"), errors=(400, 401, 503)),
+    Route("get", "/v1/jobs/{job_id}", "Show a job", "Job", params=("job_id", "wait"), errors=(400, *_READ)),
+    Route("get", "/v1/jobs/{job_id}/result", "Get a job's answer", "Answer", params=("job_id",),
+          errors=(401, 404, 408, 409, 410, 500, 503), headers=("X-Job-Id",), or_job=True),
+    Route("get", "/v1/jobs/{job_id}/events", "Follow a job, from its start or behind an event", "text/event-stream",
+          params=("job_id", "Last-Event-ID", "after"), errors=(400, *_READ, 410), events=True),
+    Route("post", "/v1/jobs/{job_id}/cancel", "Cancel a job", "Job", params=("job_id",), errors=_READ),
+    Route("get", "/healthz", "Whether this process is alive", "application/json", open=True),
+    Route("get", "/readyz", "Whether requests can be accepted", "application/json", errors=(503,), open=True),
+    Route("get", "/version", "Which version this is", "application/json", open=True),
+    Route("get", "/metrics", "Counters for Prometheus", "text/plain", open=True),
+    Route("get", "/openapi.json", "This document", "application/json", open=True),
+)  # fmt: skip
+
+ERRORS = {
+    400: "invalid_request_error or context_length_exceeded: `param` names the field.",
+    401: "invalid_api_key: no key, or one that is not known here.",
+    403: "permission_denied: the key does not reach so far.",
+    404: "model_not_found or job_not_found, the latter also for somebody else's job.",
+    408: "deadline_exceeded_in_queue or deadline_exceeded: the job's deadline passed.",
+    409: "idempotency_in_progress: send it again in a second. job_cancelled: there is no result.",
+    410: "result_expired: the retention time is over.",
+    413: "payload_too_large: the body is above the limit.",
+    415: "unsupported_media_type: the body must be application/json.",
+    422: "idempotency_key_reused: the same key came with another body before.",
+    429: "queue_full: as many jobs are waiting as the lane holds.",
+    500: "The job failed (its own code), or internal_error.",
+    503: "no_capacity, draining or store_unavailable: try again after Retry-After.",
+    504: "wait_timeout: the answer took too long; the job goes on and X-Job-Id names it.",
+}
+
+_ERROR_HEADERS = {
+    401: ("WWW-Authenticate",),
+    408: ("x-should-retry",),
+    409: ("Retry-After", "retry-after-ms", "x-should-retry"),
+    429: ("Retry-After", "retry-after-ms"),
+    500: ("x-should-retry",),
+    503: ("Retry-After", "retry-after-ms"),
+    504: ("X-Job-Id", "Location", "x-should-retry"),
+}
+
+HEADERS = {
+    "x-request-id": "The id of this request in the logs: the one you sent, or a new one.",
+    "openai-processing-ms": "Milliseconds until the answer began.",
+    "X-Job-Id": "The job that serves this request; /v1/jobs/{job_id}/events takes up its stream again.",
+    "X-Queue-Position": "Jobs that waited in the lane when this one came.",
+    "X-Ignored-Fields": "Fields of the body that had no effect.",
+    "Location": "Where the job can be read.",
+    "Retry-After": "Seconds to wait, at most 120.",
+    "retry-after-ms": "The same, finer.",
+    "x-should-retry": "`false`: a retry would not help, or would do the work twice.",
+    "WWW-Authenticate": "Bearer",
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    """The whole document; `version` is Penstock's own."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": version, "description": "A durable queue in front of LLM engines."},
+        "paths": paths,
+        "components": {
+            "schemas": _request_schemas() | answer_schemas(),
+            "parameters": _parameters(),
+            "headers": {name: {"description": words, "schema": STRING} for name, words in HEADERS.items()},
+            "responses": {f"Error{status}": _error(status) for status in ERRORS} | {"Accepted": _accepted()},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    answer = {
+        "description": route.summary,
+        "headers": _headers((*_ALWAYS, *route.headers)),
+        "content": _content(route),
+    }
+    answers = {str(route.status): answer}
+    if route.or_job:
+        answers["202"] = ref("responses", "Accepted")
+    errors = {str(status): ref("responses", f"Error{status}") for status in route.errors}
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(route),
+        "summary": route.summary,
+        "responses": answers | errors,
+    }
+    if route.params:
+        operation["parameters"] = [ref("parameters", name) for name in route.params]
+    if route.bodies:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": any_of(*route.bodies)}},
+        }
+    if route.open:
+        operation["security"] = []
+    return operation
+
+
+def _operation_id(route: Route) -> str:
+    words = route.path.removeprefix("/v1").replace("{", "").replace("}", "").replace(".", "_")
+    return route.method + words.replace("/", "_")
+
+
+def _content(route: Route) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if "/" in route.answer:
+        content[route.answer] = {"schema": {"type": "object"} if route.answer.endswith("json") else STRING}
+    else:
+        content["application/json"] = {"schema": schema(route.answer)}
+    if route.events:
+        content["text/event-stream"] = {"schema": STRING}
+    return content
+
+
+def _accepted() -> dict[str, Any]:
+    return {
+        "description": "The job, which is not done and goes on.",
+        "headers": _headers((*_ALWAYS, *_JOB_HEADERS, "Location")),
+        "content": {"application/json": {"schema": schema("Job")}},
+    }
+
+
+def _error(status: int) -> dict[str, Any]:
+    return {
+        "description": ERRORS[status],
+        "headers": _headers((*_ALWAYS, *_ERROR_HEADERS.get(status, ()))),
+        "content": {"application/json": {"schema": schema("Error")}},
+    }
+
+
+def _headers(names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: ref("headers", name) for name in names}
+
+
+def _parameters() -> dict[str, Any]:
+    def param(name: str, where: str, kind: Schema, words: str) -> Schema:
+        return {"name": name, "in": where, "required": where == "path", "schema": kind, "description": words}
+
+    params = (
+        param("model", "path", STRING, "The name of a model."),
+        param("job_id", "path", STRING, "The id of a job."),
+        param("status", "query", {"enum": [state.value for state in State]}, "Only jobs that stand so."),
+        param("cursor", "query", STRING, "`next_cursor` of the page before."),
+        param("limit", "query", {"type": "integer", "minimum": 1, "maximum": 100}, "Jobs on a page."),
+        param("wait", "query", {"type": "number", "minimum": 0}, "Seconds to wait for the job's end."),
+        param("after", "query", STRING, "As Last-Event-ID, for clients that cannot set headers."),
+        param("Last-Event-ID", "header", STRING, "Go on behind this event."),
+        param("Prefer", "header", STRING, "`respond-async`: answer 202 with the job at once."),
+        param("Idempotency-Key", "header", STRING, "The same key and body give the same job, however often sent."),
+    )
+    return {each["name"]: each for each in params}
+
+
+def _request_schemas() -> dict[str, Schema]:
+    """All models in one call, or what they share would dangle."""
+    models = (ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest)
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    defs: dict[str, Schema] = schemas["$defs"]
+    return defs

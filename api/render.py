@@ -1,0 +1,283 @@
+"""What a job's tokens and its end look like to a client: OpenAI's objects and chunks, the job object, job events.
+
+Nothing here sends or waits. Text goes out as JSON with every line separator escaped, also those that only some
+clients split lines at (U+0085, U+2028, U+2029), so an event is always one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from api.errors import ApiError, from_terminal, invalid_request
+from api.logprobs import chat_logprobs, text_logprobs
+from streaming.messages import Chat, Delta, Job, Logprob, ModelCard, Priority, State, Terminal, Usage
+
+DONE = b"data: [DONE]\n\n"
+
+TIER = {Priority.INTERACTIVE: "priority", Priority.STANDARD: "default", Priority.BATCH: "flex"}
+"""The `service_tier` that was really used, by lane."""
+
+_ENCODER = msgspec.json.Encoder()
+_CURSOR = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What every rendering of one job repeats."""
+
+    job: str
+    model: str
+    priority: Priority
+    chat: bool
+    """A chat, or else a plain completion."""
+    choices: int
+    logprobs: bool
+    created_ms: int
+    fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, job: Job, created_ms: int, fingerprint: str | None = None) -> Facts:
+        """`created_ms` is Redis time."""
+        chat, logprobs = isinstance(job.prompt, Chat), job.sampling.logprobs is not None
+        return cls(job.id, job.model, job.priority, chat, job.choices, logprobs, created_ms, fingerprint)
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """The fields before `choices` of an OpenAI object."""
+        return {
+            "id": ("chatcmpl-" if self.chat else "cmpl-") + self.job,
+            "object": kind,
+            "created": self.created_ms // 1000,
+            "model": self.model,
+            "service_tier": TIER[self.priority],
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def logprobs_object(self, logprobs: Iterable[Logprob], offset: int = 0) -> dict[str, Any]:
+        """A choice's `logprobs`; `offset` counts its characters before these tokens."""
+        return chat_logprobs(logprobs) if self.chat else text_logprobs(logprobs, offset)
+
+
+def fingerprint(card: ModelCard) -> str:
+    """Stays the same for as long as the model runs on the same engine with the same limits."""
+    identity = f"{card.name}\0{card.engine}\0{card.context}\0{card.max_output}"
+    return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
+
+
+def to_json(value: Any) -> bytes:
+    """One line of JSON whatever its strings hold."""
+    data = _ENCODER.encode(value)
+    if data.isascii():
+        return data
+    return (
+        data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+# --- one answer in one piece ---------------------------------------------------------------------------------------
+
+
+def completion(facts: Facts, terminal: Terminal, deltas: Iterable[Delta]) -> dict[str, Any]:
+    """A chat.completion or text_completion. Raises ApiError for a job that did not complete."""
+    if terminal.state is not State.COMPLETED:
+        raise from_terminal(terminal)
+    texts = [""] * facts.choices
+    logprobs: list[list[Logprob]] = [[] for _ in texts]
+    for delta in deltas:
+        texts[delta.index] += delta.text
+        logprobs[delta.index].extend(delta.logprobs)
+    choices = []
+    for index, text in enumerate(texts):
+        said = {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}
+        detail = facts.logprobs_object(logprobs[index]) if facts.logprobs else None
+        choices.append({"index": index, **said, "logprobs": detail, "finish_reason": _finish(terminal, index)})
+    head = facts.head("chat.completion" if facts.chat else "text_completion")
+    return {**head, "choices": choices, "usage": usage_object(terminal.usage)}
+
+
+def _finish(terminal: Terminal, index: int) -> str:
+    """A choice that ended without a word of why ended by itself."""
+    return terminal.finishes[index] if index < len(terminal.finishes) else "stop"
+
+
+# --- the same answer as a stream of chunks -------------------------------------------------------------------------
+
+
+class ChunkRenderer:
+    """Renders one job's stream; all that is constant is encoded here once, so a delta costs its text and two joins.
+
+    Feed it every delta in order, also those a Terminal brings along, and then the Terminal. Only the Terminal yields
+    finish reasons: a reader who has seen one has seen an answer that is stored.
+    """
+
+    def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
+        self._facts, self._include_usage = facts, include_usage
+        head = facts.head("chat.completion.chunk" if facts.chat else "text_completion")
+        self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
+        self._tail = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
+        text_at = b'"delta":{"content":' if facts.chat else b'"text":'
+        self._text_end = b"}" if facts.chat else b""
+        self._plain_end = self._text_end + b',"logprobs":null,"finish_reason":null}' + self._tail
+        opening = [self._head + b'{"index":%d,' % index for index in range(facts.choices)]
+        self._later = [each + text_at for each in opening]
+        self._prefix = [each + text_at.replace(b"{", b'{"role":"assistant",') for each in opening]
+        self._offset = [0] * facts.choices
+
+    def delta(self, delta: Delta) -> bytes:
+        """The `data:` block of a delta; b"" while its tokens make no text yet."""
+        if not delta.text and not delta.logprobs:
+            return b""
+        prefix = self._prefix[delta.index]
+        self._prefix[delta.index] = self._later[delta.index]
+        end = self._end_with_logprobs(delta) if self._facts.logprobs else self._plain_end
+        return prefix + to_json(delta.text) + end
+
+    def end(self, terminal: Terminal) -> bytes:
+        """The last blocks: finish reasons, the token counts if wanted, [DONE]; for a job that failed, its error."""
+        if terminal.state is not State.COMPLETED:
+            return error_frame(from_terminal(terminal))
+        blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.choices)]
+        if self._include_usage:
+            blocks.append(self._head + b'],"usage":' + to_json(usage_object(terminal.usage)) + b"}\n\n")
+        return b"".join([*blocks, DONE])
+
+    def _end_with_logprobs(self, delta: Delta) -> bytes:
+        detail = self._facts.logprobs_object(delta.logprobs, self._offset[delta.index])
+        self._offset[delta.index] += sum(len(each.token) for each in delta.logprobs)
+        return self._text_end + b',"logprobs":' + to_json(detail) + b',"finish_reason":null}' + self._tail
+
+    def _finish(self, index: int, reason: str) -> bytes:
+        begun = self._prefix[index] is self._later[index]
+        if begun and self._facts.chat:
+            opening = self._head + b'{"index":%d,"delta":{}' % index
+        else:
+            opening = self._prefix[index] + b'""' + self._text_end
+        return opening + b',"logprobs":null,"finish_reason":' + to_json(reason) + b"}" + self._tail
+
+
+def error_frame(error: ApiError) -> bytes:
+    """The last block of a stream that failed after its 200; the connection is closed behind it, without [DONE]."""
+    return b"data: " + to_json(error.body) + b"\n\n"
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as its owner may see it. Times are Redis milliseconds, 0 for "not yet"."""
+
+    facts: Facts
+    status: State
+    started_ms: int = 0
+    first_ms: int = 0
+    done_ms: int = 0
+    expires_ms: int = 0
+    """When the result will be gone."""
+    position: int | None = None
+    """Jobs ahead of it in its lane, while it waits."""
+    eta_ms: int | None = None
+    attempts: int = 0
+    epoch: int = 0
+    seq: int = 0
+    """Number of the last delta there is."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    terminal: Terminal | None = None
+
+
+def job_object(view: JobView, *, with_result: bool = True) -> dict[str, Any]:
+    """The job for GET /v1/jobs/{id}; lists leave the result out. Times are Unix seconds.
+
+    A completed job's terminal must carry all its rows if the result is wanted.
+    """
+    terminal = view.terminal
+    completed = view.status is State.COMPLETED and terminal is not None
+    failed = terminal is not None and not completed
+    return {
+        "id": view.facts.job,
+        "object": "job",
+        "status": view.status.value,
+        "created_at": _seconds(view.facts.created_ms),
+        "started_at": _seconds(view.started_ms),
+        "first_token_at": _seconds(view.first_ms),
+        "completed_at": _seconds(view.done_ms),
+        "expires_at": _seconds(view.expires_ms),
+        "model": view.facts.model,
+        "priority": view.facts.priority.value,
+        "queue_position": view.position,
+        "eta_ms": view.eta_ms,
+        "attempts": view.attempts,
+        "last_event_id": event_id(view.epoch, view.seq),
+        "usage": usage_object(terminal.usage) if terminal else None,
+        "result": completion(view.facts, terminal, terminal.rows) if terminal and completed and with_result else None,
+        "error": from_terminal(terminal).body["error"] if terminal and failed else None,
+        "metadata": dict(view.metadata),
+    }
+
+
+def _seconds(ms: int) -> float | None:
+    return ms / 1000 if ms else None
+
+
+# --- a job's events --------------------------------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor to resume behind it."""
+
+    name: str
+    id: str
+    data: dict[str, Any]
+
+    def encode(self) -> bytes:
+        return b"event: %b\nid: %b\ndata: %b\n\n" % (self.name.encode(), self.id.encode(), to_json(self.data))
+
+
+def event_id(epoch: int, seq: int) -> str:
+    return f"{epoch}:{seq}"
+
+
+def read_event_id(cursor: str, param: str = "Last-Event-ID") -> tuple[int, int]:
+    """(epoch, seq) of a cursor a client sends back. Raises ApiError (400): to guess would be to replay or to skip."""
+    match = _CURSOR.fullmatch(cursor)
+    if match is None:
+        raise invalid_request(f"{param} must be the id of an event, such as 1:42.", param)
+    return int(match[1]), int(match[2])
+
+
+def queued_event(view: JobView) -> Event:
+    data = {"position": view.position, "eta_ms": view.eta_ms}
+    return Event("queued", event_id(view.epoch, view.seq), data)
+
+
+def started_event(view: JobView, worker: str) -> Event:
+    data = {"worker": worker, "attempt": view.attempts}
+    return Event("started", event_id(view.epoch, view.seq), data)
+
+
+def delta_event(facts: Facts, epoch: int, delta: Delta) -> Event:
+    data: dict[str, Any] = {"index": delta.index, "text": delta.text, "tokens": delta.n}
+    if facts.logprobs:
+        data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
+    return Event("delta", event_id(epoch, delta.seq), data)
+
+
+def terminal_event(view: JobView) -> Event:
+    """Named by the final state. The tokens were in the deltas, so the result is not repeated."""
+    finishes = list(view.terminal.finishes) if view.terminal else []
+    data = job_object(view, with_result=False) | {"finish_reasons": finishes}
+    return Event(view.status.value, event_id(view.epoch, view.seq), data)

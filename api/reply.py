@@ -1,0 +1,229 @@
+"""Answers that wait for a job: the token stream, and the answer in one piece.
+
+Both watch for the client's leaving while they wait, and then do what the request's on_disconnect says. A stream's
+status is committed with its first bytes, so a refusal that comes before them keeps its HTTP code; a committed stream
+always ends with a terminal frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from api import errors
+from api.admission import Admitted
+from api.errors import ApiError
+from api.render import ChunkRenderer, Facts, completion, error_frame, fingerprint, to_json
+from api.services import Services
+from streaming.errors import StreamingError, UnknownJob
+from streaming.messages import Delta, State, Terminal
+
+log = logging.getLogger(__name__)
+
+PING = b": ping\n"
+"""One newline: a blank line would be an event, and crash clients that have seen an id."""
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+CHAT, TEXT = "chat", "text_completion"
+
+
+class ClientGone(Exception):
+    """Raised inside an answer when its client has left."""
+
+
+class Reply:
+    """An ASGI response for one admitted job. Subclasses say how it is told."""
+
+    def __init__(self, services: Services, admitted: Admitted) -> None:
+        self._services, self._admitted = services, admitted
+        self._inbox = admitted.inbox
+        self._job = admitted.job
+        created = admitted.accepted.created_ms or int(time.time() * 1000)
+        card = services.cards.get(self._job.model)
+        facts = Facts.of(self._job, created, fingerprint(card) if card else None)
+        self._facts = facts if not admitted.accepted.joined else _renamed(facts, admitted.accepted.id)
+        self._begun = time.perf_counter()
+        self._last = 0.0
+        operation = CHAT if facts.chat else TEXT
+        self._labels = (operation, self._job.model)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and look after the job if the client leaves."""
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            await self._answer(send)
+        except ClientGone:
+            await self._disconnected()
+        finally:
+            watch.cancel()
+            self._services.relay.close(self._inbox)
+            self._measure_end()
+
+    async def _answer(self, send: Send) -> None:
+        raise AssertionError("a subclass says how")
+
+    async def _watch(self, receive: Receive) -> None:
+        """Wait for the client to leave; the inbox then wakes whoever takes from it."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._inbox.hang_up()
+
+    async def _take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
+        rows, terminal = await self._inbox.take(patience)
+        if rows:
+            self._measure(rows)
+        if terminal is None and self._inbox.hung_up:
+            raise ClientGone
+        return rows, terminal
+
+    def _measure(self, rows: Sequence[Delta]) -> None:
+        now = time.perf_counter()
+        metrics = self._services.metrics
+        if not self._last:
+            metrics.time_to_first_token.labels(*self._labels).observe(now - self._begun)
+        else:
+            tokens = sum(row.n for row in rows) or 1
+            metrics.time_per_output_token.labels(*self._labels).observe((now - self._last) / tokens, tokens)
+        self._last = now
+
+    def _measure_end(self) -> None:
+        metrics, terminal = self._services.metrics, self._inbox.terminal
+        metrics.request_duration.labels(*self._labels).observe(time.perf_counter() - self._begun)
+        if terminal is not None:
+            self._services.pace.ended(self._job.model)
+            for kind, count in (("input", terminal.usage.prompt), ("output", terminal.usage.completion)):
+                metrics.token_usage.labels(*self._labels, kind).observe(count)
+
+    async def _disconnected(self) -> None:
+        """The client left before the end: cancel, go on, or cancel after a while if nobody else came to listen."""
+        policy, job_id = self._job.on_disconnect, self._inbox.job_id
+        log.info("client left", extra={"job": job_id, "on_disconnect": policy})
+        if policy == "cancel":
+            await cancel_quietly(self._services, job_id)
+        elif policy.startswith("grace:"):
+            self._services.later(self._cancel_later(float(policy.removeprefix("grace:"))))
+
+    async def _cancel_later(self, seconds: float) -> None:
+        readers = await self._readers()
+        await asyncio.sleep(seconds)
+        if await self._readers() <= readers and not self._services.relay.listening(self._inbox.job_id):
+            await cancel_quietly(self._services, self._inbox.job_id)
+
+    async def _readers(self) -> int:
+        try:
+            return (await self._services.journal.record(self._inbox.job_id)).readers
+        except StreamingError:
+            return 0
+
+
+class StreamReply(Reply):
+    """Tokens as they come, as server-sent events."""
+
+    async def _answer(self, send: Send) -> None:
+        renderer = ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
+        begun = False
+        metrics = self._services.metrics.open_streams
+        metrics.inc()
+        try:
+            while True:
+                rows, terminal = await self._take(self._services.settings.keep_alive_s)
+                if not begun and terminal is not None and not rows and terminal.state is not State.COMPLETED:
+                    await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
+                    return
+                if not begun:
+                    await send(_start(200, STREAM_HEADERS | self._admitted.headers))
+                    begun = True
+                data = b"".join([renderer.delta(row) for row in rows])
+                if terminal is not None:
+                    await self._write(send, data + renderer.end(terminal), more=False)
+                    return
+                if data or not rows:
+                    await self._write(send, data or PING, more=True)
+        except (ClientGone, OSError):
+            raise ClientGone from None
+        except BaseException as error:
+            # Cancelled at shutdown, or a fault of ours: the client of a committed stream is told before it ends.
+            if begun:
+                fault = errors.draining() if isinstance(error, asyncio.CancelledError) else errors.internal_error("")
+                await send(_body(error_frame(fault), more=False))
+            raise
+        finally:
+            metrics.dec()
+
+    async def _write(self, send: Send, data: bytes, *, more: bool) -> None:
+        """A reader that takes nothing for too long is cut off."""
+        try:
+            async with asyncio.timeout(self._services.settings.send_timeout_s):
+                await send(_body(data, more=more))
+        except TimeoutError:
+            log.warning("a reader took nothing for too long and is cut off", extra={"job": self._inbox.job_id})
+            raise ClientGone from None
+
+
+class WholeReply(Reply):
+    """The answer in one piece."""
+
+    async def _answer(self, send: Send) -> None:
+        deadline = time.monotonic() + self._services.settings.wait_s
+        rows: list[Delta] = []
+        terminal: Terminal | None = None
+        headers = self._admitted.headers
+        while terminal is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                await send_error(send, errors.wait_timeout(self._inbox.job_id, self._services.settings.wait_s), headers)
+                return
+            taken, terminal = await self._take(left)
+            rows += taken
+        try:
+            body = to_json(completion(self._facts, terminal, rows))
+        except ApiError as error:
+            await send_error(send, error, headers)
+            return
+        await send(_start(200, {"content-type": "application/json", "content-length": str(len(body))} | headers))
+        await send(_body(body, more=False))
+
+
+async def cancel_quietly(services: Services, job_id: str) -> None:
+    """Cancel a job nobody waits for any more; if Redis is down the worker goes on and the result is kept."""
+    try:
+        await services.queue.cancel(job_id)
+    except UnknownJob:
+        pass  # it ended and was forgotten
+    except StreamingError as error:
+        log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
+
+
+async def send_error(send: Send, error: ApiError, headers: dict[str, str]) -> None:
+    """A whole error answer."""
+    body = to_json(error.body)
+    lengths = {"content-type": "application/json", "content-length": str(len(body))}
+    await send(_start(error.status, lengths | headers | error.headers))
+    await send(_body(body, more=False))
+
+
+def _start(status: int, headers: dict[str, str]) -> Message:
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+def _body(data: bytes, *, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _renamed(facts: Facts, job_id: str) -> Facts:
+    """The facts of a job joined by its idempotency key: the same request, under its first id."""
+    return Facts(
+        job_id, facts.model, facts.priority, facts.chat, facts.choices, facts.logprobs, facts.created_ms,
+        facts.fingerprint,
+    )  # fmt: skip

@@ -1,0 +1,310 @@
+"""What clients may ask: the request bodies, read strictly and turned into jobs.
+
+Unknown fields are ignored and named in the answer's X-Ignored-Fields. Fields of OpenAI's that Penstock knows and
+cannot honour are refused, so that nobody takes an answer for one that used them.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+
+import pydantic_core
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+
+from api.errors import invalid_request
+from api.fields import (
+    MAX_MESSAGES,
+    Body,
+    Message,
+    Metadata,
+    Prompt,
+    QueueOptions,
+    ResponseFormat,
+    Stop,
+    StreamOptions,
+    TokenLimit,
+    depth,
+    refusal,
+)
+from api.validation import explained
+from streaming.messages import Chat, Job, Priority, Sampling, Text, Tokens
+from streaming.messages import Prompt as JobPrompt
+
+Kind: TypeAlias = Literal["chat", "completion", "job"]
+
+MAX_DEPTH = 32
+"""Levels of nested JSON."""
+
+MAX_IGNORED = 20
+"""Names in X-Ignored-Fields."""
+
+TIERS = {
+    "default": Priority.STANDARD,
+    "flex": Priority.BATCH,
+    "scale": Priority.INTERACTIVE,
+    "priority": Priority.INTERACTIVE,
+    "fast": Priority.INTERACTIVE,
+}
+"""The lane of each `service_tier`; `auto` is the endpoint's own."""
+
+UNHONOURED: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "web_search_options": (),
+    "moderation": (),
+    "suffix": ("",),
+    "echo": (False,),
+    "best_of": (),
+    "webhook": (),
+}
+"""Known fields that nothing here honours, each with the values that ask for nothing (null always does)."""
+
+_HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
+
+
+class Generation(Body, ABC):
+    """What both kinds of generation share."""
+
+    LANE: ClassVar[Priority] = Priority.INTERACTIVE
+    ON_DISCONNECT: ClassVar[str] = "cancel"
+
+    model: Annotated[str, Field(min_length=1, max_length=128)]
+    max_tokens: TokenLimit | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=8)] | None = 1
+    stop: Stop | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    metadata: Metadata | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    queue: QueueOptions = QueueOptions()
+
+    @field_validator("queue", mode="before")
+    @classmethod
+    def _queue_or_null(cls, value: Any) -> Any:
+        return QueueOptions() if value is None else value
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def lane(self) -> Priority:
+        """The lane asked for; `queue.priority` speaks louder than `service_tier`."""
+        if self.queue.priority:
+            return Priority(self.queue.priority)
+        return TIERS.get(self.service_tier or "auto", self.LANE)
+
+    @property
+    @abstractmethod
+    def prompt_asked(self) -> JobPrompt: ...
+
+    @property
+    @abstractmethod
+    def logprobs_asked(self) -> int | None:
+        """As in Sampling."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def sampling(self) -> Sampling:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return Sampling(
+            max_tokens=self.most_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            n=self.n or 1,
+            stop=tuple(stop for stop in stops if stop),
+            logprobs=self.logprobs_asked,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            json_schema=self.response_format.wanted if self.response_format else None,
+        )
+
+
+class ChatRequest(Generation):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: TokenLimit | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _one_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        if limit is not None and info.data.get("max_tokens") not in (None, limit):
+            raise refusal("must not differ from max_tokens, its older name; give one of them")
+        return limit
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and not info.data.get("logprobs"):
+            raise refusal("needs logprobs: true")
+        return top
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        return Chat(tuple(message.turn for message in self.messages))
+
+    @property
+    def logprobs_asked(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionRequest(Generation):
+    """The body of POST /v1/completions."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        match self.prompt:
+            case str(text):
+                return Text((text,))
+            case [str(), *_] as texts:
+                return Text(tuple(cast(list[str], texts)))
+            case [int(), *_] as ids:
+                return Tokens((tuple(cast(list[int], ids)),))
+            case lists:
+                return Tokens(tuple(tuple(ids) for ids in cast(list[list[int]], lists)))
+
+    @property
+    def logprobs_asked(self) -> int | None:
+        return self.logprobs
+
+
+class ChatJobRequest(ChatRequest):
+    """The body of POST /v1/jobs for a chat: nobody waits, so it runs on and in a lane below the waiting ones."""
+
+    LANE = Priority.STANDARD
+    ON_DISCONNECT = "continue"
+
+    endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+
+
+class CompletionJobRequest(CompletionRequest):
+    """The body of POST /v1/jobs for a completion."""
+
+    LANE = Priority.STANDARD
+    ON_DISCONNECT = "continue"
+
+    endpoint: Literal["/v1/completions"]
+
+
+JobRequest: TypeAlias = ChatJobRequest | CompletionJobRequest
+Request: TypeAlias = ChatRequest | CompletionRequest
+
+
+def parse(kind: Kind, body: bytes) -> Request:
+    """Read a body of at most the accepted size. Raises ApiError (400) that names the field, never its value."""
+    fields = _object(body)
+    model = _model(kind, fields)
+    _refuse_unhonoured(fields)
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise explained(error) from None
+
+
+def to_job(
+    request: Request, *, job_id: str, tenant: str, ceiling: Priority, reply_to: str, trace: dict[str, str]
+) -> Job:
+    """The job a request asks for, in the highest lane that is both asked for and allowed."""
+    queue = request.queue
+    return Job(
+        id=job_id,
+        model=request.model,
+        tenant=tenant,
+        priority=clamp(request.lane, ceiling),
+        prompt=request.prompt_asked,
+        sampling=request.sampling,
+        stream=bool(request.stream),
+        reply_to=reply_to,
+        deadline_ms=queue.deadline_ms,
+        max_queue_ms=queue.max_queue_ms,
+        trace=trace,
+        metadata=request.metadata or {},
+        user=request.user,
+        on_disconnect=queue.on_disconnect or request.ON_DISCONNECT,
+    )
+
+
+def clamp(lane: Priority, ceiling: Priority) -> Priority:
+    """The lower of the two lanes."""
+    return max(lane, ceiling, key=lambda priority: priority.rank)
+
+
+def ignored_fields(request: Request) -> list[str]:
+    """Names of the fields that had no effect, fit for a header: the first 20, odd names left out."""
+    names: dict[str, None] = {}  # a set that keeps the order
+    for name in _extras(request, ""):
+        if name not in UNHONOURED and _HEADER_WORD.fullmatch(name):
+            names[name] = None
+        if len(names) == MAX_IGNORED:
+            break
+    return list(names)
+
+
+def _extras(part: Body, path: str) -> Iterator[str]:
+    yield from (path + name for name in part.model_extra or ())
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, Body):
+            yield from _extras(value, f"{path}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
+            for item in value:
+                yield from _extras(item, f"{path}{name}[].")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:  # the parser's words: what it expected, at which line and column
+        raise invalid_request(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(fields, dict):
+        raise invalid_request("The body must be a JSON object.")
+    if depth(fields) > MAX_DEPTH:
+        raise invalid_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
+    return fields
+
+
+def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
+    if kind == "job":
+        return CompletionJobRequest if fields.get("endpoint") == "/v1/completions" else ChatJobRequest
+    return ChatRequest if kind == "chat" else CompletionRequest
+
+
+def _refuse_unhonoured(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        if name not in UNHONOURED or value is None:
+            continue
+        neutral = (fields.get("n") or 1,) if name == "best_of" else UNHONOURED[name]
+        if value not in neutral:
+            raise invalid_request(f"{name} is not supported here. Leave it out.", name)

@@ -1,0 +1,84 @@
+"""What every endpoint works with, built once per process and passed along as `app.state.services`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from api.errors import model_not_found
+from api.keys import Keyring
+from api.pace import Pace
+from api.settings import ApiSettings
+from streaming.backlog import Backlog
+from streaming.errors import Unavailable
+from streaming.fleet import Fleet
+from streaming.journal import Journal
+from streaming.messages import ModelCard
+from streaming.queue import Queue
+from streaming.relay import Relay
+from streaming.settings import ModelSettings
+from streaming.wire import Wire
+from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+CARDS_EVERY_S = 2.0
+
+
+@dataclass
+class Services:
+    """One API process. `start` before the first request, `stop` after the last."""
+
+    settings: ApiSettings
+    wire: Wire
+    models: dict[str, ModelSettings]
+    keyring: Keyring
+    metrics: Metrics
+    tracing: Tracing
+    version: str
+    pace: Pace = field(default_factory=Pace)
+    cards: dict[str, ModelCard] = field(default_factory=dict)
+    """What workers found when they loaded the models; follows the fleet a moment behind."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.queue, self.journal, self.fleet = Queue(self.wire), Journal(self.wire), Fleet(self.wire)
+        self.backlog, self.relay = Backlog(self.wire), Relay(self.wire)
+
+    async def start(self) -> None:
+        """Begin to listen for replies and to follow the fleet."""
+        await self.relay.start()
+        self.later(self._follow_cards())
+
+    async def stop(self) -> None:
+        """End what runs in the background and close the wire."""
+        await self.relay.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.wire.close()
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the requests; it ends with the process."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def model(self, name: str) -> ModelSettings:
+        """Raises ApiError (404)."""
+        if name not in self.models:
+            raise model_not_found(name, self.models)
+        return self.models[name]
+
+    async def _follow_cards(self) -> None:
+        while True:
+            try:
+                self.cards = await self.fleet.cards()
+            except Unavailable as error:
+                log.debug("model cards as they were: %s", error)
+            self.metrics.fold()
+            await asyncio.sleep(CARDS_EVERY_S)

