@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -51,6 +51,7 @@ from streaming.messages import (
 
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 """Any text a token may be: line ends, quotes, NUL, U+2028; no lone surrogates, which no wire message can hold."""
+NASTY = 'a\u2028b\u2029c\x85d\r\ne\n\nf\x00g"h\\i\x0b\x0c\x1c\U0001f600'
 
 
 def facts(*, chat: bool = True, choices: int = 1, logprobs: bool = False) -> Facts:
@@ -96,6 +97,7 @@ def render(about: Facts, deltas: Iterable[Delta], terminal: Terminal, *, include
 
 
 @given(TOKEN)
+@example(NASTY)
 def test_any_token_text_comes_back_from_a_chat_chunk(text: str) -> None:
     """One event, whatever the text, and the same text out of it."""
     first, finish, end = payloads(render(facts(), [delta(text)], done("stop")))
@@ -105,6 +107,7 @@ def test_any_token_text_comes_back_from_a_chat_chunk(text: str) -> None:
 
 
 @given(TOKEN)
+@example(NASTY)
 def test_any_token_text_comes_back_from_a_completion_chunk(text: str) -> None:
     """The same for /v1/completions."""
     first, finish, end = payloads(render(facts(chat=False), [delta(text)], done("length")))
@@ -114,6 +117,7 @@ def test_any_token_text_comes_back_from_a_completion_chunk(text: str) -> None:
 
 
 @given(st.lists(TOKEN, max_size=4))
+@example([NASTY, NASTY])
 def test_the_openai_library_reads_the_same_text(texts: list[str]) -> None:
     """Through the library's own line splitting the texts add up, and every chunk is of its type."""
     deltas = [delta(text, seq=seq) for seq, text in enumerate(texts, 1)]
@@ -126,6 +130,7 @@ def test_the_openai_library_reads_the_same_text(texts: list[str]) -> None:
 
 
 @given(st.dictionaries(st.sampled_from("ab"), TOKEN, min_size=1), TOKEN)
+@example({"a": NASTY}, NASTY)
 def test_any_token_text_comes_back_from_a_job_event(metadata: dict[str, str], text: str) -> None:
     """Job events too are one data line each, with the cursor as their id."""
     name, cursor, data, blank = delta_event(facts(), 3, delta(text, seq=9)).encode().decode().splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -134,28 +135,23 @@ def test_the_folder_does_not_grow_with_the_number_of_processes(tmp_path: Path) -
     assert value(shown, "gen_ai_server_time_to_first_token_seconds_count", **GEN_AI) == 4
 
 
-def test_a_reader_never_sees_a_count_twice_or_not_at_all(tmp_path: Path) -> None:
-    """While dead processes are reaped, every page shows the same sum."""
+def test_reaping_waits_for_a_reader_to_finish(tmp_path: Path) -> None:
+    """While somebody reads the folder nothing is moved in it, so that no page counts a dead process twice or never."""
     folder, page = tmp_path / "metrics", tmp_path / "page"
     with child(folder, "api", 1) as reader:
-        dead = []
-        for _ in range(4):
-            with child(folder, "worker", 2) as one:
-                one.kill()
-                dead.append(one.pid)
-
-        def reap_all() -> None:
-            for pid in dead:
-                reap(str(folder), pid)
-
-        reaping = threading.Thread(target=reap_all)
-        reaping.start()
-        seen = {
-            value(reader.page(page), "penstock_requests_total", model="m", endpoint="chat", code="200")
-            for _ in range(20)
-        }
+        with child(folder, "worker", 2) as one:
+            one.kill()
+        before = sorted(folder.glob("*.db"))
+        reaping = threading.Thread(target=reap, args=(str(folder), one.pid))
+        with (folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            reaping.start()
+            for _ in range(5):
+                shown = reader.page(page)
+                assert value(shown, "penstock_requests_total", model="m", endpoint="chat", code="200") == 3
+            assert sorted(folder.glob("*.db")) == before
         reaping.join()
-    assert seen == {9}
+        assert not list(folder.glob(f"*_{one.pid}.db"))
 
 
 def test_a_clean_end_leaves_counts_and_takes_gauges(tmp_path: Path) -> None:
@@ -217,6 +213,8 @@ def test_a_tally_counts_as_the_histogram_does() -> None:
 
 def test_no_observation_is_lost_when_another_thread_folds() -> None:
     """One thread observes, another folds all the while: the sum is exact."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     metrics = Metrics.start("", "api")
     tally = metrics.time_per_output_token.labels("chat", "b")
     stop = threading.Event()
@@ -231,6 +229,7 @@ def test_no_observation_is_lost_when_another_thread_folds() -> None:
         tally.observe(0.01, 2)
     stop.set()
     folding.join()
+    sys.setswitchinterval(interval)
     labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "b"}
     shown = samples(metrics.expose())
     assert value(shown, "gen_ai_server_time_per_output_token_seconds_count", **labels) == 100_000

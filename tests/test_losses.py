@@ -1,0 +1,157 @@
+"""kill -9 in mid-stream: a worker, an API process, the server, each with the reader's text exact to the byte.
+
+The whole fault matrix is a suite of its own; these are its most telling rows.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from house import House, eventually, free_port, redis_process
+
+from streaming.messages import Turn
+from workers.sim import prompt_text, token_text
+
+TOKENS = 400
+
+
+def said(text: str, tokens: int = TOKENS) -> str:
+    prompt = prompt_text((Turn("user", text),))
+    return "".join(token_text(prompt, index) for index in range(tokens))
+
+
+class Reader(threading.Thread):
+    """A chat stream read in the background; `text` grows as it comes."""
+
+    def __init__(self, house: House, text: str, port: int | None = None) -> None:
+        super().__init__(daemon=True)
+        self.text, self.job, self.done, self.error = "", "", False, ""
+        body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS, "stream": True}
+        self._connection = http.client.HTTPConnection("127.0.0.1", port or house.port, timeout=60)
+        self._body = json.dumps(body)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            headers = {"Content-Type": "application/json"}
+            self._connection.request("POST", "/v1/chat/completions", self._body, headers)
+            response = self._connection.getresponse()
+            self.job = response.headers["x-job-id"] or ""
+            for line in response:
+                self._take(line)
+        except (OSError, http.client.HTTPException) as error:
+            self.error = repr(error)
+        finally:
+            self._connection.close()
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b"data: [DONE]"):
+            self.done = True
+        elif line.startswith(b"data: "):
+            chunk: dict[str, Any] = json.loads(line[6:])
+            self.error = json.dumps(chunk.get("error", "")) if "error" in chunk else self.error
+            for choice in chunk.get("choices", ()):
+                self.text += choice["delta"].get("content") or ""
+
+
+def has_some(readers: list[Reader]) -> Callable[[], bool]:
+    return lambda: all(len(reader.text) > 200 for reader in readers)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_workers_streams_go_on_without_a_lost_or_doubled_token(empty_house: House) -> None:
+    """Readers on the same open connections get the rest from another worker, exactly."""
+    house = empty_house
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+    house.start("scheduler")
+    first = house.start("workers", "--id", "worker-1")
+    house.start_api()
+    house.wait_ready()
+    readers = [Reader(house, f"kill {number}") for number in range(8)]
+    eventually(has_some(readers))
+    house.start("workers", "--id", "worker-2")
+    kill(first.pid)
+    for number, reader in enumerate(readers):
+        reader.join(60)
+        assert reader.done and not reader.error and reader.text == said(f"kill {number}")
+        job = json.loads(house.get(f"/v1/jobs/{reader.job}")[1])
+        assert job["attempts"] == 2 and job["usage"]["completion_tokens"] == TOKENS
+
+
+def test_a_killed_api_process_is_left_for_another_with_the_cursor(empty_house: House) -> None:
+    """The job goes on; another API process gives every following token, none twice."""
+    house = empty_house
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+    house.start("workers")
+    other = free_port()
+    doomed = house.start_api()
+    house.start_api(other)
+    house.wait_ready()
+    reader = Reader(house, "api")
+    eventually(has_some([reader]))
+    kill(doomed.pid)
+    reader.join(30)
+    assert not reader.done and said("api").startswith(reader.text)
+    seen = len([index for index in range(TOKENS) if len(said("api", index + 1)) <= len(reader.text)])
+    data = house.get(f"/v1/jobs/{reader.job}/events?after=1:{seen}", other)[1].decode()
+    deltas = [
+        json.loads(line[6:])["text"] for line in data.splitlines() if line.startswith("data: ") and '"text"' in line
+    ]
+    assert reader.text + "".join(deltas) == said("api")
+
+
+def test_a_killed_server_comes_back_with_everything(tmp_path: Any) -> None:
+    """With the append-only file, jobs and tokens survive the server; readers and workers wait and go on."""
+    port = free_port()
+    options = ("--appendonly", "yes", "--appendfsync", "everysec")
+    with redis_process(tmp_path, port, *options) as url:
+        house = House(url, tmp_path)
+        try:
+            house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+            house.environ["PENSTOCK_REDIS_LEASE_MS"] = "5000"
+            house.start("scheduler")
+            house.start("workers")
+            house.start_api()
+            house.wait_ready()
+            reader = Reader(house, "redis")
+            eventually(has_some([reader]))
+            kill(server_pid(port))
+            refused = eventually(lambda: status_of_put(house) == 503)
+            assert refused
+            with redis_process(tmp_path, port, *options):
+                reader.join(60)
+                assert reader.done and not reader.error and reader.text == said("redis")
+                eventually(lambda: status_of_put(house) == 200)
+        finally:
+            house.close()
+
+
+def server_pid(port: int) -> int:
+    """The process that listens on a port of this machine."""
+    from redis import Redis  # noqa: PLC0415
+
+    with Redis(port=port) as client:
+        return int(client.info("server")["process_id"])
+
+
+def status_of_put(house: House) -> int:
+    body = json.dumps({"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
+    connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
+    try:
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+        time.sleep(0.02)
