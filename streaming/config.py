@@ -106,7 +106,7 @@ def build(kind: type[S], values: Any, where: str) -> S:
     """A checked struct out of plain data. Strings are accepted for numbers and switches, as variables give them."""
     if not isinstance(values, dict):
         raise ConfigError(where, f"expected a table, got {type(values).__name__}")
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     for key in values:
         if key not in kind.__struct_fields__:
             raise ConfigError(f"{where}.{key}", "no such setting", nearest(key, kind.__struct_fields__))

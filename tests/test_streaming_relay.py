@@ -1,0 +1,159 @@
+"""Replies on their way back: in order, once, whatever pub/sub loses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streaming.errors import UnknownJob
+from streaming.lease import Claim, Finish, Lease
+from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
+from streaming.queue import Queue
+from streaming.relay import MOST_ROWS, Inbox, Relay
+from streaming.wire import Wire
+
+
+@pytest.fixture
+async def relay(wire: Wire) -> AsyncIterator[Relay]:
+    relay = Relay(wire)
+    await relay.start()
+    await asyncio.wait_for(relay.connected.wait(), 20)
+    yield relay
+    await relay.stop()
+
+
+def delta(job: str, seq: int) -> Delta:
+    return Delta(job, seq, 0, f"<{seq}>", (seq,), 1)
+
+
+class Running:
+    """A job claimed by a lease of the test's own, which writes what the test says."""
+
+    def __init__(self, lease: Lease, claim: Claim) -> None:
+        self.lease, self.claim, self.rows = lease, claim, []
+
+    @classmethod
+    async def begin(cls, wire: Wire, relay: Relay, job_id: str, reply_to: str | None = None) -> Running:
+        queue, lease = Queue(wire), Lease(wire, "m")
+        reply = relay.address if reply_to is None else reply_to
+        prompt = Chat((Turn("user", "x"),))
+        await queue.put(
+            Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, stream=True, reply_to=reply)
+        )
+        await lease.register()
+        (claim,) = await lease.claim(0, 1)
+        assert isinstance(claim, Claim)
+        return cls(lease, claim)
+
+    async def write(self, count: int, address: str) -> None:
+        for _ in range(count):
+            row = delta(self.claim.job.id, len(self.rows) + 1)
+            self.rows.append(row)
+            await self.lease.calls([self.lease.append_call(0, {address: [row]}, 1)])
+
+    async def finish(self) -> None:
+        end = Terminal(self.claim.job.id, State.COMPLETED, len(self.rows), ("stop",), rows=tuple(self.rows))
+        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.attempt, False))])
+
+
+async def read_all(inbox: Inbox) -> list[int]:
+    seen: list[int] = []
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        rows, terminal = await inbox.take(0.5)
+        seen += [row.seq for row in rows]
+        if terminal is not None:
+            return seen
+    raise AssertionError(f"no end after {len(seen)} deltas")
+
+
+def test_an_inbox_puts_what_comes_in_order_and_takes_each_once() -> None:
+    """Any order, with repetitions: 1..n comes out."""
+    inbox, order = Inbox("j"), [*range(1, 51), *range(1, 51)]
+    random.Random(7).shuffle(order)
+    for seq in order:
+        inbox.push(delta("j", seq))
+    inbox.end(Terminal("j", State.COMPLETED, 50))
+    assert inbox.terminal is not None and [row.seq for row in inbox._rows] == list(range(1, 51))
+
+
+def test_an_inbox_waits_for_what_is_missing_before_it_ends() -> None:
+    """A terminal that knows more deltas than arrived is not shown yet."""
+    inbox = Inbox("j")
+    inbox.push(delta("j", 1))
+    inbox.end(Terminal("j", State.COMPLETED, 2))
+    assert inbox.terminal is None and inbox.stale
+
+
+def test_a_slow_reader_is_bounded_in_memory() -> None:
+    """What it cannot take now is left in the log."""
+    inbox = Inbox("j")
+    for seq in range(1, 3 * MOST_ROWS):
+        inbox.push(delta("j", seq))
+    assert inbox.seq == MOST_ROWS and inbox.stale
+
+
+async def test_lost_frames_are_filled_from_the_log(wire: Wire, relay: Relay) -> None:
+    """Every second delta is logged but never published: the reader gets them all, in order."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    running = await Running.begin(wire, relay, job_id)
+    for _ in range(20):
+        await running.write(1, relay.address)
+        await running.write(1, "-")
+    await running.finish()
+    assert await read_all(inbox) == list(range(1, 41))
+
+
+async def test_a_lost_end_is_noticed_in_the_silence(wire: Wire, relay: Relay) -> None:
+    """Nothing at all is published, not even the terminal's message."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    running = await Running.begin(wire, relay, job_id, reply_to="")
+    await running.write(5, "-")
+    await running.finish()
+    assert await read_all(inbox) == [1, 2, 3, 4, 5]
+
+
+async def test_a_cut_subscription_loses_nothing(wire: Wire, relay: Relay) -> None:
+    """The server drops every subscriber again and again while tokens flow."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    running = await Running.begin(wire, relay, job_id)
+    reading = asyncio.create_task(read_all(inbox))
+    for _ in range(10):
+        await running.write(5, relay.address)
+        await wire.redis.client_kill_filter(_type="pubsub")
+    await running.finish()
+    assert await reading == list(range(1, 51))
+
+
+async def test_a_late_follower_gets_everything_and_then_the_rest(wire: Wire, relay: Relay) -> None:
+    """Somebody else's running job: what was before comes from the log, what follows from the relay."""
+    job_id = Queue(wire).new_id("t")
+    running = await Running.begin(wire, relay, job_id, reply_to="")
+    await running.write(3, "-")
+    inbox = relay.open(job_id, after=1)
+    await relay.follow(inbox)
+    await running.write(3, relay.address)
+    await running.finish()
+    assert await read_all(inbox) == [2, 3, 4, 5, 6]
+    with pytest.raises(UnknownJob):
+        await relay.follow(relay.open(Queue(wire).new_id("t")))
+
+
+async def test_a_cancel_in_the_queue_reaches_the_reader(wire: Wire, relay: Relay) -> None:
+    """A script ended the job: the reader is told what the record says."""
+    queue = Queue(wire)
+    job_id = queue.new_id("t")
+    inbox = relay.open(job_id)
+    prompt = Chat((Turn("user", "x"),))
+    job = Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, reply_to=relay.address)
+    await queue.put(job)
+    await queue.cancel(job_id)
+    assert await read_all(inbox) == []
+    assert inbox.terminal is not None and inbox.terminal.state is State.CANCELLED

@@ -1,0 +1,82 @@
+"""Conversations rendered with a model's own template."""
+
+from __future__ import annotations
+
+import pytest
+
+from streaming.messages import Turn
+from workers.chat_template import ChatTemplate, TemplateBroken
+from workers.engine import Refused
+
+CHATML = """{% for message in messages %}
+    {% if loop.first and message['role'] != 'system' %}
+{{ bos_token }}system
+Be brief.{{ eos_token }}
+    {% endif %}
+{{ '<s>' + message['role'] + '|' + message['content'] + '</s>' }}
+{% endfor %}
+{% if add_generation_prompt %}{{ '<s>assistant|' }}{% endif %}"""
+
+
+def refusal(template: str, *turns: Turn) -> str:
+    with pytest.raises(Refused) as caught:
+        ChatTemplate(template).render(turns)
+    assert (caught.value.failure.status, caught.value.failure.param) == (400, "messages")
+    return caught.value.failure.message
+
+
+def test_turns_are_rendered_up_to_the_answer() -> None:
+    """Blocks leave no blank lines or indentation behind, and the special tokens' texts are known."""
+    template = ChatTemplate(CHATML, bos="<s>", eos="</s>")
+    turns = [Turn("user", "Hello"), Turn("assistant", "Hi"), Turn("user", "Bye")]
+    assert template.render(turns) == (
+        "<s>system\nBe brief.</s>\n<s>user|Hello</s>\n<s>assistant|Hi</s>\n<s>user|Bye</s>\n<s>assistant|"
+    )
+
+
+def test_a_turn_is_text_and_never_a_template() -> None:
+    """What a user writes is not executed."""
+    rendered = ChatTemplate(CHATML).render([Turn("user", "{{ 7 * 6 }}{% raise %}")])
+    assert "{{ 7 * 6 }}{% raise %}" in rendered
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    """Models were trained on plain JSON."""
+    assert ChatTemplate("{{ messages[0] | tojson }}").render([Turn("user", "<é>")]) == (
+        '{"role": "user", "content": "<é>"}'
+    )
+
+
+def test_loops_can_be_left_and_the_date_asked_for() -> None:
+    """Two things templates in circulation rely on."""
+    template = ChatTemplate("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}x{% endfor %}")
+    assert template.render([Turn("user", "a"), Turn("user", "b")]) == "x"
+    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render([Turn("user", "a")])) == 10
+
+
+def test_a_template_may_refuse() -> None:
+    """Its own words reach the requester."""
+    template = "{% if messages[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    assert "roles must alternate" in refusal(template, Turn("system", "a"))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[9]['role'] + 'x' }}",
+        "{{ 1 // (messages | length - 1) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_template_that_fails_is_a_refusal(template: str) -> None:
+    """Mistakes, and what the sandbox forbids, end this request and not the worker."""
+    assert "chat template fails" in refusal(template, Turn("user", "a"))
+
+
+def test_a_template_that_does_not_compile_is_named() -> None:
+    """The caller can then serve raw prompts only."""
+    with pytest.raises(TemplateBroken, match="cannot be compiled"):
+        ChatTemplate("{% for x in %}")

@@ -1,0 +1,154 @@
+"""The simulated engine: text, time model, slots, cache policies, faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from streaming.messages import Sampling
+from workers.engine import Piece, Refused, Request
+from workers.settings import SimSettings
+from workers.sim import SimEngine, count_tokens, token_text
+
+
+class Bench:
+    """An engine and all its steps."""
+
+    def __init__(self, settings: SimSettings) -> None:
+        self.engine, self.steps = SimEngine("m", settings), []
+        self._news = asyncio.Event()
+
+    def on_step(self, pieces: list[Piece]) -> None:
+        self.steps.append(pieces)
+        self._news.set()
+
+    async def until_ended(self, *ids: str) -> dict[str, list[Piece]]:
+        async with asyncio.timeout(20):
+            while not set(ids) <= {piece.id for piece in self.pieces() if piece.last}:
+                self._news.clear()
+                await self._news.wait()
+        by_id: defaultdict[str, list[Piece]] = defaultdict(list)
+        for piece in self.pieces():
+            by_id[piece.id].append(piece)
+        return by_id
+
+    def pieces(self) -> list[Piece]:
+        return [piece for step in self.steps for piece in step]
+
+
+Start = Callable[..., Awaitable[Bench]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    benches: list[Bench] = []
+
+    async def begin(**settings: object) -> Bench:
+        bench = Bench(SimSettings(**{"step_ms": 1, "prefill_ms": 0, **settings}))  # type: ignore[arg-type]
+        await bench.engine.start(bench.on_step, lambda _: None)
+        benches.append(bench)
+        return bench
+
+    yield begin
+    for bench in benches:
+        await bench.engine.stop()
+
+
+def text(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def expected(prompt: str, tokens: int) -> str:
+    return "".join(token_text(prompt, index) for index in range(tokens))
+
+
+async def test_requests_in_flight_share_each_step(start: Start) -> None:
+    """All running requests get a token in the same step; their texts are their own."""
+    bench = await start(slots=4)
+    for name in "abcd":
+        bench.engine.submit(Request(name, f"prompt {name}", Sampling(max_tokens=6)))
+    by_id = await bench.until_ended(*"abcd")
+    assert [len(step) for step in bench.steps] == [4] * 6
+    assert {name: text(by_id[name]) for name in "abcd"} == {name: expected(f"prompt {name}", 6) for name in "abcd"}
+
+
+async def test_a_request_beyond_the_slots_waits(start: Start) -> None:
+    """It begins when a slot is free, and `fits` says so beforehand."""
+    bench = await start(slots=1)
+    assert bench.engine.fits(1, 1)
+    bench.engine.submit(Request("a", "a", Sampling(max_tokens=3)))
+    bench.engine.submit(Request("b", "b", Sampling(max_tokens=3)))
+    assert not bench.engine.fits(1, 1)
+    await bench.until_ended("a", "b")
+    assert [piece.id for piece in bench.pieces()] == ["a"] * 3 + ["b"] * 3
+
+
+async def test_going_on_after_a_loss_gives_exactly_the_rest(start: Start) -> None:
+    """Past tokens are not said again and count towards max_tokens; a stop string may span the cut."""
+    bench = await start()
+    past = [(token_text("p", index), (1,), 1) for index in range(4)]
+    bench.engine.submit(Request("a", "p", Sampling(max_tokens=10), past))
+    whole = expected("p", 10)
+    assert text((await bench.until_ended("a"))["a"]) == whole[len(expected("p", 4)) :]
+    stop = whole[len(expected("p", 4)) - 2 : len(expected("p", 4)) + 3]
+    bench.engine.submit(Request("b", "p", Sampling(max_tokens=10, stop=(stop,)), past))
+    assert text((await bench.until_ended("b"))["b"]) == ""
+
+
+async def test_without_eviction_only_what_fits_for_good_is_begun(start: Start) -> None:
+    """GUARANTEED_NO_EVICT reserves prompt and answer: the second waits until the first has ended."""
+    prompt = "x" * 40
+    each = count_tokens(prompt) + 20
+    bench = await start(kv_tokens=each + 5, kv_policy="GUARANTEED_NO_EVICT")
+    for name in "ab":
+        bench.engine.submit(Request(name, prompt, Sampling(max_tokens=20)))
+    await bench.until_ended("a", "b")
+    assert [piece.id for piece in bench.pieces()] == ["a"] * 20 + ["b"] * 20
+
+
+async def test_with_full_use_the_youngest_is_evicted_and_comes_back(start: Start) -> None:
+    """MAX_UTILIZATION begins both, evicts one when the cache is full, and its text is still exact."""
+    prompt = "x" * 40
+    each = count_tokens(prompt) + 20
+    bench = await start(kv_tokens=each + 15, kv_policy="MAX_UTILIZATION")
+    for name in "ab":
+        bench.engine.submit(Request(name, prompt, Sampling(max_tokens=20)))
+    by_id = await bench.until_ended("a", "b")
+    order = "".join(piece.id for piece in bench.pieces())
+    assert order.startswith("ab") and order.rstrip("b").endswith("a" * 2), "b pauses while a goes on alone"
+    assert text(by_id["a"]) == text(by_id["b"]) == expected(prompt, 20)
+
+
+async def test_what_can_never_fit_is_refused_at_once(start: Start) -> None:
+    """With both numbers, for the requester."""
+    bench = await start(context=100)
+    for request in (Request("a", "x" * 4000, Sampling()), Request("b", "x", Sampling(max_tokens=100))):
+        with pytest.raises(Refused, match="100"):
+            bench.engine.submit(request)
+    assert bench.engine.stats().waiting == 0
+
+
+async def test_cancel_frees_the_slot_in_a_step(start: Start) -> None:
+    """Running or waiting: the last piece says cancelled; twice does no harm."""
+    bench = await start(slots=1)
+    bench.engine.submit(Request("a", "a", Sampling(max_tokens=5000)))
+    bench.engine.submit(Request("b", "b", Sampling(max_tokens=5000)))
+    for name in "abab":
+        bench.engine.cancel(name)
+    by_id = await bench.until_ended("a", "b")
+    assert [by_id[name][-1].finish for name in "ab"] == ["cancelled"] * 2
+    assert bench.engine.stats().running == bench.engine.stats().waiting == 0
+
+
+async def test_faults_need_to_be_allowed(start: Start) -> None:
+    """The words do nothing in an engine that serves people; where allowed, one request fails and the others live."""
+    tame, wild = await start(), await start(faults=True)
+    for bench in (tame, wild):
+        bench.engine.submit(Request("a", "[[fail@2]]", Sampling(max_tokens=4)))
+        bench.engine.submit(Request("b", "b", Sampling(max_tokens=4)))
+    assert text((await tame.until_ended("a", "b"))["a"]) == expected("[[fail@2]]", 4)
+    by_id = await wild.until_ended("a", "b")
+    assert by_id["a"][-1].failure is not None and text(by_id["b"]) == expected("b", 4)

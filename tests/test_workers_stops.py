@@ -1,0 +1,92 @@
+"""Stop strings: cut exactly before the match, whatever the chunking."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming.messages import Logprob
+from workers.engine import Piece
+from workers.stops import StopMatcher, TokenGate, joined
+
+TEXT = st.text("ab", max_size=14)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+
+
+def chunks(text: str, cuts: list[int]) -> list[str]:
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    return [text[left:right] for left, right in zip(edges, edges[1:], strict=False)]
+
+
+def before_match(text: str, stops: list[str]) -> str:
+    """The plain definition: read letter by letter until a stop string is complete; the longest one wins."""
+    for end in range(1, len(text) + 1):
+        ended = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if ended:
+            return text[: end - max(ended)]
+    return text
+
+
+@given(TEXT, STOPS, st.lists(st.integers(0, 14), max_size=5))
+def test_the_cut_does_not_depend_on_the_chunking(text: str, stops: list[str], cuts: list[int]) -> None:
+    """All that is shown is the text before the first complete match."""
+    matcher = StopMatcher(stops)
+    shown = "".join(matcher.feed(chunk) for chunk in chunks(text, cuts)) + matcher.flush()
+    assert shown == before_match(text, stops)
+    assert matcher.hit == any(stop in text for stop in stops)
+
+
+@given(TEXT, STOPS, st.integers(0, 14))
+def test_nothing_shown_is_ever_taken_back(text: str, stops: list[str], at: int) -> None:
+    """What is shown after a part of the text is a prefix of what is shown in the end."""
+    matcher = StopMatcher(stops)
+    assert before_match(text, stops).startswith(matcher.feed(text[:at]))
+
+
+@given(TEXT, TEXT, STOPS)
+def test_a_stop_string_across_a_resumption_is_found_and_nothing_is_shown_twice(
+    past: str, text: str, stops: list[str]
+) -> None:
+    """A matcher that was told the past shows what one that saw it all would, less the past."""
+    if any(stop in past for stop in stops):
+        assert StopMatcher(stops, past).hit
+        return
+    matcher = StopMatcher(stops, past)
+    shown = matcher.feed(text) + matcher.flush()
+    assert shown == before_match(past + text, stops)[len(past) :]
+    assert matcher.hit == any(stop in past + text for stop in stops)
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=8), STOPS)
+def test_the_gate_lets_only_whole_tokens_through(tokens: list[str], stops: list[str]) -> None:
+    """Until the end, the text that passed is exactly the text of the tokens that passed."""
+    gate = TokenGate(stops)
+    text, ids = "", []
+    for number, token in enumerate(tokens):
+        passed = gate.feed(Piece("r", token, (number,), 1))
+        text, ids = text + passed.text, [*ids, *passed.ids]
+        assert passed.n == len(passed.ids)
+        if gate.hit:
+            assert len(ids) == number + 1, "with the match comes all that was generated"
+            break
+        assert text == "".join(tokens[: len(ids)])
+    rest = gate.flush("r")
+    assert text + rest.text == before_match("".join(tokens), stops)
+    assert gate.hit or [*ids, *rest.ids] == list(range(len(tokens)))
+
+
+def test_tokens_behind_the_cut_show_no_logprobs() -> None:
+    """Log-probabilities stand only for tokens of which something is shown."""
+    gate = TokenGate(["END"])
+    first = gate.feed(Piece("r", "a E", (1,), 1, logprobs=(Logprob("a E", -1.0),)))
+    last = gate.feed(Piece("r", "ND b", (2,), 1, logprobs=(Logprob("ND b", -2.0),)))
+    assert (first.text, first.n) == ("", 0)
+    assert (last.text, last.n, last.ids) == ("a ", 2, (1, 2))
+    assert [row.token for row in last.logprobs] == ["a E"]
+
+
+def test_joined_pieces_keep_the_end_of_the_last() -> None:
+    """Texts, ids, counts and log-probabilities add up; the finish is the last one's."""
+    parts = [Piece("r", "a", (1,), 2), Piece("r", "b", (2,), 1), Piece("r", finish="stop", prompt_tokens=7)]
+    assert joined("r", parts) == Piece("r", "ab", (1, 2), 3, finish="stop", prompt_tokens=7)
+    assert joined("r", []) == Piece("r")
