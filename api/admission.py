@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass
 
@@ -12,12 +13,13 @@ from api.keys import Caller
 from api.schemas import Kind, Request, ignored_fields, parse, to_job
 from api.services import Services
 from streaming.capabilities import unsupported
-from streaming.errors import KeyReused, LaneFull, NoCapacity, Unavailable
+from streaming.errors import KeyReused, LaneFull, NoCapacity, Unavailable, UnknownJob
 from streaming.messages import Job
 from streaming.queue import Accepted
 from streaming.relay import Inbox
 
 MAX_KEY = 255
+WITHDRAW_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
     card = services.cards.get(job.model)
     if card is not None and (failure := unsupported(job, card.capabilities)):
         raise errors.from_failure(failure)
-    inbox = services.relay.open(job.id)
+    inbox = services.relay.open(job.id, whole=not job.stream)
     try:
         accepted = await _put(services, job, key, body, must_run=bool(asked.queue.do_not_queue))
     except BaseException:
@@ -97,6 +99,23 @@ async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run:
         raise errors.no_capacity(services.pace.retry_s(job.model, 0)) from None
     except KeyReused:
         raise errors.idempotency_key_reused() from None
+    except Unavailable:
+        if not key:  # with a key the client's next try finds the job, without one nobody ever would
+            services.later(_withdraw(services, job.id))
+        raise
+
+
+async def _withdraw(services: Services, job_id: str) -> None:
+    """Cancel a job that was refused with 503 although its put may have arrived, once the store answers again."""
+    while True:
+        await asyncio.sleep(WITHDRAW_EVERY_S)
+        try:
+            await services.queue.cancel(job_id)
+        except UnknownJob:
+            return
+        except Unavailable:
+            continue
+        return
 
 
 async def _join(services: Services, inbox: Inbox, job_id: str) -> Inbox:

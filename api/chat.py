@@ -31,6 +31,7 @@ async def _complete(request: Request, kind: Kind) -> Response | ASGIApp:
     if prefers_async(request):
         admitted = await admit(request, kind, waits=False)
         services.relay.close(admitted.inbox)
+        admitted.headers["Preference-Applied"] = "respond-async"
         return await accepted_response(services, admitted)
     admitted = await admit(request, kind, waits=True)
     return _reply(request, admitted)

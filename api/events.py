@@ -66,7 +66,7 @@ async def _events(services: Services, record: Record, epoch: int, after: int) ->
 
 async def _before_start(services: Services, record: Record) -> AsyncIterator[Event]:
     """`queued` whenever the place in the lane changes, then `started`."""
-    inbox = services.relay.open(record.job.id)
+    inbox = services.relay.open(record.job.id, whole=True)
     position: int | None = None
     try:
         while record.state is State.QUEUED:

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.jobs import as_json
-from api.openapi import document
 from api.services import Services
 from streaming.errors import Unavailable
 from telemetry.metrics import CONTENT_TYPE, LANE_OLDEST, LANE_RUNNING, LANE_WAITING, GaugeSample
@@ -59,7 +58,7 @@ async def root(request: Request) -> Response:
 
 async def openapi(request: Request) -> Response:
     """The OpenAPI document."""
-    return as_json(document(services_of(request).version))
+    return as_json(services_of(request).document)
 
 
 async def metrics(request: Request) -> Response:

@@ -40,7 +40,7 @@ async def create(request: Request) -> Response:
 async def accepted_response(services: Services, admitted: Admitted) -> Response:
     """202 for a job nobody waits for here."""
     record = await services.journal.record(admitted.accepted.id)
-    headers = admitted.headers | {"Location": f"/v1/jobs/{admitted.accepted.id}", "Preference-Applied": "respond-async"}
+    headers = admitted.headers | {"Location": f"/v1/jobs/{admitted.accepted.id}"}
     return as_json(job_object(await view_of(services, record)), 202, headers)
 
 
@@ -154,7 +154,7 @@ def job_headers(record: Record) -> dict[str, str]:
 
 async def _wait(services: Services, record: Record, seconds: float) -> Record:
     """Wait for a job's end, for at most `seconds`; its record then."""
-    inbox = services.relay.open(record.job.id)
+    inbox = services.relay.open(record.job.id, whole=True)
     deadline = time.monotonic() + seconds
     try:
         await services.relay.follow(inbox)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -51,14 +52,16 @@ class Reply:
         created = admitted.accepted.created_ms or int(time.time() * 1000)
         card = services.cards.get(self._job.model)
         facts = Facts.of(self._job, created, fingerprint(card) if card else None)
-        self._facts = facts if not admitted.accepted.joined else _renamed(facts, admitted.accepted.id)
+        self._facts = facts if not admitted.accepted.joined else replace(facts, job=admitted.accepted.id)
         self._begun = time.perf_counter()
         self._last = 0.0
         operation = CHAT if facts.chat else TEXT
         self._labels = (operation, self._job.model)
+        self._request_id = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and look after the job if the client leaves."""
+        self._request_id = scope["state"]["request_id"]
         watch = asyncio.create_task(self._watch(receive))
         try:
             await self._answer(send)
@@ -154,7 +157,11 @@ class StreamReply(Reply):
         except BaseException as error:
             # Cancelled at shutdown, or a fault of ours: the client of a committed stream is told before it ends.
             if begun:
-                fault = errors.draining() if isinstance(error, asyncio.CancelledError) else errors.internal_error("")
+                fault = (
+                    errors.draining()
+                    if isinstance(error, asyncio.CancelledError)
+                    else errors.internal_error(self._request_id)
+                )
                 await send(_body(error_frame(fault), more=False))
             raise
         finally:
@@ -219,11 +226,3 @@ def _start(status: int, headers: dict[str, str]) -> Message:
 
 def _body(data: bytes, *, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def _renamed(facts: Facts, job_id: str) -> Facts:
-    """The facts of a job joined by its idempotency key: the same request, under its first id."""
-    return Facts(
-        job_id, facts.model, facts.priority, facts.chat, facts.choices, facts.logprobs, facts.created_ms,
-        facts.fingerprint,
-    )  # fmt: skip

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from api.errors import model_not_found
 from api.keys import Keyring
+from api.openapi import document
 from api.pace import Pace
 from api.settings import ApiSettings
 from streaming.backlog import Backlog
@@ -48,6 +50,11 @@ class Services:
     def __post_init__(self) -> None:
         self.queue, self.journal, self.fleet = Queue(self.wire), Journal(self.wire), Fleet(self.wire)
         self.backlog, self.relay = Backlog(self.wire), Relay(self.wire)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document, made when it is first asked for."""
+        return document(self.version)
 
     async def start(self) -> None:
         """Begin to listen for replies and to follow the fleet."""

@@ -91,15 +91,15 @@ def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) 
     state = replace(state, capacity=_capacity(snapshot, state.capacity))
     have = limits.clamp(state.want)
     need = limits.clamp(_needed(snapshot, limits, state, have))
+    if need < have == state.want:
+        return _spare(snapshot, limits, state, need, now)
     if need > have:
-        return _decision(snapshot, need, _why_up(snapshot, limits, have), replace(state, spare_since=None))
-    if have != state.want:
-        return _decision(
-            snapshot, have, f"the limits are {limits.min} to {limits.max}", replace(state, spare_since=None)
-        )
-    if need == have:
-        return _decision(snapshot, have, _why_stay(snapshot, limits, have), replace(state, spare_since=None))
-    return _spare(snapshot, limits, state, need, now)
+        reason = _why_up(snapshot, limits, have)
+    elif have != state.want:
+        reason = f"the limits are {limits.min} to {limits.max}"
+    else:
+        reason = _why_stay(snapshot, limits, have)
+    return _decision(snapshot, max(need, have), reason, replace(state, spare_since=None))
 
 
 def _spare(snapshot: Snapshot, limits: Limits, state: State, need: int, now: float) -> Decision:
@@ -121,9 +121,8 @@ def _needed(snapshot: Snapshot, limits: Limits, state: State, have: int) -> int:
     """Workers kept busy by what runs or is about to, plus those the rest of the backlog justifies; at least one for
     any work at all."""
     soon = _about_to_run(snapshot)
-    need = (
-        _busy(snapshot, state, have, snapshot.running + soon) + (snapshot.backlog - soon) // limits.backlog_per_worker
-    )
+    busy = _busy(snapshot, state, have, snapshot.running + soon)
+    need = busy + (snapshot.backlog - soon) // limits.backlog_per_worker
     return max(need, 1) if snapshot.backlog or snapshot.running else need
 
 

@@ -128,10 +128,13 @@ class Lease:
         """Write appends and finishes, in order, in one round trip. Raises Fenced, Unavailable."""
         await self._wire.calls(calls)
 
-    async def beat(self) -> list[str]:
-        """Renew the lease everywhere; ids of own jobs that somebody cancelled. Raises Fenced, Unavailable."""
+    async def beat(self) -> dict[str, bool]:
+        """Renew the lease everywhere; the jobs held as the server sees it, and whether each was cancelled.
+
+        Raises Fenced, Unavailable.
+        """
         answers = await self._wire.calls([("beat", p, (self.id, self._lease_ms)) for p in self._wire.partitions])
-        return [job_id.decode() for cancelled in answers for job_id in cancelled]
+        return {job_id.decode(): bool(cancelled) for held in answers for job_id, cancelled in held}
 
     async def release(self, job_id: str) -> None:
         """Hand a job back for another worker to go on with. Raises Fenced, Unavailable."""

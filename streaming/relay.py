@@ -33,8 +33,10 @@ GONE = Failure("job_lost", "The store no longer has this job.", 500)
 class Inbox:
     """The replies of one job, in order, each once. One reader takes; the relay and the log give."""
 
-    def __init__(self, job_id: str, after: int = 0) -> None:
+    def __init__(self, job_id: str, after: int = 0, *, whole: bool = False) -> None:
         self.job_id = job_id
+        self.whole = whole
+        """Only the end is waited for: no use in reading the log before."""
         self.seq = after
         """The last delta given or waiting here."""
         self.terminal: Terminal | None = None
@@ -42,13 +44,15 @@ class Inbox:
         """Something is missing: the log must be read."""
         self.checked = 0.0
         self.patience = TICK_S
+        self.frame: tuple[str, int] = ("", 0)
+        """Worker and number of the last frame after which nothing is missing."""
         self.hung_up = False
         """Whoever waited has left."""
         self._rows: list[Delta] = []
         self._early: dict[int, Delta] = {}
         self._news = asyncio.Event()
 
-    def push(self, row: Delta) -> None:
+    def push(self, row: Delta, frame: tuple[str, int] = ("", 0)) -> None:
         """Take one delta: the next one is kept, an old one dropped, an early one held until the gap is filled."""
         if row.seq <= self.seq:
             return
@@ -58,6 +62,8 @@ class Inbox:
             self.stale = True
             return
         self._accept(row)
+        if not self._early:
+            self.frame = frame
         while self._early and (early := self._early.pop(self.seq + 1, None)) is not None:
             self._accept(early)
 
@@ -114,9 +120,9 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def open(self, job_id: str, after: int = 0) -> Inbox:
+    def open(self, job_id: str, after: int = 0, *, whole: bool = False) -> Inbox:
         """The inbox of a job that carries this process's address (open it before the job is put, close it after)."""
-        inbox = Inbox(job_id, after)
+        inbox = Inbox(job_id, after, whole=whole)
         inbox.checked = asyncio.get_running_loop().time()
         self._inboxes.setdefault(job_id, set()).add(inbox)
         return inbox
@@ -164,10 +170,8 @@ class Relay:
             log.error("a reply that is no message was dropped; the log will fill the gap: %s", error)
             return
         match reply:
-            case Frame(_, _, rows):
-                for row in rows:
-                    for inbox in self._inboxes.get(row.job, ()):
-                        inbox.push(row)
+            case Frame():
+                self._deal(reply)
             case Terminal():
                 for inbox in self._inboxes.get(reply.job, ()):
                     inbox.end(reply)
@@ -175,6 +179,13 @@ class Relay:
                 for inbox in self._inboxes.get(job_id, ()):
                     inbox.stale = True
                     inbox.checked = 0.0
+
+    def _deal(self, frame: Frame) -> None:
+        """A frame's rows to the inboxes of their jobs."""
+        origin = (frame.worker, frame.number)
+        for row in frame.rows:
+            for inbox in self._inboxes.get(row.job, ()):
+                inbox.push(row, origin)
 
     async def _look_after(self) -> None:
         """Every tick: read the log for inboxes that know they miss something, or have long heard nothing."""
@@ -198,7 +209,7 @@ class Relay:
             return
         now = asyncio.get_running_loop().time()
         records = await self._journal.records([inbox.job_id for inbox in inboxes])
-        running: dict[tuple[int, str], list[tuple[Inbox, int]]] = {}
+        behind: dict[tuple[int, str], int] = {}
         for inbox, record in zip(inboxes, records, strict=True):
             inbox.checked, inbox.stale = now, False
             inbox.patience = min(inbox.patience * 2, LONGEST_SILENCE_S)
@@ -206,17 +217,14 @@ class Relay:
                 _lost(inbox)
             elif record.terminal is not None:
                 inbox.end(record.terminal)
-            else:
+            elif not inbox.whole:
                 for run in record.runs:
                     log_of = (partition_of(inbox.job_id) or 0, run.worker)
-                    running.setdefault(log_of, []).append((inbox, run.frame))
-        for (partition, worker), waiting in running.items():
-            wanted = {inbox.job_id for inbox, _ in waiting}
-            async for frame in self._journal.frames(partition, worker, min(first for _, first in waiting)):
-                for row in frame.rows:
-                    if row.job in wanted:
-                        for inbox in self._inboxes.get(row.job, ()):
-                            inbox.push(row)
+                    first = inbox.frame[1] + 1 if inbox.frame[0] == run.worker else run.frame
+                    behind[log_of] = min(first, behind.get(log_of, first))
+        for (partition, worker), first in behind.items():
+            async for frame in self._journal.frames(partition, worker, first):
+                self._deal(frame)
 
 
 def _is_due(inbox: Inbox, now: float) -> bool:

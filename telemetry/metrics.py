@@ -151,11 +151,14 @@ class Metrics:
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
         """Show this process's own numbers at http://host:port/metrics, from a thread; returns the port (for port 0).
 
-        Raises OSError when the port is taken.
+        Raises OSError, naming the address, when the port is taken.
         """
         from prometheus_client import start_http_server  # noqa: PLC0415 - see the module's docstring
 
-        server, thread = start_http_server(port, addr=host, registry=self._registry)
+        try:
+            server, thread = start_http_server(port, addr=host, registry=self._registry)
+        except OSError as error:
+            raise OSError(error.errno, f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
         self._servers.append((server, thread))
         return int(server.server_port)
 

@@ -2,7 +2,7 @@
 
 With a collector's address, spans go there by OpenTelemetry. Without one nothing is recorded or sent, but every request
 still has a trace id, so that the log lines of all processes about it can be found. Measured for one request (three
-spans and their carriers): 2.4 us when nothing is recorded, about 100 us when it is.
+spans and their carriers), on a quiet and on a busy machine: 2.4-3.7 us when nothing is recorded, 140-220 us when it is.
 This module does not know HTTP or jobs: it turns plain `traceparent` dicts into spans and spans into such dicts.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
 
 def chunks(text: str, cuts: list[int]) -> list[str]:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    return [text[left:right] for left, right in zip(edges, edges[1:], strict=False)]
+    return [text[left:right] for left, right in pairwise(edges)]
 
 
 def before_match(text: str, stops: list[str]) -> str:
@@ -61,7 +63,7 @@ def test_a_stop_string_across_a_resumption_is_found_and_nothing_is_shown_twice(
 def test_the_gate_lets_only_whole_tokens_through(tokens: list[str], stops: list[str]) -> None:
     """Until the end, the text that passed is exactly the text of the tokens that passed."""
     gate = TokenGate(stops)
-    text, ids = "", []
+    text, ids = "", list[int]()
     for number, token in enumerate(tokens):
         passed = gate.feed(Piece("r", token, (number,), 1))
         text, ids = text + passed.text, [*ids, *passed.ids]

@@ -236,3 +236,24 @@ async def test_an_unreadable_body_fails_its_job_alone(wire: Wire, start: Start) 
         return await wire.redis.hget(partition_key(0, "job", broken.id), "state") == b"failed"
 
     await until(failed)
+
+
+async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: Wire, start: Start) -> None:
+    """A job the server counts as this worker's, of which it knows nothing, does not wait for ever."""
+    queue = Queue(wire)
+    running = await start()
+    await until(lambda: _leased(wire, running.worker.lease.id))
+    job = a_job(queue, model="other")
+    await queue.put(job)
+    # The claim as it would be made, its answer thrown away.
+    await wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000)
+
+    async def back() -> bool:
+        record = await Journal(wire).record(job.id)
+        return record.state is State.QUEUED and record.attempt == 0
+
+    await until(back)
+
+
+async def _leased(wire: Wire, lease: str) -> bool:
+    return await wire.redis.zscore(partition_key(0, "leases"), lease) is not None

@@ -119,7 +119,7 @@ class WorkerProcess:
         telemetry = self._config.section("telemetry", TelemetrySettings)
         tracing = Tracing.start("penstock-worker", telemetry.otlp_endpoint)
         if telemetry.metrics_port:
-            self._metrics.serve(telemetry.metrics_port)
+            self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         wire = Wire.open(self._config.section("redis", WireSettings))
         try:
             return await self._serve(wire, Recorder(self._model, self._metrics, tracing))
@@ -150,6 +150,7 @@ class WorkerProcess:
         while not run.done():
             stats = self._engine.stats()
             recorder.load(stats.slots, stats.running)
+            self._metrics.fold()
             await asyncio.wait([run], timeout=1.0)
         return self._failed(run.result()) if run.result() else 0
 

@@ -40,7 +40,7 @@ class Recorder:
             tracing.REQUEST_MODEL: self._model,
             tracing.ATTEMPT: claim.attempt,
         }
-        self._spans[job.id] = self._tracer.span("generate", job.trace or None, "internal", now_ns, attributes)
+        self._spans[job.id] = self._tracer.span("generate", queue.carrier(), "internal", now_ns, attributes)
 
     def ended(self, attempt: Attempt, end: Terminal) -> None:
         """A job reached its end here."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from streaming.capabilities import unsupported
 from streaming.errors import DecodeError, Fenced, Unavailable
@@ -40,6 +40,7 @@ class Worker:
         self._wire, self._engine, self._card, self._settings, self._recorder = wire, engine, card, settings, recorder
         self._journal = Journal(wire)
         self._attempts: dict[str, Attempt] = {}
+        self._handed_back: list[Attempt] = []
         self._writer = Writer(self.lease, self._oldest_frame, self._on_written)
         self._room = asyncio.Event()
         self._draining = False
@@ -170,8 +171,9 @@ class Worker:
             self._room.set()
 
     def _oldest_frame(self, partition: int) -> int:
-        """The first frame that a held job may still need from the log."""
-        frames = [a.claim.first_frame for a in self._attempts.values() if partition_of(a.job.id) == partition]
+        """The first frame that a held job may still need from the log, or one that was handed back with its tokens."""
+        attempts = [*self._attempts.values(), *self._handed_back]
+        frames = [a.claim.first_frame for a in attempts if partition_of(a.job.id) == partition]
         return min(frames, default=self.lease.next_frame(partition))
 
     # --- being told --------------------------------------------------------------------------------------------------
@@ -210,17 +212,31 @@ class Worker:
             self._engine.cancel(request_id)
 
     async def _beat_loop(self) -> None:
-        """Renew the lease, hear of cancels whose message was lost, and look whether the engine lives."""
+        """Renew the lease, hear of what was lost on the wire, and look whether the engine lives."""
+        strays: set[str] = set()
         while True:
             await asyncio.sleep(self._wire.settings.lease_ms / 3000)
             health = self._engine.health()
             if not health.ok:
                 raise EngineDead(health.reason)
             try:
-                for job_id in await self.lease.beat():
-                    self._cancel(job_id)
+                held = await self.lease.beat()
+                strays = await self._hand_back_strays(strays, held)
             except Unavailable as error:
                 log.warning("the lease could not be renewed, trying again: %s", error)
+                continue
+            for job_id, cancelled in held.items():
+                if cancelled:
+                    self._cancel(job_id)
+
+    async def _hand_back_strays(self, before: set[str], held: Mapping[str, bool]) -> set[str]:
+        """A claim whose answer was lost leaves jobs the server counts as ours and we know nothing of: hand back those
+        seen so twice, so that a claim under way is not taken for one. Returns those seen now."""
+        strays = {job_id for job_id in held if job_id not in self._attempts}
+        for job_id in strays & before:
+            log.warning("handing back a job whose claim was never answered", extra={"job": job_id})
+            await self.lease.release(job_id)
+        return strays - before
 
     # --- going -------------------------------------------------------------------------------------------------------
 
@@ -242,15 +258,15 @@ class Worker:
             await asyncio.sleep(0.05)
 
     async def _hand_back(self) -> None:
-        left, self._attempts = self._attempts, {}
-        for attempt in left.values():
+        self._handed_back, self._attempts = list(self._attempts.values()), {}
+        for attempt in self._handed_back:
             self._stop_engine(attempt)
         await self._writer.flushed()
-        for job_id in left:
-            await self.lease.release(job_id)
-            self._recorder.released(job_id)
-        if left:
-            log.info("handed back %d unfinished jobs", len(left))
+        for attempt in self._handed_back:
+            await self.lease.release(attempt.job.id)
+            self._recorder.released(attempt.job.id)
+        if self._handed_back:
+            log.info("handed back %d unfinished jobs", len(self._handed_back))
 
     @staticmethod
     def _loop_ms() -> int:

@@ -1,0 +1,397 @@
+"""The embedded engine with the real model: mechanics only, never what it knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from streaming.messages import Failure, ModelCard, Sampling, Turn
+from workers import weights
+from workers.engine import EngineDead, Piece, Refused, Request
+from workers.llamacpp import LlamacppEngine
+from workers.settings import LlamacppSettings
+from workers.stops import joined
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SLOTS, CONTEXT = 4, 512
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+STORY = (Turn("user", "Tell me a long story about a river."),)
+
+
+class Desk:
+    """Sends requests to an engine and collects what comes back."""
+
+    def __init__(self, engine: LlamacppEngine) -> None:
+        self.engine = engine
+        self.card: ModelCard
+        self.phases: list[str] = []
+        self.steps: list[list[Piece]] = []
+        self._ended: dict[str, asyncio.Event] = {}
+        self._number = 0
+
+    async def start(self) -> None:
+        self.card = await self.engine.start(self._on_step, self.phases.append)
+
+    def send(self, prompt: Sequence[Turn] | str | Sequence[int], past: Any = (), **sampling: Any) -> str:
+        self._number += 1
+        request = Request(f"r{self._number}", prompt, Sampling(**sampling), past)
+        self._ended[request.id] = asyncio.Event()
+        self.engine.submit(request)
+        return request.id
+
+    async def result(self, request_id: str) -> Piece:
+        """Everything it got, as one piece."""
+        await asyncio.wait_for(self._ended[request_id].wait(), 60)
+        return joined(request_id, self.pieces(request_id))
+
+    async def ask(self, prompt: Sequence[Turn] | str | Sequence[int], past: Any = (), **sampling: Any) -> Piece:
+        return await self.result(self.send(prompt, past, **sampling))
+
+    def pieces(self, request_id: str) -> list[Piece]:
+        return [piece for step in self.steps for piece in step if piece.id == request_id]
+
+    def _on_step(self, pieces: list[Piece]) -> None:
+        self.steps.append(pieces)
+        for piece in pieces:
+            assert not self._ended[piece.id].is_set(), "nothing follows the last piece"
+            if piece.last:
+                self._ended[piece.id].set()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The default model, kept between test runs."""
+    cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
+    return weights.fetch(Path(cache), lambda _what, _done, _of: None)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def desk(model: Path) -> AsyncIterator[Desk]:
+    """One started engine for this file."""
+    desk = Desk(LlamacppEngine("smollm2", LlamacppSettings(slots=SLOTS, context=CONTEXT), model))
+    await desk.start()
+    yield desk
+    await desk.engine.stop()
+
+
+@pytest.fixture(autouse=True)
+def all_slots_free(desk: Desk) -> Iterator[None]:
+    """No test leaves anything running."""
+    yield
+    stats = desk.engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0)
+    assert desk.engine.health().ok
+
+
+async def test_the_card_says_what_was_loaded(desk: Desk) -> None:
+    """Name, context and what may be asked of it."""
+    assert (desk.card.name, desk.card.engine, desk.card.context) == ("smollm2", "llamacpp", CONTEXT)
+    assert desk.card.capabilities.chat
+    assert desk.card.capabilities.json_schema
+    assert desk.phases == ["reading the model file", "loading weights"]
+
+
+async def test_a_chat_is_streamed_until_max_tokens(desk: Desk) -> None:
+    """Tokens come in several steps, and are counted exactly."""
+    request_id = desk.send(STORY, max_tokens=12, **GREEDY)
+    whole = await desk.result(request_id)
+    assert (whole.n, whole.finish, whole.failure) == (12, "length", None)
+    assert whole.text
+    assert len(desk.pieces(request_id)) > 3
+    assert whole.prompt_tokens > 10
+    assert [piece.prompt_tokens for piece in desk.pieces(request_id)[:-1]] == [0] * (len(desk.pieces(request_id)) - 1)
+
+
+async def test_a_prompt_seen_before_is_cached(desk: Desk) -> None:
+    """The second run of a prompt computes less."""
+    first = await desk.ask(STORY, max_tokens=1, **GREEDY)
+    second = await desk.ask(STORY, max_tokens=1, **GREEDY)
+    assert second.cached_tokens > 0
+    assert second.prompt_tokens == first.prompt_tokens
+
+
+async def test_text_and_token_prompts_are_completed(desk: Desk) -> None:
+    """The ids that came out are accepted as a prompt."""
+    text = await desk.ask("One, two, three,", max_tokens=6, **GREEDY)
+    assert len(text.ids) == text.n == 6
+    ids = await desk.ask(text.ids, max_tokens=3, **GREEDY)
+    assert (ids.prompt_tokens, ids.n) == (6, 3)
+    assert (await desk.ask("", max_tokens=2)).n == 2
+
+
+async def test_a_stop_string_across_tokens_cuts_exactly(desk: Desk) -> None:
+    """The text ends before it, whatever tokens it is made of, and the slot is free at once."""
+    whole = (await desk.ask(STORY, max_tokens=24, **GREEDY)).text
+    stop = whole[11:19]
+    cut = await desk.ask(STORY, max_tokens=24, stop=(stop,), **GREEDY)
+    assert (cut.text, cut.finish) == (whole[: whole.index(stop)], "stop")
+    assert 0 < cut.n < 24
+
+
+async def test_text_held_back_for_a_stop_string_is_not_lost(desk: Desk) -> None:
+    """When the length ends the text in the middle of a possible match, all of it is shown."""
+    whole = (await desk.ask(STORY, max_tokens=10, **GREEDY)).text
+    held = await desk.ask(STORY, max_tokens=10, stop=(whole[-6:] + "never",), **GREEDY)
+    assert (held.text, held.finish, held.n) == (whole, "length", 10)
+
+
+async def test_a_schema_yields_json_of_its_shape(desk: Desk) -> None:
+    """Constrained, whatever the model would rather say."""
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["weir", "dam"]}, "gates": {"type": "integer", "maximum": 9, "minimum": 0}},
+        "required": ["kind", "gates"],
+        "additionalProperties": False,
+    }
+    answer = await desk.ask(STORY, max_tokens=120, json_schema=schema, **GREEDY)
+    value = json.loads(answer.text)
+    assert answer.finish == "stop"
+    assert value["kind"] in ("weir", "dam")
+    assert value["gates"] in range(10)
+
+
+async def test_the_empty_schema_means_any_object(desk: Desk) -> None:
+    """The first thing is a brace."""
+    answer = await desk.ask(STORY, max_tokens=30, json_schema={}, **GREEDY)
+    assert answer.text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "nope"}, {"$ref": "#/definitions/none"}, {"type": "string", "pattern": "(("}]
+)
+async def test_a_schema_without_effect_is_refused(desk: Desk, schema: dict[str, Any]) -> None:
+    """llama.cpp would ignore it without a word."""
+    for _ in range(2):
+        failure = failed(await desk.ask(STORY, max_tokens=5, json_schema=schema))
+        assert (failure.status, failure.param) == (400, "response_format")
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_logprobs_come_with_each_token(desk: Desk, count: int) -> None:
+    """One row per token, as many alternatives as asked, and their texts make up the text."""
+    answer = await desk.ask("One, two, three,", max_tokens=5, logprobs=count, **GREEDY)
+    assert [len(row.top) for row in answer.logprobs] == [count] * 5
+    assert "".join(row.token for row in answer.logprobs) == answer.text
+    assert all(row.logprob <= 0 for row in answer.logprobs)
+
+
+async def test_a_seed_repeats_a_text(desk: Desk) -> None:
+    """Alone in the engine, the same seed gives the same text; negative and large seeds are taken too."""
+    for seed in (7, -1, 2**63):
+        texts = [(await desk.ask(STORY, max_tokens=12, temperature=1.5, seed=seed)).text for _ in range(2)]
+        assert texts[0] == texts[1]
+
+
+async def test_penalties_reach_the_sampler(desk: Desk) -> None:
+    """A reward for repetition makes the text repeat itself, a penalty makes it vary."""
+    distinct = {}
+    for penalty in (-2.0, 2.0):
+        answer = await desk.ask(STORY, max_tokens=40, frequency_penalty=penalty, presence_penalty=penalty, **GREEDY)
+        distinct[penalty] = len(set(answer.ids))
+    assert distinct[-2.0] < distinct[2.0]
+
+
+async def test_as_many_requests_as_slots_run_together(desk: Desk) -> None:
+    """They share steps, and a fifth one waits for a slot."""
+    first = len(desk.steps)
+    ids = [desk.send(STORY, max_tokens=24, **GREEDY) for _ in range(SLOTS)]
+    assert not desk.engine.fits(10, 10)
+    late = desk.send(STORY, max_tokens=2, **GREEDY)
+    await until(lambda: desk.engine.stats().running == SLOTS)
+    assert desk.engine.stats().waiting == 1
+    assert desk.engine.stats().kv_tokens == SLOTS * CONTEXT
+    results = [await desk.result(request_id) for request_id in [*ids, late]]
+    assert [result.n for result in results] == [24] * SLOTS + [2]
+    assert max(len(step) for step in desk.steps[first:]) > 1
+    assert desk.engine.fits(10, 10)
+
+
+async def test_a_cancel_frees_the_slot(desk: Desk) -> None:
+    """The last piece says so; a second cancel, or one of nobody, does nothing."""
+    request_id = desk.send(STORY, **GREEDY)
+    await until(lambda: desk.pieces(request_id))
+    desk.engine.cancel(request_id)
+    desk.engine.cancel(request_id)
+    desk.engine.cancel("nobody")
+    assert (await desk.result(request_id)).finish == "cancelled"
+    await until(lambda: desk.engine.fits(1, 1))
+
+
+async def test_a_cancel_is_seen_while_the_prompt_is_computed(desk: Desk) -> None:
+    """A long prompt need not be finished first."""
+    request_id = desk.send("river " * 450)
+    await until(lambda: desk.engine.stats().kv_used)
+    desk.engine.cancel(request_id)
+    result = await desk.result(request_id)
+    assert (result.finish, result.n) == ("cancelled", 0)
+
+
+async def test_a_waiting_request_is_cancelled_at_once(desk: Desk) -> None:
+    """It need not wait for a slot to learn that it is not wanted."""
+    ids = [desk.send(STORY, **GREEDY) for _ in range(SLOTS)]
+    waiting = desk.send(STORY, **GREEDY)
+    desk.engine.cancel(waiting)
+    assert (await desk.result(waiting)).finish == "cancelled"
+    assert not any(piece.last for request_id in ids for piece in desk.pieces(request_id))
+    for request_id in ids:
+        desk.engine.cancel(request_id)
+        await desk.result(request_id)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"), [("river " * 600, "prompt"), ((Turn("user", "river " * 600),), "messages")]
+)
+async def test_a_prompt_over_the_context_fails_with_both_numbers(desk: Desk, prompt: Any, param: str) -> None:
+    """Its length and the context, and which field to shorten."""
+    failure = failed(await desk.ask(prompt, max_tokens=5))
+    assert (failure.code, failure.status, failure.param) == ("context_length_exceeded", 400, param)
+    assert str(CONTEXT) in failure.message
+    assert any(int(word) >= 600 for word in failure.message.split() if word.isdigit())
+
+
+async def test_a_prompt_and_max_tokens_over_the_context_fail(desk: Desk) -> None:
+    """Before anything is generated."""
+    result = await desk.ask("One, two", max_tokens=CONTEXT)
+    assert failed(result).code == "context_length_exceeded"
+    assert f"{CONTEXT} more" in failed(result).message
+    assert result.n == 0
+
+
+async def test_without_max_tokens_the_context_is_the_limit(desk: Desk) -> None:
+    """Exactly the context of the settings, not what llama.cpp rounded it up to."""
+    result = await desk.ask("river " * 500, **GREEDY)
+    assert result.finish in ("length", "stop")
+    assert result.prompt_tokens + result.n <= CONTEXT
+
+
+@pytest.mark.parametrize("at", [1, 7])
+async def test_a_continuation_goes_on_where_the_first_attempt_stopped(desk: Desk, at: int) -> None:
+    """Greedy: the text is the undisturbed run's, and nothing is emitted twice."""
+    request_id = desk.send(STORY, max_tokens=16, **GREEDY)
+    whole = await desk.result(request_id)
+    tokens = [(piece.text, piece.ids, piece.n) for piece in desk.pieces(request_id) if piece.n]
+    past = tokens[:at]
+    rest = await desk.ask(STORY, past, max_tokens=16, **GREEDY)
+    assert "".join(text for text, _, _ in past) + rest.text == whole.text
+    assert rest.n == 16 - sum(n for _, _, n in past)
+    assert (rest.finish, rest.prompt_tokens) == ("length", whole.prompt_tokens)
+
+
+async def test_a_continuation_finds_a_stop_string_across_the_cut(desk: Desk) -> None:
+    """The past is not shown again, and ends the text together with what follows."""
+    request_id = desk.send(STORY, max_tokens=16, **GREEDY)
+    whole = await desk.result(request_id)
+    past = [(piece.text, piece.ids, piece.n) for piece in desk.pieces(request_id) if piece.n][:4]
+    shown = "".join(text for text, _, _ in past)
+    stop = shown[-2:] + whole.text[len(shown) :][:2]
+    rest = await desk.ask(STORY, past, max_tokens=16, stop=(stop,), **GREEDY)
+    assert (rest.text, rest.finish) == ("", "stop")
+
+
+async def test_nothing_is_left_to_generate(desk: Desk) -> None:
+    """When earlier attempts used up max_tokens, or showed the stop string, the end comes at once."""
+    assert (await desk.ask(STORY, [("One", (4,), 3)], max_tokens=3)).finish == "length"
+    assert (await desk.ask(STORY, [("One END", (), 3)], max_tokens=9, stop=("END",))).finish == "stop"
+
+
+async def test_tokens_of_long_characters_are_counted(desk: Desk) -> None:
+    """Of a character made of several tokens not all ids are known; the count is still true, and it can be resumed."""
+    prompt = "Repeat: 😀 日本語 😀 日本語 😀 日本語 😀 日本語 😀 日本語"
+    request_id = desk.send(prompt, max_tokens=24, **GREEDY)
+    whole = await desk.result(request_id)
+    assert whole.n == 24
+    assert len(whole.ids) < whole.n
+    assert "\ufffd" not in whole.text
+    assert any(ord(letter) > 0x2FFF for letter in whole.text)
+    pieces = [(piece.text, piece.ids, piece.n) for piece in desk.pieces(request_id) if piece.n]
+    assert all(len(ids) <= n for _, ids, n in pieces)
+    rest = await desk.ask(prompt, pieces[: len(pieces) // 2], max_tokens=24, **GREEDY)
+    assert rest.n == 24 - sum(n for _, _, n in pieces[: len(pieces) // 2])
+
+
+@pytest.mark.parametrize("prompt", [(), (10**6,), (-1,)])
+async def test_what_can_never_run_is_refused(desk: Desk, prompt: Any) -> None:
+    """At submit, as the requester's fault."""
+    with pytest.raises(Refused) as caught:
+        desk.send(prompt)
+    assert caught.value.failure.status == 400
+
+
+async def test_no_tcp_port_is_opened(desk: Desk) -> None:
+    """The library's listener is a socket file in a folder only this user may enter."""
+    sockets = {target for target in map(link, Path("/proc/self/fd").iterdir()) if target.startswith("socket:")}
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
+        listening |= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    assert not sockets & listening
+    folder = desk.engine._folder
+    assert folder is not None
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(model: Path) -> None:
+    """stop() cancels what runs and what waits, removes its folder, and may be called twice."""
+    desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=256), model))
+    await desk.start()
+    folder = desk.engine._folder
+    assert folder is not None
+    running = desk.send(STORY, **GREEDY)
+    waiting = desk.send(STORY, **GREEDY)
+    await until(lambda: desk.pieces(running))
+    await desk.engine.stop()
+    await desk.engine.stop()
+    assert [(await desk.result(request_id)).finish for request_id in (running, waiting)] == ["cancelled"] * 2
+    assert not folder.exists()
+    with pytest.raises(EngineDead):
+        desk.send(STORY)
+
+
+async def test_silence_is_taken_for_a_hang(model: Path) -> None:
+    """Requests run and nothing is heard for hang_s: the process should be restarted."""
+    desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=512, batch=512, hang_s=0.001), model))
+    await desk.start()
+    assert desk.engine.health().ok
+    request_id = desk.send("river " * 450, max_tokens=1)
+    await until(lambda: not desk.engine.health().ok)
+    assert "silent" in desk.engine.health().reason
+    await desk.result(request_id)
+    await desk.engine.stop()
+
+
+async def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    """Before llama.cpp is asked."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"not a model")
+    engine = LlamacppEngine("m", LlamacppSettings(), path)
+    with pytest.raises(EngineDead, match=r"model\.gguf.*not a GGUF file"):
+        await engine.start(lambda _pieces: None, lambda _phase: None)
+    await engine.stop()
+
+
+def failed(piece: Piece) -> Failure:
+    assert piece.failure is not None
+    return piece.failure
+
+
+def link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except FileNotFoundError:
+        return ""  # the descriptor of the listing itself
