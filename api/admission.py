@@ -84,6 +84,7 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
     except BaseException:
         services.relay.close(inbox)
         raise
+    inbox.accepted = True
     if accepted.joined:
         inbox = await _join(services, inbox, accepted.id)
     return Admitted(job, accepted, inbox, asked, _headers(asked, accepted))

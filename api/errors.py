@@ -174,6 +174,12 @@ def wait_timeout(job_id: str, waited_s: float) -> ApiError:
     return ApiError(504, "wait_timeout", message, headers=FINAL | headers)
 
 
+def stream_reset(job_id: str) -> ApiError:
+    """The store lost tokens that were already sent, and others took their place: nothing may be spliced."""
+    message = f"The store lost part of this stream. Read it again from its start at /v1/jobs/{job_id}/events."
+    return ApiError(500, "stream_reset", message, headers=FINAL | {"X-Job-Id": job_id})
+
+
 # --- jobs that ended without a result ------------------------------------------------------------------------------
 
 

@@ -43,23 +43,41 @@ async def _encoded(stream: AsyncIterator[Event]) -> AsyncIterator[bytes]:
 
 
 async def _events(services: Services, record: Record, epoch: int, after: int) -> AsyncIterator[Event]:
+    """Everything behind `after`; from the start again, and saying so, where the store has lost what a reader saw."""
     if epoch != record.epoch or after > await _head(services, record, after):
-        # What the reader has seen is not what is stored: say so, never splice.
-        yield Event("stream.reset", event_id(record.epoch, 0), {"epoch": record.epoch})
+        yield _reset(record)
         after = 0
+    async for event in _before_start(services, record):
+        yield event
+    while True:
+        async for event in _tokens(services, record, after):
+            yield event
+        again = await services.journal.record(record.job.id)
+        if again.state.final and again.epoch == record.epoch:
+            break
+        record, after = again, 0
+        yield _reset(record)
+    yield terminal_event(await view_of(services, again))
+
+
+def _reset(record: Record) -> Event:
+    """What the reader has seen is not what is stored: say so, never splice."""
+    return Event("stream.reset", event_id(record.epoch, 0), {"epoch": record.epoch})
+
+
+async def _tokens(services: Services, record: Record, after: int) -> AsyncIterator[Event]:
+    """Deltas until the job's end, or until the store is found to have lost some of them."""
     inbox = services.relay.open(record.job.id, after)
+    inbox.accepted = True
+    facts = facts_of(services, record)
     try:
         await services.relay.follow(inbox)
-        facts = facts_of(services, record)
-        async for event in _before_start(services, record):
-            yield event
-        while True:
+        while not inbox.rewound:
             rows, terminal = await inbox.take(services.settings.keep_alive_s)
             for row in rows:
                 yield delta_event(facts, record.epoch, row)
             if terminal is not None:
-                break
-        yield terminal_event(await view_of(services, await services.journal.record(record.job.id)))
+                return
     finally:
         services.relay.close(inbox)
 

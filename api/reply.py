@@ -83,6 +83,8 @@ class Reply:
 
     async def _take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
         rows, terminal = await self._inbox.take(patience)
+        if self._inbox.rewound:
+            raise errors.stream_reset(self._inbox.job_id)
         if rows:
             self._measure(rows)
         if terminal is None and self._inbox.hung_up:
@@ -154,6 +156,10 @@ class StreamReply(Reply):
                     await self._write(send, data or PING, more=True)
         except (ClientGone, OSError):
             raise ClientGone from None
+        except ApiError as error:
+            if not begun:
+                raise
+            await send(_body(error_frame(error), more=False))
         except BaseException as error:
             # Cancelled at shutdown, or a fault of ours: the client of a committed stream is told before it ends.
             if begun:

@@ -20,6 +20,7 @@ from streaming.fleet import Fleet
 from streaming.journal import Journal
 from streaming.messages import ModelCard
 from streaming.queue import Queue
+from streaming.reaper import Reaper
 from streaming.relay import Relay
 from streaming.settings import ModelSettings
 from streaming.wire import Wire
@@ -29,6 +30,8 @@ from telemetry.tracing import Tracing
 log = logging.getLogger(__name__)
 
 CARDS_EVERY_S = 2.0
+SWEEP_S = 2.0
+"""Workers and the scheduler sweep more often; this is for the time when none is there."""
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Services:
         """Begin to listen for replies and to follow the fleet."""
         await self.relay.start()
         self.later(self._follow_cards())
+        self.later(Reaper(self.wire).keep_sweeping(SWEEP_S))
 
     async def stop(self) -> None:
         """End what runs in the background and close the wire."""

@@ -23,6 +23,14 @@ class Fenced(StreamingError):
     """Raised when a worker's lease was taken from it: what it writes is refused and it must stop."""
 
 
+class Rewound(StreamingError):
+    """Raised when the store turns out to have lost what a worker wrote."""
+
+    def __init__(self, partitions: set[int]) -> None:
+        super().__init__(f"the store lost frames of partitions {sorted(partitions)}")
+        self.partitions = partitions
+
+
 class LaneFull(StreamingError):
     """Raised when a lane holds as many waiting jobs as it may."""
 

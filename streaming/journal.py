@@ -26,7 +26,7 @@ from streaming.messages import (
 from streaming.wire import Wire, translated
 
 FIELDS = (
-    "state", "body", "attempt", "worker", "lane", "entry", "created", "started", "first", "done", "deadline", "epoch",
+    "state", "body", "attempt", "worker", "lane", "entry", "created", "started", "first", "done", "deadline",
     "runs", "record", "reason", "keep", "reply",
 )  # fmt: skip
 PAGE = 500
@@ -39,6 +39,7 @@ REASONS = {
     "attempts_exhausted": Failure(
         "attempts_exhausted", "Every worker that took this job was lost; it was given up.", 500
     ),
+    "poison": Failure("poison", "Workers die of this job, the last one with nothing beside it; it was given up.", 500),
 }
 
 
@@ -93,13 +94,14 @@ class Journal:
         for job_id in job_ids:
             partition = partition_of(job_id)
             pipeline.hmget(partition_key(partition or 0, "job", job_id), list(FIELDS))
+            pipeline.get(partition_key(partition or 0, "epoch"))
         with translated():
             found = await pipeline.execute()
-        return [parse_record(job_id, values) for job_id, values in zip(job_ids, found, strict=True)]
+        return [parse_record(*item) for item in zip(job_ids, found[::2], found[1::2], strict=True)]
 
     async def deltas(self, record: Record, after: int = 0) -> list[Delta]:
         """The job's deltas with seq > after, in order, as far as they are logged. Raises Unavailable."""
-        if record.terminal is not None:
+        if record.terminal is not None and record.terminal.rows:
             return [row for row in record.terminal.rows if row.seq > after]
         rows: dict[int, Delta] = {}
         partition = partition_of(record.job.id) or 0
@@ -173,8 +175,11 @@ class Journal:
             return await self._wire.redis.zscore(key, job_id) is not None
 
 
-def parse_record(job_id: str, values: Iterable[bytes | None]) -> Record | None:
-    """The fields of a job hash, in the order of FIELDS, as a Record; None if there is none. Raises DecodeError."""
+def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | None) -> Record | None:
+    """The fields of a job hash, in the order of FIELDS, and its partition's epoch, as a Record; None if there is none.
+
+    Raises DecodeError.
+    """
     raw = dict(zip(FIELDS, values, strict=True))
     state_bytes, body = raw["state"], raw["body"]
     if state_bytes is None or body is None:
@@ -204,7 +209,7 @@ def parse_record(job_id: str, values: Iterable[bytes | None]) -> Record | None:
         first_ms=number("first"),
         done_ms=number("done"),
         deadline_ms=number("deadline"),
-        epoch=number("epoch"),
+        epoch=int(epoch or 0) + 1,
         keep_s=number("keep"),
         runs=parse_runs(word("runs")),
         readers=len(word("reply").split(",")) if raw["reply"] else 0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from streaming.errors import DecodeError, Unavailable
+from streaming.errors import DecodeError, Rewound, Unavailable
 from streaming.journal import Run, parse_runs
 from streaming.keys import channel, partition_of
 from streaming.messages import Control, Delta, Frame, Job, Terminal, decode_control, decode_job, encode
@@ -54,6 +54,14 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim gave. `suspects`: this worker is to finish what it has and then claim alone, until it is False."""
+
+    jobs: list[Claim | Broken]
+    suspects: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The end of a claimed job."""
 
@@ -77,11 +85,12 @@ class Lease:
         """Raises Unavailable."""
         await self._wire.calls([("register", p, (self.id, self._model, self._lease_ms)) for p in self._wire.partitions])
 
-    async def claim(self, partition: int, want: int) -> list[Claim | Broken]:
-        """Up to `want` waiting jobs, highest lane first. Fewer than asked: this worker is noted as idle and will be
-        woken. Raises Fenced, Unavailable."""
-        now, frame, *taken = await self._wire.call("claim", partition, self.id, self._model, want, self._lease_ms)
-        return [self._claimed(item, now, frame) for item in taken]
+    async def claim(self, partition: int, want: int, *, alone: bool = False) -> Claimed:
+        """Up to `want` waiting jobs, highest lane first; or, `alone`, one suspect. Fewer than asked: this worker is
+        noted as idle and will be woken. Raises Fenced, Unavailable."""
+        args = (self.id, self._model, 1 if alone else want, self._lease_ms, "1" if alone else "")
+        now, frame, suspects, *taken = await self._wire.call("claim", partition, *args)
+        return Claimed([self._claimed(item, now, frame) for item in taken], bool(suspects))
 
     def _claimed(self, item: Sequence[bytes], now: int, frame: int) -> Claim | Broken:
         job_id, body, attempt, deadline, reply, runs, created = item
@@ -104,14 +113,17 @@ class Lease:
         """The number the next frame of a partition will have."""
         return self._frames[partition] + 1
 
-    def append_call(self, partition: int, rows: Mapping[str, Sequence[Delta]], oldest: int) -> Call:
+    def append_call(
+        self, partition: int, rows: Mapping[str, Sequence[Delta]], oldest: int, *, forced: bool = False
+    ) -> Call:
         """One engine step for `calls`: rows by reply address, and the oldest frame a running job still needs.
 
         The number is taken here: the call may be repeated until it is answered, the script knows a repetition.
+        `forced` writes it even where earlier frames are missing, once these rows make up for them.
         """
         self._frames[partition] += 1
         number = self._frames[partition]
-        args: list[str | bytes | int] = [self.id, number, self._lease_ms, f"{oldest}-0"]
+        args: list[str | bytes | int] = [self.id, number, self._lease_ms, f"{oldest}-0", "1" if forced else ""]
         for address, deltas in rows.items():
             args += [address, encode(Frame(self.id, number, tuple(deltas)))]
         return ("append", partition, args)
@@ -125,8 +137,15 @@ class Lease:
         return ("finish", partition_of(end.job) or 0, args)
 
     async def calls(self, calls: Sequence[Call]) -> None:
-        """Write appends and finishes, in order, in one round trip. Raises Fenced, Unavailable."""
-        await self._wire.calls(calls)
+        """Write appends and finishes, in order, in one round trip.
+
+        Raises Fenced, Unavailable, Rewound (an append found frames missing before it; appends of that partition and
+        their jobs' finishes are to be written anew).
+        """
+        answers = await self._wire.calls(calls)
+        behind = {call[1] for call, answer in zip(calls, answers, strict=True) if call[0] == "append" and answer == -1}
+        if behind:
+            raise Rewound(behind)
 
     async def beat(self) -> dict[str, bool]:
         """Renew the lease everywhere; the jobs held as the server sees it, and whether each was cancelled.

@@ -5,10 +5,15 @@ Any process may sweep, as often as it likes: each sweep is one atomic script per
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
 
+from streaming.errors import Unavailable
 from streaming.lease import LOG_KEEP_S
 from streaming.wire import Wire
+
+log = logging.getLogger(__name__)
 
 MOST_WORKERS = 4
 MOST_JOBS = 256
@@ -29,10 +34,11 @@ class Swept:
 
 
 class Reaper:
-    """Stateless; many may share a wire."""
+    """One per process: it remembers how far the store's own count of sweeps had come."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._ticks = dict.fromkeys(wire.partitions, 0)
 
     async def sweep(self) -> Swept:
         """Raises Unavailable."""
@@ -40,4 +46,25 @@ class Reaper:
         answers = await self._wire.calls(
             [("reap", p, (MOST_WORKERS, MOST_JOBS, most_attempts, LOG_KEEP_S)) for p in self._wire.partitions]
         )
-        return Swept(*(sum(column) for column in zip(*answers, strict=True)))
+        for partition, answer in zip(self._wire.partitions, answers, strict=True):
+            await self._compare(partition, answer[-1])
+        return Swept(*(sum(column) for column in zip(*(answer[:-1] for answer in answers), strict=True)))
+
+    async def _compare(self, partition: int, tick: int) -> None:
+        """A tick that is not later than the last one seen: the store was set back. Every event id changes its epoch."""
+        seen = self._ticks[partition]
+        if tick <= seen:
+            epoch = await self._wire.call("rewound", partition, seen)
+            log.error("the store has lost data of partition %d; its streams begin epoch %d", partition, epoch + 1)
+            tick = seen + 1
+        self._ticks[partition] = max(tick, seen)
+
+    async def keep_sweeping(self, every_s: float) -> None:
+        """Sweep for ever, whatever Redis does."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                if swept := await self.sweep():
+                    log.info("swept %s", swept)
+            except Unavailable as error:
+                log.debug("no sweep: %s", error)

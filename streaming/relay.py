@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from typing import TypeAlias
 
 from redis.exceptions import RedisError
 
@@ -30,6 +31,12 @@ LONGEST_SILENCE_S = 2.0
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
 
+Origin: TypeAlias = tuple[str, int]
+"""A frame: its worker and number."""
+
+NOWHERE: Origin = ("", 0)
+
+
 class Inbox:
     """The replies of one job, in order, each once. One reader takes; the relay and the log give."""
 
@@ -44,34 +51,47 @@ class Inbox:
         """Something is missing: the log must be read."""
         self.checked = 0.0
         self.patience = TICK_S
-        self.frame: tuple[str, int] = ("", 0)
-        """Worker and number of the last frame after which nothing is missing."""
+        self.frame = NOWHERE
+        """The frame of the last delta, before which nothing is missing."""
         self.hung_up = False
         """Whoever waited has left."""
+        self.accepted = False
+        """The put was answered: if the store does not know the job, it has lost it."""
+        self.rewound = False
+        """The store lost deltas that were already given, and others came in their place: the stream cannot go on."""
+        self._runs: list[tuple[int, str]] = []
+        """The worker of each run, after the number of its first delta here."""
         self._rows: list[Delta] = []
-        self._early: dict[int, Delta] = {}
+        self._early: dict[int, tuple[Delta, Origin]] = {}
         self._news = asyncio.Event()
 
-    def push(self, row: Delta, frame: tuple[str, int] = ("", 0)) -> None:
+    def push(self, row: Delta, frame: Origin = NOWHERE) -> None:
         """Take one delta: the next one is kept, an old one dropped, an early one held until the gap is filled."""
         if row.seq <= self.seq:
-            return
-        if row.seq > self.seq + 1 or len(self._rows) >= MOST_ROWS:
+            self._compare(row.seq, frame[0])
+        elif row.seq > self.seq + 1 or len(self._rows) >= MOST_ROWS:
             if len(self._early) < MOST_ROWS:
-                self._early[row.seq] = row
+                self._early[row.seq] = (row, frame)
             self.stale = True
-            return
-        self._accept(row)
-        if not self._early:
-            self.frame = frame
-        while self._early and (early := self._early.pop(self.seq + 1, None)) is not None:
-            self._accept(early)
+        else:
+            self._accept(row, frame)
+            while self._early and (early := self._early.pop(self.seq + 1, None)) is not None:
+                self._accept(*early)
 
-    def _accept(self, row: Delta) -> None:
+    def _accept(self, row: Delta, frame: Origin) -> None:
         self._rows.append(row)
-        self.seq = row.seq
+        self.seq, self.frame = row.seq, frame
         self.patience = TICK_S
+        if not self._runs or self._runs[-1][1] != frame[0]:
+            self._runs.append((row.seq, frame[0]))
         self._news.set()
+
+    def _compare(self, seq: int, worker: str) -> None:
+        """A delta that was here before must come from the worker it came from then."""
+        earlier = [known for first, known in self._runs if first <= seq]
+        if worker and earlier and earlier[-1] not in ("", worker):
+            self.rewound = True
+            self._news.set()
 
     def end(self, terminal: Terminal) -> None:
         """Take the end of the job; if deltas are still missing it is held until they are here."""
@@ -220,7 +240,7 @@ class Relay:
             elif not inbox.whole:
                 for run in record.runs:
                     log_of = (partition_of(inbox.job_id) or 0, run.worker)
-                    first = inbox.frame[1] + 1 if inbox.frame[0] == run.worker else run.frame
+                    first = inbox.frame[1] if inbox.frame[0] == run.worker else run.frame
                     behind[log_of] = min(first, behind.get(log_of, first))
         for (partition, worker), first in behind.items():
             async for frame in self._journal.frames(partition, worker, first):
@@ -232,6 +252,6 @@ def _is_due(inbox: Inbox, now: float) -> bool:
 
 
 def _lost(inbox: Inbox) -> None:
-    """The record is not there (yet, if the put is still under way): only an inbox that has seen tokens knows better."""
-    if inbox.seq:
+    """The record is not there: not yet, if the put is still under way; else the store has lost it."""
+    if inbox.seq or inbox.accepted:
         inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))

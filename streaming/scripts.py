@@ -12,7 +12,8 @@
 | beat     | worker          | fenced: renew the lease                                                |
 | release  | worker          | fenced: hand a job back                                                |
 | leave    | worker          | give the lease up, when nothing is held                                |
-| reap     | scheduler, any  | fence lapsed workers, put their jobs back, expire waiting jobs         |
+| reap     | any             | fence lapsed workers, put their jobs back, expire waiting jobs         |
+| rewound  | any             | a new epoch, when the store was found to have lost data                |
 """
 
 from __future__ import annotations
@@ -23,7 +24,20 @@ from importlib.resources import files
 
 from streaming.keys import lua_prelude
 
-NAMES = ("put", "cancel", "follow", "register", "claim", "append", "finish", "beat", "release", "leave", "reap")
+NAMES = (
+    "put",
+    "cancel",
+    "follow",
+    "register",
+    "claim",
+    "append",
+    "finish",
+    "beat",
+    "release",
+    "leave",
+    "reap",
+    "rewound",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from streaming.backlog import Backlog
-from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, UnknownJob
+from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
 from streaming.journal import Journal
 from streaming.keys import partition_key, prefix
-from streaming.lease import Claim, Finish, Lease
+from streaming.lease import Claim, Claimed, Finish, Lease
 from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
 from streaming.queue import Queue
 from streaming.reaper import Reaper, Swept
@@ -31,7 +31,7 @@ async def a_lease(wire: Wire) -> Lease:
 
 
 async def claim_one(lease: Lease) -> Claim:
-    (claim,) = await lease.claim(0, 1)
+    (claim,) = (await lease.claim(0, 1)).jobs
     assert isinstance(claim, Claim)
     return claim
 
@@ -81,7 +81,7 @@ async def test_the_highest_lane_is_read_first_and_lost_jobs_before_new_ones(wire
     assert (await lapse(wire, dying)).requeued == 1
     urgent = a_job(queue, Priority.INTERACTIVE)
     await queue.put(urgent)
-    claims = await (await a_lease(wire)).claim(0, 10)
+    claims = (await (await a_lease(wire)).claim(0, 10)).jobs
     assert [claim.job.id for claim in claims if isinstance(claim, Claim)] == [urgent.id, first.id, second.id, batch.id]
 
 
@@ -131,7 +131,7 @@ async def test_repeated_writes_change_nothing(wire: Wire) -> None:
     await queue.put(job)
     await queue.put(job)
     lease = await a_lease(wire)
-    claims = await lease.claim(0, 5)
+    claims = (await lease.claim(0, 5)).jobs
     assert len(claims) == 1 and isinstance(claims[0], Claim)
     append = lease.append_call(0, {"-": [a_delta(job.id, 1)]}, 1)
     finish = lease.finish_call(a_finish(claims[0], 1, (a_delta(job.id, 1),)))
@@ -146,14 +146,18 @@ async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire:
     queue = Queue(wire)
     job = a_job(queue)
     await queue.put(job)
-    for _ in range(wire.settings.max_attempts):
+    for _ in range(wire.settings.max_attempts - 1):
         lease = await a_lease(wire)
         await claim_one(lease)
-        swept = await lapse(wire, lease)
+        await lapse(wire, lease)
+    lease = await a_lease(wire)
+    assert (await lease.claim(0, 5)) == Claimed([], suspects=True)
+    assert len((await lease.claim(0, 5, alone=True)).jobs) == 1
+    swept = await lapse(wire, lease)
     record = await Journal(wire).record(job.id)
     assert swept.given_up == 1 and record.state is State.FAILED
     assert record.terminal is not None and record.terminal.failure is not None
-    assert record.terminal.failure.code == "attempts_exhausted"
+    assert record.terminal.failure.code == "poison"
     assert await wire.redis.xlen(partition_key(0, "dead")) == 1
 
 
@@ -168,7 +172,7 @@ async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: Wire) -> 
     assert await queue.cancel(waiting.id) is State.QUEUED
     assert await queue.cancel(running.id) is State.RUNNING
     assert (await journal.record(waiting.id)).state is State.CANCELLED
-    assert await lease.claim(0, 5) == []
+    assert (await lease.claim(0, 5)).jobs == []
     assert await lease.beat() == {running.id: True}
     with pytest.raises(UnknownJob):
         await queue.cancel(queue.new_id("t"))
@@ -199,7 +203,7 @@ async def test_time_in_the_queue_is_limited_by_the_servers_clock(wire: Wire) -> 
             break
         await asyncio.sleep(0.01)
     assert {(await journal.record(job.id)).state for job in (at_claim, by_reaper)} == {State.EXPIRED}
-    assert await (await a_lease(wire)).claim(0, 5) == []
+    assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
 
 
 async def test_an_idempotency_key_leads_to_one_job(wire: Wire) -> None:
@@ -262,11 +266,11 @@ async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: Wire) -> N
     await wire.redis.xadd(lane, {"junk": "x"})
     await queue.put(a_job(queue))
     lease = await a_lease(wire)
-    assert len(await lease.claim(0, 5)) == 1
+    assert len((await lease.claim(0, 5)).jobs) == 1
     await wire.redis.xgroup_destroy(lane, "workers")
     job = a_job(queue)
     await queue.put(job)
-    assert [claim.job.id for claim in await lease.claim(0, 5) if isinstance(claim, Claim)] == [job.id]
+    assert [claim.job.id for claim in (await lease.claim(0, 5)).jobs if isinstance(claim, Claim)] == [job.id]
     assert await wire.redis.xlen(partition_key(0, "dead")) == 1
 
 
@@ -281,3 +285,35 @@ async def test_all_keys_of_a_partition_share_a_hash_tag(wire: Wire) -> None:
     )
     keys = [key.decode() for key in await wire.redis.keys("*")]
     assert keys and all(key.startswith(prefix(0)) for key in keys)
+
+
+async def test_a_store_that_was_set_back_begins_a_new_epoch_once(wire: Wire) -> None:
+    """Whoever saw a later tick says so; several who saw it make one epoch of it."""
+    queue, journal = Queue(wire), Journal(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    first, second = Reaper(wire), Reaper(wire)
+    for _ in range(3):
+        await first.sweep()
+        await second.sweep()
+    assert (await journal.record(job.id)).epoch == 1
+    await wire.redis.set(partition_key(0, "tick"), 2)
+    for reaper in (first, second, first, second):
+        await reaper.sweep()
+    assert (await journal.record(job.id)).epoch == 2
+
+
+async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(wire: Wire) -> None:
+    """A log with a hole in it is never written on as if nothing had been."""
+    queue = Queue(wire)
+    await queue.put(a_job(queue))
+    lease = await a_lease(wire)
+    job = (await claim_one(lease)).job.id
+    lost = lease.append_call(0, {"-": [a_delta(job, 1)]}, 1)
+    assert lost[0] == "append"  # and never arrives
+    with pytest.raises(Rewound):
+        await lease.calls([lease.append_call(0, {"-": [a_delta(job, 2)]}, 1)])
+    rows = [a_delta(job, 1), a_delta(job, 2)]
+    await lease.calls([lease.append_call(0, {"-": rows}, 1, forced=True)])
+    record = await Journal(wire).record(job)
+    assert await Journal(wire).deltas(record) == rows

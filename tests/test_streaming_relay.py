@@ -45,7 +45,7 @@ class Running:
             Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, stream=True, reply_to=reply)
         )
         await lease.register()
-        (claim,) = await lease.claim(0, 1)
+        (claim,) = (await lease.claim(0, 1)).jobs
         assert isinstance(claim, Claim)
         return cls(lease, claim)
 
@@ -157,3 +157,16 @@ async def test_a_cancel_in_the_queue_reaches_the_reader(wire: Wire, relay: Relay
     await queue.cancel(job_id)
     assert await read_all(inbox) == []
     assert inbox.terminal is not None and inbox.terminal.state is State.CANCELLED
+
+
+def test_other_deltas_in_the_place_of_given_ones_stop_the_stream() -> None:
+    """The store lost what was shown and another worker said it anew: told, never spliced; repetitions are harmless."""
+    inbox = Inbox("j")
+    for seq in (1, 2, 3):
+        inbox.push(delta("j", seq), ("first", seq))
+    inbox.push(delta("j", 4), ("second", 1))
+    for seq, worker in ((2, "first"), (4, "second")):
+        inbox.push(delta("j", seq), (worker, 1))
+    assert not inbox.rewound
+    inbox.push(delta("j", 3), ("second", 1))
+    assert inbox.rewound

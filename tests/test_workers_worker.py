@@ -12,6 +12,7 @@ import pytest
 
 from streaming.journal import Journal, Record
 from streaming.keys import partition_key
+from streaming.lease import Lease
 from streaming.messages import Chat, Job, Priority, Sampling, State, Text, Turn
 from streaming.queue import Queue
 from streaming.reaper import Reaper
@@ -257,3 +258,49 @@ async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: Wire, start: S
 
 async def _leased(wire: Wire, lease: str) -> bool:
     return await wire.redis.zscore(partition_key(0, "leases"), lease) is not None
+
+
+async def test_a_store_that_lost_frames_gets_them_again(wire: Wire, start: Start) -> None:
+    """The worker still has every token of its running jobs: the log is made whole and the text stays exact."""
+    queue, journal = Queue(wire), Journal(wire)
+    running = await start(SimSettings(step_ms=5, prefill_ms=1))
+    job = a_job(queue, "set back", 200)
+    await queue.put(job)
+
+    async def has_tokens() -> bool:
+        return len(await journal.deltas(await journal.record(job.id))) >= 30
+
+    await until(has_tokens)
+    # As after a power loss: the last frames are gone, and the worker's frame number with them.
+    lease = running.worker.lease.id
+    await wire.redis.hset(partition_key(0, "worker", lease), "frame", 10)
+    await wire.redis.xtrim(partition_key(0, "log", lease), maxlen=0, approximate=False)
+    record = await ended(wire, job.id)
+    assert record.attempt == 1 and text_of(record) == expected("set back", 200)
+
+
+async def test_suspects_run_alone_and_the_innocent_complete(wire: Wire, start: Start) -> None:
+    """Jobs that lost two workers are run one at a time; nothing runs beside them."""
+    queue = Queue(wire)
+    jobs = [a_job(queue, f"suspect {number}", 20) for number in range(3)]
+    for job in jobs:
+        await queue.put(job)
+    for _ in range(2):
+        lease = Lease(wire, "m")
+        await lease.register()
+        assert len((await lease.claim(0, 5)).jobs) == 3
+        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+        await Reaper(wire).sweep()
+    running = await start()
+    most = 0
+    while not all([(await Journal(wire).record(job.id)).state.final for job in jobs]):
+        most = max(most, running.worker.running)
+        await asyncio.sleep(0.002)
+    for number, job in enumerate(jobs):
+        record = await ended(wire, job.id)
+        assert record.state is State.COMPLETED and text_of(record) == expected(f"suspect {number}", 20)
+        assert record.attempt == 3
+    assert most == 1
+    after = a_job(queue, "after", 5)
+    await queue.put(after)
+    assert (await ended(wire, after.id)).state is State.COMPLETED

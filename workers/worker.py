@@ -15,7 +15,8 @@ from streaming.errors import DecodeError, Fenced, Unavailable
 from streaming.journal import Journal
 from streaming.keys import partition_of
 from streaming.lease import Broken, Claim, Finish, Lease
-from streaming.messages import Cancel, Control, Failure, Follow, ModelCard, State, Terminal, Wake
+from streaming.messages import Cancel, Control, Delta, Failure, Follow, ModelCard, State, Terminal, Wake
+from streaming.reaper import Reaper
 from streaming.wire import Wire
 from workers.attempt import CANCELLED, EXPIRED, Attempt, job_of
 from workers.engine import Engine, EngineDead, Piece, Refused
@@ -25,6 +26,7 @@ from workers.writer import Writer
 
 log = logging.getLogger(__name__)
 
+SWEEP_S = 1.0
 KV_BATCH = 4
 """Jobs claimed at once when the engine is limited by its KV cache, whose room is known only after a submit."""
 
@@ -41,7 +43,9 @@ class Worker:
         self._journal = Journal(wire)
         self._attempts: dict[str, Attempt] = {}
         self._handed_back: list[Attempt] = []
-        self._writer = Writer(self.lease, self._oldest_frame, self._on_written)
+        self._suspects: set[int] = set()
+        """Partitions whose suspects this worker is to run, each alone."""
+        self._writer = Writer(self.lease, self._oldest_frame, self._everything, self._on_written)
         self._room = asyncio.Event()
         self._draining = False
         self._clock_offset_ms = 0
@@ -55,7 +59,7 @@ class Worker:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
         await self.lease.register()
         claiming = asyncio.create_task(self._claim_loop())
-        loops = [self._writer.run(), self._beat_loop(), self._control_loop()]
+        loops = [self._writer.run(), self._beat_loop(), self._control_loop(), Reaper(self._wire).keep_sweeping(SWEEP_S)]
         tasks = {claiming, asyncio.create_task(self._drain_after(stop, claiming)), *map(asyncio.create_task, loops)}
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
@@ -80,17 +84,21 @@ class Worker:
                     await asyncio.wait_for(self._room.wait(), self._settings.poll_ms / 1000)
 
     async def _claim(self, partition: int) -> bool:
-        """Claim what fits from one partition; True if there may be more."""
-        want = self._wanted()
-        if want <= 0:
+        """Claim what fits from one partition; True if there may be more.
+
+        When jobs that killed their workers wait there, what runs is finished first, then they run singly.
+        """
+        alone, want = partition in self._suspects, self._wanted()
+        if want <= 0 or (alone and self._attempts):
             return False
-        claims = await self.lease.claim(partition, want)
-        for claim in claims:
+        claimed = await self.lease.claim(partition, want, alone=alone)
+        (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
+        for claim in claimed.jobs:
             if isinstance(claim, Broken):
                 self._refuse_broken(claim)
             else:
                 await self._begin(claim)
-        return len(claims) == want
+        return len(claimed.jobs) == want or (claimed.suspects and not alone)
 
     def _wanted(self) -> int:
         """What fits now plus a small prefetch."""
@@ -176,6 +184,11 @@ class Worker:
         frames = [a.claim.first_frame for a in attempts if partition_of(a.job.id) == partition]
         return min(frames, default=self.lease.next_frame(partition))
 
+    def _everything(self, partition: int) -> list[Delta]:
+        """Every delta of every job held: what a log that lost frames needs to be whole again."""
+        held = [a for a in self._attempts.values() if partition_of(a.job.id) == partition]
+        return [row for attempt in held for row in attempt.rows]
+
     # --- being told --------------------------------------------------------------------------------------------------
 
     async def _control_loop(self) -> None:
@@ -214,6 +227,7 @@ class Worker:
     async def _beat_loop(self) -> None:
         """Renew the lease, hear of what was lost on the wire, and look whether the engine lives."""
         strays: set[str] = set()
+        taken: set[str] = set()
         while True:
             await asyncio.sleep(self._wire.settings.lease_ms / 3000)
             health = self._engine.health()
@@ -222,6 +236,7 @@ class Worker:
             try:
                 held = await self.lease.beat()
                 strays = await self._hand_back_strays(strays, held)
+                taken = self._drop_taken(taken, held)
             except Unavailable as error:
                 log.warning("the lease could not be renewed, trying again: %s", error)
                 continue
@@ -237,6 +252,15 @@ class Worker:
             log.warning("handing back a job whose claim was never answered", extra={"job": job_id})
             await self.lease.release(job_id)
         return strays - before
+
+    def _drop_taken(self, before: set[str], held: Mapping[str, bool]) -> set[str]:
+        """Jobs of ours that the server, twice running, does not count as ours (it has lost the claim): stop them."""
+        taken = {job_id for job_id, attempt in self._attempts.items() if job_id not in held and not attempt.over}
+        for job_id in taken & before:
+            log.warning("dropping a job the store no longer counts as ours", extra={"job": job_id})
+            self._stop_engine(self._attempts.pop(job_id))
+            self._recorder.released(job_id)
+        return taken - before
 
     # --- going -------------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from streaming.errors import Unavailable
+from streaming.errors import Rewound, Unavailable
 from streaming.keys import partition_of
-from streaming.lease import Finish, Lease
+from streaming.lease import SILENT, Finish, Lease
 from streaming.messages import Delta
 from streaming.wire import Call
 
@@ -24,13 +24,17 @@ Rows = dict[str, list[Delta]]
 
 
 class Writer:
-    """`oldest` tells the first frame of a partition that a running job still needs; `on_written` hears of finished
-    jobs once their record is safe."""
+    """`oldest` tells the first frame of a partition that a running job still needs, `everything` all deltas of its
+    running jobs; `on_written` hears of finished jobs once their record is safe."""
 
     def __init__(
-        self, lease: Lease, oldest: Callable[[int], int], on_written: Callable[[Sequence[Finish]], None]
+        self,
+        lease: Lease,
+        oldest: Callable[[int], int],
+        everything: Callable[[int], Sequence[Delta]],
+        on_written: Callable[[Sequence[Finish]], None],
     ) -> None:
-        self._lease, self._oldest, self._on_written = lease, oldest, on_written
+        self._lease, self._oldest, self._everything, self._on_written = lease, oldest, everything, on_written
         self._rows: dict[int, Rows] = {}
         self._finishes: list[Finish] = []
         self._news = asyncio.Event()
@@ -64,7 +68,11 @@ class Writer:
             self._news.clear()
             rows, self._rows = self._rows, {}
             finishes, self._finishes = self._finishes, []
-            await self._write(self._calls(rows, finishes))
+            try:
+                await self._write(self._calls(rows, finishes))
+            except Rewound as error:
+                log.error("writing the log of all running jobs anew: %s", error)
+                await self._write(self._repairs(error.partitions, rows, finishes))
             self._on_written(finishes)
             if not self._news.is_set():
                 self._idle.set()
@@ -72,6 +80,13 @@ class Writer:
     def _calls(self, rows: dict[int, Rows], finishes: Sequence[Finish]) -> list[Call]:
         appends = [self._lease.append_call(p, by_address, self._oldest(p)) for p, by_address in rows.items()]
         return appends + [self._lease.finish_call(finish) for finish in finishes]
+
+    def _repairs(self, behind: set[int], rows: dict[int, Rows], finishes: Sequence[Finish]) -> list[Call]:
+        """The same writes, after one frame per partition with all that the store may have lost."""
+        whole = [(p, {SILENT: list(self._everything(p))}) for p in behind]
+        repairs = [self._lease.append_call(p, lost, self._oldest(p), forced=True) for p, lost in whole]
+        again = {p: by_address for p, by_address in rows.items() if p in behind}
+        return repairs + self._calls(again, finishes)
 
     async def _write(self, calls: Sequence[Call]) -> None:
         pause = 0.02

@@ -1,7 +1,9 @@
 -- Give a live worker up to `want` waiting jobs of its model, highest lane first, lost ones before new ones.
--- ARGV: worker, model, want, lease in ms
--- Returns: 'fenced' | {now, frame number, {id, body, attempt, deadline | '', reply, runs before this one, accepted at}...}
-local worker, model, want, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- Suspects (jobs whose workers keep dying) are run alone: one worker of a model at a time takes them, singly.
+-- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead
+-- Returns: 'fenced' | {now, frame number, 1 if this worker is to finish what it has and then take suspects,
+--                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at}...}
+local worker, model, want, lease, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame')
 if mine[1] ~= 'live' then return 'fenced' end
 local now = now_ms()
@@ -18,11 +20,6 @@ local function read(lane, count)
   return got and got[1] and got[1][2] or {}
 end
 
-local function bury(lane, entry, reason)
-  redis.call('XADD', dead_key(), '*', 'lane', lane, 'entry', entry, 'reason', reason)
-  drop_entry(lane, entry)
-end
-
 local function take(lane, entry, id)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'runs', 'entry', 'created')
@@ -35,7 +32,7 @@ local function take(lane, entry, id)
     return nil
   end
   local attempt = redis.call('HINCRBY', job, 'attempt', 1)
-  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'claimed', now,
+  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'claimed', now, 'alone', alone and '1' or '',
     'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
   redis.call('HSETNX', job, 'started', now)
   redis.call('ZREM', timers_key(), id)
@@ -43,23 +40,45 @@ local function take(lane, entry, id)
   return {id, s[4], attempt, s[3] or '', s[5], s[6], tonumber(s[8])}
 end
 
-local out = {now, tonumber(mine[2])}
-for _, priority in ipairs(PRIORITIES) do
-  for _, lane in ipairs({retry_key(model, priority), lane_key(model, priority)}) do
-    while #out - 2 < want do
-      local entries = read(lane, want - (#out - 2))
-      if entries.err then return entries end
-      if #entries == 0 then break end
-      for _, item in ipairs(entries) do
-        local fields = item[2]
-        if not fields or fields[1] ~= 'job' then
-          bury(lane, item[1], 'not an entry of ours')
-        else
-          out[#out + 1] = take(lane, item[1], fields[2])
-        end
+-- Only jobs that were never begun may wait too long; a lane read to its end is left for the next.
+local out = {now, tonumber(mine[2]), 0}
+local function take_from(lane)
+  while #out - 3 < want do
+    local entries = read(lane, want - (#out - 3))
+    if entries.err then return entries end
+    if #entries == 0 then return nil end
+    for _, item in ipairs(entries) do
+      local fields = item[2]
+      if not fields or fields[1] ~= 'job' or fields[3] then
+        bury('lane', lane, 'entry', item[1], 'reason', 'not an entry of ours')
+        drop_entry(lane, item[1])
+      else
+        out[#out + 1] = take(lane, item[1], fields[2])
       end
     end
   end
 end
-if #out - 2 < want then redis.call('ZADD', idle_key(model), now, worker) else redis.call('ZREM', idle_key(model), worker) end
+
+local suspects = 0
+for _, priority in ipairs(PRIORITIES) do suspects = suspects + redis.call('XLEN', suspects_key(model, priority)) end
+local runner = suspects > 0 and redis.call('GET', alone_key(model))
+if suspects > 0 and (not runner or runner == worker) then
+  redis.call('SET', alone_key(model), worker, 'PX', 3 * lease)
+  out[3] = 1
+end
+
+for _, priority in ipairs(PRIORITIES) do
+  local lanes = alone and {suspects_key(model, priority)} or {retry_key(model, priority), lane_key(model, priority)}
+  -- A worker that is to run suspects takes nothing new until it has.
+  if alone and out[3] == 0 or not alone and out[3] == 1 then lanes = {} end
+  for _, lane in ipairs(lanes) do
+    local failed = take_from(lane)
+    if failed then return failed end
+  end
+end
+if #out - 3 < want and out[3] == 0 then
+  redis.call('ZADD', idle_key(model), now, worker)
+else
+  redis.call('ZREM', idle_key(model), worker)
+end
 return out

@@ -10,12 +10,6 @@ redis.call('EXPIRE', log_key(worker), keep)
 redis.call('ZREM', leases_key(), worker)
 if model then
   redis.call('ZREM', idle_key(model), worker)
-  for _, priority in ipairs(PRIORITIES) do
-    for _, lane in ipairs({retry_key(model, priority), lane_key(model, priority)}) do
-      -- A consumer deleted with pending entries would strand them.
-      local pending = redis.pcall('XPENDING', lane, GROUP, '-', '+', 1, worker)
-      if not pending.err and #pending == 0 then redis.pcall('XGROUP', 'DELCONSUMER', lane, GROUP, worker) end
-    end
-  end
+  forget_consumer(model, worker)
 end
 return 0

@@ -31,6 +31,30 @@ local function wake(model, now)
   end
 end
 
+-- Every stream of a model that workers read.
+local function lanes_of(model)
+  local lanes = {}
+  for _, priority in ipairs(PRIORITIES) do
+    for _, lane in ipairs({suspects_key(model, priority), retry_key(model, priority), lane_key(model, priority)}) do
+      lanes[#lanes + 1] = lane
+    end
+  end
+  return lanes
+end
+
+-- Forget a consumer, but never one with pending entries: that would strand them.
+local function forget_consumer(model, worker)
+  for _, lane in ipairs(lanes_of(model)) do
+    local pending = redis.pcall('XPENDING', lane, GROUP, '-', '+', 1, worker)
+    if not pending.err and #pending == 0 then redis.pcall('XGROUP', 'DELCONSUMER', lane, GROUP, worker) end
+  end
+end
+
+-- A dead letter, for people: never work, so it may be trimmed by length.
+local function bury(...)
+  redis.call('XADD', dead_key(), 'MAXLEN', '~', 10000, '*', ...)
+end
+
 local function drop_entry(lane, entry)
   if lane and entry and lane ~= '' then
     redis.pcall('XACK', lane, GROUP, entry)
@@ -50,13 +74,13 @@ local function end_job(id, state, reason, now)
   tell(s[3], cmsgpack.pack({'e', id}))
 end
 
--- Put a claimed job back, before the lane it came from. `message` is nil or the reason it was taken from its worker.
-local function requeue(id, now)
+-- Put a claimed job back, before the lane it came from; a suspect where it will be run alone.
+local function requeue(id, now, suspect)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'model', 'priority')
   drop_entry(s[1], s[2])
   if s[3] then redis.call('SREM', claims_key(s[3]), id) end
-  local lane = retry_key(s[4], s[5])
+  local lane = suspect and suspects_key(s[4], s[5]) or retry_key(s[4], s[5])
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
   wake(s[4], now)

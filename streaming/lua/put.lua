@@ -32,7 +32,7 @@ end
 
 local entry = redis.call('XADD', lane, '*', 'job', id)
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'model', model, 'priority', priority,
-  'reply', reply, 'attempt', 0, 'epoch', 1, 'created', now, 'lane', lane, 'entry', entry, 'keep', keep, 'runs', '')
+  'reply', reply, 'attempt', 0, 'losses', 0, 'created', now, 'lane', lane, 'entry', entry, 'keep', keep, 'runs', '')
 redis.call('ZADD', jobs_key(tenant), now, id)
 local expires = nil
 if deadline_ms ~= '' then

@@ -1,22 +1,29 @@
 #!lua flags=allow-oom
 -- Take the jobs of workers whose lease has lapsed, and end waiting jobs whose time is over. Any process may run this.
 -- ARGV: most workers at once, most expired jobs at once, most attempts, seconds to keep a dead worker's log
--- Returns: {lapsed workers, jobs put back, jobs expired, jobs given up}
+-- Returns: {lapsed workers, jobs put back, jobs expired, jobs given up, tick}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local now = now_ms()
 local requeued, expired, given_up = 0, 0, 0
 
+local function give_up(id, reason)
+  bury('job', id, 'reason', reason)
+  end_job(id, 'failed', reason, now)
+  given_up = given_up + 1
+end
+
 local function take_from_dead(id, worker)
-  local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'attempt')
+  local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'alone')
   if s[1] ~= 'in_progress' or s[2] ~= worker then return end
+  local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
   if s[3] then
     end_job(id, 'cancelled', 'cancelled', now)
-  elseif tonumber(s[4]) >= most_attempts then
-    redis.call('XADD', dead_key(), '*', 'job', id, 'reason', 'lost ' .. s[4] .. ' workers')
-    end_job(id, 'failed', 'attempts_exhausted', now)
-    given_up = given_up + 1
+  elseif s[4] == '1' then
+    give_up(id, 'poison') -- it was alone with the worker that died
+  elseif losses >= most_attempts then
+    give_up(id, 'attempts_exhausted')
   else
-    requeue(id, now)
+    requeue(id, now, losses == most_attempts - 1)
     requeued = requeued + 1
   end
 end
@@ -26,18 +33,14 @@ for _, worker in ipairs(lapsed) do
   redis.call('HSET', worker_key(worker), 'state', 'dead') -- the fence: from here on it can write nothing
   redis.call('EXPIRE', worker_key(worker), 3600)
   redis.call('ZREM', leases_key(), worker)
-  local model = redis.call('HGET', worker_key(worker), 'model')
-  if model then redis.call('ZREM', idle_key(model), worker) end
   for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do take_from_dead(id, worker) end
   redis.call('DEL', claims_key(worker))
   redis.call('EXPIRE', log_key(worker), keep)
+  local model = redis.call('HGET', worker_key(worker), 'model')
   if model then
-    for _, priority in ipairs(PRIORITIES) do
-      for _, lane in ipairs({retry_key(model, priority), lane_key(model, priority)}) do
-        local pending = redis.pcall('XPENDING', lane, GROUP, '-', '+', 1, worker)
-        if not pending.err and #pending == 0 then redis.pcall('XGROUP', 'DELCONSUMER', lane, GROUP, worker) end
-      end
-    end
+    redis.call('ZREM', idle_key(model), worker)
+    if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
+    forget_consumer(model, worker)
   end
 end
 
@@ -49,4 +52,4 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
     redis.call('ZREM', timers_key(), id)
   end
 end
-return {#lapsed, requeued, expired, given_up}
+return {#lapsed, requeued, expired, given_up, redis.call('INCR', tick_key())}

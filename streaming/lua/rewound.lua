@@ -1,0 +1,8 @@
+-- Somebody has seen a later tick than the store knows: it has lost data. Begin a new epoch, once.
+-- ARGV: the latest tick seen. Returns the epoch.
+local seen = tonumber(ARGV[1])
+if tonumber(redis.call('GET', tick_key()) or 0) < seen then
+  redis.call('SET', tick_key(), seen + 1)
+  return redis.call('INCR', epoch_key())
+end
+return tonumber(redis.call('GET', epoch_key()) or 0)
