@@ -61,11 +61,18 @@ def answer_schemas() -> dict[str, Schema]:
         "Answer": any_of("ChatCompletion", "Completion"),
         "Model": _model(),
         "ModelList": _object(object=_word("list"), data=_list(schema("Model"))),
+        "DeadLetter": _dead_letter(),
+        "DeadLetterList": _object(object=_word("list"), data=_list(schema("DeadLetter"))),
         "Job": _job(fault),
         "JobList": _object(
             object=_word("list"), data=_list(schema("Job")), has_more=BOOLEAN, next_cursor=_maybe(STRING)
         ),
     }
+
+
+def _dead_letter() -> Schema:
+    words = {name: _maybe(STRING) for name in ("job_id", "lane", "entry")}
+    return _object(id=STRING, object=_word("dead_letter"), reason=STRING, at=NUMBER, **words)
 
 
 def _answer(kind: str, **said: Schema) -> Schema:

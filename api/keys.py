@@ -22,9 +22,11 @@ class Caller:
     tenant: str
     ceiling: Priority
     name: str = ""
+    admin: bool = False
+    """May look after dead letters, of all tenants."""
 
 
-ANYONE = Caller("local", Priority.INTERACTIVE)
+ANYONE = Caller("local", Priority.INTERACTIVE, admin=True)
 """The caller at a door without keys, which only this machine can reach."""
 
 
@@ -41,7 +43,7 @@ class Keyring:
             if digest in self._callers:
                 twin = self._callers[digest].name
                 raise ConfigError(f"keys.{name}", f"the same key as keys.{twin}", "make a new one")
-            self._callers[digest] = Caller(key.tenant, key.priority, name)
+            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin)
 
     @property
     def open(self) -> bool:

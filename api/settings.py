@@ -34,3 +34,5 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     priority: Priority = Priority.INTERACTIVE
     """The highest lane this key may use."""
+    admin: bool = False
+    """May look after dead letters, of all tenants."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import platform
 import shutil
@@ -10,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -65,6 +67,9 @@ def eventually(condition: Callable[[], object], *errors: type[Exception], second
         time.sleep(0.01)
 
 
+Answer = tuple[int, dict[str, str], bytes]
+
+
 class House:
     """Penstock's roles as real processes, each started and ended by the test, on a server of their own."""
 
@@ -106,13 +111,35 @@ class House:
 
     def get(self, path: str, port: int | None = None) -> tuple[int, bytes]:
         """Status and body of a GET."""
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
+        status, _, body = self.request("GET", path, port=port)
+        return status, body
+
+    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        """A POST of JSON, or of bytes as they are."""
+        return self.request("POST", path, body, headers)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> Answer:
+        """Status, headers (lower case) and body of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=60)
         try:
-            connection.request("GET", path)
+            data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            kind = {"Content-Type": "application/json"} if data is not None else {}
+            connection.request(method, path, data, {**kind, **(headers or {})})
             response = connection.getresponse()
-            return response.status, response.read()
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
         finally:
             connection.close()
+
+    def log(self, role: str) -> str:
+        """What the processes of a role have written."""
+        return "".join(path.read_text() for path in sorted(self.folder.glob(f"{role}-*.log")))
 
     def close(self) -> None:
         """End every process that is left."""

@@ -51,7 +51,7 @@ def test_without_keys_the_door_is_open() -> None:
     """A local server takes any caller, also one that sends a key."""
     keyring = Keyring({})
     assert keyring.open
-    assert keyring.caller(None) == keyring.caller("Bearer anything") == Caller("local", Priority.INTERACTIVE)
+    assert keyring.caller(None) == keyring.caller("Bearer anything") == Caller("local", Priority.INTERACTIVE, admin=True)
 
 
 def test_the_same_key_twice_is_a_mistake() -> None:

@@ -33,19 +33,6 @@ def asked(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-def post(
-    house: House, path: str, body: Any, headers: dict[str, str] | None = None
-) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
-    try:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
-        response = connection.getresponse()
-        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
-    finally:
-        connection.close()
-
-
 def chat_body(text: str, **more: Any) -> dict[str, Any]:
     return {"model": "sim", "messages": asked(text), **more}
 
@@ -134,7 +121,7 @@ def test_keep_alives_do_not_disturb_the_official_client(empty_house: House) -> N
     raw: list[bytes] = []
 
     def read_raw() -> None:
-        raw.append(post(house, "/v1/chat/completions", chat_body("raw", max_tokens=5, stream=True))[2])
+        raw.append(house.post("/v1/chat/completions", chat_body("raw", max_tokens=5, stream=True))[2])
 
     reader = threading.Thread(target=read_raw)
     reader.start()
@@ -166,7 +153,7 @@ def test_a_failure_in_mid_stream_is_told_in_the_stream(empty_house: House) -> No
 
 def test_the_jobs_id_and_ignored_fields_are_in_the_headers(house: House) -> None:
     """Unknown fields change nothing and are named; every response names its request and its job."""
-    status, headers, _ = post(house, "/v1/chat/completions", chat_body("h", max_tokens=1, frobnicate=1))
+    status, headers, _ = house.post("/v1/chat/completions", chat_body("h", max_tokens=1, frobnicate=1))
     assert status == 200 and headers["x-ignored-fields"] == "frobnicate"
     assert headers["x-request-id"] and house.get(f"/v1/jobs/{headers['x-job-id']}")[0] == 200
 
@@ -176,7 +163,7 @@ def test_the_jobs_id_and_ignored_fields_are_in_the_headers(house: House) -> None
 
 def test_a_job_is_put_waited_for_and_read(house: House) -> None:
     """202 with its address; waiting, result and list agree."""
-    status, headers, body = post(house, "/v1/jobs", chat_body("job", max_tokens=6, metadata={"a": "b"}))
+    status, headers, body = house.post("/v1/jobs", chat_body("job", max_tokens=6, metadata={"a": "b"}))
     job = json.loads(body)
     assert status == 202 and headers["location"] == f"/v1/jobs/{job['id']}" and job["object"] == "job"
     done = json.loads(house.get(f"/v1/jobs/{job['id']}?wait=20")[1])
@@ -196,7 +183,7 @@ def test_a_job_is_put_waited_for_and_read(house: House) -> None:
 
 def test_pages_of_jobs_hold_each_job_once(house: House) -> None:
     """Walking the cursor meets every job, newest first."""
-    ids = [json.loads(post(house, "/v1/jobs", chat_body(f"page {n}", max_tokens=1))[2])["id"] for n in range(7)]
+    ids = [json.loads(house.post("/v1/jobs", chat_body(f"page {n}", max_tokens=1))[2])["id"] for n in range(7)]
     seen: list[str] = []
     cursor = ""
     while len(seen) < 200:
@@ -211,8 +198,8 @@ def test_pages_of_jobs_hold_each_job_once(house: House) -> None:
 
 def test_a_chat_call_may_ask_not_to_wait(house: House) -> None:
     """`Prefer: respond-async` gives the job instead of the answer."""
-    status, headers, body = post(
-        house, "/v1/chat/completions", chat_body("later", max_tokens=2), {"Prefer": "respond-async"}
+    status, headers, body = house.post(
+        "/v1/chat/completions", chat_body("later", max_tokens=2), {"Prefer": "respond-async"}
     )
     assert status == 202 and headers["x-job-id"] == json.loads(body)["id"]
 
@@ -229,7 +216,7 @@ def events_of(data: bytes) -> list[tuple[str, str, Any]]:
 
 def test_events_can_be_taken_up_behind_any_of_them(house: House) -> None:
     """Ids are epoch:seq; resuming gives exactly what follows; a malformed cursor is a 400, a wrong one a reset."""
-    job_id = json.loads(post(house, "/v1/jobs", chat_body("events", max_tokens=8))[2])["id"]
+    job_id = json.loads(house.post("/v1/jobs", chat_body("events", max_tokens=8))[2])["id"]
     whole = events_of(house.get(f"/v1/jobs/{job_id}/events")[1])
     deltas = [event for event in whole if event[0] == "delta"]
     assert "".join(data["text"] for _, _, data in deltas) == said("events", 8)
@@ -246,15 +233,15 @@ def test_a_waiting_and_a_running_job_can_be_cancelled(empty_house: House) -> Non
     """Before a worker has it: at once. While it runs: within a step. Twice: the same answer."""
     house = empty_house
     house.start_api()
-    waiting = json.loads(post(house, "/v1/jobs", chat_body("w", max_tokens=5))[2])
+    waiting = json.loads(house.post("/v1/jobs", chat_body("w", max_tokens=5))[2])
     assert waiting["status"] == "queued" and waiting["queue_position"] == 0
     for _ in range(2):
-        status, _, body = post(house, f"/v1/jobs/{waiting['id']}/cancel", b"")
+        status, _, body = house.post(f"/v1/jobs/{waiting['id']}/cancel", b"")
         assert status == 200 and json.loads(body)["status"] == "cancelled"
     house.start("workers", PENSTOCK_SIM_STEP_MS="20")
-    running = json.loads(post(house, "/v1/jobs", chat_body("r", max_tokens=5000))[2])
+    running = json.loads(house.post("/v1/jobs", chat_body("r", max_tokens=5000))[2])
     eventually(lambda: json.loads(house.get(f"/v1/jobs/{running['id']}")[1])["status"] == "in_progress")
-    assert json.loads(post(house, f"/v1/jobs/{running['id']}/cancel", b"")[2])["status"] == "cancelled"
+    assert json.loads(house.post(f"/v1/jobs/{running['id']}/cancel", b"")[2])["status"] == "cancelled"
 
 
 def test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on(house: House) -> None:
@@ -278,11 +265,11 @@ def test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on(house: House) 
 def test_an_idempotency_key_joins_the_first_request(house: House) -> None:
     """A repeated call gets the first one's answer and job, streamed or not; another body is refused."""
     key = {"Idempotency-Key": "once"}
-    first = post(house, "/v1/chat/completions", chat_body("idem", max_tokens=3), key)
-    again = post(house, "/v1/chat/completions", chat_body("idem", max_tokens=3), key)
+    first = house.post("/v1/chat/completions", chat_body("idem", max_tokens=3), key)
+    again = house.post("/v1/chat/completions", chat_body("idem", max_tokens=3), key)
     assert first[1]["x-job-id"] == again[1]["x-job-id"]
     assert json.loads(first[2])["choices"] == json.loads(again[2])["choices"]
-    status, _, body = post(house, "/v1/chat/completions", chat_body("other", max_tokens=3), key)
+    status, _, body = house.post("/v1/chat/completions", chat_body("other", max_tokens=3), key)
     assert status == 422 and json.loads(body)["error"]["code"] == "idempotency_key_reused"
 
 
@@ -309,7 +296,7 @@ def test_bad_requests_are_told_what_is_wrong(
     house: House, body: Any, headers: dict[str, str], status: int, code: str, param: str | None
 ) -> None:
     """The right status, a code, the field, a sentence; nothing is queued."""
-    answer = post(house, "/v1/chat/completions", body, headers)
+    answer = house.post("/v1/chat/completions", body, headers)
     error = json.loads(answer[2])["error"]
     assert (answer[0], error["code"], error["param"]) == (status, code, param)
     assert error["message"] and "x-job-id" not in answer[1]
@@ -318,7 +305,7 @@ def test_bad_requests_are_told_what_is_wrong(
 def test_addresses_and_methods_that_do_not_exist(house: House) -> None:
     """404 and 405 have the same error shape as everything else."""
     assert json.loads(house.get("/v1/nothing")[1])["error"]["code"] == "not_found"
-    status, headers, body = post(house, "/v1/models", {})
+    status, headers, body = house.post("/v1/models", {})
     assert status == 405 and "GET" in headers["allow"] and json.loads(body)["error"]["code"] == "method_not_allowed"
     assert house.get("/v1/jobs/job_" + "0" * 32)[0] == 404
     assert house.get("/v1/jobs/nonsense")[0] == 404
@@ -328,7 +315,7 @@ def test_addresses_and_methods_that_do_not_exist(house: House) -> None:
 def test_do_not_queue_is_refused_when_nobody_is_free(empty_house: House) -> None:
     """503 with Retry-After instead of a place in the lane."""
     empty_house.start_api()
-    status, headers, body = post(empty_house, "/v1/chat/completions", chat_body("now", queue={"do_not_queue": True}))
+    status, headers, body = empty_house.post("/v1/chat/completions", chat_body("now", queue={"do_not_queue": True}))
     assert status == 503 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["code"] == "no_capacity"
 
 
@@ -337,6 +324,6 @@ def test_a_request_that_waits_too_long_is_expired(empty_house: House) -> None:
     house = empty_house
     house.start_api()
     house.start("scheduler")
-    status, headers, body = post(house, "/v1/chat/completions", chat_body("soon", queue={"max_queue_ms": 50}))
+    status, headers, body = house.post("/v1/chat/completions", chat_body("soon", queue={"max_queue_ms": 50}))
     assert status == 408 and headers["x-should-retry"] == "false"
     assert json.loads(body)["error"]["code"] == "deadline_exceeded_in_queue"

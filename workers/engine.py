@@ -95,7 +95,7 @@ class Health:
 
 
 class Engine(Protocol):
-    """Used from one event loop in one process. Implementations: workers/sim.py, workers/llamacpp.py, workers/trtllm.py."""
+    """Used from one event loop in one process. Implementations: sim.py, llamacpp.py, trtllm.py."""
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Load the model and begin stepping; report phases ("loading weights") as they begin. Raises EngineDead."""

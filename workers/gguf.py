@@ -1,7 +1,6 @@
-"""Reads a GGUF file's metadata and tensor table, and rewrites quantised tensors in another number format.
+"""Reads a GGUF model file's metadata and tensor table; the weights are left alone.
 
-It knows the file format and nothing of engines. Version 3 of the format (and 2, which has the same layout),
-little-endian.
+Version 3 of the format (and 2, which has the same layout), little-endian. It knows the format and nothing of engines.
 """
 
 from __future__ import annotations
@@ -9,32 +8,22 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from typing import Any
 
 F32, F16, Q4_1, Q8_0 = 0, 1, 3, 8
-"""The tensor kinds this file computes with, by their number in the format."""
+"""The tensor kinds whose size is known here, by their number in the format."""
 
-FILE_TYPE_F16 = 1
-"""`general.file_type` of a file that is mostly F16."""
-
-_BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_1: (32, 20), Q8_0: (32, 34)}
+BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_1: (32, 20), Q8_0: (32, 34)}
 """Weights and bytes of one block of a kind."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _MOST_ENTRIES = 1 << 20
 """More metadata keys or tensors than any model has: the file is corrupt, and a loop over them would not end soon."""
-
-_ROWS_AT_ONCE = 4096
-"""Rows converted in one go: a few MB of memory."""
 
 
 class GgufError(Exception):
@@ -72,10 +61,10 @@ class Tensor:
 
     @property
     def nbytes(self) -> int | None:
-        """None for kinds this file does not compute with."""
-        if self.kind not in _BLOCKS:
+        """None for kinds not known here."""
+        if self.kind not in BLOCKS:
             return None
-        per_block, size = _BLOCKS[self.kind]
+        per_block, size = BLOCKS[self.kind]
         return self.weights // per_block * size
 
 
@@ -88,11 +77,13 @@ class Gguf:
     metadata: dict[str, Any]
     """Scalars and strings as they are, arrays as `Array`."""
     tensors: tuple[Tensor, ...]
-    metadata_span: tuple[int, int]
-    """Where the metadata lies in the file, to copy it unread."""
+    metadata_end: int
+    """Where the metadata ends in the file and the tensor table begins."""
     file_type_at: int
     """Where the value of `general.file_type` lies, or 0."""
     alignment: int
+    size: int
+    """Of the file, in bytes."""
 
     @property
     def context_length(self) -> int:
@@ -119,7 +110,7 @@ class Gguf:
         )
         if not isinstance(number, int) or not isinstance(tokens, Array) or not 0 <= number < tokens.count:
             return None
-        with _mapped(self.path) as data:
+        with mapped(self.path) as data:
             cursor = _Cursor(data, tokens.offset)
             for _ in range(number):
                 cursor.skip(_STRING)
@@ -128,54 +119,13 @@ class Gguf:
 
 def read(path: Path) -> Gguf:
     """The header of a GGUF file; the weights are not touched. Raises GgufError."""
-    with _mapped(path) as data:
+    with mapped(path) as data:
         try:
             found = _header(path, data)
         except (struct.error, UnicodeDecodeError, _CorruptError) as error:
             raise _corrupt(path, str(error)) from None
-        _check_complete(found, len(data))
+        _check_complete(found)
         return found
-
-
-def rewrite(
-    source: Gguf,
-    target: Path,
-    *,
-    kind: int,
-    file_type: int,
-    encode: Callable[[NDArray[np.float32]], bytes],
-    on_progress: Callable[[int, int], None],
-) -> None:
-    """Write `source` again with its quantised tensors in another `kind`; `encode` turns rows of weights into bytes.
-
-    `on_progress` gets (tensors done, tensors in all). Raises GgufError for a kind this file cannot decode, OSError.
-    """
-    unknown = {tensor.kind for tensor in source.tensors} - set(_BLOCKS)
-    if unknown:
-        raise GgufError(source.path, f"tensors of kind {min(unknown)} cannot be converted", "Serve the file as it is.")
-    planned = _plan(source, kind)
-    with _mapped(source.path) as data, target.open("wb") as out:
-        out.write(_new_header(source, planned, data, file_type))
-        base = _aligned(out.tell(), source.alignment)
-        for done, (old, new) in enumerate(zip(source.tensors, planned, strict=True), start=1):
-            out.write(bytes(base + new.offset - out.tell()))  # padding
-            if old.kind == new.kind:
-                out.write(data[old.offset : old.offset + (old.nbytes or 0)])
-            else:
-                out.writelines(encode(rows) for rows in _decoded(data, old))
-            on_progress(done, len(planned))
-        out.write(bytes(_aligned(out.tell(), source.alignment) - out.tell()))
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) -> None:
-    """The same model with half-precision weights: larger, and computed without rounding activations to 8 bits."""
-    rewrite(source, target, kind=F16, file_type=FILE_TYPE_F16, encode=_as_f16, on_progress=on_progress)
-
-
-def _as_f16(rows: NDArray[np.float32]) -> bytes:
-    return rows.astype("<f2").tobytes()
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -253,7 +203,8 @@ def _layout(kind: int) -> str:
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
+def mapped(path: Path) -> Iterator[mmap.mmap]:
+    """The bytes of a file. Raises GgufError."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -274,18 +225,19 @@ def _header(path: Path, data: mmap.mmap) -> Gguf:
     if version not in (2, 3):
         raise _CorruptError(f"format version {version}, expected 2 or 3")
     tensor_count, key_count = cursor.count("tensors"), cursor.count("metadata keys")
-    start, metadata, file_type_at = cursor.at, {}, 0
+    metadata: dict[str, Any] = {}
+    file_type_at = 0
     for _ in range(key_count):
         key, kind = cursor.string(), cursor.number("<I")
         if key == "general.file_type":
             file_type_at = cursor.at
         metadata[key] = cursor.value(kind)
-    span = (start, cursor.at)
+    metadata_end = cursor.at
     alignment = int(metadata.get("general.alignment", 32)) or 32
     rows = [_row(cursor) for _ in range(tensor_count)]
-    base = _aligned(cursor.at, alignment)
+    base = aligned(cursor.at, alignment)
     tensors = tuple(Tensor(name, shape, kind, base + offset) for name, shape, kind, offset in rows)
-    return Gguf(path, version, metadata, tensors, span, file_type_at, alignment)
+    return Gguf(path, version, metadata, tensors, metadata_end, file_type_at, alignment, len(data))
 
 
 def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
@@ -295,70 +247,11 @@ def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(cursor.number("<Q") for _ in range(dimensions)), cursor.number("<I"), cursor.number("<Q")
 
 
-def _check_complete(found: Gguf, size: int) -> None:
+def _check_complete(found: Gguf) -> None:
     for tensor in found.tensors:
-        if tensor.offset + (tensor.nbytes or 0) > size:
-            raise _corrupt(found.path, f"it ends at {size} bytes, before the weights of {tensor.name}")
+        if tensor.offset + (tensor.nbytes or 0) > found.size:
+            raise _corrupt(found.path, f"it ends at {found.size} bytes, before the weights of {tensor.name}")
 
 
-def _aligned(at: int, alignment: int) -> int:
+def aligned(at: int, alignment: int) -> int:
     return -(-at // alignment) * alignment
-
-
-# --- converting ----------------------------------------------------------------------------------------------------
-
-
-def _plan(source: Gguf, kind: int) -> list[Tensor]:
-    """The new tensor table; here `offset` counts from the start of the weights, as it is stored."""
-    planned, offset = [], 0
-    for tensor in source.tensors:
-        new = Tensor(tensor.name, tensor.shape, tensor.kind if tensor.kind in (F32, F16) else kind, offset)
-        planned.append(new)
-        offset = _aligned(offset + (new.nbytes or 0), source.alignment)
-    return planned
-
-
-def _new_header(source: Gguf, planned: list[Tensor], data: mmap.mmap, file_type: int) -> bytes:
-    start, end = source.metadata_span
-    header = bytearray(data[:end])
-    if source.file_type_at:
-        struct.pack_into("<I", header, source.file_type_at, file_type)
-    for tensor in planned:
-        name = tensor.name.encode()
-        dimensions = len(tensor.shape)
-        header += struct.pack("<Q", len(name)) + name
-        header += struct.pack(f"<I{dimensions}QIQ", dimensions, *tensor.shape, tensor.kind, tensor.offset)
-    return bytes(header)
-
-
-def _decoded(data: mmap.mmap, tensor: Tensor) -> Iterator[NDArray[np.float32]]:
-    """A quantised tensor's weights, some rows at a time."""
-    import numpy as np  # here, because serving a file as it is does not need it
-
-    per_block, size = _BLOCKS[tensor.kind]
-    width = tensor.shape[0] // per_block * size
-    table = np.frombuffer(data, np.uint8, count=tensor.nbytes or 0, offset=tensor.offset).reshape(-1, width)
-    decode = _decode_q4_1 if tensor.kind == Q4_1 else _decode_q8_0
-    for first in range(0, len(table), _ROWS_AT_ONCE):
-        blocks = table[first : first + _ROWS_AT_ONCE].reshape(-1, size)
-        yield decode(blocks).reshape(-1, tensor.shape[0])
-
-
-def _decode_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Blocks of (scale f16, least f16, 16 bytes): weight i in the low half of byte i, weight i + 16 in the high half."""
-    import numpy as np
-
-    scale, least = (blocks[:, at : at + 2].copy().view("<f2").astype(np.float32) for at in (0, 2))
-    packed = blocks[:, 4:]
-    steps = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-    weights: NDArray[np.float32] = steps * scale + least
-    return weights
-
-
-def _decode_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Blocks of (scale f16, 32 signed bytes)."""
-    import numpy as np
-
-    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
-    weights: NDArray[np.float32] = blocks[:, 2:].copy().view(np.int8).astype(np.float32) * scale
-    return weights

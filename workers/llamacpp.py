@@ -225,7 +225,7 @@ class LlamacppEngine:
                     self._generate(generation)
             except ValueError as error:  # how the library refuses what it cannot parse
                 generation.fail(invalid(f"llama.cpp refused the request: {error}"))
-            except Exception as error:  # whatever else it is, its requester must hear of it and the slot must live on
+            except Exception as error:  # noqa: BLE001 - whatever it is, its requester must hear and the slot live on
                 _log.exception("a request failed in llama.cpp")
                 generation.fail(engine_error(f"llama.cpp failed: {type(error).__name__}"))
             self._count(running=-1)
@@ -246,9 +246,7 @@ class LlamacppEngine:
     def _generate(self, generation: Generation) -> None:
         """Blocks until the request has ended. Raises what the library or our own callback raised."""
         if generation.schema is not None and not self._constrains(generation.schema):
-            generation.fail(
-                invalid("the JSON schema cannot be used: llama.cpp does not understand it", "response_format")
-            )
+            generation.fail(invalid("llama.cpp cannot follow this JSON schema: simplify it", "response_format"))
             return
         errors: list[Exception] = []
 
@@ -258,13 +256,13 @@ class LlamacppEngine:
                 piece = generation.take(chunk)
                 if piece.n or piece.text:
                     self._push(piece)
-            except Exception as error:  # the library would swallow it and end the stream as if all were well
+            except Exception as error:  # noqa: BLE001 - the library would swallow it and end the stream
                 errors.append(error)
             return bool(errors) or generation.done  # True: stop
 
         self._server.handle_completions(generation.body(self._settings), on_chunk)
         if errors:
-            raise errors[0]
+            raise RuntimeError("a chunk was not understood") from errors[0]
         if not generation.done:
             self._broken = "llama.cpp ended a request without a result"
             generation.fail(engine_error(self._broken))

@@ -55,7 +55,7 @@ class Generation:
         return self.prompt_tokens + self.generated
 
     def body(self, settings: LlamacppSettings) -> dict[str, Any]:
-        """The call. Stop strings are not passed on: llama.cpp loses the text it held back when a length limit ends it."""
+        """The call. Stop strings stay here: what llama.cpp holds back for one is lost when a length limit ends it."""
         sampling, remaining = self._request.sampling, self.remaining
         body: dict[str, Any] = {
             "prompt": [*self._prompt, *_past(self._request)],

@@ -51,8 +51,9 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Layers to put on a GPU, where the installed xllamacpp was built for one."""
     batch: Positive = 128
     """Prompt tokens computed in one go. Between two goes other requests get their token, and a cancel is seen."""
-    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.2
-    """This and the next four apply where a request does not say; requests cannot set the last three."""
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """This and the next four apply where a request does not say; requests cannot set the last three. 0: always the
+    likeliest token, with which the default model answers best (docs/models.md) and a lost text is resumed exactly."""
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 40
     """0: off."""

@@ -14,12 +14,12 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streaming.messages import Capabilities, Failure, ModelCard, Turn
 from workers.engine import Health, Piece, Refused, Request, Stats, Step
 from workers.settings import SimSettings
-from workers.stops import StopMatcher
+from workers.stops import TokenGate, joined
 
 WORDS = tuple(
     "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
@@ -59,7 +59,7 @@ class _Sequence:
     prompt_tokens: int
     max_tokens: int
     done: int
-    stops: StopMatcher
+    gate: TokenGate
     fault: tuple[str, int] | None
     ready_at: float = 0.0
     cancelled: bool = False
@@ -156,11 +156,10 @@ class SimEngine:
         max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
         if self._settings.kv_tokens and prompt_tokens + max_tokens > self._settings.kv_tokens:
             raise Refused(too_long(prompt_tokens, max_tokens, self._settings.kv_tokens))
-        stops = StopMatcher(request.sampling.stop)
-        stops.feed(request.past_text)
+        gate = TokenGate(request.sampling.stop, request.past_text)
         found = FAULT.search(prompt) if self._settings.faults else None
         fault = (found[1], int(found[2])) if found else None
-        return _Sequence(request, prompt, prompt_tokens, max_tokens, request.past_tokens, stops, fault)
+        return _Sequence(request, prompt, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
 
     async def _run(self, on_step: Step) -> None:
         """Steps on a fixed grid while there is work; a late step does not delay the next ones."""
@@ -235,14 +234,15 @@ class SimEngine:
             return self._last(sequence, failure=Failure("engine_error", "A fault was injected.", 500))
         if self._hung:
             return None
-        text = sequence.stops.feed(token_text(sequence.prompt, sequence.done))
-        token_id = zlib.crc32(text.encode()) & 0xFFFF
+        text = token_text(sequence.prompt, sequence.done)
         sequence.done += 1
-        if sequence.stops.hit:
-            return self._last(sequence, text, (token_id,), finish="stop")
+        piece = sequence.gate.feed(Piece(sequence.request.id, text, (zlib.crc32(text.encode()) & 0xFFFF,), 1))
+        if sequence.gate.hit:
+            return self._last(sequence, piece, finish="stop")
         if sequence.done >= sequence.max_tokens:
-            return self._last(sequence, text + sequence.stops.flush(), (token_id,), finish="length")
-        return Piece(sequence.request.id, text, (token_id,), 1)
+            rest = sequence.gate.flush(sequence.request.id)
+            return self._last(sequence, joined(sequence.request.id, (piece, rest)), finish="length")
+        return piece if piece.n else None
 
     def _survives(self, fault: str) -> bool:
         """Do what the prompt asked for. True: only time stops; False: this request alone fails."""
@@ -255,22 +255,10 @@ class SimEngine:
         return self._last(sequence, finish="cancelled")
 
     def _last(
-        self,
-        sequence: _Sequence,
-        text: str = "",
-        ids: tuple[int, ...] = (),
-        finish: str = "",
-        failure: Failure | None = None,
+        self, sequence: _Sequence, piece: Piece | None = None, *, finish: str = "", failure: Failure | None = None
     ) -> Piece:
-        return Piece(
-            sequence.request.id,
-            text,
-            ids,
-            len(ids),
-            finish=finish,
-            prompt_tokens=sequence.prompt_tokens,
-            failure=failure,
-        )
+        piece = piece or Piece(sequence.request.id)
+        return replace(piece, finish=finish, prompt_tokens=sequence.prompt_tokens, failure=failure)
 
     def _remove(self, request_id: str) -> None:
         sequence = self._by_id.pop(request_id)

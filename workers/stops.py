@@ -17,7 +17,7 @@ class StopMatcher:
     """Feed text as it is generated; get back what may be shown. After a match `hit` is True and nothing follows."""
 
     def __init__(self, stops: Sequence[str], past: str = "") -> None:
-        """`past` is text already shown by an earlier attempt: a stop string may begin in it, but it is not shown again."""
+        """`past` was shown by an earlier attempt: a stop string may begin in it, but it is not shown again."""
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self._seen = 0

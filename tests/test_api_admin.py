@@ -1,0 +1,99 @@
+"""Dead letters, from the job that kills its workers to its replay; and who may look."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from house import House, eventually
+
+
+def job_of(house: House, text: str) -> dict[str, Any]:
+    body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 9}
+    return dict(json.loads(house.post("/v1/jobs", body)[2]))
+
+
+def state_of(house: House, job_id: str) -> dict[str, Any]:
+    return dict(json.loads(house.get(f"/v1/jobs/{job_id}")[1]))
+
+
+def test_a_poison_request_is_found_and_its_batch_mates_complete(empty_house: House) -> None:
+    """Three workers die of it, the last one alone with it; everything else completes; the letter can be replayed."""
+    house = empty_house
+    house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "5"}
+    house.start("scheduler")
+    house.start_api()
+    poison = job_of(house, "[[crash@4]]")
+    mates = [job_of(house, f"mate {number}") for number in range(6)]
+    crashes = 0
+    while state_of(house, poison["id"])["status"] in ("queued", "in_progress"):
+        worker = house.start("workers")
+        eventually(lambda w=worker: w.poll() is not None or state_of(house, poison["id"])["status"] == "failed")
+        crashes += worker.poll() is not None
+        assert crashes <= 3
+    house.start("workers")
+    for mate in mates:
+        assert eventually(lambda mate=mate: state_of(house, mate["id"])["status"] == "completed")
+    assert state_of(house, poison["id"])["error"]["code"] == "poison" and crashes == 3
+
+    (letter,) = json.loads(house.get("/admin/dlq")[1])["data"]
+    assert (letter["job_id"], letter["reason"]) == (poison["id"], "poison")
+    shown = json.loads(house.get(f"/admin/dlq/{letter['id']}")[1])
+    assert shown["job"]["status"] == "failed" and "crash" not in json.dumps(shown)
+    status, headers, body = house.post(f"/admin/dlq/{letter['id']}/replay", {})
+    assert status == 202 and json.loads(body)["id"] == headers["x-job-id"] != poison["id"]
+    assert json.loads(house.get("/admin/dlq")[1])["data"] == []
+    assert state_of(house, poison["id"])["status"] == "failed"
+
+
+def test_dead_letters_can_be_dropped_and_absent_ones_are_404(house: House) -> None:
+    """A letter that is no job can only be dropped."""
+    from redis import Redis  # noqa: PLC0415 - the test plays a stranger who writes into a lane
+
+    with Redis.from_url(house.redis_url) as client:
+        client.xadd("penstock:{0}:lane:sim:batch", {"alien": "x"})
+    (letter,) = eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
+    assert letter["job_id"] is None and "not an entry" in letter["reason"]
+    assert house.post(f"/admin/dlq/{letter['id']}/replay", {})[0] == 400
+    assert house.request("DELETE", f"/admin/dlq/{letter['id']}")[0] == 200
+    for method, path in (("GET", letter["id"]), ("DELETE", letter["id"]), ("GET", "nonsense"), ("GET", "9-1-1")):
+        status, _, body = house.request(method, f"/admin/dlq/{path}")
+        assert status == 404 and json.loads(body)["error"]["code"] == "dead_letter_not_found"
+
+
+def test_keys_say_who_may_come_in_how_high_and_who_may_administer(empty_house: House, tmp_path: Path) -> None:
+    """No key, a wrong one, another tenant's job, a lane above the key's, the dead letters: each its own refusal."""
+    house = empty_house
+    rows = {"low": "tenant = 'a'\npriority = 'batch'", "high": "tenant = 'b'", "root": "tenant = 'ops'\nadmin = true"}
+    (tmp_path / "penstock.toml").write_text(
+        "".join(
+            f"[keys.{name}]\nsha256 = '{hashlib.sha256(f'sk-{name}'.encode()).hexdigest()}'\n{row}\n"
+            for name, row in rows.items()
+        )
+    )
+    house.start_api()
+
+    def ask(method: str, path: str, key: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        status, _, data = house.request(method, path, body, headers)
+        return status, json.loads(data)
+
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "queue": {"priority": "interactive"}}
+    assert ask("POST", "/v1/jobs", "", body)[0] == ask("POST", "/v1/jobs", "sk-wrong", body)[0] == 401
+    status, job = ask("POST", "/v1/jobs", "sk-low", body)
+    assert status == 202 and job["priority"] == "batch"
+    assert ask("POST", "/v1/jobs", "sk-high", body)[1]["priority"] == "interactive"
+    assert ask("GET", f"/v1/jobs/{job['id']}", "sk-low")[0] == 200
+    assert ask("GET", f"/v1/jobs/{job['id']}", "sk-high")[0] == 404
+    assert ask("POST", f"/v1/jobs/{job['id']}/cancel", "sk-high")[0] == 404
+    assert [row["id"] for row in ask("GET", "/v1/jobs", "sk-low")[1]["data"]] == [job["id"]]
+    assert ask("GET", "/admin/dlq", "sk-high")[0] == 403 and ask("GET", "/admin/dlq", "sk-root")[0] == 200
+
+
+def test_beyond_this_machine_a_key_is_needed(empty_house: House) -> None:
+    """Without one the process refuses to start and says what to do."""
+    process = empty_house.start("api", PENSTOCK_API_HOST="0.0.0.0", PENSTOCK_API_PORT=str(empty_house.port))  # noqa: S104
+    assert process.wait(20) == 2
+    assert "no API key is configured" in empty_house.log("api")
