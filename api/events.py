@@ -27,6 +27,8 @@ async def events(request: Request) -> EventSourceResponse:
     services, record = services_of(request), await own_record(request)
     cursor = request.headers.get("last-event-id") or request.query_params.get("after")
     epoch, after = read_event_id(cursor) if cursor else (record.epoch, 0)
+    if after:
+        services.metrics.stream_resumes.inc()
     return EventSourceResponse(
         _encoded(_events(services, record, epoch, after)),
         headers={"Cache-Control": "no-cache"} | job_headers(record),

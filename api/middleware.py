@@ -54,7 +54,7 @@ class Observed:
         finally:
             attributes: Attributes = {"http.response.status_code": status, "http.route": endpoint}
             span.end(error=f"HTTP {status}" if status >= 500 else None, attributes=attributes)
-            self._services.metrics.requests.labels("", endpoint, str(status)).inc()
+            self._services.metrics.requests.labels(scope["state"].get("model", ""), endpoint, str(status)).inc()
 
 
 def endpoint_of(path: str) -> str:

@@ -63,7 +63,7 @@ class Services:
         """Begin to listen for replies and to follow the fleet."""
         await self.relay.start()
         self.later(self._follow_cards())
-        self.later(Reaper(self.wire).keep_sweeping(SWEEP_S))
+        self.later(Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S))
 
     async def stop(self) -> None:
         """End what runs in the background and close the wire."""

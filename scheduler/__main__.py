@@ -98,7 +98,7 @@ async def run(settings: Settings, me: Me, lifeline: Lifeline) -> None:
         if telemetry.metrics_port:
             metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         loop = Loop(
-            Parts(Fleet(wire), Backlog(wire), Reaper(wire), wire.now_ms),
+            Parts(Fleet(wire), Backlog(wire), Reaper(wire, metrics), wire.now_ms),
             settings.limits,
             me,
             metrics,

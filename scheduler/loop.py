@@ -92,7 +92,7 @@ class Loop:
 
     async def tick(self) -> None:
         """One round. Raises Unavailable."""
-        await self._sweep()
+        await self._parts.reaper.sweep()
         if await self._lead():
             await self._schedule()
         if self._state == "starting":
@@ -114,22 +114,6 @@ class Loop:
     def _enter(self, state: str) -> None:
         self._state = state
         self._on_state(state)
-
-    async def _sweep(self) -> None:
-        swept = await self._parts.reaper.sweep()
-        if not swept:
-            return
-        self._metrics.lapsed_workers.inc(swept.lapsed_workers)
-        self._metrics.lease_reclaims.inc(swept.requeued)
-        self._metrics.given_up.inc(swept.given_up)
-        self._metrics.deadline_misses.labels("queue").inc(swept.expired)
-        log.warning(
-            "%d workers lapsed: %d jobs back in the queue, %d given up; %d jobs expired in the queue",
-            swept.lapsed_workers,
-            swept.requeued,
-            swept.given_up,
-            swept.expired,
-        )
 
     async def _lead(self) -> bool:
         ttl_s = max(LEAD_TICKS * self._tick_s, LEAD_LEAST_S)

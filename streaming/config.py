@@ -67,7 +67,7 @@ class Config:
     def save(self, path: Path) -> None:
         """Write the merged settings for a child process; they may hold secrets, so only the owner may read them."""
         path.touch(mode=0o600)
-        path.write_bytes(msgspec.json.encode(self.raw))
+        path.write_bytes(msgspec.json.encode(self.raw, enc_hook=str))
 
     @classmethod
     def saved(cls, path: Path) -> Config:
@@ -113,13 +113,20 @@ def build(kind: type[S], values: Any, where: str) -> S:
     built = {}
     for key, value in values.items():
         try:
-            built[key] = msgspec.convert(value, hints[key], strict=False)
+            built[key] = msgspec.convert(value, hints[key], strict=False, dec_hook=_path)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{where}.{key}", f"expected {describe(hints[key])}: {error}") from None
     try:
         return kind(**built)
     except (TypeError, ValueError) as error:  # a required key is missing, or __post_init__ refuses the values
         raise ConfigError(where, str(error)) from None
+
+
+def _path(kind: type, value: Any) -> Any:
+    """The one type msgspec does not make of text by itself."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError  # msgspec's own way to hear "not mine"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

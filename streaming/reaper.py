@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from streaming.errors import Unavailable
 from streaming.lease import LOG_KEEP_S
 from streaming.wire import Wire
+from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ class Swept:
 class Reaper:
     """One per process: it remembers how far the store's own count of sweeps had come."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, metrics: Metrics | None = None) -> None:
+        self._wire, self._metrics = wire, metrics
         self._ticks = dict.fromkeys(wire.partitions, 0)
 
     async def sweep(self) -> Swept:
@@ -48,7 +49,24 @@ class Reaper:
         )
         for partition, answer in zip(self._wire.partitions, answers, strict=True):
             await self._compare(partition, answer[-1])
-        return Swept(*(sum(column) for column in zip(*(answer[:-1] for answer in answers), strict=True)))
+        swept = Swept(*(sum(column) for column in zip(*(answer[:-1] for answer in answers), strict=True)))
+        if swept:
+            self._tell(swept)
+        return swept
+
+    def _tell(self, swept: Swept) -> None:
+        log.warning(
+            "%d workers lapsed: %d jobs back in the queue, %d given up; %d jobs expired in the queue",
+            swept.lapsed_workers,
+            swept.requeued,
+            swept.given_up,
+            swept.expired,
+        )
+        if self._metrics is not None:
+            self._metrics.lapsed_workers.inc(swept.lapsed_workers)
+            self._metrics.lease_reclaims.inc(swept.requeued)
+            self._metrics.given_up.inc(swept.given_up)
+            self._metrics.deadline_misses.labels("queue").inc(swept.expired)
 
     async def _compare(self, partition: int, tick: int) -> None:
         """A tick that is not later than the last one seen: the store was set back. Every event id changes its epoch."""
@@ -64,7 +82,6 @@ class Reaper:
         while True:
             await asyncio.sleep(every_s)
             try:
-                if swept := await self.sweep():
-                    log.info("swept %s", swept)
+                await self.sweep()
             except Unavailable as error:
                 log.debug("no sweep: %s", error)

@@ -204,24 +204,6 @@ async def test_the_second_scheduler_stands_by_and_takes_over() -> None:
     assert (world.leader[0], world.plans["m"].want, world.published) == ("scheduler-2@there:2", 4, 2)
 
 
-async def test_sweeps_are_counted() -> None:
-    """What the reaper did shows in the metrics, from a scheduler that does not lead as well."""
-    world = World()
-    world.leader = ("another", world.now + 60)
-    world.swept = [Swept(lapsed_workers=1, requeued=7, expired=2, given_up=3)]
-    metrics = Metrics.start("", "scheduler")
-    await a_loop(world, metrics=metrics).tick()
-    page = metrics.expose().decode()
-    for line in (
-        "penstock_lapsed_workers_total 1.0",
-        "penstock_lease_reclaims_total 7.0",
-        "penstock_jobs_given_up_total 3.0",
-        'penstock_deadline_misses_total{where="queue"} 2.0',
-    ):
-        assert line in page
-    assert world.published == 0
-
-
 async def test_an_outage_is_said_once_and_ends_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     """Redis down at start: one warning however many ticks; back: ready, one line, and scheduling goes on."""
     world, stop = World(), asyncio.Event()

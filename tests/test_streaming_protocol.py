@@ -17,6 +17,7 @@ from streaming.queue import Queue
 from streaming.reaper import Reaper, Swept
 from streaming.settings import WireSettings
 from streaming.wire import Wire
+from telemetry.metrics import Metrics
 
 
 def a_job(queue: Queue, priority: Priority = Priority.STANDARD, **changes: object) -> Job:
@@ -317,3 +318,15 @@ async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(w
     await lease.calls([lease.append_call(0, {"-": rows}, 1, forced=True)])
     record = await Journal(wire).record(job)
     assert await Journal(wire).deltas(record) == rows
+
+
+async def test_sweeps_are_counted(wire: Wire) -> None:
+    """What a sweep did is on the metrics page of the process that did it."""
+    queue, metrics = Queue(wire), Metrics.start("", "scheduler")
+    await queue.put(a_job(queue))
+    lease = await a_lease(wire)
+    await claim_one(lease)
+    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+    await Reaper(wire, metrics).sweep()
+    page = metrics.expose().decode()
+    assert "penstock_lapsed_workers_total 1.0" in page and "penstock_lease_reclaims_total 1.0" in page

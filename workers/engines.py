@@ -22,7 +22,7 @@ def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -
             from workers.weights import fetch  # noqa: PLC0415
 
             options = config.section("llamacpp", LlamacppSettings, settings.options)
-            gguf = options.path or fetch(data_dir / "models", lambda _phase, _done, _total: None)
+            gguf = options.path or fetch(data_dir / "weights", lambda _phase, _done, _total: None)
             return LlamacppEngine(model, options, gguf)
         case "trtllm":
             from workers.trtllm import TrtllmEngine  # noqa: PLC0415

@@ -15,17 +15,18 @@ class Recorder:
     """One per worker process."""
 
     def __init__(self, model: str, metrics: Metrics, tracer: Tracing) -> None:
-        self._model, self._metrics, self._tracer = model, metrics, tracer
+        self._model, self.metrics, self._tracer = model, metrics, tracer
         self._spans: dict[str, Span] = {}
+        self._cancelled: dict[str, float] = {}
 
     def claimed(self, attempt: Attempt) -> None:
         """A job was taken from its lane."""
         job, claim = attempt.job, attempt.claim
         waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
-        self._metrics.claims.labels(self._model, job.priority).inc()
-        self._metrics.attempts.labels(self._model, str(claim.attempt)).inc()
+        self.metrics.claims.labels(self._model, job.priority).inc()
+        self.metrics.attempts.labels(self._model, str(claim.attempt)).inc()
         if claim.attempt == 1:
-            self._metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
+            self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
         now_ns = time.time_ns()
         queue = self._tracer.span(
             "queue",
@@ -42,9 +43,13 @@ class Recorder:
         }
         self._spans[job.id] = self._tracer.span("generate", queue.carrier(), "internal", now_ns, attributes)
 
+    def cancelled(self, job_id: str) -> None:
+        """A cancel was heard."""
+        self._cancelled.setdefault(job_id, time.monotonic())
+
     def ended(self, attempt: Attempt, end: Terminal) -> None:
         """A job reached its end here."""
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.jobs.labels(self._model, end.state).inc()
         for kind, count in (
             ("prompt", end.usage.prompt),
@@ -52,6 +57,8 @@ class Recorder:
             ("cached", end.usage.cached),
         ):
             metrics.tokens.labels(self._model, kind).inc(count)
+        if (heard := self._cancelled.pop(end.job, None)) is not None:
+            metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - heard)
         if end.state is State.EXPIRED:
             metrics.deadline_misses.labels("running").inc()
         if end.failure is not None:
@@ -68,10 +75,11 @@ class Recorder:
 
     def released(self, job_id: str) -> None:
         """A job was handed back unfinished."""
+        self._cancelled.pop(job_id, None)
         if span := self._spans.pop(job_id, None):
             span.end(attributes={tracing.JOB_STATE: "released"})
 
     def load(self, slots: int, running: int) -> None:
         """How full the engine is."""
-        self._metrics.worker_slots.labels(self._model).set(slots)
-        self._metrics.worker_running.labels(self._model).set(running)
+        self.metrics.worker_slots.labels(self._model).set(slots)
+        self.metrics.worker_running.labels(self._model).set(running)

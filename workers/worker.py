@@ -59,7 +59,12 @@ class Worker:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
         await self.lease.register()
         claiming = asyncio.create_task(self._claim_loop())
-        loops = [self._writer.run(), self._beat_loop(), self._control_loop(), Reaper(self._wire).keep_sweeping(SWEEP_S)]
+        loops = [
+            self._writer.run(),
+            self._beat_loop(),
+            self._control_loop(),
+            Reaper(self._wire, self._recorder.metrics).keep_sweeping(SWEEP_S),
+        ]
         tasks = {claiming, asyncio.create_task(self._drain_after(stop, claiming)), *map(asyncio.create_task, loops)}
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
@@ -214,6 +219,7 @@ class Worker:
     def _cancel(self, job_id: str) -> None:
         if (attempt := self._attempts.get(job_id)) and not attempt.over:
             attempt.stop(State.CANCELLED, CANCELLED)
+            self._recorder.cancelled(job_id)
             self._stop_engine(attempt)
 
     def _expire(self, attempt: Attempt) -> None:
