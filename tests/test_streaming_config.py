@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from api.settings import ApiSettings, KeySettings
+from cli.settings import UpSettings
+from scheduler.settings import SchedulerSettings
 from streaming.config import Config, ConfigError, load
 from streaming.settings import ModelSettings, WireSettings
+from telemetry.settings import TelemetrySettings
+from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
 KINDS = {"api": ApiSettings, "redis": WireSettings, "models": ModelSettings, "keys": KeySettings}
 
@@ -65,3 +70,18 @@ def test_merged_settings_reach_a_child_process_and_nobody_else(tmp_path: Path) -
     config.save(tmp_path / "settings.json")
     assert Config.saved(tmp_path / "settings.json").section("redis", WireSettings).url.startswith("redis://:secret")
     assert (tmp_path / "settings.json").stat().st_mode & 0o077 == 0
+
+
+def test_every_setting_is_documented() -> None:
+    """docs/configuration.md has a section per section and a row per key, and no row for a key that is gone."""
+    sections = {
+        "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
+        "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "models.<name>": ModelSettings,
+        "keys.<name>": KeySettings, "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
+    }  # fmt: skip
+    text = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
+    documented = {
+        part.partition("]")[0]: set(re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE))
+        for part in text.split("\n## [")[1:]
+    }
+    assert documented == {name: set(kind.__struct_fields__) for name, kind in sections.items()}
