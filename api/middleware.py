@@ -33,7 +33,8 @@ class Observed:
         request_id = _request_id(headers.get("x-request-id", ""))
         endpoint = endpoint_of(scope["path"])
         span = self._services.tracing.span(f"{scope['method']} {endpoint}", extract(headers), "server")
-        scope.setdefault("state", {}).update(request_id=request_id, trace=span.carrier())
+        # Token streams write their body straight to the server: nothing below has a say in it once it has begun.
+        scope.setdefault("state", {}).update(request_id=request_id, trace=span.carrier(), server_send=send)
         status = 500
 
         async def stamped(message: Message) -> None:

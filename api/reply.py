@@ -58,13 +58,16 @@ class Reply:
         operation = CHAT if facts.chat else TEXT
         self._labels = (operation, self._job.model)
         self._request_id = ""
+        self._slow = False
+        self._task: asyncio.Task[object] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and look after the job if the client leaves."""
         self._request_id = scope["state"]["request_id"]
+        self._task = asyncio.current_task()
         watch = asyncio.create_task(self._watch(receive))
         try:
-            await self._answer(send)
+            await self._answer(send, scope["state"]["server_send"])
         except ClientGone:
             await self._disconnected()
         finally:
@@ -72,7 +75,7 @@ class Reply:
             self._services.relay.close(self._inbox)
             self._measure_end()
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, server_send: Send) -> None:
         raise AssertionError("a subclass says how")
 
     async def _watch(self, receive: Receive) -> None:
@@ -134,7 +137,7 @@ class Reply:
 class StreamReply(Reply):
     """Tokens as they come, as server-sent events."""
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, server_send: Send) -> None:
         renderer = ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
         begun = False
         metrics = self._services.metrics.open_streams
@@ -150,10 +153,10 @@ class StreamReply(Reply):
                     begun = True
                 data = b"".join([renderer.delta(row) for row in rows])
                 if terminal is not None:
-                    await self._write(send, data + renderer.end(terminal), more=False)
+                    await self._write(server_send, data + renderer.end(terminal), more=False)
                     return
                 if data or not rows:
-                    await self._write(send, data or PING, more=True)
+                    await self._write(server_send, data or PING, more=True)
         except (ClientGone, OSError):
             raise ClientGone from None
         except ApiError as error:
@@ -175,18 +178,27 @@ class StreamReply(Reply):
 
     async def _write(self, send: Send, data: bytes, *, more: bool) -> None:
         """A reader that takes nothing for too long is cut off."""
+        cut = asyncio.get_running_loop().call_later(self._services.settings.send_timeout_s, self._cut_off)
         try:
-            async with asyncio.timeout(self._services.settings.send_timeout_s):
-                await send(_body(data, more=more))
-        except TimeoutError:
+            await send(_body(data, more=more))
+        except asyncio.CancelledError:
+            if not self._slow:
+                raise
             log.warning("a reader took nothing for too long and is cut off", extra={"job": self._inbox.job_id})
             raise ClientGone from None
+        finally:
+            cut.cancel()
+
+    def _cut_off(self) -> None:
+        self._slow = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 class WholeReply(Reply):
     """The answer in one piece."""
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, server_send: Send) -> None:
         deadline = time.monotonic() + self._services.settings.wait_s
         rows: list[Delta] = []
         terminal: Terminal | None = None

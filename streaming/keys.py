@@ -142,6 +142,14 @@ CATALOGUE = (
         "grows when the store was found to have lost data; part of every event id",
     ),
     Key(
+        "mark",
+        "mark",
+        "string",
+        "the wire, at D3",
+        "for ever",
+        "written before each WAIT for a replica, which counts only what its own connection wrote",
+    ),
+    Key(
         "dead",
         "dead",
         "stream",

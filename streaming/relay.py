@@ -7,7 +7,6 @@ lacking is read from the log; an inbox that hears nothing for a while is checked
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from typing import TypeAlias
@@ -63,7 +62,7 @@ class Inbox:
         """The worker of each run, after the number of its first delta here."""
         self._rows: list[Delta] = []
         self._early: dict[int, tuple[Delta, Origin]] = {}
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def push(self, row: Delta, frame: Origin = NOWHERE) -> None:
         """Take one delta: the next one is kept, an old one dropped, an early one held until the gap is filled."""
@@ -84,14 +83,14 @@ class Inbox:
         self.patience = TICK_S
         if not self._runs or self._runs[-1][1] != frame[0]:
             self._runs.append((row.seq, frame[0]))
-        self._news.set()
+        self._wake()
 
     def _compare(self, seq: int, worker: str) -> None:
         """A delta that was here before must come from the worker it came from then."""
         earlier = [known for first, known in self._runs if first <= seq]
         if worker and earlier and earlier[-1] not in ("", worker):
             self.rewound = True
-            self._news.set()
+            self._wake()
 
     def end(self, terminal: Terminal) -> None:
         """Take the end of the job; if deltas are still missing it is held until they are here."""
@@ -101,21 +100,31 @@ class Inbox:
             self.stale = True
             return
         self.terminal = terminal
-        self._news.set()
+        self._wake()
 
     def hang_up(self) -> None:
         """The reader's client has left: wake the reader."""
         self.hung_up = True
-        self._news.set()
+        self._wake()
 
     async def take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
         """New deltas (perhaps none, after `patience` seconds of silence), and the terminal once all were taken."""
-        if not self._rows and self.terminal is None and not self.hung_up:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), patience)
+        if not self._rows and self.terminal is None and not self.hung_up and not self.rewound:
+            # A future and a timer: asyncio.wait_for costs several times as much, and this is done once per frame.
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(patience, self._wake)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
         rows, self._rows = self._rows, []
-        self._news.clear()
         return rows, self.terminal
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Relay:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from streaming.address import parse_address
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+Durability: TypeAlias = Literal["D0", "D1", "D2", "D3"]
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
@@ -16,6 +20,11 @@ class WireSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [redis]."""
 
     url: str = "redis://127.0.0.1:6379/0"
+    """redis://, rediss:// or unix:// for one server, redis+sentinel://host:port,host:port/<service> for the primary
+    that Sentinels name, redis+cluster://host:port,host:port for a cluster."""
+    durability: Durability = "D1"
+    """What an accepted job must outlive. D0: nothing; D1: the Redis process; D2: a power cut; D3: the Redis host, for
+    every answer waits until a replica has it."""
     partitions: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     """Hash slots the work is spread over. Every process of a deployment must be given the same number."""
     lease_ms: Annotated[int, msgspec.Meta(ge=200)] = 5_000
@@ -27,7 +36,10 @@ class WireSettings(msgspec.Struct, frozen=True, kw_only=True):
     retention_s: Positive = 86_400
     """How long results, and idempotency keys, are kept."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
-    """For one command; Redis is then taken to be down."""
+    """For one command; Redis is then taken to be down. At D3 half of it is given to a replica."""
+
+    def __post_init__(self) -> None:
+        parse_address(self.url)
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,26 +5,34 @@ Nothing here retries: a repeated write may be a second write. Who calls knows wh
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import MovedError, NoScriptError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streaming.errors import Fenced, Unavailable
-from streaming.keys import prefix
+from streaming.keys import partition_key, prefix
 from streaming.scripts import load_scripts
 from streaming.settings import WireSettings
+from streaming.topology import Command, Topology, open_topology
 
-REFUSALS = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "NOAUTH", "WRONGPASS")
+REFUSALS = frozenset(
+    {
+        *("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "MASTERDOWN", "NOSCRIPT", "UNBLOCKED"),
+        *("NOAUTH", "WRONGPASS", "NOPERM"),
+        *("CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN"),
+    }
+)
 """Answers that mean "this server cannot keep a write now", whatever the command was."""
+
+KEPT = frozenset({"put", "cancel", "finish"})
+"""Scripts whose answer is a promise: at D3 it is given only once a replica has what they wrote."""
 
 Call = tuple[str, int, Sequence[str | bytes | int]]
 """A script by name, the partition it runs in, its arguments."""
@@ -33,24 +41,17 @@ Call = tuple[str, int, Sequence[str | bytes | int]]
 class Wire:
     """Open one per process, pass it to the parts that speak a piece of the protocol."""
 
-    def __init__(self, settings: WireSettings, redis: Redis) -> None:
+    def __init__(self, settings: WireSettings, topology: Topology) -> None:
         self.settings = settings
-        self.redis = redis
+        self.redis = topology.client
+        """For single commands on keys; on a cluster it finds the node of each key."""
+        self._topology = topology
         self._scripts = load_scripts()
 
     @classmethod
     def open(cls, settings: WireSettings) -> Wire:
         """Nothing is sent yet; a server that is down shows at the first call."""
-        pool = BlockingConnectionPool.from_url(
-            settings.url,
-            max_connections=64,
-            timeout=settings.timeout_s,
-            socket_timeout=settings.timeout_s,
-            socket_connect_timeout=settings.timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
-        return cls(settings, Redis(connection_pool=pool))
+        return cls(settings, open_topology(settings.url, settings.timeout_s))
 
     @property
     def partitions(self) -> range:
@@ -58,8 +59,7 @@ class Wire:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self.redis.aclose()
-        await self.redis.connection_pool.disconnect()
+        await self._topology.close()
 
     async def call(self, script: str, partition: int, *args: str | bytes | int) -> Any:
         """Run one script. Raises Unavailable, Fenced."""
@@ -67,32 +67,62 @@ class Wire:
         return answer
 
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts in order, in one round trip; each is atomic by itself. Raises Unavailable, Fenced."""
+        """Run scripts, in one round trip to each server concerned; in order within a partition, each atomic by itself.
+
+        Several sent together must bear repetition. At D3 what KEPT names is answered once a replica has it.
+        Raises Unavailable (some of them may have run), Fenced.
+        """
         with translated():
-            try:
-                answers = await self._send(calls)
-            except NoScriptError:
-                await self._load()
-                answers = await self._send(calls)
+            answers = await self._run(calls)
+            if moved := _moved(answers):
+                for error in moved:
+                    await self._topology.follow(error)
+                answers = await self._run(calls)
+            checked(answers)
         if b"fenced" in answers:
             raise Fenced("the lease of this worker was taken from it")
         return answers
 
-    async def _send(self, calls: Sequence[Call]) -> list[Any]:
-        if len(calls) == 1:
-            return [await self.redis.evalsha(*self._evalsha(calls[0]))]
-        pipeline = self.redis.pipeline(transaction=False)
-        for call in calls:
-            pipeline.evalsha(*self._evalsha(call))
-        return await pipeline.execute()
+    async def _run(self, calls: Sequence[Call]) -> list[Any]:
+        """Each server's part at the same time; answers and error answers."""
+        parts: dict[str, list[int]] = {}
+        for number, (_, partition, _) in enumerate(calls):
+            parts.setdefault(await self._topology.place(prefix(partition)), []).append(number)
+        if len(parts) == 1:
+            return await self._run_at(next(iter(parts)), calls)
+        done = await asyncio.gather(
+            *(self._run_at(place, [calls[number] for number in part]) for place, part in parts.items()),
+            return_exceptions=True,
+        )
+        answers: list[Any] = [None] * len(calls)
+        for part, got in zip(parts.values(), done, strict=True):
+            if isinstance(got, BaseException):
+                raise got
+            for number, answer in zip(part, got, strict=True):
+                answers[number] = answer
+        return answers
 
-    def _evalsha(self, call: Call) -> tuple[Any, ...]:
+    async def _run_at(self, place: str, calls: Sequence[Call]) -> list[Any]:
+        commands = [self._evalsha(call) for call in calls]
+        if promised := self._is_promise(calls):
+            # WAIT counts only what its own connection wrote, and a repeated script writes nothing.
+            commands.append(("SET", partition_key(calls[0][1], "mark"), 1))
+            commands.append(("WAIT", 1, int(self.settings.timeout_s * 500)))
+        answers = await self._topology.run(place, commands)
+        if any(isinstance(answer, NoScriptError) for answer in answers):
+            sources = [("SCRIPT LOAD", script.source) for script in self._scripts.values()]
+            checked(await self._topology.run(place, sources))
+            answers = await self._topology.run(place, commands)
+        if promised and not _moved(answers) and checked(answers)[-1] < 1:
+            raise Unavailable("no replica has it yet, which redis.durability D3 asks for")
+        return answers[: len(calls)]
+
+    def _is_promise(self, calls: Sequence[Call]) -> bool:
+        return self.settings.durability == "D3" and any(script in KEPT for script, _, _ in calls)
+
+    def _evalsha(self, call: Call) -> Command:
         script, partition, args = call
-        return (self._scripts[script].sha, 1, prefix(partition), *args)
-
-    async def _load(self) -> None:
-        for script in self._scripts.values():
-            await self.redis.script_load(script.source)
+        return ("EVALSHA", self._scripts[script].sha, 1, prefix(partition), *args)
 
     async def ping(self) -> None:
         """Raises Unavailable."""
@@ -108,7 +138,8 @@ class Wire:
     @asynccontextmanager
     async def subscribe(self, channel: str) -> AsyncIterator[PubSub]:
         """A connection of its own that listens to one channel. Raises Unavailable, then or while it is read."""
-        pubsub = self.redis.pubsub(ignore_subscribe_messages=True)
+        with translated():
+            pubsub = await self._topology.pubsub()
         try:
             with translated():
                 await pubsub.subscribe(channel)
@@ -116,32 +147,65 @@ class Wire:
         finally:
             await pubsub.aclose()  # type: ignore[no-untyped-call]
 
-    async def inspect(self) -> dict[str, str]:
-        """What a doctor wants to know of the server. Raises Unavailable."""
-        started = time.time()
+    async def memory(self) -> list[tuple[int, int]]:
+        """Bytes used and bytes allowed (0: no limit) of every primary. Raises Unavailable."""
         with translated():
-            info = await self.redis.info("server")
-            persistence = await self.redis.info("persistence")
-            memory = await self.redis.info("memory")
-        now = await self.now_ms()
-        fsync = await self._config("appendfsync")
+            places = await self._topology.places()
+            found = [checked(await self._topology.run(place, [("INFO", "memory")])) for place in places]
+        return [(int(info["used_memory"]), int(info.get("maxmemory", 0))) for (info,) in found]
+
+    async def inspect(self) -> dict[str, str]:
+        """What a doctor wants to know of the server, or of one of them. Raises Unavailable."""
+        return (await self.servers())[0]
+
+    async def servers(self) -> list[dict[str, str]]:
+        """The same of every primary. Raises Unavailable."""
+        with translated():
+            return [await self._facts(place) for place in await self._topology.places()]
+
+    async def _facts(self, place: str) -> dict[str, str]:
+        started = time.time()
+        answers = await self._topology.run(
+            place, [("INFO",), ("TIME",), *(("CONFIG GET", name) for name in ("appendfsync", "min-replicas-to-write"))]
+        )
+        (info, (seconds, micros)), settings = checked(answers[:2]), answers[2:]
+        now_ms = seconds * 1000 + micros // 1000
         return {
+            "place": place,
             "server": str(info.get("server_name", "redis")),
             "version": str(info.get("valkey_version") or info.get("redis_version", "")),
             "redis_version": str(info.get("redis_version", "")),
-            "appendonly": "yes" if int(persistence.get("aof_enabled", 0)) else "no",
-            "appendfsync": fsync,
-            "maxmemory-policy": str(memory.get("maxmemory_policy", "")),
-            "offset_ms": str(round(now - (started + time.time()) * 500)),
+            "appendonly": "yes" if int(info.get("aof_enabled", 0)) else "no",
+            "appendfsync": _setting(settings[0]),
+            "maxmemory": str(info.get("maxmemory", 0)),
+            "maxmemory-policy": str(info.get("maxmemory_policy", "")),
+            "min-replicas-to-write": _setting(settings[1]),
+            "replicas": str(sum(_is_online(value) for key, value in info.items() if key.startswith("slave"))),
+            "offset_ms": str(round(now_ms - (started + time.time()) * 500)),
         }
 
-    async def _config(self, name: str) -> str:
-        """One server setting, or "" where CONFIG is forbidden."""
-        try:
-            found: dict[Any, Any] = await self.redis.config_get(name)
-        except ResponseError:
-            return ""
-        return next((bytes(value).decode() for value in found.values()), "")
+
+def _setting(answer: Any) -> str:
+    """The value out of a CONFIG GET, or "" where CONFIG is forbidden."""
+    if isinstance(answer, ResponseError):
+        return ""
+    return next((value.decode() for value in answer.values()), "")
+
+
+def _is_online(value: object) -> bool:
+    return isinstance(value, dict) and value.get("state") == "online"
+
+
+def _moved(answers: list[Any]) -> list[MovedError]:
+    return [answer for answer in answers if isinstance(answer, MovedError)]
+
+
+def checked(answers: list[Any]) -> list[Any]:
+    """The same answers, if there is no error among them; raises the first."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
 
 @contextmanager
@@ -149,13 +213,12 @@ def translated() -> Iterator[None]:
     """Turn the client library's errors into ours: Unavailable when trying again later may help."""
     try:
         yield
-    except NoScriptError:
-        raise
     except (RedisConnectionError, RedisTimeoutError, OSError) as error:
         raise Unavailable(f"Redis does not answer: {error}") from error
     except ResponseError as error:
-        if str(error).startswith(REFUSALS):
-            raise Unavailable(f"Redis refuses: {error}") from error
+        code = error.status_code or str(error).partition(" ")[0]
+        if code in REFUSALS:
+            raise Unavailable(f"Redis refuses: {code} {str(error).removeprefix(code).strip()}") from error
         raise
-    except RedisError as error:
+    except (RedisError, RedisClusterException) as error:
         raise Unavailable(f"Redis: {error}") from error

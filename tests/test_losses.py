@@ -155,3 +155,23 @@ def status_of_put(house: House) -> int:
     finally:
         connection.close()
         time.sleep(0.02)
+
+
+def test_a_house_started_before_its_server_waits_for_it(tmp_path: Any) -> None:
+    """Redis down at the start: processes live, the door says 503 and when to try again, then all serve by themselves."""
+    port = free_port()
+    house = House(f"redis://127.0.0.1:{port}/0", tmp_path)
+    try:
+        house.start("scheduler")
+        house.start("workers")
+        house.start_api()
+        status, headers, body = house.post("/v1/jobs", {"model": "sim", "messages": [{"role": "user", "content": "x"}]})
+        assert status == 503 and int(headers["retry-after"]) >= 1
+        assert json.loads(body)["error"]["code"] == "store_unavailable"
+        ready, reason = house.get("/readyz")
+        assert ready == 503 and b"Redis" in reason
+        with redis_process(tmp_path, port, "--appendonly", "yes"):
+            house.wait_ready()
+            eventually(lambda: status_of_put(house) == 200)
+    finally:
+        house.close()

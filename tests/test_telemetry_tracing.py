@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from house import House, eventually
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
@@ -227,3 +228,23 @@ def test_an_endpoint_without_a_scheme_is_refused() -> None:
     """The settings say what an endpoint looks like instead of failing at the first export."""
     with pytest.raises(ValueError, match="expected http://HOST:PORT"):
         TelemetrySettings(otlp_endpoint="127.0.0.1:4318")
+
+
+def test_a_request_through_real_processes_is_one_trace(collector: Collector, empty_house: House) -> None:
+    """API, queue and generate spans of two processes, under the caller's own traceparent."""
+    house = empty_house
+    house.environ["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] = collector.url
+    house.start("workers")
+    house.start_api()
+    house.wait_ready()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    assert house.post("/v1/chat/completions", body, INCOMING)[0] == 200
+    wanted = {"POST /v1/chat/completions", "queue", "generate"}
+    eventually(lambda: wanted <= set(collector.spans))
+    door, server = collector.spans["POST /v1/chat/completions"]
+    role, queue = collector.spans["queue"]
+    generate = collector.spans["generate"][1]
+    assert (door, role) == ("penstock-api", "penstock-worker")
+    assert {span.trace_id.hex() for span in (server, queue, generate)} == {TRACE}
+    parents = [span.parent_span_id.hex() for span in (server, queue, generate)]
+    assert parents == [PARENT, server.span_id.hex(), queue.span_id.hex()]

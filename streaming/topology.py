@@ -1,0 +1,237 @@
+"""Which server holds what: one server, the primary that Sentinels name, or the primaries of a cluster.
+
+The wire asks for the place of a key and sends commands there; what a place is, only this file knows. Nothing here
+repeats a command: a server that did not run one says so, and the wire decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias, cast
+
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio.client import PubSub
+from redis.asyncio.cluster import ClusterNode, ClusterPipeline
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError, RedisClusterException, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from streaming.address import Address, parse_address
+
+MOST_CONNECTIONS = 64
+MOST_CLUSTER_CONNECTIONS = 1024
+"""Per node: the cluster client refuses the next command where the others let it wait for a connection."""
+
+Command: TypeAlias = tuple[str | bytes | int, ...]
+
+
+class Topology(Protocol):
+    """Where keys are, and how to send commands there."""
+
+    client: Redis
+    """For single commands and for pipelines that may be repeated: it finds the server of each key by itself."""
+
+    async def place(self, key: str) -> str:
+        """The server that holds a key now."""
+
+    async def places(self) -> list[str]:
+        """Every server that holds keys."""
+
+    async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        """Send commands over one connection, in order; answers and error answers in the same order."""
+
+    async def follow(self, moved: MovedError) -> None:
+        """Learn from a server where the keys it was asked for are."""
+
+    async def pubsub(self) -> PubSub:
+        """A connection for a subscription, to any server: messages reach them all."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+
+
+def open_topology(url: str, timeout_s: float) -> Topology:
+    """Nothing is sent yet. Raises ValueError."""
+    address = parse_address(url)
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        # A repeated write may be a second write: the client must never repeat by itself.
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    match address.kind:
+        case "server":
+            pool = BlockingConnectionPool.from_url(url, max_connections=MOST_CONNECTIONS, timeout=timeout_s, **options)
+            return OneServer(Redis.from_pool(pool))
+        case "sentinel":
+            return _behind_sentinels(address, timeout_s, options)
+        case "cluster":
+            return Cluster(address, options)
+
+
+def _behind_sentinels(address: Address, timeout_s: float, options: dict[str, Any]) -> OneServer:
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        address.hosts,
+        sentinel_kwargs={
+            **options,
+            "ssl": address.tls,
+            "username": address.sentinel_username,
+            "password": address.sentinel_password,
+        },
+    )
+    client: Redis = sentinel.master_for(
+        address.service,
+        connection_pool_class=PrimaryPool,
+        max_connections=MOST_CONNECTIONS,
+        timeout=timeout_s,
+        ssl=address.tls,
+        db=address.db,
+        username=address.username,
+        password=address.password,
+        **options,
+    )
+    return OneServer(client, sentinel)
+
+
+class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the primary that Sentinels name; all of them end when they name another."""
+
+    master_address: tuple[str, int] | None
+
+    async def get_master_address(self) -> tuple[str, int]:
+        """Whoever still waits for the former primary waits in vain, or writes what will be thrown away."""
+        address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
+        if address != self.master_address:
+            self.master_address = address
+            await self.disconnect()
+        return address
+
+
+class OneServer:
+    """One server, or the primary that Sentinels name at the moment."""
+
+    def __init__(self, client: Redis, sentinel: Sentinel | None = None) -> None:
+        self.client, self._sentinel = client, sentinel
+
+    async def place(self, key: str) -> str:
+        return ""
+
+    async def places(self) -> list[str]:
+        return [""]
+
+    async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        answers = await self._answers(commands)
+        if any(isinstance(answer, ReadOnlyError) for answer in answers):
+            # It has become a replica: the next connection may lead to the primary.
+            await self.client.connection_pool.disconnect(inuse_connections=False)
+        return answers
+
+    async def _answers(self, commands: Sequence[Command]) -> list[Any]:
+        if len(commands) == 1:
+            try:
+                return [await self.client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
+            except ResponseError as error:
+                return [error]
+        pipeline = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return list(await pipeline.execute(raise_on_error=False))
+
+    async def follow(self, moved: MovedError) -> None:
+        raise RedisClusterException("this server is one of a cluster; redis.url must begin with redis+cluster://")
+
+    async def pubsub(self) -> PubSub:
+        return self.client.pubsub(ignore_subscribe_messages=True)
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        if self._sentinel is not None:
+            await self._sentinel.aclose()
+
+
+class Cluster:
+    """The primaries of a cluster. A place is a node's name.
+
+    Scripts go to the node that holds their key and are never sent on to one that is about to: while a slot moves key
+    by key, its keys lie on two nodes and a script would see half of them. The node refuses (ASK), the wire is
+    Unavailable for that partition, and work goes on when the slot has moved.
+    """
+
+    def __init__(self, address: Address, options: dict[str, Any]) -> None:
+        self._cluster = ClusterClient(
+            startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
+            max_connections=MOST_CLUSTER_CONNECTIONS,
+            # Where one slot has moved is patched; to look at all of them anew would cut subscriptions.
+            reinitialize_steps=0,
+            ssl=address.tls,
+            username=address.username,
+            password=address.password,
+            **options,
+        )
+        self.client = cast(Redis, self._cluster)
+
+    async def place(self, key: str) -> str:
+        await self._cluster.initialize()
+        slot = self._cluster.keyslot(key)
+        return str(self._cluster.nodes_manager.get_node_from_slot(slot).name)
+
+    async def places(self) -> list[str]:
+        await self._cluster.initialize()
+        return [str(node.name) for node in self._cluster.get_primaries()]
+
+    async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        node = self._cluster.get_node(node_name=place)
+        if node is None:
+            raise RedisConnectionError(f"{place} has left the cluster")
+        pipeline = self._cluster.pipeline()
+        for command in commands:
+            pipeline.execute_command(*command, target_nodes=node)
+        return await pipeline.execute(raise_on_error=False, allow_redirections=False)
+
+    async def follow(self, moved: MovedError) -> None:
+        await self._cluster.nodes_manager.move_slot(moved)
+
+    async def pubsub(self) -> PubSub:
+        await self._cluster.initialize()
+        node = random.choice(self._cluster.get_primaries())  # noqa: S311 - spreads load, hides nothing
+        return self._cluster.pubsub(node=node, ignore_subscribe_messages=True)
+
+    async def close(self) -> None:
+        await self._cluster.aclose()
+        # A client that was about to look for its nodes anew counts as closed and leaves these open.
+        await self._cluster.nodes_manager.aclose()
+        await self._cluster.nodes_manager.aclose("startup_nodes")
+
+
+class ClusterClient(RedisCluster):
+    """The library's client, whose pipelines too look for the primaries anew after a failure."""
+
+    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
+        return HealingPipeline(self)  # type: ignore[abstract]
+
+    def look_again(self) -> None:
+        """With the next command: which node holds what."""
+        self._initialize = True
+
+
+class HealingPipeline(ClusterPipeline):
+    """The library's own goes on asking a node that is gone."""
+
+    LOST = (RedisConnectionError, RedisTimeoutError, ClusterDownError)
+
+    async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
+        """As the library's."""
+        client = cast(ClusterClient, self.cluster_client)
+        try:
+            answers = await super().execute(raise_on_error, allow_redirections)
+        except self.LOST:
+            client.look_again()
+            raise
+        if any(isinstance(answer, self.LOST) for answer in answers):
+            client.look_again()
+        return answers
