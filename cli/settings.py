@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from streaming.config import FILE
+
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [up]."""
@@ -19,3 +21,9 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Name of that model (default: by the engine), or of the configured model the commands use by default."""
     workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Workers of every model, whatever its own settings say; 0 starts none."""
+
+
+def settings_file(folder: Path) -> Path | None:
+    """penstock.toml in this folder, if there is one."""
+    path = folder / FILE
+    return path if path.is_file() else None

@@ -1,0 +1,65 @@
+# What people and CI type. `make up` needs Python 3.11 or later and a package index, nothing else.
+
+VENV := .venv
+BIN  := $(VENV)/bin
+ARGS ?=
+
+# Commands named python3.x may exist and not run, and some lack the modules to make an environment: try each.
+define FIND_PYTHON
+for python in python3.13 python3.12 python3.11 python3; do \
+	if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi; \
+	python=; \
+done; \
+if [ -z "$$python" ]; then \
+	echo "error: no Python 3.11 or later with venv was found" >&2; \
+	echo "next:  install one (on Debian and Ubuntu: apt install python3-venv), then make again" >&2; \
+	exit 1; \
+fi
+endef
+
+# Every package is checked by hash, and nothing is compiled here.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --require-hashes --only-binary :all:
+
+.PHONY: help up test check lock clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+
+up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 9000" passes flags
+	@exec $(BIN)/penstock up $(ARGS)
+
+test: $(VENV)/.dev ## the whole test suite; ARGS="-k relay" passes flags
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev ## style, types and import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+lock: $(VENV)/.dev ## resolve all dependencies anew into the two lock files
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
+	@printf 'hatchling\neditables\n' | $(COMPILE) --extra llamacpp --extra embedded --extra otlp \
+		pyproject.toml - --output-file requirements.lock
+	@$(COMPILE) --group dev --constraint requirements.lock --output-file requirements-dev.lock
+
+clean: ## remove the environment and all caches; .penstock (queue, results, weights) stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	--only-binary :all: --no-emit-index-url --no-header
+
+$(VENV)/.runtime: requirements.lock pyproject.toml
+	@$(FIND_PYTHON); \
+	echo "penstock: making an environment in $(VENV) with $$($$python --version), once"; \
+	$$python -m venv --clear $(VENV)
+	@$(INSTALL) --requirement requirements.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
+	@echo "penstock: adding the tools for tests and checks, once"
+	@$(INSTALL) --quiet --requirement requirements-dev.lock
+	@touch $@

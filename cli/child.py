@@ -1,0 +1,250 @@
+"""One supervised process: started, watched, restarted with back-off when it ends by itself, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from cli.instance import Entry
+from telemetry import lifeline
+
+FIRST_BACKOFF_S = 0.25
+LONGEST_BACKOFF_S = 30.0
+STARTING_GRACE_S = 2.0
+"""From SIGTERM to SIGKILL for a process that was not ready yet: it may be busy loading, and has nothing to finish."""
+STABLE_S = 30.0
+"""A process that lived so long starts with a clean slate."""
+PROBE_S = 0.05
+LAST_WORDS_S = 1.0
+TAIL_BYTES = 8192
+
+Probe: TypeAlias = Callable[[], Awaitable[str]]
+"""For a program that does not speak on the lifeline: asked for its state until that is "ready"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What to run, and under which name."""
+
+    role: str
+    id: str
+    argv: tuple[str, ...]
+    log: Path
+    env: dict[str, str]
+    model: str = ""
+    cwd: Path | None = None
+    fds: tuple[int, ...] = ()
+    """Descriptors it inherits under the same numbers."""
+    grace_s: float = 10.0
+    """From SIGTERM to SIGKILL."""
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a child stands. `failures` counts ends in a row, each before it had been stable."""
+
+    state: str = "starting"
+    detail: str = ""
+    pid: int | None = None
+    since: float = 0.0
+    restarts: int = 0
+    failures: int = 0
+    cause: str = ""
+    """Why it ended the last time."""
+
+
+class Child:
+    """`run` it as a task; `on_change` is called whenever `status` has changed."""
+
+    def __init__(self, program: Program, on_change: Callable[[Child], None]) -> None:
+        self.program = program
+        self.status = Status(since=time.time())
+        self._on_change = on_change
+        self._process: Process | None = None
+        self._stopping = asyncio.Event()
+        self._killer: asyncio.TimerHandle | None = None
+        self._log_start = 0
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    @property
+    def entry(self) -> Entry:
+        """For `penstock ps`."""
+        now, program = self.status, self.program
+        return Entry(
+            role=program.role,
+            id=program.id,
+            pid=now.pid,
+            state=now.state,
+            since=now.since,
+            restarts=now.restarts,
+            model=program.model,
+            detail=now.detail,
+        )
+
+    async def run(self) -> None:
+        """Until `stop`: keep one process of the program alive."""
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            cause = await self._live()
+            if self._stopping.is_set():
+                break
+            failures = 1 if time.monotonic() - began >= STABLE_S else self.status.failures + 1
+            self._set(state="restarting", detail=cause, cause=cause, pid=None, failures=failures)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff_s(failures))
+            self._set(state="starting", detail="", restarts=self.status.restarts + 1)
+        self._set(state="stopped", detail="", pid=None)
+
+    def stop(self) -> None:
+        """Ask it to finish what it has; after the grace period it is killed. Idempotent."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        if self._process is not None:
+            self._terminate(self._process)
+
+    def kill(self) -> None:
+        """End it and everything it started, now."""
+        self._stopping.set()
+        if self._process is not None:
+            _kill_group(self._process.pid)
+
+    async def _live(self) -> str:
+        """One process from its start to its end. Returns why it ended."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._set(state="starting", detail="", since=time.time())
+            try:
+                process = await self._spawn(theirs.fileno())
+            except OSError as error:
+                ours.close()
+                return f"cannot be started: {error}"
+        self._process = process
+        self._set(pid=process.pid)
+        if self._stopping.is_set():  # it was asked to while the process was being made
+            self._terminate(process)
+        watching = asyncio.create_task(self._watch(ours))
+        code = await process.wait()
+        self._process = None
+        if self._killer is not None:
+            self._killer.cancel()
+        _kill_group(process.pid)
+        await _finish(watching)
+        return self._cause(code)
+
+    async def _spawn(self, line: int) -> Process:
+        program = self.program
+        with program.log.open("ab") as log:
+            self._log_start = log.tell()
+            return await asyncio.create_subprocess_exec(
+                *program.argv,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=STDOUT,
+                cwd=program.cwd,
+                env={**program.env, lifeline.ENV: str(line)},
+                pass_fds=(line, *program.fds),
+                process_group=0,  # Ctrl-C at the terminal reaches the supervisor alone
+            )
+
+    def _terminate(self, process: Process) -> None:
+        has_work = self.status.state not in ("starting", "restarting")
+        grace_s = self.program.grace_s if has_work else min(self.program.grace_s, STARTING_GRACE_S)
+        self._set(state="draining", detail="")
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        self._killer = asyncio.get_running_loop().call_later(grace_s, _kill_group, process.pid)
+
+    async def _watch(self, line: socket.socket) -> None:
+        """Follow the process's state, by the lifeline or by asking. Leaving closes our end of the line."""
+        reader, writer = await asyncio.open_connection(sock=line)
+        try:
+            if self.program.probe is not None:
+                await self._ask(self.program.probe)
+            while message := await reader.readline():
+                self._heard(message)
+        except ConnectionError:
+            pass  # it ended without a word; its exit code says more
+        except ValueError:
+            self._set(detail="says a line too long to be a state")
+        finally:
+            writer.close()
+
+    async def _ask(self, probe: Probe) -> None:
+        while (state := await probe()) != "ready":
+            self._set(state="starting", detail="" if state == "starting" else state)
+            await asyncio.sleep(PROBE_S)
+        self._set(state="ready", detail="")
+
+    def _heard(self, message: bytes) -> None:
+        try:
+            said: dict[str, Any] = json.loads(message)
+            self._set(state=str(said["state"]), detail=str(said.get("detail", "")))
+        except (ValueError, KeyError, TypeError):
+            self._set(detail=f"says what nobody understands: {message[:80]!r}")
+
+    def _cause(self, code: int) -> str:
+        if self.status.state == "failed" and self.status.detail:
+            return self.status.detail
+        ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
+        words = last_words(self.program.log, self._log_start)
+        return f"{ending}: {words}" if words and code > 0 else ending
+
+    def _set(self, **changes: Any) -> None:
+        changed = replace(self.status, **changes)
+        if changed != self.status:
+            self.status = changed
+            self._on_change(self)
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait after so many failures in a row."""
+    return min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16))
+
+
+def last_words(log: Path, start: int = 0) -> str:
+    """The last line of a log behind byte `start`, or its message if it is a JSON record; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().split("\n")
+    except OSError:
+        return ""
+    return message_of(lines[-1])[:200]
+
+
+def message_of(line: str) -> str:
+    """A log line as people want to read it."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return line.strip()
+    return str(record.get("message", line)) if isinstance(record, dict) else line.strip()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: macOS, for a group that is gone
+        os.killpg(pid, signal.SIGKILL)
+
+
+async def _finish(watching: asyncio.Task[None]) -> None:
+    """Let what it said last be heard, then stop listening."""
+    done, _ = await asyncio.wait({watching}, timeout=LAST_WORDS_S)
+    if not done:
+        watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching

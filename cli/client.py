@@ -1,0 +1,196 @@
+"""The API as commands use it: requests, server-sent events, and what each failure means at a command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from api.settings import ApiSettings
+from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
+from cli.options import Where
+from streaming.settings import WireSettings
+
+KEY = "PENSTOCK_API_KEY"
+CONNECT_S = 5.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One server-sent event."""
+
+    name: str
+    id: str
+    data: str
+
+
+class Client:
+    """Raises Problem for whatever goes wrong, with the exit code that stands for it."""
+
+    def __init__(self, url: str, key: str, *, model: str = "") -> None:
+        self.url, self._model = url.rstrip("/"), model
+        self._http = httpx2.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),
+            trust_env=urlsplit(url).hostname not in LOOPBACK,  # no proxy between us and this machine
+        )
+
+    @classmethod
+    def find(cls, where: Where) -> Client:
+        """By --url, --redis-url, the instance of the data folder, the configured Redis, or at the configured port."""
+        home = where.home()
+        key = os.environ.get(KEY) or _kept_key(home.api_key)
+        if where.url:
+            return cls(where.url, key)
+        if not where.redis_url and (instance := home.read()) is not None:
+            return cls(instance.url, key, model=instance.models[0])
+        config = where.config()
+        if "url" in config.raw.get("redis", {}):
+            return cls(_registered(config.section("redis", WireSettings)), key)
+        api = config.section("api", ApiSettings)
+        return cls(f"http://{api.host}:{api.port}", key)
+
+    def default_model(self) -> str:
+        """The instance's own default, or the first model served."""
+        if not self._model:
+            models = self.get("/v1/models")["data"]
+            if not models:
+                raise Problem("no model is served there", next_step="penstock ps")
+            self._model = str(models[0]["id"])
+        return self._model
+
+    def get(self, path: str, **params: Any) -> dict[str, Any]:
+        """A JSON answer. Parameters that are None are left out."""
+        return self._json("GET", path, params={name: value for name, value in params.items() if value is not None})
+
+    def post(self, path: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
+        return self._json("POST", path, json=dict(body), headers=headers)
+
+    @contextmanager
+    def events(
+        self, method: str, path: str, *, body: Mapping[str, Any] | None = None, after: str = ""
+    ) -> Iterator[Iterator[Event]]:
+        """The events of a stream, while the block lasts; leaving it closes the connection."""
+        headers = {"Last-Event-ID": after} if after else {}
+        with self._reached(), self._http.stream(method, path, json=body, headers=headers) as response:
+            if response.status_code >= 400:
+                response.read()
+                raise refusal(response)
+            yield parse_events(response.iter_bytes())
+
+    def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        with self._reached():
+            response = self._http.request(method, path, **options)
+        if response.status_code >= 400:
+            raise refusal(response)
+        try:
+            return dict(response.json())
+        except ValueError:
+            raise self._no_penstock(f"its answer to {path} is not JSON") from None
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.TransportError as error:
+            raise self._no_penstock(str(error) or type(error).__name__) from None
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            raise Problem(
+                f"{self.url} is no address", cause=str(error), next_step="e.g. http://127.0.0.1:8000"
+            ) from None
+
+    def _no_penstock(self, cause: str) -> Problem:
+        return Problem(
+            f"no penstock answers at {self.url}",
+            cause=cause,
+            next_step="penstock up, or say where it is with --url or --data-dir",
+            exit_code=UNREACHABLE,
+            code="unreachable",
+        )
+
+
+def refusal(response: httpx2.Response) -> Problem:
+    """An error answer of the API in our words."""
+    try:
+        error = response.json()["error"]
+        message, code = str(error["message"]), str(error["code"])
+    except (ValueError, KeyError, TypeError):
+        message, code = f"the server answered {response.status_code}", "http_error"
+    forbidden = response.status_code in (401, 403)
+    return Problem(
+        message,
+        next_step=f"set {KEY}, or put the key in a file `api-key` (mode 0600) of the data folder" if forbidden else "",
+        exit_code=FORBIDDEN if forbidden else 1,
+        code=code,
+        request_id=response.headers.get("x-request-id", ""),
+    )
+
+
+def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:
+    """Events out of the bytes of a stream; comments and events without data are skipped.
+
+    Lines end at a newline only: text may hold other line separators.
+    """
+    name = event_id = ""
+    data: list[str] = []
+    for line in _lines(chunks):
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match field:
+            case "" if not line:
+                if data:
+                    yield Event(name or "message", event_id, "\n".join(data))
+                name, data = "", []
+            case "event":
+                name = value
+            case "id":
+                event_id = value
+            case "data":
+                data.append(value)
+
+
+def chunk_text(data: str) -> str:
+    """The text of a chat chunk. Raises Problem for the error a stream may end with."""
+    chunk = json.loads(data)
+    if "error" in chunk:
+        raise Problem(chunk["error"]["message"], exit_code=ENDED_BADLY, code=str(chunk["error"]["code"]))
+    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r").decode(errors="replace")
+
+
+def _registered(settings: WireSettings) -> str:
+    """The address of an API process that is registered in Redis."""
+    from cli.registry import processes  # noqa: PLC0415 - a Redis client that the usual case does not need
+
+    for process in processes(settings):
+        if process.role == "api" and process.url and process.state == "ready":
+            return process.url
+    raise Problem("no API process is registered in this Redis", next_step="penstock up", exit_code=UNREACHABLE)
+
+
+def _kept_key(path: Path) -> str:
+    try:
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise Problem(
+                f"{path} can be read by others", next_step=f"chmod 600 {path}", exit_code=FORBIDDEN, code="key_exposed"
+            )
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,165 @@
+"""What `up` is to run, out of file, environment and flags: models, settings and command lines of every process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import cli
+from api.settings import ApiSettings, KeySettings
+from cli.child import Program
+from cli.instance import DataDir
+from cli.settings import UpSettings, settings_file
+from scheduler.settings import SchedulerSettings
+from streaming.config import Config, ConfigError, load, nearest
+from streaming.settings import ModelSettings, WireSettings, check_model_names
+from telemetry.settings import TelemetrySettings
+from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+
+KINDS: dict[str, type[msgspec.Struct]] = {
+    "up": UpSettings,
+    "api": ApiSettings,
+    "redis": WireSettings,
+    "worker": WorkerSettings,
+    "scheduler": SchedulerSettings,
+    "telemetry": TelemetrySettings,
+    "sim": SimSettings,
+    "llamacpp": LlamacppSettings,
+    "trtllm": TrtllmSettings,
+    "models": ModelSettings,
+    "keys": KeySettings,
+}
+"""Every section of a deployment and the struct that checks it."""
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+SLACK_S = 5.0
+"""What a process gets beyond its own drain time before it is killed."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The settings, checked and complete. `redis_url` is None when no Redis is configured: then `up` brings one."""
+
+    config: Config
+    up: UpSettings
+    api: ApiSettings
+    worker: WorkerSettings
+    models: dict[str, ModelSettings]
+    keys: dict[str, KeySettings]
+    redis_url: str | None
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The first is the one commands use when none is named."""
+        first = self.up.model or next(iter(self.models))
+        return (first, *(name for name in self.models if name != first))
+
+    @property
+    def engines(self) -> str:
+        """For people."""
+        return ", ".join(sorted({model.engine for model in self.models.values()}))
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether some model runs on the default weights."""
+        if self.config.section("llamacpp", LlamacppSettings).path is not None:
+            return False
+        started = (model for model in self.models.values() if model.most_workers > 0)
+        return any(model.engine == "llamacpp" and not model.options.get("path") for model in started)
+
+    def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
+        """Write what the children read."""
+        config = Config(self.config.raw)
+        config.raw.setdefault("redis", {})["url"] = redis_url
+        config.raw.setdefault("api", {})["port"] = port
+        config.raw.setdefault("telemetry", {})["metrics_dir"] = str(home.metrics)
+        if weights is not None:
+            config.raw.setdefault("llamacpp", {})["path"] = str(weights)
+        config.save(home.settings)
+
+    def api_program(self, home: DataDir, number: int, listener: int) -> Program:
+        """One of the API processes; they share the listening socket."""
+        words = ("--listen-fd", str(listener))
+        return _program("api", f"api-{number}", home, words, fds=(listener,), grace_s=self.api.drain_s + SLACK_S)
+
+    def worker_program(self, home: DataDir, worker_id: str, model: str) -> Program:
+        words = ("--model", model)
+        return _program("worker", worker_id, home, words, model=model, grace_s=self.worker.drain_s + SLACK_S)
+
+    def scheduler_program(self, home: DataDir) -> Program:
+        return _program("scheduler", "scheduler-1", home, ())
+
+
+def load_deployment(
+    flags: Mapping[tuple[str, str], Any], environ: Mapping[str, str], folder: Path, file: Path | None = None
+) -> Deployment:
+    """Merge and check. `file` defaults to penstock.toml in `folder`, if there is one. Raises ConfigError."""
+    config = load(KINDS, path=file or settings_file(folder), environ=environ, flags=flags)
+    up = config.section("up", UpSettings)
+    models = _models(config, up)
+    config.raw["models"] = {name: _plain(model) for name, model in models.items()}
+    config.raw.setdefault("up", {})["data_dir"] = str(up.data_dir.absolute())
+    return Deployment(
+        config=config,
+        up=up,
+        api=config.section("api", ApiSettings),
+        worker=config.section("worker", WorkerSettings),
+        models=models,
+        keys=config.table("keys", KeySettings),
+        redis_url=config.raw.get("redis", {}).get("url"),
+    )
+
+
+def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
+    models = config.table("models", ModelSettings)
+    if not models:
+        models = {up.model or _default_name(config, up): ModelSettings(engine=up.engine)}
+    elif up.model and up.model not in models:
+        raise ConfigError("up.model", f"no model {up.model!r} is configured", nearest(up.model, models))
+    if up.workers is not None:
+        models = {
+            name: ModelSettings(
+                engine=model.engine, min_workers=up.workers, max_workers=up.workers, options=model.options
+            )
+            for name, model in models.items()
+        }
+    try:
+        check_model_names(models)
+    except ValueError as error:
+        raise ConfigError("models", str(error)) from None
+    return models
+
+
+def _default_name(config: Config, up: UpSettings) -> str:
+    if up.engine != "trtllm":
+        return DEFAULT_MODEL if up.engine == "llamacpp" else up.engine
+    checkpoint = config.section("trtllm", TrtllmSettings).model.rstrip("/")
+    if not checkpoint:
+        raise ConfigError("trtllm.model", "no checkpoint is set", "e.g. PENSTOCK_TRTLLM_MODEL=/models/llama-8b")
+    return checkpoint.rpartition("/")[2]
+
+
+def _plain(model: ModelSettings) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in model.__struct_fields__}
+
+
+def _program(role: str, program_id: str, home: DataDir, words: tuple[str, ...], **more: Any) -> Program:
+    package = {"worker": "workers"}.get(role, role)
+    # -P: a folder named `api` or `workers` where the command was given must not be taken for ours.
+    argv = (sys.executable, "-P", "-m", package, "--settings", str(home.settings), "--id", program_id, *words)
+    return Program(role=role, id=program_id, argv=argv, log=home.log(program_id), env=environment(), **more)
+
+
+def environment() -> dict[str, str]:
+    """What children inherit: all of ours, and the way to these packages where they are not installed."""
+    root = Path(cli.__file__).absolute().parent.parent
+    if root.name == "site-packages":
+        return dict(os.environ)
+    paths = [str(root), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

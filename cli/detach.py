@@ -1,0 +1,61 @@
+"""`up --detach`: the same in the background; this process waits until it is ready and shows what it sees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cli import banner
+from cli.deployment import environment
+from cli.errors import DONE
+from cli.instance import DataDir, Instance
+from cli.progress import Progress
+
+POLL_S = 0.05
+
+
+def start_detached(home: DataDir, arguments: Sequence[str], progress: Progress, *, keyed: bool) -> int:
+    """Start `up` in a session of its own. Returns its exit code if it ends, else 0 once it is ready."""
+    home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    output = home.logs / "up.out"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli", "up", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=environment(),
+            start_new_session=True,
+        )
+    try:
+        instance = _wait(process, home, progress)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    progress.end()
+    if instance is None:
+        sys.stderr.write(_after_first_line(output))
+        return process.returncode
+    sys.stdout.write("\n".join(banner.ready_block(instance, detached=True, keyed=keyed)) + "\n")
+    return DONE
+
+
+def _wait(process: subprocess.Popen[bytes], home: DataDir, progress: Progress) -> Instance | None:
+    """The instance when it is ready; None when the process has ended."""
+    while process.poll() is None:
+        instance = home.read()
+        if instance is not None and instance.pid == process.pid:
+            if instance.state == "ready":
+                return instance
+            progress.phase(instance.phase)
+        time.sleep(POLL_S)
+    return None
+
+
+def _after_first_line(output: Path) -> str:
+    """What it said; its first line, the version, has been said here already."""
+    return output.read_text(errors="replace").partition("\n")[2]

@@ -1,0 +1,42 @@
+"""`penstock down`: what Ctrl-C is to an `up` at a terminal, for one that runs elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from cli.errors import DONE
+from cli.instance import DataDir
+from cli.options import Command, Where
+from cli.progress import Progress
+
+POLL_S = 0.05
+
+
+@click.command(cls=Command)
+@click.option("--now", is_flag=True, help="Do not wait for running jobs; they stay in the queue.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
+def down(now: bool, data_dir: Path | None) -> int:
+    """Drain and stop the instance that runs in the data folder; returns when it has ended."""
+    home = Where(data_dir).home()
+    instance = home.running()
+    os.kill(instance.pid, signal.SIGTERM)
+    with Progress(sys.stderr, os.environ) as progress:
+        progress.phase("draining")
+        if now:
+            _wait_for_draining(home)
+            os.kill(instance.pid, signal.SIGTERM)
+        while home.locked():
+            time.sleep(POLL_S)
+    return DONE
+
+
+def _wait_for_draining(home: DataDir) -> None:
+    """Two signals sent at once may be seen as one."""
+    while (instance := home.read()) is not None and instance.state != "draining":
+        time.sleep(POLL_S)

@@ -1,0 +1,169 @@
+"""A running `penstock up`: its data folder, the lock that says it runs, and the state it shows to other commands."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from cli.errors import UNREACHABLE, Problem
+
+LOCK_PATIENCE_S = 1.0
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One supervised process, as `penstock ps` shows it."""
+
+    role: str
+    id: str
+    pid: int | None
+    state: str
+    """starting | ready | draining | restarting | failed"""
+    since: float
+    """Unix seconds of its start."""
+    restarts: int = 0
+    model: str = ""
+    detail: str = ""
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """What `up` says of itself. It holds the Redis password: only the owner may read it."""
+
+    version: str
+    pid: int
+    state: str
+    """starting | ready | draining"""
+    phase: str
+    url: str
+    redis_url: str
+    data_dir: str
+    engine: str
+    models: tuple[str, ...]
+    """The first is the one commands use by default."""
+    started: float
+    ready_s: float = 0.0
+    processes: tuple[Entry, ...] = ()
+
+
+class DataDir:
+    """The folder of one deployment: queue, weights, logs, and `run/` while it runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.run = self.path / "run"
+        self.metrics = self.run / "metrics"
+        self.settings = self.run / "settings.json"
+        self.logs = self.path / "logs"
+        self.redis = self.path / "redis"
+        self.weights = self.path / "weights"
+        self.api_key = self.path / "api-key"
+        self._state = self.run / "state.json"
+        self._lock = self.path / "lock"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Within the block the folder is this process's. Raises Problem if another has it."""
+        self._make(self.path)
+        handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + LOCK_PATIENCE_S  # other commands hold it for an instant when they look
+        while not _try_lock(handle, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                os.close(handle)
+                raise self._already_running()
+            time.sleep(0.02)
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    def prepare(self) -> None:
+        """Under the lock: a fresh `run/`, without what a killed run left behind."""
+        self.clear()
+        for folder in (self.run, self.metrics, self.logs, self.redis):
+            self._make(folder)
+        self.rotate_logs()
+
+    def clear(self) -> None:
+        """Remove `run/`."""
+        shutil.rmtree(self.run, ignore_errors=True)
+
+    def log(self, name: str) -> Path:
+        """Where the output of a process goes."""
+        return self.logs / f"{name}.log"
+
+    def rotate_logs(self) -> None:
+        """Put the logs of the last run aside, as `.1`."""
+        for path in self.logs.glob("*.log"):
+            path.replace(path.with_suffix(".log.1"))
+
+    def write(self, instance: Instance) -> None:
+        """Replace the state in one step: a reader sees the old one or the new one."""
+        fresh = self._state.with_suffix(".new")
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(msgspec.json.encode(instance))
+        fresh.replace(self._state)
+
+    def locked(self) -> bool:
+        """Whether some process has the folder."""
+        try:
+            handle = os.open(self._lock, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            return not _try_lock(handle, fcntl.LOCK_SH)
+        finally:
+            os.close(handle)
+
+    def read(self) -> Instance | None:
+        """The state of the running instance; None when none runs here, or it has not said anything yet."""
+        if not self.locked():
+            return None
+        try:
+            return msgspec.json.decode(self._state.read_bytes(), type=Instance)
+        except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+            return None
+
+    def running(self) -> Instance:
+        """The running instance. Raises Problem when there is none."""
+        instance = self.read()
+        if instance is None:
+            raise Problem(
+                f"nothing is running in {self.path}",
+                next_step="penstock up, or name another folder with --data-dir",
+                exit_code=UNREACHABLE,
+                code="not_running",
+            )
+        return instance
+
+    def _already_running(self) -> Problem:
+        instance = self.read()
+        if instance is None:
+            return Problem(f"another penstock is starting in {self.path}", code="already_running")
+        where = f"at {instance.url} (pid {instance.pid})"
+        return Problem(
+            f"penstock is already running {where}",
+            cause=f"it holds {self.path}",
+            next_step="penstock ps, penstock down, or a --data-dir (and --port) of its own",
+            code="already_running",
+        )
+
+    def _make(self, folder: Path) -> None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise Problem(
+                f"cannot write to {folder}", cause=error.strerror or str(error), next_step="choose another --data-dir"
+            ) from None
+
+
+def _try_lock(handle: int, kind: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        return True
+    return False

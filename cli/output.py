@@ -1,0 +1,104 @@
+"""How commands speak: tables or JSON on stdout, notes and errors on stderr, colour only where it is wanted.
+
+Nothing is told by colour alone, and where colour is off no style is sent at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from cli.errors import Problem
+
+
+def styled(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether styles may be sent: never to a dumb terminal; then NO_COLOR, FORCE_COLOR, and only to a terminal."""
+    if environ.get("TERM") == "dumb" or environ.get("NO_COLOR"):
+        return False
+    return bool(environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def print_json(value: Any) -> None:
+    """One object, one line."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
+    """A list: one JSON object per line for programs, a table of `columns` for people."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+    else:
+        print_table([name.upper().replace("_", " ") for name in columns], [_cells(row, columns) for row in rows])
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns under their names; plain text unless the terminal takes styles."""
+    if styled(sys.stdout, os.environ):
+        _rich_table(header, rows)
+        return
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+
+
+def note(text: str) -> None:
+    """A word to the person at the terminal."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def complain(problem: Problem, *, as_json: bool) -> None:
+    """The error block: at most four lines for people, one object for programs, both on stderr."""
+    if as_json:
+        fields = {
+            "code": problem.code,
+            "message": problem.message,
+            "cause": problem.cause,
+            "next": problem.next_step,
+            "request_id": problem.request_id,
+        }
+        note(json.dumps({"error": fields}, ensure_ascii=False))
+        return
+    note("\n".join(error_block(problem, red=styled(sys.stderr, os.environ))))
+
+
+def error_block(problem: Problem, *, red: bool = False) -> list[str]:
+    """The lines `error:`, `cause:` and `next:`, as far as there is something to say."""
+    label = "\x1b[31merror:\x1b[0m" if red else "error:"
+    lines = [f"{label} {_one_line(problem.message)}"]
+    if problem.cause:
+        lines.append(f"cause: {_one_line(problem.cause)}")
+    if problem.next_step:
+        lines.append(f"next:  {_one_line(problem.next_step)}")
+    return lines
+
+
+def rfc3339(seconds: float) -> str:
+    """A Unix time as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    return ["-" if row.get(name) in (None, "") else _one_line(str(row[name])) for name in columns]
+
+
+def _rich_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - 20 ms that a pipe need not pay
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(file=sys.stdout, force_terminal=True).print(table)

@@ -1,0 +1,109 @@
+"""One line on stderr that says what is going on and for how long, so that no silence lasts.
+
+On a terminal the line is redrawn in place; elsewhere each phase is a plain line, repeated every ten seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+TICK_S = 0.1
+REPEAT_S = 10.0
+BAR = 24
+MOST_STEPS = 10_000
+
+
+class Progress:
+    """A context: the line is there inside it and gone afterwards. Safe to call from any thread."""
+
+    def __init__(self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False) -> None:
+        self._stream = stream
+        self._live = stream.isatty() and environ.get("TERM") != "dumb"
+        self._quiet = quiet
+        self._lock = threading.RLock()
+        self._text, self._amount, self._since = "", "", 0.0
+        self._width = 0
+        self._printed = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        if not self._quiet:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def phase(self, text: str) -> None:
+        """A new phase begins; the same text again changes nothing, "" is no phase."""
+        with self._lock:
+            if text != self._text:
+                self._text, self._amount, self._since = text, "", time.monotonic()
+                self._show(changed=True)
+
+    def amount(self, text: str, done: int, total: int) -> None:
+        """How far a phase has come, in bytes or steps."""
+        with self._lock:
+            self.phase(text)
+            self._amount = amount(done, total)
+
+    def say(self, line: str) -> None:
+        """A lasting line; the phase goes on below it."""
+        with self._lock:
+            self._clear()
+            self._stream.write(line + "\n")
+            self._show(changed=False)
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Take the line away."""
+        self._ended.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            self._text = ""
+            self._clear()
+            self._stream.flush()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_S):
+            with self._lock:
+                self._show(changed=False)
+
+    def _show(self, *, changed: bool) -> None:
+        if self._quiet or self._ended.is_set():
+            return
+        if self._live:
+            self._clear()
+            if self._text:
+                self._draw(f"  {self._line()}")
+        elif self._text and (changed or time.monotonic() - self._printed >= REPEAT_S):
+            self._stream.write((self._text if changed else self._line()) + "\n")
+            self._stream.flush()
+            self._printed = time.monotonic()
+
+    def _line(self) -> str:
+        return f"{self._text}{self._amount}  {time.monotonic() - self._since:.1f} s"
+
+    def _draw(self, line: str) -> None:
+        self._stream.write(line)
+        self._stream.flush()
+        self._width = len(line)
+
+    def _clear(self) -> None:
+        if self._width:  # blanks, not an escape: this also works where styles are unwanted
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+
+
+def amount(done: int, total: int) -> str:
+    """A bar and megabytes, megabytes alone while the total is not known; small numbers are steps, not bytes."""
+    if total <= 0:
+        return f"  {done / 1e6:.1f} MB"
+    filled = min(BAR, BAR * done // total)
+    numbers = f"{done}/{total}" if total < MOST_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
+    return f"  [{'#' * filled}{'.' * (BAR - filled)}] {numbers}"

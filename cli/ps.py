@@ -1,0 +1,94 @@
+"""`penstock ps`: the processes of an instance and their states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from cli.errors import DONE, UNREACHABLE, Problem
+from cli.instance import Entry, Instance
+from cli.options import Command, Where, json_option, where_options
+from cli.output import note, print_rows, rfc3339
+from streaming.messages import Process
+from streaming.settings import WireSettings
+
+ORDER = ("redis", "api", "worker", "scheduler")
+COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
+
+
+@click.command(cls=Command)
+@where_options(url=False)
+@json_option
+def ps(where: Where, as_json: bool) -> int:
+    """Show role, id, pid, state and start of every process.
+
+    In a data folder these are the processes `penstock up` supervises there; with --redis-url, those of all machines
+    that share this Redis.
+    """
+    instance = None if where.redis_url else where.home().read()
+    if instance is not None:
+        print_rows(_in_order(map(row, instance.processes)), COLUMNS, as_json=as_json)
+        if not as_json:
+            note(verdict(instance))
+        return DONE
+    config = where.config()
+    if "url" not in config.raw.get("redis", {}):
+        where.home().running()  # raises: nothing is
+    print_rows(_in_order(map(fleet_row, _fleet(config.section("redis", WireSettings)))), COLUMNS, as_json=as_json)
+    return DONE
+
+
+def row(entry: Entry) -> dict[str, Any]:
+    """A supervised process as JSON."""
+    return {
+        "role": entry.role,
+        "id": entry.id,
+        "pid": entry.pid,
+        "state": entry.state,
+        "since": rfc3339(entry.since),
+        "restarts": entry.restarts,
+        "model": entry.model,
+        "detail": entry.detail,
+    }
+
+
+def fleet_row(process: Process) -> dict[str, Any]:
+    """A process out of the fleet's registry as JSON."""
+    return {
+        "role": process.role,
+        "id": process.id,
+        "pid": process.pid,
+        "state": process.state,
+        "since": rfc3339(process.since),
+        "model": process.model,
+        "host": process.host,
+        "slots": process.slots,
+        "running": process.running,
+    }
+
+
+def verdict(instance: Instance) -> str:
+    """The last line for people: whether it serves, and where."""
+    if instance.state != "ready":
+        return f"{instance.state}: {instance.phase}" if instance.phase else instance.state
+    workers = [entry for entry in instance.processes if entry.role == "worker"]
+    if workers and not any(entry.state == "ready" for entry in workers):
+        return f"no worker is ready: {workers[0].detail or workers[0].state}"
+    return f"ready at {instance.url}"
+
+
+def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda one: ORDER.index(one["role"]))
+
+
+def _fleet(settings: WireSettings) -> list[Process]:
+    from cli.registry import processes  # noqa: PLC0415 - a Redis client that the local case does not need
+
+    found = processes(settings)
+    if not found:
+        raise Problem(
+            "nothing is running on this Redis", next_step="penstock up", exit_code=UNREACHABLE, code="not_running"
+        )
+    return found

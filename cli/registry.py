@@ -1,0 +1,34 @@
+"""The processes of a deployment as Redis knows them, for whoever has no data folder of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cli.errors import UNREACHABLE, Problem
+from streaming.errors import Unavailable
+from streaming.fleet import Fleet
+from streaming.messages import Process
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+
+def processes(settings: WireSettings) -> list[Process]:
+    """Those that said something in the last seconds. Raises Problem when Redis does not answer."""
+    try:
+        return asyncio.run(_processes(settings))
+    except (Unavailable, ValueError) as error:  # the latter: not a Redis URL
+        raise Problem(
+            "the instance cannot be found through Redis",
+            cause=str(error),
+            next_step="check --redis-url or PENSTOCK_REDIS_URL",
+            exit_code=UNREACHABLE,
+            code="redis_unreachable",
+        ) from None
+
+
+async def _processes(settings: WireSettings) -> list[Process]:
+    wire = Wire.open(settings)
+    try:
+        return await Fleet(wire).processes()
+    finally:
+        await wire.close()

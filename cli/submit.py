@@ -1,0 +1,122 @@
+"""`penstock submit`: put a job in the queue, and wait for it if asked to."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from cli.client import Client
+from cli.errors import DONE, STILL_RUNNING, USAGE, Problem
+from cli.job import FINAL, answer_of, ended_badly, follow, timed
+from cli.options import Command, Where, json_option, where_options
+from cli.output import note, print_json
+from cli.progress import Progress
+
+LONG_POLL_S = 30.0
+
+
+class SubmitCommand(Command):
+    """`--wait` alone takes no value: the word behind it is the text."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _spelled_out(args))
+
+
+@click.command(cls=SubmitCommand)
+@click.argument("text")
+@click.option("--priority", type=click.Choice(["interactive", "standard", "batch"]), help="Lane [standard].")
+@click.option("--wait", type=click.FloatRange(0), metavar="[=SECONDS]", help="Wait for the end, and print the answer.")
+@click.option("--follow", "following", is_flag=True, help="Print the tokens as they come; Ctrl-C only stops watching.")
+@click.option("--idempotency-key", help="The same key again is the same job.")
+@click.option("--deadline-ms", type=click.IntRange(1), help="From now to the last token.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--model", help="Model to ask [the instance's default].")
+@where_options(url=True)
+@json_option
+def submit(
+    text: str,
+    wait: float | None,
+    following: bool,
+    idempotency_key: str | None,
+    as_json: bool,
+    where: Where,
+    **asked: Any,
+) -> int:
+    """Queue TEXT (- reads it from stdin) as a chat job; its id goes to stdout.
+
+    With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the time
+    is over, the work goes on, and its id is on stdout.
+    """
+    client = Client.find(where)
+    headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+    job = client.post("/v1/jobs", _body(client, sys.stdin.read() if text == "-" else text, **asked), **headers)
+    if following:
+        note(f"job {job['id']}")
+        return follow(client, job["id"], as_json=as_json)
+    if wait is None:
+        _print(job, as_json=as_json)
+        return DONE
+    return _wait(client, job, wait, as_json=as_json)
+
+
+def _body(
+    client: Client,
+    text: str,
+    *,
+    model: str | None,
+    max_tokens: int | None,
+    priority: str | None,
+    deadline_ms: int | None,
+) -> dict[str, Any]:
+    if not text.strip():
+        raise Problem("there is nothing to submit", next_step='penstock submit "a text"', exit_code=USAGE, code="usage")
+    queue = {"priority": priority, "deadline_ms": deadline_ms}
+    body = {
+        "model": model or client.default_model(),
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "queue": {name: value for name, value in queue.items() if value is not None},
+    }
+    return {name: value for name, value in body.items() if value not in (None, {})}
+
+
+def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:
+    deadline = time.monotonic() + seconds
+    with Progress(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+        while job["status"] not in FINAL and (left := deadline - time.monotonic()) > 0:
+            progress.phase(f"job {job['id']}: {job['status']}")
+            job = client.get(f"/v1/jobs/{job['id']}", wait=min(left, LONG_POLL_S))
+    if job["status"] not in FINAL:
+        _print(job, as_json=as_json)
+        raise Problem(
+            f"the job is still {job['status']}",
+            cause=f"--wait={seconds:g} is over; the work goes on",
+            next_step=f"penstock jobs show {job['id']}",
+            exit_code=STILL_RUNNING,
+            code="wait_timeout",
+        )
+    if as_json:
+        print_json(timed(job))
+    if job["status"] != "completed":
+        raise ended_badly(job)
+    if not as_json:
+        sys.stdout.write(answer_of(job["result"]) + "\n")
+    return DONE
+
+
+def _print(job: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(timed(job))
+    else:
+        sys.stdout.write(f"{job['id']}\n")
+
+
+def _spelled_out(args: Sequence[str]) -> list[str]:
+    end = args.index("--") if "--" in args else len(args)
+    return [f"--wait={math.inf}" if word == "--wait" and place < end else word for place, word in enumerate(args)]

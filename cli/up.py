@@ -1,0 +1,108 @@
+"""`penstock up`: everything on this machine, supervised, in one command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from api.keys import Keyring, check_exposure
+from cli import ports
+from cli.deployment import Deployment, load_deployment
+from cli.detach import start_detached
+from cli.errors import Problem
+from cli.instance import DataDir
+from cli.machine import Machine
+from cli.options import Command
+from cli.output import note
+from cli.progress import Progress
+from cli.screen import Screen
+from cli.version import version
+from telemetry import logs
+
+FLAGS = {
+    "host": ("api", "host"),
+    "port": ("api", "port"),
+    "data_dir": ("up", "data_dir"),
+    "redis_url": ("redis", "url"),
+    "engine": ("up", "engine"),
+    "model": ("up", "model"),
+    "workers": ("up", "workers"),
+    "api_processes": ("api", "processes"),
+    "sim_step_ms": ("sim", "step_ms"),
+    "sim_prefill_ms": ("sim", "prefill_ms"),
+    "sim_slots": ("sim", "slots"),
+    "sim_kv_tokens": ("sim", "kv_tokens"),
+}
+"""The setting behind each flag."""
+
+
+@click.command(cls=Command)
+@click.option("--host", help="Address to listen on [127.0.0.1]; any other needs an API key in the settings.")
+@click.option("--port", type=int, help="Port of the API [8000]; 0: any free one.")
+@click.option("--data-dir", help="Queue, weights, logs and state [.penstock].")
+@click.option("--redis-url", help="A Redis or Valkey you already have, instead of the embedded one.")
+@click.option("--engine", type=click.Choice(["llamacpp", "sim", "trtllm"]), help="Engine of the model [llamacpp].")
+@click.option("--model", help="Name of the model served.")
+@click.option("--workers", type=click.IntRange(0), help="Workers of every model; 0 starts none.")
+@click.option("--api-processes", type=click.IntRange(1, 64), help="API processes sharing the port [1].")
+@click.option("--sim-step-ms", type=float, help="Simulated engine: time of one step [15].")
+@click.option("--sim-prefill-ms", type=float, help="Simulated engine: time of a prefill [25].")
+@click.option("--sim-slots", type=int, help="Simulated engine: requests at once [256].")
+@click.option("--sim-kv-tokens", type=int, help="Simulated engine: tokens its KV cache holds.")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file [penstock.toml in this folder].")
+@click.option("--detach", is_flag=True, help="Return when it is ready; `penstock down` stops it.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the logs of all processes.")
+def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
+    """Start Redis (embedded), API, workers and scheduler, and keep them running.
+
+    Settings come from penstock.toml, then PENSTOCK_* variables, then these flags.
+    """
+    note(f"penstock {version()}")
+    deployment = load_deployment({FLAGS[name]: value for name, value in flags.items()}, os.environ, Path.cwd(), config)
+    check_exposure(deployment.api.host, Keyring(deployment.keys))
+    home = DataDir(deployment.up.data_dir)
+    with Progress(sys.stderr, os.environ) as progress:
+        if detach:
+            return start_detached(home, _again(flags, config), progress, keyed=bool(deployment.keys))
+        with home.lock(), ports.listen(deployment.api.host, deployment.api.port) as listener:
+            return _run(deployment, home, listener, progress, verbose=verbose)
+
+
+def _run(deployment: Deployment, home: DataDir, listener: socket.socket, progress: Progress, *, verbose: bool) -> int:
+    home.prepare()
+    screen = Screen(progress)
+    try:
+        with home.log("up").open("a") as file:
+            logs.setup("up", "info", file)
+            weights = _fetch(home, progress) if deployment.needs_weights else None
+            machine = Machine(deployment, home, listener, screen)
+            return asyncio.run(machine.run(weights, tail=verbose))
+    finally:
+        home.clear()
+
+
+def _fetch(home: DataDir, progress: Progress) -> Path:
+    """The default model. Ctrl-C or SIGTERM here simply ends: a later start goes on where this one stopped."""
+    from workers.weights import WeightsError, fetch  # noqa: PLC0415 - brings a converter that other engines do not need
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return fetch(home.weights, progress.amount)
+    except WeightsError as error:
+        raise Problem(str(error), code="weights") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _again(flags: Mapping[str, Any], config: Path | None) -> list[str]:
+    """The arguments that mean the same for a process that does not detach."""
+    given = {"config": config, **flags}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]

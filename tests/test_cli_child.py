@@ -1,0 +1,264 @@
+"""Supervised processes: real ones, in Python, that speak on the lifeline or die of something."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from house import eventually
+
+from cli.child import Child, Program, Status, backoff_s, last_words
+from cli.supervisor import Supervisor
+
+READY = "from telemetry.lifeline import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'at last')"
+SERVE = f"{READY}; import time; time.sleep(600)"
+IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+STUBBORN = f"{IGNORE}; {SERVE}"
+FAILS = (
+    "from telemetry.lifeline import Lifeline; Lifeline.from_environ().say('failed', 'no weights'); raise SystemExit(75)"
+)
+CRASHES = "print('first'); raise SystemExit('out of memory')"
+
+WAIT_S = 30.0
+
+
+class Room:
+    """A supervisor, and every status its children went through."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: list[tuple[str, Status]] = []
+        self.supervisor = Supervisor(lambda child: self.seen.append((child.program.id, child.status)))
+
+    def start(self, code: str, name: str = "worker-1", *, role: str = "worker", grace_s: float = 20.0) -> Child:
+        program = Program(
+            role=role,
+            id=name,
+            argv=(sys.executable, "-c", code),
+            log=self.folder / f"{name}.log",
+            env=dict(os.environ),
+            grace_s=grace_s,
+        )
+        return self.supervisor.start(program)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.supervisor.until(condition)
+
+    async def ready(self, child: Child) -> int:
+        """Wait until it is; its process id."""
+        await self.until(lambda: child.status.state == "ready")
+        assert child.status.pid is not None
+        return child.status.pid
+
+
+@pytest.fixture
+async def room(tmp_path: Path) -> AsyncIterator[Room]:
+    room = Room(tmp_path)
+    yield room
+    room.supervisor.kill("worker", "api", "redis")
+    await room.supervisor.stop("worker", "api", "redis")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and is not yet waited for does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/status")
+    return not status.exists() or "\nState:\tZ" not in status.read_text()
+
+
+def gone(*pids: int) -> None:
+    """Wait until none of them lives."""
+    eventually(lambda: not any(map(alive, pids)), FileNotFoundError)
+
+
+async def test_state_comes_over_the_lifeline(room: Room) -> None:
+    """Starting, then what the process says of itself; a stopped child is forgotten and its process gone."""
+    child = room.start(SERVE)
+    pid = await room.ready(child)
+    assert child.status.detail == "at last"
+    assert child.entry.pid == pid
+    await room.supervisor.stop("worker")
+    assert room.supervisor.children == {}
+    states = list(dict.fromkeys(status.state for _, status in room.seen))
+    assert states == ["starting", "ready", "draining", "stopped"]
+    gone(pid)
+
+
+async def test_killed_process_is_started_again(room: Room) -> None:
+    """Another process under the same name, and the count of restarts."""
+    child = room.start(SERVE)
+    pid = await room.ready(child)
+    os.kill(pid, signal.SIGKILL)
+    await room.until(lambda: child.status.restarts == 1 and child.status.state == "ready")
+    assert child.status.pid != pid
+    assert child.status.cause == "killed by SIGKILL"
+    assert ("worker-1", "restarting") in {(name, status.state) for name, status in room.seen}
+
+
+async def test_failures_back_off_and_name_their_cause(room: Room) -> None:
+    """A process that cannot live is tried less and less often; what it said last is the cause."""
+    child = room.start(FAILS)
+    began = asyncio.get_running_loop().time()
+    await room.until(lambda: child.status.failures == 3)
+    assert asyncio.get_running_loop().time() - began >= backoff_s(1) + backoff_s(2)
+    assert child.status.cause == "no weights"
+
+
+async def test_last_words_of_the_log_are_the_cause(room: Room) -> None:
+    """Without a word on the lifeline the log's last line explains the end."""
+    child = room.start(CRASHES)
+    await room.until(lambda: child.status.failures == 1)
+    assert child.status.cause == "exit 1: out of memory"
+
+
+async def test_program_that_is_not_there(room: Room) -> None:
+    """A program that cannot be started is a failure like any other."""
+    program = Program(role="redis", id="redis-1", argv=("/no/such/server",), log=room.folder / "log", env={})
+    child = room.supervisor.start(program)
+    await room.until(lambda: child.status.failures == 1)
+    assert "cannot be started" in child.status.cause
+
+
+async def test_grace_period_ends_in_a_kill(room: Room) -> None:
+    """A process that ignores SIGTERM does not hold up the way down."""
+    pid = await room.ready(room.start(STUBBORN, grace_s=0.2))
+    async with asyncio.timeout(WAIT_S):
+        await room.supervisor.stop("worker")
+    gone(pid)
+
+
+async def test_nothing_to_finish_before_it_is_ready(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is still loading is not given the time that running jobs are."""
+    monkeypatch.setattr("cli.child.STARTING_GRACE_S", 0.1)
+    loading = room.folder / "loading"
+    code = f"{IGNORE}; import pathlib; pathlib.Path({str(loading)!r}).touch(); import time; time.sleep(600)"
+    room.start(code, grace_s=600)
+    await asyncio.to_thread(eventually, loading.exists)
+    async with asyncio.timeout(WAIT_S):
+        await room.supervisor.stop("worker")
+
+
+async def test_kill_does_not_wait(room: Room) -> None:
+    """The second Ctrl-C ends a draining process at once, long before its grace period."""
+    child = room.start(STUBBORN, grace_s=600)
+    pid = await room.ready(child)
+    stopping = asyncio.create_task(room.supervisor.stop("worker"))
+    await room.until(lambda: child.status.state == "draining")
+    room.supervisor.kill("worker")
+    async with asyncio.timeout(WAIT_S):
+        await stopping
+    gone(pid)
+
+
+async def test_stop_while_it_waits_to_restart(room: Room) -> None:
+    """Backing off does not delay the way down."""
+    child = room.start(CRASHES)
+    await room.until(lambda: child.status.failures == 4)
+    async with asyncio.timeout(backoff_s(4)):
+        await room.supervisor.stop("worker")
+
+
+async def test_stop_before_it_runs(room: Room) -> None:
+    """A child stopped in the moment of its start does not stay."""
+    room.start(SERVE)
+    async with asyncio.timeout(WAIT_S):
+        await room.supervisor.stop("worker")
+    assert room.supervisor.children == {}
+
+
+async def test_grandchildren_end_with_a_process(room: Room, tmp_path: Path) -> None:
+    """What a process leaves in its group when it dies is ended."""
+    note = tmp_path / "grandchild"
+    code = (
+        f"{READY}; import subprocess, sys, time, pathlib;"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        f"pathlib.Path({str(note)!r}).write_text(str(p.pid)); time.sleep(600)"
+    )
+    pid = await room.ready(room.start(code))
+    grandchild = int(str(await asyncio.to_thread(eventually, lambda: note.exists() and note.read_text())))
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(gone, grandchild)
+
+
+async def test_only_the_named_roles_stop(room: Room) -> None:
+    """Redis goes last, so the others must be stoppable without it."""
+    redis, worker = room.start(SERVE, "redis-1", role="redis"), room.start(SERVE)
+    await room.ready(redis)
+    await room.ready(worker)
+    await room.supervisor.stop("worker", "api")
+    assert list(room.supervisor.children) == ["redis-1"]
+    assert redis.status.state == "ready"
+
+
+async def test_nonsense_on_the_lifeline_is_shown(room: Room) -> None:
+    """A line that is no state does not end the watching."""
+    code = (
+        "import os, socket, time; s = socket.socket(fileno=int(os.environ['PENSTOCK_LIFELINE']));"
+        "s.sendall(b'what\\n'); s.sendall(b'{\"state\": \"ready\"}\\n'); time.sleep(600)"
+    )
+    child = room.start(code)
+    await room.ready(child)
+    assert any("nobody understands" in status.detail for _, status in room.seen)
+
+
+async def test_error_in_the_supervisor_is_not_silent(room: Room) -> None:
+    """A watched task that breaks is raised to whoever waits."""
+
+    async def broken() -> None:
+        raise RuntimeError("boom")
+
+    room.supervisor.guard(asyncio.create_task(broken()))
+    with pytest.raises(RuntimeError, match="boom"):
+        await room.until(lambda: False)
+
+
+def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    """SIGKILL of the parent: the lifeline breaks and the child ends by itself."""
+    code = f"""
+import asyncio, os, sys
+from pathlib import Path
+from cli.child import Program
+from cli.supervisor import Supervisor
+
+async def main():
+    supervisor = Supervisor(lambda child: None)
+    program = Program(role="worker", id="worker-1", argv=(sys.executable, "-c", {SERVE!r}),
+                      log=Path({str(tmp_path / "log")!r}), env=dict(os.environ))
+    child = supervisor.start(program)
+    await supervisor.until(lambda: child.status.state == "ready")
+    print(child.status.pid, flush=True)
+    await supervisor.until(lambda: False)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+    gone(pid)
+
+
+def test_backoff() -> None:
+    """Doubling from a quarter of a second, with a ceiling."""
+    assert [backoff_s(failures) for failures in (1, 2, 3)] == [0.25, 0.5, 1.0]
+    assert backoff_s(1000) == 30.0
+
+
+def test_last_words(tmp_path: Path) -> None:
+    """A JSON record gives its message, any other line itself, no file nothing; what is older is not looked at."""
+    log = tmp_path / "log"
+    assert last_words(log) == ""
+    log.write_text('old\n{"level": "error", "message": "no room"}\n')
+    assert last_words(log) == "no room"
+    assert last_words(log, log.stat().st_size) == ""

@@ -1,0 +1,160 @@
+"""Exit codes and the errors of commands that reach nobody."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.__main__ import main
+from cli.app import LazyGroup, app
+
+JSON_COMMANDS = [["ps"], ["jobs", "ls"], ["jobs", "show", "x"], ["submit", "hi"]]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in a folder without settings or instance, and nothing listens where they look."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_PORT", "1")
+
+
+def test_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2, and where to read on."""
+    assert main([]) == 2
+    assert "penstock --help" in capsys.readouterr().err
+
+
+def test_misspelt_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2, with the nearest name."""
+    assert main(["doctr"]) == 2
+    assert "Did you mean 'doctor'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", JSON_COMMANDS)
+def test_nothing_running_is_code_3(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json stdout is empty and stderr holds the error object."""
+    assert main([*command, "--json"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err)["error"]["next"].startswith("penstock up")
+
+
+def test_down_without_instance_is_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to stop."""
+    assert main(["down"]) == 3
+    assert "nothing is running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [("PENSTOCK_PROT", "1", "PENSTOCK_PORT"), ("PENSTOCK_WORKERS", "many", "a whole number")],
+)
+def test_bad_variable_names_key_and_remedy(
+    variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A setting nobody knows, or of the wrong kind, is wrong usage."""
+    monkeypatch.setenv(variable, value)
+    assert main(["up", "--engine", "sim"]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert "error:" in error
+
+
+def test_redis_url_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """An address no Redis can have is a wrong setting; nothing is left of the start."""
+    assert main(["up", "--engine", "sim", "--port", "0", "--redis-url", "redis://127.0.0.1:port"]) == 2
+    assert "error: redis" in capsys.readouterr().err
+    assert not Path(".penstock", "run").exists()
+
+
+def test_bad_settings_file_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key of penstock.toml that nobody knows stops every command that reads it."""
+    (tmp_path / "penstock.toml").write_text('[up]\nengin = "sim"\n')
+    assert main(["ps"]) == 2
+    assert "up.engin: no such setting\nnext:  did you mean 'engine'?" in capsys.readouterr().err
+
+
+def test_exposed_host_without_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Any address but loopback needs an API key."""
+    assert main(["up", "--engine", "sim", "--host", "0.0.0.0"]) == 2  # noqa: S104
+    assert "no API key is configured" in capsys.readouterr().err
+
+
+def test_unreachable_redis_is_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+    """`ps --redis-url` says what it could not reach."""
+    assert main(["ps", "--redis-url", "redis://127.0.0.1:1/0"]) == 3
+    assert "Redis" in capsys.readouterr().err
+
+
+def test_exposed_key_file_is_code_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key others can read is not used."""
+    folder = tmp_path / ".penstock"
+    folder.mkdir()
+    (folder / "api-key").write_text("secret")
+    (folder / "api-key").chmod(0o644)
+    assert main(["submit", "hi"]) == 4
+    assert "chmod 600" in capsys.readouterr().err
+
+
+def test_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is 128 + SIGINT."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "main", interrupted)
+    assert main(["version"]) == 130
+
+
+def test_unexpected_error_is_one_block(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback unless --debug asks for it."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(app, "main", broken)
+    assert main(["version"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    assert main(["version", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit codes and environment have pages of their own, and every command has help."""
+    assert main(["help", "exit-codes"]) == 0
+    assert "130  interrupted" in capsys.readouterr().out
+    assert main(["help", "environment"]) == 0
+    page = capsys.readouterr().out
+    assert "PENSTOCK_REDIS_URL" in page
+    assert "PENSTOCK_API_KEY" in page
+    for command in LazyGroup.COMMANDS:
+        assert main(["help", command]) == 0
+        assert "Usage: penstock" in capsys.readouterr().out
+
+
+def test_flags_of_up_are_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other tools call these; none may go."""
+    assert main(["up", "--help"]) == 0
+    page = capsys.readouterr().out
+    for flag in (
+        "--host", "--port", "--data-dir", "--redis-url", "--engine", "--model", "--workers", "--api-processes",
+        "--sim-step-ms", "--sim-prefill-ms", "--sim-slots", "--sim-kv-tokens", "--config", "--detach",
+    ):  # fmt: skip
+        assert flag in page
+
+
+@pytest.mark.parametrize("command", [["--help"], ["ps"]])
+def test_commands_import_only_what_they_use(command: list[str]) -> None:
+    """--help imports no settings, and ps neither HTTP nor Redis nor an event loop: that is what makes them fast."""
+    code = (
+        "import sys; from cli.__main__ import main; main(sys.argv[1:]);"
+        "heavy = {'msgspec', 'asyncio', 'redis', 'httpx2', 'starlette', 'pydantic', 'rich'};"
+        "print('imported', *sorted(sys.modules.keys() & heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
+    imported = done.stdout.strip().rpartition("\n")[2].split()[1:]
+    assert imported == ([] if command == ["--help"] else ["msgspec"])

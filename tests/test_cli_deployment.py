@@ -1,0 +1,172 @@
+"""What `up` is to run: models, settings and command lines, out of file, variables and flags."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.banner import draining, place, ready_block
+from cli.deployment import Deployment, load_deployment
+from cli.instance import DataDir, Entry, Instance
+from cli.up import FLAGS
+from streaming.config import Config, ConfigError
+from workers.settings import LlamacppSettings
+
+TWO_MODELS = """
+[models.fast]
+engine = "sim"
+min_workers = 0
+max_workers = 4
+[models.small]
+engine = "llamacpp"
+options.path = "small.gguf"
+"""
+
+
+def loaded(folder: Path, toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -> Deployment:
+    if toml:
+        (folder / "penstock.toml").write_text(toml)
+    return load_deployment({FLAGS[name]: value for name, value in flags.items()}, environ or {}, folder)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    """Without a word: the embedded engine, its default model, an embedded Redis."""
+    deployment = loaded(tmp_path)
+    assert deployment.model_names == ("smollm2-135m-instruct",)
+    assert deployment.engines == "llamacpp"
+    assert deployment.redis_url is None
+    assert deployment.needs_weights
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "name"),
+    [
+        ({"engine": "sim"}, {}, "sim"),
+        ({"engine": "sim", "model": "toy"}, {}, "toy"),
+        ({"engine": "trtllm"}, {"PENSTOCK_TRTLLM_MODEL": "/models/llama-8b/"}, "llama-8b"),
+    ],
+)
+def test_model_name_follows_the_engine(
+    tmp_path: Path, flags: dict[str, str], environ: dict[str, str], name: str
+) -> None:
+    """The one model that is served without a [models] table."""
+    deployment = loaded(tmp_path, environ=environ, **flags)
+    assert deployment.model_names == (name,)
+    assert not deployment.needs_weights
+
+
+def test_trtllm_without_checkpoint_is_refused(tmp_path: Path) -> None:
+    """There is nothing to serve, and the error names the key."""
+    with pytest.raises(ConfigError, match=r"trtllm\.model"):
+        loaded(tmp_path, engine="trtllm")
+
+
+def test_flags_outrank_variables_outrank_the_file(tmp_path: Path) -> None:
+    """The last word wins, key by key."""
+    toml = "[api]\nport = 1001\nhost = '127.0.0.2'\n[sim]\nslots = 3\n"
+    deployment = loaded(tmp_path, toml, {"PENSTOCK_PORT": "1002", "PENSTOCK_SIM_SLOTS": "4"}, port=1003)
+    assert (deployment.api.host, deployment.api.port) == ("127.0.0.2", 1003)
+    assert deployment.config.raw["sim"]["slots"] == "4"
+
+
+def test_workers_flag_sets_every_model(tmp_path: Path) -> None:
+    """The same number as least and most, whatever the models say; their options stay."""
+    deployment = loaded(tmp_path, TWO_MODELS, workers=2)
+    assert [(m.min_workers, m.most_workers) for m in deployment.models.values()] == [(2, 2), (2, 2)]
+    assert deployment.models["small"].options == {"path": "small.gguf"}
+
+
+def test_model_flag_chooses_the_default_among_several(tmp_path: Path) -> None:
+    """It comes first; one that is not configured is refused with the nearest name."""
+    assert loaded(tmp_path, TWO_MODELS, model="small").model_names == ("small", "fast")
+    with pytest.raises(ConfigError, match="did you mean 'small'"):
+        loaded(tmp_path, TWO_MODELS, model="smal")
+
+
+def test_weights_are_fetched_only_for_a_model_that_runs_on_them(tmp_path: Path) -> None:
+    """Not for a model with a path of its own, nor where no worker is wanted."""
+    assert not loaded(tmp_path, TWO_MODELS).needs_weights
+    (tmp_path / "penstock.toml").unlink()
+    assert not loaded(tmp_path, workers=0).needs_weights
+
+
+def test_bad_model_name_is_refused(tmp_path: Path) -> None:
+    """Names stand in keys and URLs."""
+    with pytest.raises(ConfigError, match="a model name has"):
+        loaded(tmp_path, engine="sim", model="a b")
+
+
+def test_children_read_what_was_merged(tmp_path: Path) -> None:
+    """The saved settings hold the real address, port, counters' folder and weights, for the owner alone."""
+    deployment = loaded(tmp_path, "[redis]\nlease_ms = 900\n")
+    home = DataDir(tmp_path / "data")
+    with home.lock():
+        home.prepare()
+        weights = tmp_path / "w.gguf"
+        deployment.save(home, redis_url="redis://:pw@127.0.0.1:9/0", port=4321, weights=weights)
+        saved = Config.saved(home.settings)
+    assert saved.raw["redis"] == {"lease_ms": 900, "url": "redis://:pw@127.0.0.1:9/0"}
+    assert saved.raw["api"]["port"] == 4321
+    assert saved.raw["telemetry"]["metrics_dir"] == str(home.metrics)
+    assert saved.section("llamacpp", LlamacppSettings).path == weights
+    assert saved.raw["models"]["smollm2-135m-instruct"]["engine"] == "llamacpp"
+
+
+def test_command_lines_of_the_roles(tmp_path: Path) -> None:
+    """Each role is a module of its own, safe from folders of the same name, under its name in `ps`."""
+    deployment, home = loaded(tmp_path, engine="sim"), DataDir(tmp_path)
+    api = deployment.api_program(home, 1, 7)
+    worker = deployment.worker_program(home, "worker-2", "sim")
+    scheduler = deployment.scheduler_program(home)
+    start = (sys.executable, "-P", "-m")
+    settings = ("--settings", str(home.settings))
+    assert api.argv == (*start, "api", *settings, "--id", "api-1", "--listen-fd", "7")
+    assert worker.argv == (*start, "workers", *settings, "--id", "worker-2", "--model", "sim")
+    assert scheduler.argv == (*start, "scheduler", *settings, "--id", "scheduler-1")
+    assert api.fds == (7,)
+    assert worker.grace_s > deployment.worker.drain_s
+
+
+def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Golden: what runs, where, what is kept, what to try, how to stop."""
+    monkeypatch.chdir(tmp_path)
+    redis, worker = (Entry(role=role, id=f"{role}-1", pid=1, state="ready", since=1.0) for role in ("redis", "worker"))
+    instance = Instance(
+        version="0.1.0",
+        pid=1,
+        state="ready",
+        phase="",
+        url="http://127.0.0.1:8000",
+        redis_url="redis://:pw@127.0.0.1:9/0",
+        data_dir=str(tmp_path / ".penstock"),
+        engine="sim",
+        models=("sim",),
+        started=1.0,
+        ready_s=1.234,
+        processes=(redis, worker),
+    )
+    body = '{"model":"sim","messages":[{"role":"user","content":"What is a penstock?"}],"stream":true}'
+    assert ready_block(instance) == [
+        "penstock 0.1.0   engine sim   model sim   1 worker   ready in 1.2 s",
+        "  API    http://127.0.0.1:8000/v1",
+        "  Kept   .penstock  (queue and results survive a restart)",
+        "  Log    .penstock/logs",
+        "",
+        f"  Try    curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        '         penstock chat "What is a penstock?"',
+        "  Stop   Ctrl-C (finishes running jobs, again to stop now)",
+    ]
+    assert "Bearer $PENSTOCK_API_KEY" in ready_block(instance, keyed=True)[5]
+    assert ready_block(instance, detached=True)[-1] == "  Stop   penstock down"
+
+
+def test_words_about_the_end_and_the_place() -> None:
+    """One job is singular, an unknown number is not named, a password is not shown."""
+    assert draining(1) == "draining 1 job, Ctrl-C again to stop now"
+    assert draining(None) == "draining, Ctrl-C again to stop now"
+    assert place("rediss://user:pw@db.example:6380/1") == "db.example:6380"
+    assert place("redis+cluster://:pw@a:1,b:2") == "a:1,b:2"
+    assert place("unix:///run/redis.sock") == "/run/redis.sock"

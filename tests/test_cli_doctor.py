@@ -1,0 +1,136 @@
+"""What a doctor finds, and how it is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli import checks
+from cli.__main__ import main
+from cli.checks import Check, judge_redis
+from cli.doctor import summary
+
+SOUND = {
+    "server": "valkey",
+    "version": "9.1.2",
+    "redis_version": "7.2.4",
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "maxmemory-policy": "noeviction",
+    "offset_ms": "3",
+}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without settings, a port that is free, no proxy."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_PORT", "0")
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+def test_sound_redis_has_no_findings() -> None:
+    """Nothing to say of a server that keeps what it is given."""
+    assert list(judge_redis(SOUND)) == []
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "name", "status"),
+    [
+        ("redis_version", "6.2.14", "redis version", "fail"),
+        ("maxmemory-policy", "allkeys-lru", "redis eviction", "fail"),
+        ("appendonly", "no", "redis persistence", "warn"),
+        ("appendfsync", "no", "redis persistence", "warn"),
+        ("offset_ms", "-5000", "clock", "warn"),
+    ],
+)
+def test_each_finding_has_its_remedy(fact: str, value: str, name: str, status: str) -> None:
+    """One wrong fact, one finding, one way to mend it."""
+    (found,) = judge_redis(SOUND | {fact: value})
+    assert (found.name, found.status) == (name, status)
+    assert found.hint
+
+
+def test_ready_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """Passing checks are shown only on request; the summary comes last."""
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.strip().split("\n")[-1] in ("Ready.", "1 warning.")
+    assert main(["doctor", "-v"]) == 0
+    assert "ok    python" in capsys.readouterr().out
+
+
+def test_json_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object, frozen."""
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert all(set(check) == {"name", "status", "detail", "hint"} for check in report["checks"])
+
+
+def test_bad_setting_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable nobody knows is named with the nearest one; that is exit code 1, not 2."""
+    monkeypatch.setenv("PENSTOCK_PROT", "1")
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "PENSTOCK_PROT" in out
+    assert "PENSTOCK_PORT" in out
+    assert out.endswith("1 thing to fix.\n")
+
+
+def test_redis_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """The address is named, without its password."""
+    assert main(["doctor", "--redis-url", "redis://:secret@127.0.0.1:1/0"]) == 1
+    out = capsys.readouterr().out
+    assert "fail  redis: 127.0.0.1:1" in out
+    assert "secret" not in out
+
+
+def test_redis_that_runs_is_judged(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The test server keeps no append-only file, and is told so."""
+    assert main(["doctor", "--redis-url", redis_url]) == 0
+    assert "warn  redis persistence" in capsys.readouterr().out
+
+
+def test_missing_engine_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The import is tried; what it says and how to get the engine are told."""
+    monkeypatch.setitem(checks.ENGINES, "llamacpp", ("no_such_engine", "pip install it"))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "No module named 'no_such_engine'" in out
+    assert "pip install it" in out
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """The check names what is in the way."""
+    (tmp_path / "file").touch()
+    assert checks.folder(tmp_path / "new" / "data").status == "ok"
+    assert checks.folder(tmp_path / "file").status == "fail"
+
+
+def test_model_files(tmp_path: Path) -> None:
+    """The default model: absent is fine, damaged is not. A file of one's own: there, and of the right kind."""
+    default = tmp_path / "default.gguf"
+    assert checks.default_weights(default).status == "ok"
+    default.write_bytes(b"GGUF")
+    assert checks.default_weights(default).status == "fail"
+    assert checks.own_weights("m", default).status == "ok"
+    default.write_bytes(b"<html>")
+    assert "not a GGUF file" in checks.own_weights("m", default).detail
+    assert checks.own_weights("m", tmp_path / "missing").status == "fail"
+
+
+def test_proxy_that_catches_local_requests() -> None:
+    """A proxy is a warning unless this machine is exempt."""
+    assert checks.proxies({"http_proxy": "http://proxy"}).status == "warn"
+    assert checks.proxies({"http_proxy": "http://proxy", "no_proxy": "localhost,127.0.0.1"}).status == "ok"
+    assert checks.proxies({}).status == "ok"
+
+
+def test_summary() -> None:
+    """Things to fix first, then warnings."""
+    fail, warn = Check("a", "fail", ""), Check("b", "warn", "")
+    assert summary([fail, fail, warn]) == "2 things to fix, 1 warning."
+    assert summary([warn]) == "1 warning."
+    assert summary([]) == "Ready."

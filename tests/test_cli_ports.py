@@ -1,0 +1,70 @@
+"""Who holds a port, and what people are told."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from cli import ports
+from cli.errors import Problem
+from cli.output import error_block
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows who holds a port")
+
+
+def test_taken_port_is_told_with_a_way_out() -> None:
+    """The next free port is proposed, in at most four lines."""
+    with ports.listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(Problem, match=f"port {port} is taken") as caught:
+            ports.listen("127.0.0.1", port)
+        free = ports.next_free("127.0.0.1", port + 1)
+    problem = caught.value
+    assert problem.exit_code == 1
+    assert len(error_block(problem)) <= 4
+    assert problem.next_step == f"penstock up --port {free}"
+
+
+@needs_proc
+def test_holder_is_named() -> None:
+    """Process id and command line of another process."""
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0));"
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        holder = ports.holder(int(process.stdout.readline()))
+        assert holder is not None
+        assert holder.pid == process.pid
+        assert sys.executable in holder.command
+        process.communicate()
+
+
+@needs_proc
+def test_own_port_is_ours() -> None:
+    """A port this process holds is found as well; one that nobody holds is not."""
+    with ports.listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        holder = ports.holder(port)
+        assert holder is not None
+        assert holder.pid == os.getpid()
+    assert ports.holder(port) is None
+
+
+def test_unknown_host_is_a_problem() -> None:
+    """A host that is none of this machine's is told, not thrown."""
+    with pytest.raises(Problem, match="cannot listen"):
+        ports.listen("192.0.2.1", 0)
+
+
+def test_backlog_and_reuse() -> None:
+    """The socket can be bound again at once, and is not shared."""
+    with ports.listen("127.0.0.1", 0) as listener:
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert not listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
+        assert not listener.get_inheritable()
