@@ -1,11 +1,11 @@
 """Whether a server can keep the level of durability that is asked of it: what is wanting, how bad, and how to mend it.
 
-| level | Redis process lost | power cut            | Redis host lost or cut off        | needs of the server             |
-|-------|--------------------|----------------------|-----------------------------------|---------------------------------|
-| D0    | everything         | everything           | everything                        | nothing                         |
-| D1    | nothing            | the last second      | down until it is back             | append-only file, fsync everysec|
-| D2    | nothing            | nothing              | down until it is back             | append-only file, fsync always  |
-| D3    | nothing            | nothing, of one host | nothing that a replica had        | D1's, and a replica             |
+| level | Redis process lost | power cut             | Redis host lost or cut off   | needs                            |
+|-------|--------------------|-----------------------|------------------------------|----------------------------------|
+| D0    | all is lost        | all is lost           | all is lost                  | nothing                          |
+| D1    | nothing is lost    | the last second       | down until it is back        | append-only file, fsync everysec |
+| D2    | nothing is lost    | nothing               | down until it is back        | append-only file, fsync always   |
+| D3    | nothing is lost    | nothing, for one host | nothing that was answered    | as D1, and a replica             |
 
 At D3 an answer to put, cancel or finish is given only once a replica has what was written (`Wire.calls`); until then
 it is Unavailable. The job may still run: the same idempotency key finds it. A worker repeats a finish until a replica

@@ -189,7 +189,7 @@ def _setting(answer: Any) -> str:
     """The value out of a CONFIG GET, or "" where CONFIG is forbidden."""
     if isinstance(answer, ResponseError):
         return ""
-    return next((value.decode() for value in answer.values()), "")
+    return next((value.decode() if isinstance(value, bytes) else str(value) for value in answer.values()), "")
 
 
 def _is_online(value: object) -> bool:

@@ -7,6 +7,7 @@ Without a supervisor there is no line and every method does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -34,16 +35,12 @@ class Lifeline:
         """Tell the supervisor: starting (with the phase as detail) | ready | draining | failed (with the reason)."""
         if self._socket is None:
             return
-        try:
+        with contextlib.suppress(OSError):  # the supervisor is gone: the watching thread ends this process
             self._socket.sendall(json.dumps({"state": state, "detail": detail}).encode() + b"\n")
-        except OSError:
-            pass  # the supervisor is gone: the watching thread ends this process
 
     def _watch(self) -> None:
         assert self._socket is not None
-        try:
+        with contextlib.suppress(OSError):  # a broken line means the same as a closed one
             while self._socket.recv(64):
                 pass
-        except OSError:
-            pass  # a broken line means the same as a closed one
         os._exit(70)

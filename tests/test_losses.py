@@ -158,7 +158,7 @@ def status_of_put(house: House) -> int:
 
 
 def test_a_house_started_before_its_server_waits_for_it(tmp_path: Any) -> None:
-    """Redis down at the start: processes live, the door says 503 and when to try again, then all serve by themselves."""
+    """Redis down at the start: processes live, the door says 503 and when to try again; then all serve."""
     port = free_port()
     house = House(f"redis://127.0.0.1:{port}/0", tmp_path)
     try:

@@ -133,11 +133,25 @@ class WorkerProcess:
     async def _serve(self, wire: Wire, recorder: Recorder) -> int:
         fleet = Fleet(wire)
         async with present(fleet, self._describe) as self._changed:
-            card = await self._engine.start(self._on_step, lambda phase: self._lifeline.say("starting", phase))
-            if self._stop.is_set():
+            card = await self._load()
+            if card is None:
                 return 0
             await _patiently(lambda: fleet.publish_card(card), self._lifeline, self._stop)
             return await self._work(wire, card, recorder)
+
+    async def _load(self) -> ModelCard | None:
+        """Start the engine; None if this process is told to stop before it has."""
+        loading = asyncio.ensure_future(
+            self._engine.start(self._on_step, lambda phase: self._lifeline.say("starting", phase))
+        )
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not loading.done():
+            loading.cancel()
+            await asyncio.wait({loading})
+            return None
+        return loading.result()
 
     async def _work(self, wire: Wire, card: ModelCard, recorder: Recorder) -> int:
         settings = self._config.section("worker", WorkerSettings)
