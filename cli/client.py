@@ -76,6 +76,9 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
         return self._json("POST", path, json=dict(body), headers=headers)
 
+    def delete(self, path: str) -> dict[str, Any]:
+        return self._json("DELETE", path)
+
     @contextmanager
     def events(
         self, method: str, path: str, *, body: Mapping[str, Any] | None = None, after: str = ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,22 @@ def test_beyond_this_machine_a_key_is_needed(empty_house: House) -> None:
     process = empty_house.start("api", PENSTOCK_API_HOST="0.0.0.0", PENSTOCK_API_PORT=str(empty_house.port))  # noqa: S104
     assert process.wait(20) == 2
     assert "no API key is configured" in empty_house.log("api")
+
+
+def test_the_command_line_looks_after_dead_letters(house: House) -> None:
+    """`penstock dlq`: list, show and drop, for people and for programs."""
+    from redis import Redis  # noqa: PLC0415 - as above
+
+    with Redis.from_url(house.redis_url) as client:
+        client.xadd("penstock:{0}:lane:sim:batch", {"alien": "y"})
+    eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
+
+    def penstock(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cli", "dlq", *words, "--url", house.url]
+        return subprocess.run(command, cwd=house.folder, capture_output=True, text=True, timeout=60, check=False)
+
+    letter = json.loads(penstock("ls", "--json").stdout.splitlines()[0])
+    assert "not an entry" in penstock("ls").stdout and "not an entry" in penstock("show", letter["id"]).stdout
+    assert penstock("replay", letter["id"]).returncode == 1
+    assert penstock("drop", letter["id"]).stdout == f"{letter['id']} dropped\n"
+    assert penstock("show", letter["id"]).returncode == 1
