@@ -66,6 +66,8 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
     body = await read_body(request, services.settings.body_limit)
     asked = parse(kind, body)
     services.model(asked.model)
+    if services.refusal:
+        raise errors.store_full(services.refusal)
     request.scope["state"]["model"] = asked.model
     key = _idempotency_key(request)
     job = to_job(

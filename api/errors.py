@@ -163,6 +163,11 @@ def store_unavailable(retry_s: float = 1) -> ApiError:
     return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
 
 
+def store_full(reason: str) -> ApiError:
+    """Admission ends before the store is full, so that what was accepted can be finished."""
+    return ApiError(503, "no_capacity", f"Nothing more is accepted now: {reason}.", headers=retry_after(5))
+
+
 def internal_error(request_id: str) -> ApiError:
     message = f"The server failed on this request. Its log has the cause under request id {request_id}."
     return ApiError(500, "internal_error", message)

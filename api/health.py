@@ -33,6 +33,8 @@ async def readyz(request: Request) -> Response:
 
 async def _ready(services: Services) -> tuple[bool, str]:
     await services.wire.ping()
+    if services.unfit:
+        return False, services.unfit
     processes = await services.fleet.processes()
     if any(process.role == "worker" and process.state == "ready" for process in processes):
         return True, ""

@@ -15,9 +15,12 @@ from api.openapi import document
 from api.pace import Pace
 from api.settings import ApiSettings
 from streaming.backlog import Backlog
+from streaming.config import ConfigError
+from streaming.durability import check_level
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.journal import Journal
+from streaming.memory import Headroom
 from streaming.messages import ModelCard
 from streaming.queue import Queue
 from streaming.reaper import Reaper
@@ -48,11 +51,14 @@ class Services:
     pace: Pace = field(default_factory=Pace)
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """What workers found when they loaded the models; follows the fleet a moment behind."""
+    unfit: str = ""
+    """Why this store cannot keep what `redis.durability` promises."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.queue, self.journal, self.fleet = Queue(self.wire), Journal(self.wire), Fleet(self.wire)
         self.backlog, self.relay = Backlog(self.wire), Relay(self.wire)
+        self.headroom = Headroom(self.wire)
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -62,6 +68,8 @@ class Services:
     async def start(self) -> None:
         """Begin to listen for replies and to follow the fleet."""
         await self.relay.start()
+        self.later(self._check_store())
+        self.later(self.headroom.keep_looking())
         self.later(self._follow_cards())
         self.later(Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S))
 
@@ -79,11 +87,30 @@ class Services:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    @property
+    def refusal(self) -> str:
+        """Why the store may not be given any more work now; "" while it may."""
+        return self.unfit or self.headroom.reason
+
     def model(self, name: str) -> ModelSettings:
         """Raises ApiError (404)."""
         if name not in self.models:
             raise model_not_found(name, self.models)
         return self.models[name]
+
+    async def _check_store(self) -> None:
+        """Once Redis answers: can it keep what is promised?"""
+        while True:
+            try:
+                for warning in await check_level(self.wire):
+                    log.warning("%s", warning)
+                return
+            except ConfigError as error:
+                self.unfit = str(error)
+                log.error("nothing is accepted: %s", error)
+                return
+            except Unavailable:
+                await asyncio.sleep(CARDS_EVERY_S)
 
     async def _follow_cards(self) -> None:
         while True:

@@ -18,8 +18,9 @@ from cli import banner, ports
 from cli.deployment import Deployment
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance
+from streaming.durability import shortfalls
 from streaming.errors import Unavailable
-from streaming.settings import WireSettings
+from streaming.settings import Durability, WireSettings
 from streaming.wire import Wire
 from workers.settings import LlamacppSettings
 from workers.weights import SMOLLM2, file_sha256
@@ -34,7 +35,6 @@ GGUF = b"GGUF"
 FILES = 4096
 SPARE, LEAST = 2 * 10**9, 2 * 10**8
 CLOCK_MS = 1000
-OLDEST_REDIS = (7, 0)
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
@@ -166,24 +166,14 @@ def redis(settings: WireSettings) -> Iterator[Check]:
         yield Check("redis", "fail", f"{place}: {error}", "start it, or mend PENSTOCK_REDIS_URL")
         return
     yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {place}")
-    yield from judge_redis(facts)
+    yield from judge_redis(settings.durability, facts)
 
 
-def judge_redis(facts: Mapping[str, str]) -> Iterator[Check]:
-    """What a server's settings mean for the promise to keep every accepted job."""
-    numbers = tuple(int(part) for part in facts["redis_version"].split(".")[:2] if part.isdecimal())
-    if numbers < OLDEST_REDIS:
-        yield Check("redis version", "fail", facts["redis_version"], "Redis 7.0 or later, or Valkey")
-    policy = facts["maxmemory-policy"]
-    if policy != "noeviction":
-        hint = "redis-cli config set maxmemory-policy noeviction"
-        yield Check("redis eviction", "fail", f"{policy}: accepted jobs may be thrown away", hint)
-    if facts["appendonly"] != "yes":
-        hint = "redis-cli config set appendonly yes"
-        yield Check("redis persistence", "warn", "no append-only file: a restart loses accepted jobs", hint)
-    elif facts["appendfsync"] == "no":
-        hint = "redis-cli config set appendfsync everysec"
-        yield Check("redis persistence", "warn", "appendfsync no: a power cut may lose half a minute", hint)
+def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
+    """What a server's settings mean for what it is asked to keep."""
+    for shortfall in shortfalls(level, facts):
+        detail = f"{shortfall.found}, needed for {level}: {shortfall.needed}"
+        yield Check(f"redis {shortfall.key}", "fail" if shortfall.fatal else "warn", detail, shortfall.fix)
     if abs(int(facts["offset_ms"])) > CLOCK_MS:
         yield Check("clock", "warn", f"{facts['offset_ms']} ms between this machine and Redis", "run a time service")
 

@@ -211,14 +211,28 @@ def checked(answers: list[Any]) -> list[Any]:
 @contextmanager
 def translated() -> Iterator[None]:
     """Turn the client library's errors into ours: Unavailable when trying again later may help."""
+    with _cancellable():
+        try:
+            yield
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            raise Unavailable(f"Redis does not answer: {error}") from error
+        except ResponseError as error:
+            code = error.status_code or str(error).partition(" ")[0]
+            if code in REFUSALS:
+                raise Unavailable(f"Redis refuses: {code} {str(error).removeprefix(code).strip()}") from error
+            raise
+        except (RedisError, RedisClusterException) as error:
+            raise Unavailable(f"Redis: {error}") from error
+
+
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """The client writes under `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that comes just as the
+    write ends: whoever waits for this task to stop would wait for ever."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
     try:
         yield
-    except (RedisConnectionError, RedisTimeoutError, OSError) as error:
-        raise Unavailable(f"Redis does not answer: {error}") from error
-    except ResponseError as error:
-        code = error.status_code or str(error).partition(" ")[0]
-        if code in REFUSALS:
-            raise Unavailable(f"Redis refuses: {code} {str(error).removeprefix(code).strip()}") from error
-        raise
-    except (RedisError, RedisClusterException) as error:
-        raise Unavailable(f"Redis: {error}") from error
+    finally:
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError

@@ -17,7 +17,7 @@ from streaming.wire import Wire
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An API process and a worker with the simulated engine, for the tests of one module."""
     folder = tmp_path_factory.mktemp("house")
-    with redis_process(folder, None, "--appendonly", "no") as url:
+    with redis_process(folder, None, "--appendonly", "yes") as url:
         house = House(url, folder)
         try:
             house.start("workers")
@@ -42,7 +42,7 @@ def empty_house(tmp_path: Path) -> Iterator[House]:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that lives as long as the run."""
-    with redis_process(tmp_path_factory.mktemp("valkey"), None, "--appendonly", "no") as url:
+    with redis_process(tmp_path_factory.mktemp("valkey"), None, "--appendonly", "yes") as url:
         yield url
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from cli import checks
 from cli.__main__ import main
@@ -19,6 +20,9 @@ SOUND = {
     "appendonly": "yes",
     "appendfsync": "everysec",
     "maxmemory-policy": "noeviction",
+    "maxmemory": "1000000",
+    "replicas": "0",
+    "min-replicas-to-write": "0",
     "offset_ms": "3",
 }
 
@@ -33,22 +37,22 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sound_redis_has_no_findings() -> None:
     """Nothing to say of a server that keeps what it is given."""
-    assert list(judge_redis(SOUND)) == []
+    assert list(judge_redis("D1", SOUND)) == []
 
 
 @pytest.mark.parametrize(
     ("fact", "value", "name", "status"),
     [
-        ("redis_version", "6.2.14", "redis version", "fail"),
-        ("maxmemory-policy", "allkeys-lru", "redis eviction", "fail"),
-        ("appendonly", "no", "redis persistence", "warn"),
-        ("appendfsync", "no", "redis persistence", "warn"),
+        ("redis_version", "6.2.14", "redis redis_version", "fail"),
+        ("maxmemory-policy", "allkeys-lru", "redis maxmemory-policy", "fail"),
+        ("appendonly", "no", "redis appendonly", "fail"),
+        ("appendfsync", "no", "redis appendfsync", "fail"),
         ("offset_ms", "-5000", "clock", "warn"),
     ],
 )
 def test_each_finding_has_its_remedy(fact: str, value: str, name: str, status: str) -> None:
     """One wrong fact, one finding, one way to mend it."""
-    (found,) = judge_redis(SOUND | {fact: value})
+    (found,) = judge_redis("D1", SOUND | {fact: value})
     assert (found.name, found.status) == (name, status)
     assert found.hint
 
@@ -88,9 +92,15 @@ def test_redis_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_redis_that_runs_is_judged(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The test server keeps no append-only file, and is told so."""
+    """The test server's append-only file is good enough for D1; without one, what to do is said."""
     assert main(["doctor", "--redis-url", redis_url]) == 0
-    assert "warn  redis persistence" in capsys.readouterr().out
+    with Redis.from_url(redis_url) as client:
+        client.config_set("appendonly", "no")
+        try:
+            assert main(["doctor", "--redis-url", redis_url]) == 1
+        finally:
+            client.config_set("appendonly", "yes")
+    assert "CONFIG SET appendonly yes" in capsys.readouterr().out
 
 
 def test_missing_engine_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

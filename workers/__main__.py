@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from streaming.config import FILE, Config, ConfigError, load
+from streaming.durability import check_level
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.messages import ModelCard, Process
@@ -125,6 +126,8 @@ class WorkerProcess:
             return await self._serve(wire, Recorder(self._model, self._metrics, tracing))
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
+        except ConfigError as error:
+            return self._failed(str(error))
         finally:
             await self._engine.stop()
             await wire.close()
@@ -136,6 +139,7 @@ class WorkerProcess:
             card = await self._load()
             if card is None:
                 return 0
+            await _patiently(lambda: _check(wire), self._lifeline, self._stop)
             await _patiently(lambda: fleet.publish_card(card), self._lifeline, self._stop)
             return await self._work(wire, card, recorder)
 
@@ -196,6 +200,12 @@ class WorkerProcess:
             slots=stats.slots if stats else 0,
             running=stats.running if stats else 0,
         )
+
+
+async def _check(wire: Wire) -> None:
+    """Whether the store can keep what is promised. Raises ConfigError, Unavailable."""
+    for warning in await check_level(wire):
+        log.warning("%s", warning)
 
 
 async def _patiently(action: Callable[[], Awaitable[None]], lifeline: Lifeline, stop: asyncio.Event) -> None:
