@@ -27,6 +27,7 @@ from streaming.reaper import Reaper
 from streaming.relay import Relay
 from streaming.settings import ModelSettings
 from streaming.wire import Wire
+from telemetry.lag import watch_lag
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 
@@ -68,6 +69,7 @@ class Services:
     async def start(self) -> None:
         """Begin to listen for replies and to follow the fleet."""
         await self.relay.start()
+        self.later(watch_lag())
         self.later(self._check_store())
         self.later(self.headroom.keep_looking())
         self.later(self._follow_cards())

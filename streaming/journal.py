@@ -6,19 +6,21 @@ worker together); the record names each run and the frame it began with. At the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from streaming.errors import UnknownJob
+from streaming.errors import DecodeError, UnknownJob
 from streaming.keys import partition_key, partition_of
 from streaming.messages import (
     Delta,
     Failure,
     Frame,
     Job,
+    Priority,
     State,
     Terminal,
+    Text,
     decode_job,
     decode_reply,
     decode_terminal,
@@ -27,7 +29,7 @@ from streaming.wire import Wire, translated
 
 FIELDS = (
     "state", "body", "attempt", "worker", "lane", "entry", "created", "started", "first", "done", "deadline",
-    "runs", "record", "reason", "keep", "reply",
+    "runs", "record", "reason", "keep", "reply", "model", "tenant", "priority",
 )  # fmt: skip
 PAGE = 500
 
@@ -198,7 +200,7 @@ def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | Non
     elif state.final:
         terminal = Terminal(job_id, state, 0, failure=REASONS.get(word("reason")))
     return Record(
-        job=decode_job(body),
+        job=_job(job_id, body, word),
         state=state,
         attempt=number("attempt"),
         worker=word("worker"),
@@ -215,6 +217,15 @@ def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | Non
         readers=len(word("reply").split(",")) if raw["reply"] else 0,
         terminal=terminal,
     )
+
+
+def _job(job_id: str, body: bytes, word: Callable[[str], str]) -> Job:
+    """The job as it was put; of one that nobody can read, what stands beside its body, so that it can be shown."""
+    try:
+        return decode_job(body)
+    except DecodeError:
+        priority = Priority(word("priority") or Priority.BATCH)
+        return Job(id=job_id, model=word("model"), tenant=word("tenant"), priority=priority, prompt=Text(("",)))
 
 
 def parse_runs(text: str) -> tuple[Run, ...]:

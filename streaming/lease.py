@@ -69,6 +69,8 @@ class Finish:
     attempt: int
     with_rows: bool
     """Publish the rows with it: the reader has not had them as deltas."""
+    dead: str = ""
+    """Why people should look at it: it becomes a dead letter too."""
 
 
 class Lease:
@@ -133,7 +135,7 @@ class Lease:
         end = finish.terminal
         record = encode(end)
         message = record if finish.with_rows else encode(without_rows(end))
-        args = (self.id, end.job, finish.attempt, end.state, record, message, end.first_ms or "")
+        args = (self.id, end.job, finish.attempt, end.state, record, message, end.first_ms or "", finish.dead)
         return ("finish", partition_of(end.job) or 0, args)
 
     async def calls(self, calls: Sequence[Call]) -> None:

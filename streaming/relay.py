@@ -22,7 +22,7 @@ from streaming.wire import Wire
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 1024
+MOST_ROWS = 512
 """Deltas held for one reader; a slower one loses them here and gets them from the log when it catches up."""
 TICK_S = 0.25
 LONGEST_SILENCE_S = 2.0
@@ -64,11 +64,16 @@ class Inbox:
         self._early: dict[int, tuple[Delta, Origin]] = {}
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def full(self) -> bool:
+        """The reader has to take something first; until then the log keeps the rest."""
+        return len(self._rows) >= MOST_ROWS
+
     def push(self, row: Delta, frame: Origin = NOWHERE) -> None:
         """Take one delta: the next one is kept, an old one dropped, an early one held until the gap is filled."""
         if row.seq <= self.seq:
             self._compare(row.seq, frame[0])
-        elif row.seq > self.seq + 1 or len(self._rows) >= MOST_ROWS:
+        elif row.seq > self.seq + 1 or self.full:
             if len(self._early) < MOST_ROWS:
                 self._early[row.seq] = (row, frame)
             self.stale = True
@@ -257,7 +262,7 @@ class Relay:
 
 
 def _is_due(inbox: Inbox, now: float) -> bool:
-    return now - inbox.checked >= (TICK_S / 5 if inbox.stale else inbox.patience)
+    return not inbox.full and now - inbox.checked >= (TICK_S / 5 if inbox.stale else inbox.patience)
 
 
 def _lost(inbox: Inbox) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from streaming.deadletters import DeadLetters
 from streaming.journal import Journal, Record
 from streaming.keys import partition_key
 from streaming.lease import Lease
@@ -233,10 +234,10 @@ async def test_an_unreadable_body_fails_its_job_alone(wire: Wire, start: Start) 
     await start()
     assert (await ended(wire, fine.id)).state is State.COMPLETED
 
-    async def failed() -> bool:
-        return await wire.redis.hget(partition_key(0, "job", broken.id), "state") == b"failed"
-
-    await until(failed)
+    record = await ended(wire, broken.id)
+    assert record.state is State.FAILED and record.job.tenant == "t"
+    (letter,) = await DeadLetters(wire).recent(10)
+    assert letter.job == broken.id and "unreadable" in letter.reason
 
 
 async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: Wire, start: Start) -> None:

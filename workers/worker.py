@@ -18,6 +18,7 @@ from streaming.lease import Broken, Claim, Finish, Lease
 from streaming.messages import Cancel, Control, Delta, Failure, Follow, ModelCard, State, Terminal, Wake
 from streaming.reaper import Reaper
 from streaming.wire import Wire
+from telemetry.lag import watch_lag
 from workers.attempt import CANCELLED, EXPIRED, Attempt, job_of
 from workers.engine import Engine, EngineDead, Piece, Refused
 from workers.record import Recorder
@@ -59,12 +60,8 @@ class Worker:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
         await self.lease.register()
         claiming = asyncio.create_task(self._claim_loop())
-        loops = [
-            self._writer.run(),
-            self._beat_loop(),
-            self._control_loop(),
-            Reaper(self._wire, self._recorder.metrics).keep_sweeping(SWEEP_S),
-        ]
+        sweeping = Reaper(self._wire, self._recorder.metrics).keep_sweeping(SWEEP_S)
+        loops = [self._writer.run(), self._beat_loop(), self._control_loop(), sweeping, watch_lag()]
         tasks = {claiming, asyncio.create_task(self._drain_after(stop, claiming)), *map(asyncio.create_task, loops)}
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
@@ -145,7 +142,7 @@ class Worker:
         log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, State.FAILED, 0, failure=failure, worker=self.lease.id)
-        self._writer.finish(Finish(end, broken.attempt, True))
+        self._writer.finish(Finish(end, broken.attempt, True, dead=f"unreadable: {broken.problem}"))
 
     def _set_deadline(self, attempt: Attempt) -> None:
         if (due := attempt.claim.deadline_ms) is not None:

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- The terminal record and the acknowledgement, in one step, by the worker that holds the job and by no other.
--- ARGV: worker, id, attempt, state, record, message, Redis ms of the first token | ''
+-- ARGV: worker, id, attempt, state, record, message, Redis ms of the first token | '', why it is a dead letter | ''
 -- Returns: 'fenced' | 0 (ended already, or not this worker's) | 1
 local worker, id, attempt, state, record, message, first = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local dead = ARGV[8]
 if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end
 local job = job_key(id)
 local s = redis.call('HMGET', job, 'state', 'worker', 'attempt', 'lane', 'entry', 'reply', 'keep')
@@ -12,4 +13,5 @@ drop_entry(s[4], s[5])
 redis.call('SREM', claims_key(worker), id)
 redis.call('EXPIRE', job, s[7])
 tell(s[6], message)
+if dead ~= '' then bury('job', id, 'reason', dead) end
 return 1

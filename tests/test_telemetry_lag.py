@@ -1,0 +1,22 @@
+"""A held-up event loop is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from telemetry.lag import EVERY_S, TOLD_S, watch_lag
+
+
+async def test_a_held_up_loop_is_said_and_a_free_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    """A synchronous sleep is the worst thing a coroutine can do."""
+    watching = asyncio.create_task(watch_lag())
+    await asyncio.sleep(EVERY_S / 2)
+    time.sleep(EVERY_S + TOLD_S + 0.2)
+    deadline = time.monotonic() + 10
+    while "held up" not in caplog.text and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    watching.cancel()
+    assert "held up" in caplog.text
