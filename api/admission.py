@@ -31,6 +31,8 @@ class Admitted:
     inbox: Inbox
     request: Request
     headers: dict[str, str]
+    keyed: bool = False
+    """It came with an idempotency key."""
 
 
 def services_of(request: HttpRequest) -> Services:
@@ -90,7 +92,7 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
     inbox.accepted = True
     if accepted.joined:
         inbox = await _join(services, inbox, accepted.id)
-    return Admitted(job, accepted, inbox, asked, _headers(asked, accepted))
+    return Admitted(job, accepted, inbox, asked, _headers(asked, accepted), bool(key))
 
 
 async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run: bool) -> Accepted:

@@ -38,6 +38,10 @@ STREAM_HEADERS = {
 CHAT, TEXT = "chat", "text_completion"
 
 
+KEYED_GRACE_S = 10.0
+"""A client that sent an idempotency key may only have lost the answer: so long its job waits for its next try."""
+
+
 class ClientGone(Exception):
     """Raised inside an answer when its client has left."""
 
@@ -113,21 +117,31 @@ class Reply:
                 metrics.token_usage.labels(*self._labels, kind).observe(count)
 
     async def _disconnected(self) -> None:
-        """The client left before the end: cancel, go on, or cancel after a while if nobody else came to listen."""
-        policy, job_id = self._job.on_disconnect, self._inbox.job_id
-        log.info("client left", extra={"job": job_id, "on_disconnect": policy})
-        if policy == "cancel":
-            await cancel_quietly(self._services, job_id)
-        elif policy.startswith("grace:"):
-            self._services.later(self._cancel_later(float(policy.removeprefix("grace:"))))
+        """The client left before the end: go on, or cancel, at once or after a while, if nobody else listens then."""
+        policy = self._job.on_disconnect
+        log.info("client left", extra={"job": self._inbox.job_id, "on_disconnect": policy})
+        if policy == "continue":
+            return
+        grace_s = float(policy.removeprefix("grace:")) if policy.startswith("grace:") else 0.0
+        if self._admitted.keyed and not self._admitted.request.queue.on_disconnect:
+            grace_s = KEYED_GRACE_S
+        if grace_s:
+            self._services.later(self._cancel_later(grace_s))
+        else:
+            await self._cancel_unheard()
 
     async def _cancel_later(self, seconds: float) -> None:
-        readers = await self._readers()
         await asyncio.sleep(seconds)
-        if await self._readers() <= readers and not self._services.relay.listening(self._inbox.job_id):
-            await cancel_quietly(self._services, self._inbox.job_id)
+        await self._cancel_unheard()
+
+    async def _cancel_unheard(self) -> None:
+        job_id = self._inbox.job_id
+        self._services.relay.close(self._inbox)
+        if not self._services.relay.listening(job_id) and await self._readers() <= 1:
+            await cancel_quietly(self._services, job_id)
 
     async def _readers(self) -> int:
+        """Processes that were ever asked for this job's tokens, this one among them."""
         try:
             return (await self._services.journal.record(self._inbox.job_id)).readers
         except StreamingError:

@@ -242,13 +242,15 @@ class Relay:
         if not inboxes:
             return
         now = asyncio.get_running_loop().time()
+        there = [inbox.seq > 0 or inbox.accepted for inbox in inboxes]
         records = await self._journal.records([inbox.job_id for inbox in inboxes])
         behind: dict[tuple[int, str], int] = {}
-        for inbox, record in zip(inboxes, records, strict=True):
+        for inbox, record, was_there in zip(inboxes, records, there, strict=True):
             inbox.checked, inbox.stale = now, False
             inbox.patience = min(inbox.patience * 2, LONGEST_SILENCE_S)
             if record is None:
-                _lost(inbox)
+                if was_there:  # else it was read before the put came, whatever has come since
+                    inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))
             elif record.terminal is not None:
                 inbox.end(record.terminal)
             elif not inbox.whole:
@@ -263,9 +265,3 @@ class Relay:
 
 def _is_due(inbox: Inbox, now: float) -> bool:
     return not inbox.full and now - inbox.checked >= (TICK_S / 5 if inbox.stale else inbox.patience)
-
-
-def _lost(inbox: Inbox) -> None:
-    """The record is not there: not yet, if the put is still under way; else the store has lost it."""
-    if inbox.seq or inbox.accepted:
-        inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from streaming.errors import UnknownJob
+from streaming.journal import Record
 from streaming.lease import Claim, Finish, Lease
 from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
 from streaming.queue import Queue
@@ -117,6 +118,26 @@ async def test_a_lost_end_is_noticed_in_the_silence(wire: Wire, relay: Relay) ->
     await running.write(5, "-")
     await running.finish()
     assert await read_all(inbox) == [1, 2, 3, 4, 5]
+
+
+async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: Wire, relay: Relay) -> None:
+    """The put is answered, and tokens come, between the reading of the record and the look at it."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    read = relay._journal.records
+
+    async def early(job_ids: Sequence[str]) -> list[Record | None]:
+        found = await read(job_ids)
+        inbox.accepted = True
+        inbox.push(delta(job_id, 1))
+        return found
+
+    relay._journal.records = early  # type: ignore[method-assign]
+    await relay._refill([inbox])
+    assert inbox.terminal is None and inbox.seq == 1
+    await relay._refill([inbox])
+    assert inbox.terminal is not None and inbox.terminal.failure is not None
+    assert inbox.terminal.failure.code == "job_lost"
 
 
 async def test_a_cut_subscription_loses_nothing(wire: Wire, relay: Relay) -> None:

@@ -273,6 +273,34 @@ def test_an_idempotency_key_joins_the_first_request(house: House) -> None:
     assert status == 422 and json.loads(body)["error"]["code"] == "idempotency_key_reused"
 
 
+def test_who_lost_the_answer_asks_again_with_the_same_key(house: House) -> None:
+    """The first client is gone before its answer is whole; the second try joins the same job and gets all of it."""
+    body = chat_body("lost answer", max_tokens=300, stream=True)
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "lost answer"}
+    connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    job_id = connection.getresponse().headers["x-job-id"]
+    connection.close()
+    status, again, data = house.post("/v1/chat/completions", body, headers)
+    assert status == 200 and again["x-job-id"] == job_id and data.endswith(b"data: [DONE]\n\n")
+    assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["usage"]["completion_tokens"] == 300
+
+
+def test_one_of_two_readers_may_leave(house: House) -> None:
+    """A job that two clients of one key listen to is not cancelled because one of them goes."""
+    body = chat_body("two readers", max_tokens=400, stream=True, queue={"on_disconnect": "cancel"})
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "two readers"}
+    leaving, staying = (http.client.HTTPConnection("127.0.0.1", house.port, timeout=30) for _ in range(2))
+    answers = []
+    for connection in (leaving, staying):
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        answers.append(connection.getresponse())
+    answers[0].close()
+    leaving.close()
+    assert answers[1].read().endswith(b"data: [DONE]\n\n")
+    staying.close()
+
+
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from streaming.deadletters import DeadLetters
 from streaming.journal import Journal, Record
 from streaming.keys import partition_key
 from streaming.lease import Lease
-from streaming.messages import Chat, Job, Priority, Sampling, State, Text, Turn
+from streaming.messages import Chat, Delta, Job, Priority, Sampling, State, Text, Turn
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.wire import Wire
@@ -261,6 +261,38 @@ async def _leased(wire: Wire, lease: str) -> bool:
     return await wire.redis.zscore(partition_key(0, "leases"), lease) is not None
 
 
+async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: Wire, start: Start) -> None:
+    """Reading what the job's last worker logged outlasts several heartbeats: the job is still begun once, by one."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue, "slow", 30)
+    await queue.put(job)
+    await lost.register()
+    await lost.claim(0, 1)
+    await lost.release(job.id)
+    running = await start()
+    worker, beats = running.worker, 0
+    read, beat = worker._journal.deltas, worker.lease.beat
+    several = asyncio.Event()
+
+    async def counted() -> dict[str, bool]:
+        nonlocal beats
+        held = await beat()
+        beats += job.id in held
+        if beats == 4:
+            several.set()
+        return held
+
+    async def slow(record: Record, after: int = 0) -> list[Delta]:
+        await several.wait()
+        return await read(record, after)
+
+    worker.lease.beat = counted  # type: ignore[method-assign]
+    worker._journal.deltas = slow  # type: ignore[method-assign]
+    record = await ended(wire, job.id)
+    assert record.state is State.COMPLETED and record.attempt == 1 and len(record.runs) == 2
+    assert text_of(record) == expected("slow", 30)
+
+
 async def test_a_store_that_lost_frames_gets_them_again(wire: Wire, start: Start) -> None:
     """The worker still has every token of its running jobs: the log is made whole and the text stays exact."""
     queue, journal = Queue(wire), Journal(wire)
@@ -305,3 +337,53 @@ async def test_suspects_run_alone_and_the_innocent_complete(wire: Wire, start: S
     after = a_job(queue, "after", 5)
     await queue.put(after)
     assert (await ended(wire, after.id)).state is State.COMPLETED
+
+
+async def test_the_next_worker_numbers_on_where_the_log_ends(wire: Wire, start: Start) -> None:
+    """No delta has two authors: what the lost worker has said is never said anew."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue, "on", 20)
+    await queue.put(job)
+    await lost.register()
+    await lost.claim(0, 1)
+    prompt = prompt_text((Turn("user", "on"),))
+    rows = [Delta(job.id, index + 1, 0, token_text(prompt, index), (index,), 1) for index in range(5)]
+    await lost.calls([lost.append_call(0, {"-": rows}, 1)])
+    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+    assert (await Reaper(wire).sweep()).requeued == 1
+    heir = await start()
+    assert text_of(await ended(wire, job.id)) == expected("on", 20)
+    frames = [frame async for frame in Journal(wire).frames(0, heir.worker.lease.id, 1)]
+    assert [row.seq for frame in frames for row in frame.rows] == list(range(6, 21))
+
+
+async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: Wire, start: Start) -> None:
+    """It trims nothing that the next worker, or a reader who resumes, has to read."""
+    queue, journal = Queue(wire), Journal(wire)
+    job = a_job(queue, "handed", 4000)
+    await queue.put(job)
+    leaving = await start(FAST, WorkerSettings(drain_s=0.2))
+    lease, gate = leaving.worker.lease, asyncio.Event()
+
+    async def has_tokens() -> bool:
+        return len(await journal.deltas(await journal.record(job.id))) >= 200
+
+    await until(has_tokens)
+    write = lease.calls
+
+    async def held_up(calls: object) -> None:
+        await gate.wait()
+        await write(calls)  # type: ignore[arg-type]
+
+    lease.calls = held_up  # type: ignore[method-assign]
+    leaving.stop.set()
+
+    async def handed_back() -> bool:
+        return leaving.worker.running == 0
+
+    await until(handed_back)
+    gate.set()
+    await asyncio.wait_for(leaving.task, 20)
+    record = await journal.record(job.id)
+    seqs = [row.seq for row in await journal.deltas(record)]
+    assert record.state is State.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200

@@ -46,6 +46,10 @@ class Worker:
         self._handed_back: list[Attempt] = []
         self._suspects: set[int] = set()
         """Partitions whose suspects this worker is to run, each alone."""
+        self._claiming = False
+        """A claim is under way, or what it gave is being begun: the server may count more jobs as ours than we know."""
+        self._early_cancels: set[str] = set()
+        """Jobs whose cancel was heard before their claim's answer was."""
         self._writer = Writer(self.lease, self._oldest_frame, self._everything, self._on_written)
         self._room = asyncio.Event()
         self._draining = False
@@ -93,13 +97,18 @@ class Worker:
         alone, want = partition in self._suspects, self._wanted()
         if want <= 0 or (alone and self._attempts):
             return False
-        claimed = await self.lease.claim(partition, want, alone=alone)
-        (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
-        for claim in claimed.jobs:
-            if isinstance(claim, Broken):
-                self._refuse_broken(claim)
-            else:
-                await self._begin(claim)
+        self._claiming = True
+        try:
+            claimed = await self.lease.claim(partition, want, alone=alone)
+            (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
+            for claim in claimed.jobs:
+                if isinstance(claim, Broken):
+                    self._refuse_broken(claim)
+                else:
+                    await self._begin(claim)
+        finally:
+            self._claiming = False
+            self._early_cancels.clear()
         return len(claimed.jobs) == want or (claimed.suspects and not alone)
 
     def _wanted(self) -> int:
@@ -122,6 +131,8 @@ class Worker:
         self._recorder.claimed(attempt)
         if failure := unsupported(claim.job, self._card.capabilities):
             attempt.stop(State.FAILED, failure)
+        elif claim.job.id in self._early_cancels:
+            attempt.stop(State.CANCELLED, CANCELLED)
         else:
             self._submit(attempt)
             self._set_deadline(attempt)
@@ -214,6 +225,8 @@ class Worker:
                     attempt.follow(address)
 
     def _cancel(self, job_id: str) -> None:
+        if self._claiming and job_id not in self._attempts:
+            self._early_cancels.add(job_id)
         if (attempt := self._attempts.get(job_id)) and not attempt.over:
             attempt.stop(State.CANCELLED, CANCELLED)
             self._recorder.cancelled(job_id)
@@ -249,7 +262,9 @@ class Worker:
 
     async def _hand_back_strays(self, before: set[str], held: Mapping[str, bool]) -> set[str]:
         """A claim whose answer was lost leaves jobs the server counts as ours and we know nothing of: hand back those
-        seen so twice, so that a claim under way is not taken for one. Returns those seen now."""
+        seen so twice while no claim was under way, which may only be slow. Returns those seen now."""
+        if self._claiming:
+            return set()
         strays = {job_id for job_id in held if job_id not in self._attempts}
         for job_id in strays & before:
             log.warning("handing back a job whose claim was never answered", extra={"job": job_id})
