@@ -330,3 +330,38 @@ async def test_sweeps_are_counted(wire: Wire) -> None:
     await Reaper(wire, metrics).sweep()
     page = metrics.expose().decode()
     assert "penstock_lapsed_workers_total 1.0" in page and "penstock_lease_reclaims_total 1.0" in page
+
+
+async def test_a_suspect_that_is_handed_back_stays_one(wire: Wire) -> None:
+    """A drained worker's suspect is run alone by the next worker too, and the drained one is its runner no more."""
+    queue = Queue(wire)
+    await queue.put(a_job(queue))
+    for _ in range(wire.settings.max_attempts - 1):
+        lease = await a_lease(wire)
+        await claim_one(lease)
+        await lapse(wire, lease)
+    drained, heir = await a_lease(wire), await a_lease(wire)
+    assert (await drained.claim(0, 1)).suspects
+    (suspect,) = (await drained.claim(0, 1, alone=True)).jobs
+    assert isinstance(suspect, Claim) and not (await heir.claim(0, 1)).suspects
+    await drained.release(suspect.job.id)
+    assert await drained.leave() == 0
+    assert await heir.claim(0, 1) == Claimed([], suspects=True)
+    assert len((await heir.claim(0, 1, alone=True)).jobs) == 1
+
+
+async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: Wire) -> None:
+    """A job whose worker was lost is not expired by max_queue_ms, and its deadline still ends it in the queue."""
+    queue, journal = Queue(wire), Journal(wire)
+    begun, late = a_job(queue, max_queue_ms=400), a_job(queue, deadline_ms=400)
+    for job in (begun, late):
+        await queue.put(job)
+    lease = await a_lease(wire)
+    assert len((await lease.claim(0, 2)).jobs) == 2
+    await lapse(wire, lease)
+    deadline = time.monotonic() + 10
+    while (await journal.record(late.id)).state is not State.EXPIRED and time.monotonic() < deadline:
+        await Reaper(wire).sweep()
+        await asyncio.sleep(0.02)
+    assert (await journal.record(late.id)).state is State.EXPIRED
+    assert (await claim_one(await a_lease(wire))).job.id == begun.id

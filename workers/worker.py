@@ -95,7 +95,7 @@ class Worker:
         When jobs that killed their workers wait there, what runs is finished first, then they run singly.
         """
         alone, want = partition in self._suspects, self._wanted()
-        if want <= 0 or (alone and self._attempts):
+        if want <= 0 or (self._suspects and (self._attempts or not alone)):
             return False
         self._claiming = True
         try:

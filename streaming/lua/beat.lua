@@ -4,6 +4,8 @@
 local worker, lease = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end
 redis.call('ZADD', leases_key(), now_ms() + lease, worker)
+local model = redis.call('HGET', worker_key(worker), 'model')
+if model and redis.call('GET', alone_key(model)) == worker then redis.call('PEXPIRE', alone_key(model), 3 * lease) end
 local held = {}
 for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do
   held[#held + 1] = {id, redis.call('HGET', job_key(id), 'cancel') or ''}

@@ -27,7 +27,7 @@ local function take(lane, entry, id)
     drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
     return nil
   end
-  if past(s[2], now) or past(s[3], now) then
+  if (s[6] == '' and past(s[2], now)) or past(s[3], now) then
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
     return nil
   end

@@ -10,6 +10,7 @@ redis.call('EXPIRE', log_key(worker), keep)
 redis.call('ZREM', leases_key(), worker)
 if model then
   redis.call('ZREM', idle_key(model), worker)
+  if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
   forget_consumer(model, worker)
 end
 return 0

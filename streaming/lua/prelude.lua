@@ -77,11 +77,12 @@ end
 -- Put a claimed job back, before the lane it came from; a suspect where it will be run alone.
 local function requeue(id, now, suspect)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'model', 'priority')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'model', 'priority', 'deadline')
   drop_entry(s[1], s[2])
   if s[3] then redis.call('SREM', claims_key(s[3]), id) end
   local lane = suspect and suspects_key(s[4], s[5]) or retry_key(s[4], s[5])
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
+  if s[6] then redis.call('ZADD', timers_key(), s[6], id) end
   wake(s[4], now)
 end

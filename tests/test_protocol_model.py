@@ -1,0 +1,87 @@
+"""The protocol proven on its model: every state of it is sound, and each rule is shown to be needed by its absence."""
+
+from __future__ import annotations
+
+import pytest
+from protocol_model import Protocol, Rule
+from protocol_search import Found, Search
+
+LESSER = {
+    "I1": [
+        {Rule.ACK_NOT_FIRST},
+        {Rule.LEAVE_WAITS},
+    ],
+    "I2": [
+        {Rule.FINISH_ONCE},
+        {Rule.CANCEL_ENDS},
+    ],
+    "I3": [
+        {Rule.APPEND_FENCED},
+        {Rule.APPEND_NUMBERED},
+        {Rule.STRAYS_ONLY},
+    ],
+    "I4": [
+        {Rule.FINISH_FENCED, Rule.FINISH_OWNED},
+    ],
+    "I7": [
+        {Rule.ACK_NOT_LAST},
+        {Rule.REQUEUE_DROPS},
+    ],
+    "quarantine": [
+        {Rule.RELEASE_QUARANTINED},
+    ],
+}
+"""The invariant that falls first when these rules are missing."""
+
+
+def search(workers: int, jobs: int, *, tokens: int = 2, attempts: int = 2, without: set[Rule] | None = None) -> Found:
+    return Search(Protocol(tokens, attempts, frozenset(without or ())), workers, jobs).run()
+
+
+@pytest.mark.parametrize(
+    ("workers", "jobs", "tokens", "attempts"),
+    [(3, 2, 2, 2), (3, 1, 3, 3)],
+    ids=["3 workers, 2 requests, 2 tokens, given up after 2 losses", "3 workers, 1 request, 3 tokens, 3 losses"],
+)
+def test_no_state_of_the_protocol_breaks_an_invariant(workers: int, jobs: int, tokens: int, attempts: int) -> None:
+    """With crashes, zombies, lost answers, repetitions, cancels and drains at any point, all of them hold."""
+    found = search(workers, jobs, tokens=tokens, attempts=attempts)
+    print(f"{found.states} states, {found.steps} steps")
+    assert found.violation is None, str(found.violation)
+    assert found.states > 5_000 and found.ends == {"completed", "cancelled", "failed"}
+
+
+@pytest.mark.parametrize(
+    ("invariant", "missing"),
+    [(invariant, missing) for invariant, lesser in LESSER.items() for missing in lesser],
+    ids=lambda value: value if isinstance(value, str) else " + ".join(sorted(rule.name for rule in value)),
+)
+def test_a_protocol_without_a_rule_breaks_an_invariant(invariant: str, missing: set[Rule]) -> None:
+    """Whatever is left out, the search finds what goes wrong, and the shortest way there."""
+    found = search(2, 2, without=missing)
+    print(found.violation)
+    assert found.violation is not None and found.violation.invariant == invariant
+    assert 2 <= len(found.violation.trace) <= 9
+
+
+def test_every_rule_is_shown_to_be_needed() -> None:
+    """No rule of the model goes without a protocol that lacks it."""
+    assert {rule for lesser in LESSER.values() for missing in lesser for rule in missing} == set(Rule)
+
+
+@pytest.mark.parametrize("spare", [Rule.FINISH_FENCED, Rule.FINISH_OWNED], ids=lambda rule: rule.name)
+def test_a_finish_is_guarded_twice(spare: Rule) -> None:
+    """Fence and ownership each keep strangers from ending a job; only without both can one be ended wrongly."""
+    assert search(2, 2, without={spare}).violation is None
+
+
+def test_the_shortest_way_to_a_lost_job_is_told_in_words() -> None:
+    """A trace names each step, so that it can be replayed by hand."""
+    violation = search(2, 1, without={Rule.LEAVE_WAITS}).violation
+    assert str(violation).splitlines() == [
+        "I1 is broken:",
+        "  1. w0 claims r0",
+        "  2. w0 begins to drain",
+        "  3. w0 never hears that it claimed r0",
+        "  4. w0 leaves",
+    ]

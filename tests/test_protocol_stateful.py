@@ -1,0 +1,655 @@
+"""The scripts on a real server against a plain model of them: whatever is done in whatever order, both must agree.
+
+Hypothesis draws the steps; what fails is shrunk to the shortest run. PENSTOCK_EXAMPLES sets how many runs are tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from redis import Redis
+
+from streaming.errors import Fenced, KeyReused
+from streaming.journal import Journal, Record
+from streaming.keys import channel, partition_key, prefix
+from streaming.lease import SILENT, Claim, Finish, Lease
+from streaming.messages import Delta, Frame, Job, Priority, State, Terminal, Text, decode_reply
+from streaming.queue import Queue
+from streaming.reaper import Reaper
+from streaming.relay import Relay
+from streaming.settings import WireSettings
+from streaming.wire import Call, Wire
+
+MODEL = "m"
+HOUR_MS = 3_600_000
+"""Nothing lapses by itself: the rules alone decide whose time is over."""
+OWN, OTHER = channel("api", "own"), channel("api", "other")
+"""Where a job's own reader listens, and one that joins later."""
+KINDS = ("retry", "lane")
+PRIORITIES = st.sampled_from([Priority.STANDARD, Priority.STANDARD, Priority.BATCH])
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Worker:
+    """A lease, and what its process believes."""
+
+    name: str
+    lease: Lease
+    fenced: bool = False
+    held: dict[str, Claim] = field(default_factory=dict)
+    unheard: dict[str, Claim] = field(default_factory=dict)
+    """Claimed, but the answer was lost."""
+    claims: dict[str, Claim] = field(default_factory=dict)
+    """Every claim it heard of, the last of each job."""
+    suspects: bool = False
+    last: list[Call] = field(default_factory=list)
+    """Its last writes, which it may repeat."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(eq=False)
+class Expected:
+    """What must be true of one job."""
+
+    job: Job
+    key: str
+    digest: str
+    state: State = State.QUEUED
+    rows: list[Delta] = field(default_factory=list)
+    holder: Worker | None = None
+    lane: tuple[str, str] = ("", "")
+    """Its kind and its name."""
+    entry: tuple[int, ...] = ()
+    alone: bool = False
+    losses: int = 0
+    cancelled: bool = False
+    begun: bool = False
+    overdue: bool = False
+    followed: int | None = None
+    """The rows there were when the other reader came."""
+    recorded: bool = False
+    """A worker wrote the end, with every row."""
+    reason: str = ""
+    """The code of an end that no worker wrote."""
+
+    def __repr__(self) -> str:
+        return self.job.id[-4:]
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Every rule does one thing to the store and says what must have come of it."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with Redis.from_url(self.url) as client:
+            client.flushall()
+        self.runner = asyncio.Runner()
+        self.jobs: dict[str, Expected] = {}
+        self.keys: dict[tuple[str, str], Expected] = {}
+        self.workers: list[Worker] = []
+        self.touched: set[str] = set()
+        self.dead = 0
+
+    @initialize(attempts=st.integers(2, 3), workers=st.integers(1, 3), jobs=st.lists(PRIORITIES, max_size=4))
+    def open(self, attempts: int, workers: int, jobs: list[Priority]) -> None:
+        """Some workers and some jobs are there already."""
+        self.wire = Wire.open(WireSettings(url=self.url, lease_ms=HOUR_MS, max_attempts=attempts))
+        self.queue, self.journal, self.reaper = Queue(self.wire), Journal(self.wire), Reaper(self.wire)
+        self.attempts = attempts
+        self.pubsub = self.wire.redis.pubsub()
+        self.run(self._listen())
+        for _ in range(workers):
+            self.start()
+        for priority in jobs:
+            self.put("t", priority, "", "x", {}, True)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    async def _listen(self) -> None:
+        await self.pubsub.subscribe(OWN, OTHER)
+        for _ in range(2):
+            assert await self.pubsub.get_message(timeout=10) is not None
+
+    # --- who may act -------------------------------------------------------------------------------------------------
+
+    def live(self) -> list[Worker]:
+        return [worker for worker in self.workers if not worker.fenced]
+
+    def zombies(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.fenced]
+
+    def able(self) -> list[Worker]:
+        """May claim: one that is to run suspects first finishes what it has."""
+        return [worker for worker in self.live() if not (worker.suspects and worker.held)]
+
+    def busy(self) -> list[Worker]:
+        return [worker for worker in self.live() if worker.held]
+
+    def writers(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.last]
+
+    def limited(self) -> list[Expected]:
+        """Jobs whose time may run out: until their claim, or until their end."""
+        return [
+            job
+            for job in self.jobs.values()
+            if not job.state.final
+            and not job.overdue
+            and (job.job.deadline_ms or (job.job.max_queue_ms and not job.begun))
+        ]
+
+    def _some_job(self, data: st.DataObject) -> Expected:
+        """One that has not ended, or the one that was put last."""
+        jobs = list(self.jobs.values())
+        return data.draw(st.sampled_from([job for job in jobs if not job.state.final] + jobs[-1:]))
+
+    # --- clients -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.jobs) < 8)
+    @rule(
+        tenant=st.sampled_from(["t", "u"]),
+        priority=PRIORITIES,
+        key=st.sampled_from(["", "a", "b"]),
+        digest=st.sampled_from(["x", "y"]),
+        limit=st.sampled_from([{}, {}, {"deadline_ms": HOUR_MS}, {"max_queue_ms": HOUR_MS}]),
+        stream=st.booleans(),
+    )
+    def put(self, tenant: str, priority: Priority, key: str, digest: str, limit: dict[str, int], stream: bool) -> None:
+        """A new job, unless its idempotency key leads to one that is there (I5)."""
+        job = Job(
+            # Counted, not random, so that a run can be repeated.
+            id=f"job_00{len(self.jobs) + 1:030x}",
+            model=MODEL,
+            tenant=tenant,
+            priority=priority,
+            prompt=Text((digest,)),
+            reply_to=OWN if stream else "",
+            stream=stream,
+            deadline_ms=limit.get("deadline_ms"),
+            max_queue_ms=limit.get("max_queue_ms"),
+        )
+        known = self.keys.get((tenant, key)) if key else None
+        if known is not None and known.digest != digest:
+            with pytest.raises(KeyReused):
+                self.run(self.queue.put(job, idempotency_key=key, digest=digest))
+            return
+        accepted = self.run(self.queue.put(job, idempotency_key=key, digest=digest))
+        assert accepted.joined == (known is not None)
+        if known is not None:
+            assert accepted.id == known.job.id
+            return
+        expected = self.jobs[job.id] = Expected(job, key, digest)
+        if key:
+            self.keys[tenant, key] = expected
+        self._queued(expected, "lane")
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def put_again(self, data: st.DataObject) -> None:
+        """The answer was lost: the same put changes nothing."""
+        job = self._some_job(data)
+        accepted = self.run(self.queue.put(job.job, idempotency_key=job.key, digest=job.digest))
+        assert accepted.id == job.job.id and not accepted.joined
+        self.touched.add(job.job.id)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """A waiting job has ended when the answer comes, a running one will, an ended one stays."""
+        job = self._some_job(data)
+        assert self.run(self.queue.cancel(job.job.id)) is job.state
+        if job.state is State.QUEUED:
+            self._ended(job, State.CANCELLED, "job_cancelled")
+        elif job.state is State.RUNNING:
+            job.cancelled = True
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def follow(self, data: st.DataObject) -> None:
+        """One more reader, from now on; asking twice is asking once."""
+        job = self._some_job(data)
+        assert self.run(self.queue.follow(job.job.id, OTHER)) is job.state
+        if not job.state.final and job.followed is None:
+            job.followed = len(job.rows)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        """A reader that comes back with its cursor gets what follows it, each row once, and the end if there is one."""
+        begun = [job for job in self.jobs.values() if job.rows and not job.recorded]
+        job = data.draw(st.sampled_from(begun)) if begun else self._some_job(data)
+        after = len(job.rows) - data.draw(st.integers(0, len(job.rows)))
+        assert self.run(self.journal.deltas(self._record(job), after)) == job.rows[after:]
+        rows, terminal = self.run(self._resumed(job.job.id, after))
+        told = job.rows[after:] if job.recorded or not job.state.final else []
+        assert rows == told
+        assert (terminal.state if terminal else None) == (job.state if job.state.final else None)
+
+    async def _resumed(self, job_id: str, after: int) -> tuple[list[Delta], Terminal | None]:
+        relay = Relay(self.wire)
+        inbox = relay.open(job_id, after)
+        await relay.follow(inbox)
+        return await inbox.take(0)
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.live()) < 3)
+    @rule()
+    def start(self) -> None:
+        """One more worker."""
+        worker = Worker(f"w{len(self.workers)}", Lease(self.wire, MODEL))
+        self.run(worker.lease.register())
+        self.workers.append(worker)
+
+    @precondition(lambda self: self.able())
+    @rule(data=st.data(), want=st.integers(1, 3), heard=st.sampled_from([True, True, True, False]))
+    def claim(self, data: st.DataObject, want: int, heard: bool) -> None:
+        """The first jobs of the highest lanes, and no suspect but alone; the answer may be lost."""
+        self._claim(data.draw(st.sampled_from(self.able())), want, heard=heard)
+
+    def _claim(self, worker: Worker, want: int, *, heard: bool = True) -> None:
+        alone = worker.suspects
+        answer = self.run(worker.lease.claim(0, want, alone=alone))
+        if alone or answer.suspects:
+            waiting = self._waiting("suspects") if alone and answer.suspects else iter(())
+        else:
+            waiting = self._waiting(*KINDS)
+        taken = self._take(waiting, 1 if alone else want)
+        claims = [claim for claim in answer.jobs if isinstance(claim, Claim)]
+        assert [claim.job for claim in claims] == [job.job for job in taken]
+        for job, claim in zip(taken, claims, strict=True):
+            job.state, job.holder, job.alone, job.begun = State.RUNNING, worker, alone, True
+            (worker.held if heard else worker.unheard)[job.job.id] = claim
+            worker.claims[job.job.id] = claim
+        if heard:
+            worker.suspects = answer.suspects
+
+    def _waiting(self, *kinds: str) -> Iterator[Expected]:
+        """By priority, lost ones before new ones, oldest entry first."""
+        waiting = [job for job in self.jobs.values() if job.state is State.QUEUED and job.lane[0] in kinds]
+        return iter(sorted(waiting, key=lambda job: (job.job.priority.rank, kinds.index(job.lane[0]), job.entry)))
+
+    def _take(self, waiting: Iterator[Expected], want: int) -> list[Expected]:
+        """As many as wanted; those whose time is over end on the way."""
+        taken: list[Expected] = []
+        while len(taken) < want and (job := next(waiting, None)) is not None:
+            if job.overdue:
+                self._ended(job, State.EXPIRED, "deadline_exceeded_in_queue")
+            else:
+                taken.append(job)
+                self.touched.add(job.job.id)
+        return taken
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """One engine step: a row for some of the jobs a worker holds, in one frame."""
+        worker = data.draw(st.sampled_from(self.busy()))
+        held = list(worker.held)
+        chosen = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=len(held), unique=True))
+        self._append(worker, [self.jobs[job_id] for job_id in chosen])
+
+    def _append(self, worker: Worker, jobs: list[Expected]) -> None:
+        rows: dict[str, list[Delta]] = defaultdict(list)
+        for job in jobs:
+            row = self._row(worker, job)
+            for address in self._addresses(job):
+                rows[address].append(row)
+            job.rows.append(row)
+            self.touched.add(job.job.id)
+        worker.last = [worker.lease.append_call(0, rows, 1)]
+        self.run(worker.lease.calls(worker.last))
+
+    @staticmethod
+    def _row(worker: Worker, job: Expected) -> Delta:
+        seq = len(job.rows) + 1
+        return Delta(job.job.id, seq, 0, f"{worker.name} {seq} ", (seq,), 1)
+
+    @staticmethod
+    def _addresses(job: Expected) -> list[str]:
+        addresses = [OWN] * job.job.stream + [OTHER] * (job.followed is not None)
+        return addresses or [SILENT]
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), state=st.sampled_from([State.COMPLETED, State.COMPLETED, State.FAILED]))
+    def finish(self, data: st.DataObject, state: State) -> None:
+        """The end of a job, once, with all that was shown; a cancel may come too late."""
+        worker = data.draw(st.sampled_from(self.busy()))
+        job = self.jobs[data.draw(st.sampled_from(list(worker.held)))]
+        if job.cancelled and data.draw(st.booleans()):
+            state = State.CANCELLED
+        self._finish(worker, job, state)
+
+    def _finish(self, worker: Worker, job: Expected, state: State) -> None:
+        claim = worker.held.pop(job.job.id)
+        worker.last = [worker.lease.finish_call(self._end(job, claim.attempt, state))]
+        self.run(worker.lease.calls(worker.last))
+        job.recorded = True
+        self._ended(job, state)
+
+    @staticmethod
+    def _end(job: Expected, attempt: int, state: State) -> Finish:
+        return Finish(Terminal(job.job.id, state, len(job.rows), ("stop",), rows=tuple(job.rows)), attempt, False)
+
+    @precondition(lambda self: self.writers())
+    @rule(data=st.data())
+    def repeat(self, data: st.DataObject) -> None:
+        """The answer was lost: the same writes change nothing, and a fenced worker's are refused."""
+        worker = data.draw(st.sampled_from(self.writers()))
+        if worker.fenced:
+            with pytest.raises(Fenced):
+                self.run(worker.lease.calls(worker.last))
+        else:
+            self.run(worker.lease.calls(worker.last))
+        self.touched |= self.jobs.keys()
+
+    @precondition(lambda self: any(worker.claims for worker in self.live()))
+    @rule(data=st.data(), state=st.sampled_from([State.COMPLETED, State.FAILED]))
+    def finish_too_late(self, data: st.DataObject, state: State) -> None:
+        """A job that this worker ended or handed back, or that it holds in another attempt, is not ended by it."""
+        worker = data.draw(st.sampled_from([worker for worker in self.live() if worker.claims]))
+        job_id, claim = data.draw(st.sampled_from(list(worker.claims.items())))
+        job = self.jobs[job_id]
+        attempt = claim.attempt + (job.holder is worker)
+        self.run(worker.lease.calls([worker.lease.finish_call(self._end(job, attempt, state))]))
+        self.touched.add(job_id)
+
+    @precondition(lambda self: len(self.live()) > 1 and any(job.holder for job in self.jobs.values()))
+    @rule(data=st.data())
+    def finish_what_another_holds(self, data: st.DataObject) -> None:
+        """The number of the attempt is not enough."""
+        job = data.draw(st.sampled_from([job for job in self.jobs.values() if job.holder]))
+        worker = data.draw(st.sampled_from([worker for worker in self.live() if worker is not job.holder]))
+        end = self._end(job, self._record(job).attempt, State.COMPLETED)
+        self.run(worker.lease.calls([worker.lease.finish_call(end)]))
+        self.touched.add(job.job.id)
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """A worker that drains hands a job back."""
+        worker = data.draw(st.sampled_from(self.busy()))
+        self._release(worker, self.jobs[data.draw(st.sampled_from(list(worker.held)))])
+
+    def _release(self, worker: Worker, job: Expected) -> None:
+        worker.held.pop(job.job.id, None)
+        worker.unheard.pop(job.job.id, None)
+        self.run(worker.lease.release(job.job.id))
+        if job.cancelled:
+            self._ended(job, State.CANCELLED, "job_cancelled")
+        else:
+            self._queued(job, *(["retry", "suspects"] if job.alone else ["retry"]))
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        """A worker hears what the store counts as its own, and hands back what it does not know."""
+        worker = data.draw(st.sampled_from(self.live()))
+        mine = {job_id: job.cancelled for job_id, job in self.jobs.items() if job.holder is worker}
+        assert self.run(worker.lease.beat()) == mine
+        assert mine.keys() == worker.held.keys() | worker.unheard.keys()
+        for job_id in list(worker.unheard):
+            self._release(worker, self.jobs[job_id])
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """A worker goes when it holds nothing, and not before."""
+        worker = data.draw(st.sampled_from(self.live()))
+        held = len(worker.held) + len(worker.unheard)
+        assert self.run(worker.lease.leave()) == held
+        if not held:
+            self.workers.remove(worker)
+
+    @precondition(lambda self: self.zombies() and self.jobs)
+    @rule(data=st.data())
+    def zombie_writes(self, data: st.DataObject) -> None:
+        """Whatever a fenced worker tries, of the jobs it held or of others, it is refused."""
+        worker = data.draw(st.sampled_from(self.zombies()))
+        job = self.jobs[data.draw(st.sampled_from(list(worker.held or self.jobs)))]
+        attempt = worker.held[job.job.id].attempt if worker.held else 1
+        rows = {address: [self._row(worker, job)] for address in (OWN, OTHER)}
+        lease = worker.lease
+        tries = {
+            "append": lambda: lease.calls([lease.append_call(0, rows, 1)]),
+            "finish": lambda: lease.calls([lease.finish_call(self._end(job, attempt, State.COMPLETED))]),
+            "release": lambda: lease.release(job.job.id),
+            "claim": lambda: lease.claim(0, 3),
+            "beat": lease.beat,
+        }
+        with pytest.raises(Fenced):
+            self.run(tries[data.draw(st.sampled_from(sorted(tries)))]())
+        self.touched.add(job.job.id)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def lapse(self, data: st.DataObject) -> None:
+        """A lease runs out, whether its worker is alive or not."""
+        self._lapse(data.draw(st.sampled_from(self.live())))
+
+    def _lapse(self, worker: Worker) -> None:
+        self.run(self._score("leases", worker.lease.id))
+        worker.fenced = True
+        lost = [job for job in self.jobs.values() if job.holder is worker]
+        back = [job for job in lost if self._lost(job)]
+        given_up = [job for job in lost if job.state is State.FAILED]
+        self.dead += len(given_up)
+        self._sweep((1, len(back), len(given_up)), back)
+
+    def _lost(self, job: Expected) -> bool:
+        """Whether a job whose worker was lost is tried again."""
+        job.losses += 1
+        if job.cancelled:
+            self._ended(job, State.CANCELLED, "job_cancelled")
+        elif job.alone or job.losses >= self.attempts:
+            self._ended(job, State.FAILED, "poison" if job.alone else "attempts_exhausted")
+        return not job.state.final
+
+    @rule()
+    def sweep(self) -> None:
+        """Nothing has lapsed, but waiting jobs may be overdue."""
+        self._sweep((0, 0, 0), [])
+
+    def _sweep(self, lapsed_requeued_given_up: tuple[int, int, int], back: list[Expected]) -> None:
+        overdue = [job for job in self.jobs.values() if job.overdue and job.state is State.QUEUED]
+        swept = self.run(self.reaper.sweep())
+        assert (swept.lapsed_workers, swept.requeued, swept.given_up) == lapsed_requeued_given_up
+        for job in back:
+            if not (job.overdue and self._record(job).state is State.EXPIRED):
+                self._queued(job, "suspects" if job.losses == self.attempts - 1 else "retry")
+        # Of a job that was begun and lost the time may be noticed at its next claim only.
+        expired = [job for job in overdue if not job.begun or self._record(job).state is State.EXPIRED]
+        expired += [job for job in back if job.state is not State.QUEUED]
+        assert swept.expired == len(expired)
+        for job in expired:
+            self._ended(job, State.EXPIRED, "deadline_exceeded_in_queue")
+
+    @precondition(lambda self: self.limited())
+    @rule(data=st.data())
+    def time_passes(self, data: st.DataObject) -> None:
+        """A job's deadline is behind it now."""
+        job = data.draw(st.sampled_from(self.limited()))
+        name = "deadline" if job.job.deadline_ms else "queue_deadline"
+        job.overdue = True
+        self.run(self._overdue(job.job.id, name))
+
+    async def _overdue(self, job_id: str, name: str) -> None:
+        redis: Any = self.wire.redis
+        await redis.hset(partition_key(0, "job", job_id), name, 1)
+        await self._score("timers", job_id)
+
+    async def _score(self, name: str, member: str) -> None:
+        """The time of a member of a sorted set is long past."""
+        await self.wire.redis.zadd(partition_key(0, name), {member: 1}, xx=True)
+
+    # --- what the model learns ---------------------------------------------------------------------------------------
+
+    def _record(self, job: Expected) -> Record:
+        return self.run(self.journal.record(job.job.id))
+
+    def _queued(self, job: Expected, *kinds: str) -> None:
+        """Only the store knows the number of the new entry; in whose lane it is, is known before."""
+        record = self._record(job)
+        lanes = {partition_key(0, kind, MODEL, job.job.priority): kind for kind in kinds}
+        assert record.state is State.QUEUED and record.lane in lanes
+        job.state, job.holder, job.alone = State.QUEUED, None, False
+        job.lane, job.entry = (lanes[record.lane], record.lane), tuple(map(int, record.entry.split("-")))
+        self.touched.add(job.job.id)
+
+    def _ended(self, job: Expected, state: State, reason: str = "") -> None:
+        assert not job.state.final, "a final state never changes"
+        job.state, job.holder, job.reason = state, None, reason
+        self.touched.add(job.job.id)
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def records_agree(self) -> None:
+        """Every job is where it must be (I1, I2), and its rows are 1..n without gap or repetition (I3, I4)."""
+        records = self.run(self.journal.records(list(self.jobs)))
+        for job, record in zip(self.jobs.values(), records, strict=True):
+            assert record is not None
+            assert (record.job, record.state) == (job.job, job.state)
+            assert job.holder is None or record.worker == job.holder.lease.id
+            if job.job.id in self.touched:
+                failure = record.terminal and record.terminal.failure
+                assert (failure.code if failure else "") == job.reason
+                assert self.run(self.journal.deltas(record)) == job.rows
+                assert [row.seq for row in job.rows] == list(range(1, len(job.rows) + 1))
+        self.touched = set()
+
+    @invariant()
+    def entries_agree(self) -> None:
+        """A job that has not ended has one lane entry, any other none; claims and dead letters are as many as they
+        must be."""
+        self.run(self._count_entries())
+
+    async def _count_entries(self) -> None:
+        redis: Any = self.wire.redis
+        lanes = {job.lane[1] for job in self.jobs.values()}
+        entries = [field[b"job"].decode() for lane in lanes for _, field in await redis.xrange(lane)]
+        assert sorted(entries) == sorted(job_id for job_id, job in self.jobs.items() if not job.state.final)
+        assert await redis.xlen(partition_key(0, "dead")) == self.dead
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        try:
+            self.touched |= self.jobs.keys()
+            self._drain()
+            self.records_agree()
+            self.entries_agree()
+            self.run(self._nothing_leaks())
+            self.run(self._readers_heard_it_all())
+        finally:
+            self.run(self.pubsub.aclose())  # type: ignore[no-untyped-call]
+            self.run(self.wire.close())
+            self.runner.close()
+
+    def _drain(self) -> None:
+        """Every worker is lost, and a fresh one ends what is left."""
+        for worker in self.live():
+            self._lapse(worker)
+        self.run(self._forget_the_runner())
+        self.start()
+        fresh = self.workers[-1]
+        for _ in range(4 * len(self.jobs) + 4):
+            self._claim(fresh, 3)
+            for job_id in list(fresh.held):
+                self._append(fresh, [self.jobs[job_id]])
+                self._finish(fresh, self.jobs[job_id], State.COMPLETED)
+        assert all(job.state.final for job in self.jobs.values())
+        assert self.run(fresh.lease.leave()) == 0
+
+    async def _forget_the_runner(self) -> None:
+        """Whoever was to run suspects and is no more: its time is over."""
+        await self.wire.redis.delete(partition_key(0, "alone", MODEL))
+
+    async def _nothing_leaks(self) -> None:
+        """After the last job no claim, lease, timer or consumer is left, and all but the catalogue expires (I7)."""
+        redis: Any = self.wire.redis
+        lasting = {"dead", "tick"} | {f"jobs:{tenant}" for tenant in ("t", "u")}
+        for key in [key.decode() for key in await redis.keys("*")]:
+            name = key.removeprefix(prefix(0))
+            if name.startswith(("lane:", "retry:", "suspects:")):
+                assert await redis.xlen(key) == 0
+                for group in await redis.xinfo_groups(key):
+                    assert (group["pending"], group["consumers"]) == (0, 0)
+            else:
+                assert name in lasting or await redis.ttl(key) > 0, f"{name} stays for ever"
+
+    async def _readers_heard_it_all(self) -> None:
+        """A connection that never broke brought each row once and in order, and each end once."""
+        rows: dict[tuple[str, str], list[Delta]] = defaultdict(list)
+        ends: dict[tuple[str, str], int] = defaultdict(int)
+        for address, message in await self._heard():
+            if isinstance(message, Frame):
+                for row in message.rows:
+                    rows[address, row.job].append(row)
+            else:
+                ends[address, message.job] += 1
+        for job_id, job in self.jobs.items():
+            assert rows[OWN, job_id] == (job.rows if job.job.stream else [])
+            assert ends[OWN, job_id] == job.job.stream
+            assert rows[OTHER, job_id] == ([] if job.followed is None else job.rows[job.followed :])
+            assert ends[OTHER, job_id] == (job.followed is not None)
+
+    async def _heard(self) -> list[tuple[str, Any]]:
+        last = [(address, b"last") for address in (OWN, OTHER)]
+        for address, data in last:
+            await self.wire.redis.publish(address, data)
+        heard: list[tuple[str, Any]] = []
+        while last:
+            message = await self.pubsub.get_message(timeout=10)
+            assert message is not None
+            item = (message["channel"].decode(), message["data"])
+            if item in last:
+                last.remove(item)
+            else:
+                heard.append((item[0], decode_reply(item[1])))
+        return heard
+
+
+def test_the_scripts_do_what_the_model_says(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Random lives of jobs and workers, each checked after every step and drained at its end."""
+    caplog.set_level(logging.ERROR)
+
+    class Bound(QueueMachine):
+        url = redis_url
+
+    run_state_machine_as_test(
+        Bound,
+        settings=settings(
+            max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "80")),
+            stateful_step_count=50,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
