@@ -63,3 +63,7 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
 	@echo "penstock: adding the tools for tests and checks, once"
 	@$(INSTALL) --quiet --requirement requirements-dev.lock
 	@touch $@
+
+.PHONY: planted
+planted: $(VENV)/.dev ## plant known bugs in copies of the tree: the suite must catch each; ARGS="--only fence"
+	@exec $(BIN)/python -m bench.planted $(ARGS)

@@ -39,6 +39,10 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "keys": KeySettings,
 }
 
+SEND_BUFFER = 64 * 1024
+"""Bytes the kernel keeps for a reader that takes nothing; by itself it would keep megabytes, and hide for minutes that
+the reader has stalled."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, configure, serve. Returns the exit code."""
@@ -96,9 +100,13 @@ def _services(config: Config, keyring: Keyring) -> Services:
 
 
 def _listener(settings: ApiSettings, fd: int | None) -> socket.socket:
-    """The socket to serve on. Raises OSError when the address is taken."""
-    if fd is not None:
-        return socket.socket(fileno=fd)
+    """The socket to serve on; its connections have small buffers. Raises OSError when the address is taken."""
+    listener = socket.socket(fileno=fd) if fd is not None else _opened(settings)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    return listener
+
+
+def _opened(settings: ApiSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -374,3 +374,10 @@ def test_a_malformed_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ApiError) as raised:
         read_event_id(cursor, "after")
     assert (raised.value.status, raised.value.param) == (400, "after")
+
+
+@pytest.mark.parametrize("text", ["a", ""])
+def test_no_block_of_a_delta_has_a_finish(text: str) -> None:
+    """However many blocks a delta makes, with text or without: the reason is the terminal's to tell."""
+    blocks = payloads(ChunkRenderer(facts()).delta(Delta("j1", 1, 0, text, (7,), 1, "stop")))
+    assert [choice["finish_reason"] for block in blocks for choice in block["choices"]] == [None] * len(text)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from streaming.deadletters import DeadLetters
+from streaming.errors import Fenced
 from streaming.journal import Journal, Record
 from streaming.keys import partition_key
 from streaming.lease import Lease
@@ -291,6 +292,31 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
     record = await ended(wire, job.id)
     assert record.state is State.COMPLETED and record.attempt == 1 and len(record.runs) == 2
     assert text_of(record) == expected("slow", 30)
+
+
+async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: Wire, start: Start) -> None:
+    """A drained worker has left; a beat that comes after it is refused, and the drain still ends well."""
+    running = await start()
+    lease, refused = running.worker.lease, asyncio.Event()
+    await until(lambda: _leased(wire, lease.id))
+    leave, beat = lease.leave, lease.beat
+
+    async def left() -> int:
+        held = await leave()
+        await asyncio.wait_for(refused.wait(), 20)
+        return held
+
+    async def beaten() -> dict[str, bool]:
+        try:
+            return await beat()
+        except Fenced:
+            refused.set()
+            raise
+
+    lease.leave, lease.beat = left, beaten  # type: ignore[method-assign]
+    running.stop.set()
+    await asyncio.wait_for(running.task, 20)
+    assert refused.is_set()
 
 
 async def test_a_store_that_lost_frames_gets_them_again(wire: Wire, start: Start) -> None:

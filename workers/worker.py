@@ -53,6 +53,7 @@ class Worker:
         self._writer = Writer(self.lease, self._oldest_frame, self._everything, self._on_written)
         self._room = asyncio.Event()
         self._draining = False
+        self._leaving = False
         self._clock_offset_ms = 0
 
     @property
@@ -69,6 +70,9 @@ class Worker:
         tasks = {claiming, asyncio.create_task(self._drain_after(stop, claiming)), *map(asyncio.create_task, loops)}
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
+        except Fenced:
+            if not self._leaving:  # else a heartbeat under way met the lease that was just given up
+                raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -295,6 +299,7 @@ class Worker:
                     self._room.clear()
                     await self._room.wait()
         await self._hand_back()
+        self._leaving = True
         while held := await self.lease.leave():
             log.warning("still holding %d jobs that ended while leaving; looking again", held)
             await asyncio.sleep(0.05)

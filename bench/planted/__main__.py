@@ -1,0 +1,89 @@
+"""`python -m bench.planted`: would the test suite notice? Plants known bugs, one at a time, each in a copy of the tree.
+
+Exits 1 if a bug is missed, or if the tests fail without any; 2 if a bug no longer fits the tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.planted.bug import Bug, Rotten
+from bench.planted.bugs import BUGS
+from bench.planted.report import as_json, table, why_missed
+from bench.planted.tree import Strayed, copy_tree
+from bench.planted.trial import PASSED, Trial, try_bug, try_none
+
+SOURCE = Path(__file__).parents[2]
+WIDTH = 160
+"""Narrower, the table cannot be read; a log has no width of its own."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.planted", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", help="only bugs whose name has this in it")
+    parser.add_argument("--jobs", type=int, default=1, help="bugs tried at the same time (default: 1)")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/planted.json"), help="where the figures go")
+    args = parser.parse_args(argv)
+    console = Console()
+    console = Console(width=max(console.width, WIDTH), highlight=False)
+    bugs = [bug for bug in BUGS if args.only is None or args.only in bug.name]
+    if not bugs:
+        console.print(
+            f"error: no bug has {args.only!r} in its name\nnext:  choose from the names in bench/planted/bugs.py"
+        )
+        return 2
+    try:
+        return _run(bugs, args.jobs, args.out, console)
+    except (Rotten, Strayed) as error:
+        console.print(f"error: {error}\nnext:  bring bench/planted up to the tree", markup=False)
+        return 2
+
+
+def _run(bugs: Sequence[Bug], jobs: int, out: Path, console: Console) -> int:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
+        sound = Path(folder)
+        copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
+        without = try_none(sound, bugs)
+        if without.code != PASSED:
+            console.print(f"error: the tests fail without any planted bug\n{without.output}", markup=False)
+            return 1
+        console.print(f"without a bug: all pass, {without.seconds:.1f} s")
+        trials: list[Trial] = []
+        for trial in _tried(sound, bugs, jobs):
+            trials.append(trial)
+            console.print(f"{len(trials)}/{len(bugs)} {_line(trial)}", markup=False)
+    seconds = time.monotonic() - began
+    trials.sort(key=lambda trial: bugs.index(trial.bug))
+    console.print(table(trials, seconds))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(as_json(trials, seconds))
+    return 0 if all(trial.caught for trial in trials) else 1
+
+
+def _tried(tree: Path, bugs: Sequence[Bug], jobs: int) -> Iterator[Trial]:
+    """Each as it is done."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for future in as_completed([pool.submit(try_bug, tree, bug) for bug in bugs]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _line(trial: Trial) -> str:
+    said = trial.run.failure[1] if trial.run.failure else why_missed(trial)
+    return f"{'caught' if trial.caught else 'MISSED'}  {trial.bug.name} ({trial.run.seconds:.1f} s): {said}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Trials for people and for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from bench.planted.trial import TIMED_OUT, Trial
+
+
+def table(trials: Sequence[Trial], seconds: float) -> Table:
+    """One row per bug."""
+    missed = sum(not trial.caught for trial in trials)
+    view = Table(title=f"{len(trials)} planted bugs, {missed} missed, {seconds:.0f} s on {os.cpu_count()} cores")
+    view.add_column("bug")
+    view.add_column("caught by")
+    view.add_column("s", justify="right")
+    view.add_column("", no_wrap=True)
+    for trial in trials:
+        verdict = "[green]caught[/]" if trial.caught else "[red]MISSED[/]"
+        view.add_row(trial.bug.name, escape(_test(trial) or why_missed(trial)), f"{trial.run.seconds:.1f}", verdict)
+    return view
+
+
+def why_missed(trial: Trial) -> str:
+    """Why a run counts as having noticed nothing."""
+    if trial.run.code == 0:
+        return "its tests pass"
+    if trial.run.code == TIMED_OUT:
+        return trial.run.output
+    return f"pytest ended with {trial.run.code} and no test failed"
+
+
+def as_json(trials: Sequence[Trial], seconds: float) -> bytes:
+    """The same for programs; nothing of this machine but its size."""
+    document = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "seconds": round(seconds),
+        "passed": all(trial.caught for trial in trials),
+        "bugs": [_row(trial) for trial in trials],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    return {
+        "name": trial.bug.name,
+        "breaks": trial.bug.breaks,
+        "files": sorted({edit.file for edit in trial.bug.edits}),
+        "caught": trial.caught,
+        "by": _test(trial),
+        "said": trial.run.failure[1] if trial.run.failure else why_missed(trial),
+        "seconds": round(trial.run.seconds, 1),
+    }
+
+
+def _test(trial: Trial) -> str:
+    """File and test, without the folder."""
+    return trial.run.failure[0].removeprefix("tests/") if trial.run.failure else ""

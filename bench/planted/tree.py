@@ -1,0 +1,38 @@
+"""Copies of the tree in which tests run: complete enough for them, and surely not the tree that is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES = ("api", "workers", "scheduler", "streaming", "telemetry", "cli", "bench")
+ORIGINS = f"import importlib; print(*(importlib.import_module(name).__file__ for name in {PACKAGES}), sep='\\n')"
+
+
+class Strayed(Exception):
+    """Raised when a copy's processes would import another tree."""
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Packages, tests and their settings."""
+    ignore = shutil.ignore_patterns("__pycache__", "results")
+    for name in (*PACKAGES, "tests"):
+        shutil.copytree(source / name, target / name, ignore=ignore)
+    shutil.copy2(source / "pyproject.toml", target)
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """For processes that are to import from this tree, and for the processes they start."""
+    return {**os.environ, "PYTHONPATH": str(tree), "COLUMNS": "250"}
+
+
+def check_origins(tree: Path) -> None:
+    """Every package comes from this tree. Raises Strayed."""
+    command = [sys.executable, "-c", ORIGINS]
+    ran = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True, check=True)
+    strays = [origin for origin in ran.stdout.split() if tree.resolve() not in Path(origin).resolve().parents]
+    if strays:
+        raise Strayed(f"imported from outside the copy: {', '.join(strays)}")

@@ -1,0 +1,97 @@
+"""One run of pytest in a copy of the tree, and what it says about the bug that was planted there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.planted.bug import Bug
+from bench.planted.tree import check_origins, copy_tree, environment
+
+LIMIT_S = 90.0
+"""A test that hangs has noticed nothing."""
+PASSED, FAILED, TIMED_OUT = 0, 1, -1
+"""Exit codes of pytest (2 to 5: it could not run the tests), and ours for a run that was ended."""
+
+FAILURE = re.compile(r"^FAILED (.+?)(?: - (.*))?$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run of pytest came to."""
+
+    code: int
+    seconds: float
+    output: str
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """The first test that failed (a fixture that failed is none), and its last word."""
+        match = FAILURE.search(self.output) if self.code == FAILED else None
+        return (match[1], match[2] or "") if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the tests made of one bug."""
+
+    bug: Bug
+    run: Run
+
+    @property
+    def caught(self) -> bool:
+        return self.run.failure is not None
+
+
+def try_none(tree: Path, bugs: Sequence[Bug]) -> Run:
+    """All their tests in a copy without any bug, once it is sure that the copy is what they test and that every bug
+    fits it. Raises Rotten, Strayed."""
+    check_origins(tree)
+    for bug in bugs:
+        bug.patched(tree)
+    return run_tests(tree, sorted({test for bug in bugs for test in bug.tests}))
+
+
+def try_bug(tree: Path, bug: Bug) -> Trial:
+    """Plant it in a copy of its own and run its tests. Raises Rotten."""
+    with tempfile.TemporaryDirectory(prefix="penstock-planted-") as folder:
+        copy_tree(tree, Path(folder))
+        bug.plant(Path(folder))
+        return Trial(bug, run_tests(Path(folder), bug.tests, "-x"))
+
+
+def run_tests(tree: Path, tests: Sequence[str], *options: str) -> Run:
+    """Run these tests of a tree; whatever they started ends with them."""
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", *options, *tests]
+    began = time.monotonic()
+    with subprocess.Popen(
+        command,
+        cwd=tree,
+        env=environment(tree),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=LIMIT_S)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            output, code = f"not done after {LIMIT_S:.0f} s", TIMED_OUT
+        finally:
+            _end_group(process.pid)
+    return Run(code, time.monotonic() - began, output)
+
+
+def _end_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all have ended by themselves
+        os.killpg(leader, signal.SIGKILL)

@@ -1,0 +1,93 @@
+"""The table of planted bugs fits the tree, and what counts as caught."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from bench.planted.bug import Bug, Edit, Rotten
+from bench.planted.bugs import BUGS
+from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run, Trial
+from streaming import scripts
+from streaming.keys import lua_prelude
+
+TREE = Path(__file__).parents[1]
+LUA = TREE / "streaming" / "lua"
+
+each_bug = pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+
+
+@each_bug
+def test_a_bug_fits_the_tree(bug: Bug) -> None:
+    """Every text it replaces is there exactly once, and something changes."""
+    for file, text in bug.patched(TREE).items():
+        assert text != (TREE / file).read_text(encoding="utf-8")
+
+
+@each_bug
+def test_the_tests_of_a_bug_exist(bug: Bug) -> None:
+    """A test that was renamed would notice nothing."""
+    assert bug.tests and bug.edits and bug.breaks
+    for test in bug.tests:
+        file, _, name = test.partition("::")
+        tree = ast.parse((TREE / file).read_text(encoding="utf-8"))
+        assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_names_are_unique() -> None:
+    """A bug is chosen, and reported, by its name; none is another's twin."""
+    assert len({bug.name for bug in BUGS}) == len({bug.edits for bug in BUGS}) == len(BUGS) >= 12
+
+
+def test_a_bug_is_a_mistake_and_not_gibberish(redis_url: str) -> None:
+    """Its files can still be compiled: a test must fail for what the bug does."""
+    with Redis.from_url(redis_url) as client:
+        for bug in BUGS:
+            texts = bug.patched(TREE)
+            for file in texts:
+                if file.endswith(".py"):
+                    compile(texts[file], file, "exec")
+            for source in _lua_sources(texts):
+                assert client.script_load(source)
+
+
+def _lua_sources(texts: dict[str, str]) -> Iterator[str]:
+    """The scripts a bug changes; a change of the prelude changes them all."""
+    lua = {Path(file).stem: text for file, text in texts.items() if file.endswith(".lua")}
+    prelude = lua.pop("prelude", "")
+    shared = lua_prelude() + (prelude or (LUA / "prelude.lua").read_text(encoding="utf-8"))
+    for name in scripts.NAMES if prelude else lua:
+        text = lua.get(name) or (LUA / f"{name}.lua").read_text(encoding="utf-8")
+        yield scripts._script(name, text, shared).source
+
+
+def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """Neither a text that is gone nor one that is there twice is replaced; nothing is written."""
+    (tmp_path / "f").write_text("a b b")
+    for old in ("c", "b"):
+        with pytest.raises(Rotten, match="not once"):
+            Bug("n", "x", (Edit("f", "a", "x"), Edit("f", old, "x")), ("t",)).plant(tmp_path)
+    assert (tmp_path / "f").read_text() == "a b b"
+    Bug("n", "x", (Edit("f", "a", "x"), Edit("f", "x b", "y")), ("t",)).plant(tmp_path)
+    assert (tmp_path / "f").read_text() == "y b"
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "caught"),
+    [
+        (FAILED, "F\nFAILED tests/t.py::test_x[a b-1] - assert 1 == 2\n1 failed", True),
+        (FAILED, "F\nFAILED tests/t.py::test_x\n1 failed", True),
+        (FAILED, "E\nERROR tests/t.py::test_x - RuntimeError: no server\n1 error", False),
+        (PASSED, "1 passed", False),
+        (2, "FAILED tests/t.py::test_x", False),
+        (4, "ERROR: not found", False),
+        (TIMED_OUT, "not done after 90 s", False),
+    ],
+)
+def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
+    """Not one that could not be collected or set up, nor one that hangs."""
+    assert Trial(BUGS[0], Run(code, 1.0, output)).caught is caught

@@ -1,0 +1,122 @@
+"""One process's connection: where it leads, what its failures mean, and that it can be let go of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from flow import a_job
+from house import free_port, redis_process
+from redis import Redis
+
+from streaming.address import Address, parse_address
+from streaming.config import ConfigError, build
+from streaming.errors import Unavailable
+from streaming.queue import Queue
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h:1/2", Address("server", "redis://h:1/2")),
+        ("rediss://u:p@h", Address("server", "rediss://u:p@h")),
+        ("unix:///run/redis.sock", Address("server", "unix:///run/redis.sock")),
+        (
+            "redis+sentinel://a:1,b/main",
+            Address("sentinel", "redis+sentinel://a:1,b/main", (("a", 1), ("b", 26379)), service="main"),
+        ),
+        (
+            "rediss+sentinel://u:p%40@[::1]:1,[::2]/main/3?sentinel_password=s",
+            Address(
+                "sentinel",
+                "rediss+sentinel://u:p%40@[::1]:1,[::2]/main/3?sentinel_password=s",
+                (("::1", 1), ("::2", 26379)),
+                tls=True,
+                username="u",
+                password="p@",
+                service="main",
+                db=3,
+                sentinel_password="s",
+            ),
+        ),
+        (
+            "redis+cluster://:p@a:1,b:2",
+            Address("cluster", "redis+cluster://:p@a:1,b:2", (("a", 1), ("b", 2)), password="p"),
+        ),
+        ("redis+cluster://a/0", Address("cluster", "redis+cluster://a/0", (("a", 6379),))),
+    ],
+)
+def test_an_address_is_taken_apart(url: str, expected: Address) -> None:
+    """Each kind, with what it may carry."""
+    assert parse_address(url) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:6379",
+        "http://u:secret@h",
+        "redis://",
+        "redis+sentinel://u:secret@h:1",
+        "redis+sentinel://u:secret@h:1/main/x",
+        "redis+sentinel://u:secret@h:port/main",
+        "redis+sentinel://u:secret@h:1,/main",
+        "redis+sentinel://u:secret@h/main?db=1",
+        "redis+cluster://u:secret@h:99999",
+        "redis+cluster://u:secret@h:1/2",
+        "redis+cluster://u:secret@h:1?sentinel_password=secret",
+    ],
+)
+def test_an_address_that_leads_nowhere_is_a_setting_at_fault(url: str) -> None:
+    """The error names the section and never repeats the password."""
+    with pytest.raises(ConfigError, match=r"^redis: url ") as caught:
+        build(WireSettings, {"url": url}, "redis")
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_server_that_cannot_write_is_unavailable(tmp_path: Path) -> None:
+    """Out of memory, too few replicas, a replica, without permission, gone: each with the server's own word for it."""
+    with redis_process(tmp_path) as url, Redis.from_url(url) as client:
+        wire = Wire.open(WireSettings(url=url))
+        queue = Queue(wire)
+        refusals = {
+            "OOM": ("maxmemory 1", "maxmemory 0"),
+            "NOREPLICAS": ("min-replicas-to-write 1", "min-replicas-to-write 0"),
+        }
+        for word, (spoil, mend) in refusals.items():
+            client.config_set(*spoil.split())
+            with pytest.raises(Unavailable, match=word):
+                await queue.put(a_job(queue))
+            client.config_set(*mend.split())
+        client.replicaof("127.0.0.1", str(free_port()))
+        with pytest.raises(Unavailable, match="READONLY"):
+            await queue.put(a_job(queue))
+        client.replicaof("NO", "ONE")
+        client.execute_command("ACL", "SETUSER", "default", "-evalsha")
+        with pytest.raises(Unavailable, match="NOPERM"):
+            await queue.put(a_job(queue))
+        client.execute_command("ACL", "SETUSER", "default", "+@all")
+        await queue.put(a_job(queue))
+    with pytest.raises(Unavailable, match="does not answer"):
+        await queue.put(a_job(queue))
+    await wire.close()
+
+
+async def test_a_task_that_writes_without_pause_can_be_cancelled(wire: Wire) -> None:
+    """Whenever the cancellation comes, even while the client is writing, it is not swallowed."""
+    queue = Queue(wire)
+
+    async def write() -> None:
+        while True:
+            await wire.call("follow", 0, queue.new_id("t"), "nobody")
+
+    for _ in range(40):
+        task = asyncio.create_task(write())
+        await asyncio.sleep(random.random() * 0.005)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=10)
+        assert done and task.cancelled()
