@@ -67,3 +67,10 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
 .PHONY: planted
 planted: $(VENV)/.dev ## plant known bugs in copies of the tree: the suite must catch each; ARGS="--only fence"
 	@exec $(BIN)/python -m bench.planted $(ARGS)
+
+.PHONY: chaos chaos-long
+chaos: $(VENV)/.dev ## kill, stop, cut, fill and flood everything, and judge what clients saw; ARGS="--rows F01,F10"
+	@exec $(BIN)/python -m bench.chaos $(ARGS)
+
+chaos-long: $(VENV)/.dev ## the same with five times the trials
+	@exec $(BIN)/python -m bench.chaos --long $(ARGS)

@@ -6,6 +6,7 @@ repeats a command: a server that did not run one says so, and the wire decides.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, cast
@@ -103,9 +104,15 @@ class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
 
     master_address: tuple[str, int] | None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+        # Two that ask at the same time may put one Sentinel in another's place in the library's list, for good.
+        self._asking = asyncio.Lock()
+
     async def get_master_address(self) -> tuple[str, int]:
         """Whoever still waits for the former primary waits in vain, or writes what will be thrown away."""
-        address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
+        async with self._asking:
+            address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
         if address != self.master_address:
             self.master_address = address
             await self.disconnect()

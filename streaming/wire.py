@@ -6,6 +6,7 @@ Nothing here retries: a repeated write may be a second write. Who calls knows wh
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -30,6 +31,8 @@ REFUSALS = frozenset(
     }
 )
 """Answers that mean "this server cannot keep a write now", whatever the command was."""
+
+PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
 
 KEPT = frozenset({"put", "cancel", "finish"})
 """Scripts whose answer is a promise: at D3 it is given only once a replica has what they wrote."""
@@ -217,12 +220,19 @@ def translated() -> Iterator[None]:
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             raise Unavailable(f"Redis does not answer: {error}") from error
         except ResponseError as error:
-            code = error.status_code or str(error).partition(" ")[0]
+            code, words = _refusal(error)
             if code in REFUSALS:
-                raise Unavailable(f"Redis refuses: {code} {str(error).removeprefix(code).strip()}") from error
+                raise Unavailable(f"Redis refuses: {code} {words}") from error
             raise
         except (RedisError, RedisClusterException) as error:
             raise Unavailable(f"Redis: {error}") from error
+
+
+def _refusal(error: ResponseError) -> tuple[str, str]:
+    """Code and words of an error answer. In a pipeline the client puts the command before it, which may be a job."""
+    text = PIPELINED.sub("", str(error), count=1).rstrip("',)")
+    code, _, words = text.partition(" ")
+    return error.status_code or code, words.strip()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from streaming.config import ConfigError, build
 from streaming.errors import Unavailable
 from streaming.queue import Queue
 from streaming.settings import WireSettings
-from streaming.wire import Wire
+from streaming.wire import Wire, translated
 
 
 @pytest.mark.parametrize(
@@ -120,3 +120,18 @@ async def test_a_task_that_writes_without_pause_can_be_cancelled(wire: Wire) -> 
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=10)
         assert done and task.cancelled()
+
+
+async def test_a_refused_pipeline_is_unavailable_and_does_not_repeat_what_was_sent(wire: Wire) -> None:
+    """NOREPLICAS comes behind the client's words about the command, which may hold a prompt."""
+    await wire.redis.config_set("min-replicas-to-write", 1)
+    try:
+        pipeline = wire.redis.pipeline(transaction=False)
+        pipeline.set("key", "somebody's prompt")
+        with pytest.raises(Unavailable) as refused, translated():
+            await pipeline.execute()
+        with pytest.raises(Unavailable) as plain, translated():
+            await wire.redis.set("key", "somebody's prompt")
+    finally:
+        await wire.redis.config_set("min-replicas-to-write", 0)
+    assert str(refused.value) == str(plain.value) == "Redis refuses: NOREPLICAS Not enough good replicas to write."

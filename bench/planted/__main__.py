@@ -6,6 +6,7 @@ Exits 1 if a bug is missed, or if the tests fail without any; 2 if a bug no long
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
             f"error: no bug has {args.only!r} in its name\nnext:  choose from the names in bench/planted/bugs.py"
         )
         return 2
+    # As Ctrl-C does: the trial under way ends, and nothing that was started is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return _run(bugs, args.jobs, args.out, console)
     except (Rotten, Strayed) as error:

@@ -1,0 +1,193 @@
+"""Clients that behave as good clients do, and write down what they see: ask, read, come back with the cursor, ask again
+with the same key. They know nothing of what happens behind the door."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from bench.chaos.asks import Ask, Told
+from bench.chaos.history import History
+from bench.chaos.http import Cut, Exchange
+from bench.chaos.readings import PAUSE_S, Readings
+
+PATIENCE_S = 60.0
+
+ENDS = {"job_cancelled": "cancelled", "deadline_exceeded": "expired", "deadline_exceeded_in_queue": "expired"}
+"""Error codes that are an end other than failed."""
+PASSING = frozenset({"draining", "store_unavailable", "internal_error"})
+"""Error codes that say nothing about the job: read on elsewhere."""
+
+
+class Clients(Readings):
+    """All clients of one house; `ports` are the API processes they know, in the order they try them."""
+
+    def __init__(self, history: History, ports: Sequence[int]) -> None:
+        super().__init__(history, ports)
+        self._numbers = itertools.count(1)
+
+    def tell(self, ask: Ask) -> Told:
+        """A new client, not begun."""
+        told = Told(next(self._numbers), ask)
+        self.history.add(
+            "ask",
+            req=told.req,
+            prompt=ask.prompt,
+            tokens=ask.tokens,
+            may=list(ask.may),
+            key=ask.key,
+            reads=ask.reads,
+        )
+        return told
+
+    async def run(self, told: Told, port: int | None = None) -> Told:
+        """From the request to the end it is told, through every break, as long as patience lasts."""
+        ports = itertools.cycle(self._from(port))
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            await self._until_accepted(told, ports, deadline)
+            while told.job and not told.state and told.ask.reads and time.monotonic() < deadline:
+                await self._read_events(told, next(ports))
+                if not told.state:
+                    await asyncio.sleep(PAUSE_S)
+            if told.job and not told.state and told.ask.reads:
+                self.history.add("gave_up", req=told.req, why=f"no end within {PATIENCE_S:.0f} s")
+        finally:
+            told.begun.set()
+            told.accepted.set()
+        return told
+
+    def _from(self, port: int | None) -> list[int]:
+        first = self.ports.index(port) if port in self.ports else 0
+        return [*self.ports[first:], *self.ports[:first]]
+
+    async def _until_accepted(self, told: Told, ports: itertools.cycle[int], deadline: float) -> None:
+        """Ask; again after a refusal that invites it, and after a lost answer if a key makes that safe."""
+        while not told.job:
+            wait_s = await self._ask(told, next(ports))
+            if wait_s is None or time.monotonic() + wait_s > deadline:
+                return
+            await asyncio.sleep(wait_s)
+
+    async def _ask(self, told: Told, port: int) -> float | None:
+        """One try; how long to wait for the next one, None for no next one."""
+        began = time.monotonic()
+        headers = {"Idempotency-Key": told.ask.key} if told.ask.key else {}
+        try:
+            exchange = await Exchange.begin(port, "POST", told.ask.path, told.ask.body, headers)
+        except Cut:
+            return PAUSE_S  # nothing was sent: this is no request yet
+        try:
+            await exchange.answer()
+            spent = round(1000 * (time.monotonic() - began), 2)
+            if job := exchange.headers.get("x-job-id", ""):
+                self._accepted(told, job, exchange.status, spent)
+                await self._read_answer(told, exchange)
+                return None
+            return await self._refused(told, exchange, spent)
+        except Cut as cut:
+            if told.job:
+                self.history.add("cut", req=told.req, why=str(cut))
+                return None
+            self.history.add("unknown", req=told.req, why=str(cut))
+            return PAUSE_S if told.ask.key else None
+        finally:
+            exchange.close()
+
+    def _accepted(self, told: Told, job: str, status: int, spent: float) -> None:
+        told.job = job
+        self.history.add("accepted", req=told.req, job=job, status=status, ms=spent)
+        told.accepted.set()
+
+    async def _refused(self, told: Told, exchange: Exchange, spent: float) -> float | None:
+        error = msgspec.json.decode(await exchange.body())["error"]
+        told.refused = exchange.status
+        after = exchange.headers.get("retry-after")
+        self.history.add(
+            "refused", req=told.req, status=exchange.status, code=error["code"], ms=spent, retry_after=after
+        )
+        if not told.ask.retries or exchange.status not in (429, 503):
+            return None
+        return float(exchange.headers.get("retry-after-ms", 1000)) / 1000
+
+    async def _read_answer(self, told: Told, exchange: Exchange) -> None:
+        """The answer to the request itself: a chat's stream, a job's receipt, or an error of an accepted job."""
+        if exchange.status >= 400:
+            self._error(told, msgspec.json.decode(await exchange.body())["error"])
+        elif told.ask.chat:
+            async for block in exchange.blocks():
+                self._take_chunk(told, block.get("data", ""))
+        else:
+            await exchange.body()
+
+    def _take_chunk(self, told: Told, data: str) -> None:
+        if data == "[DONE]":
+            self._end(told, "completed", "")
+            return
+        chunk = msgspec.json.decode(data)
+        if "error" in chunk:
+            self._error(told, chunk["error"])
+        for choice in chunk.get("choices", ()):
+            if text := choice["delta"].get("content"):
+                self._token(told, text, None)
+
+    async def _read_events(self, told: Told, port: int) -> None:
+        """Behind what was shown, at any API process."""
+        after = f"{told.epoch}:{told.shown}" if told.shown else ""
+        headers = {"Last-Event-ID": after} if after else {}
+        self.history.add("resume", req=told.req, after=after)
+        try:
+            exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{told.job}/events", headers=headers)
+        except Cut as cut:
+            self.history.add("cut", req=told.req, why=str(cut))
+            return
+        try:
+            await exchange.answer()
+            if exchange.status != 200:
+                self.history.add("cut", req=told.req, why=f"HTTP {exchange.status}")
+                return
+            async for block in exchange.blocks():
+                self._take_event(told, block)
+        except Cut as cut:
+            self.history.add("cut", req=told.req, why=str(cut))
+        finally:
+            exchange.close()
+
+    def _take_event(self, told: Told, block: Mapping[str, str]) -> None:
+        name = block.get("event", "")
+        if name in ("", "ping", "queued", "started"):
+            return
+        data = msgspec.json.decode(block["data"])
+        epoch, _, seq = block["id"].partition(":")
+        if name == "delta":
+            self._token(told, data["text"], int(seq))
+        elif name == "stream.reset":
+            told.epoch, told.shown = int(epoch), 0
+            self.history.add("reset", req=told.req, epoch=told.epoch)
+        else:
+            self._end(told, name, (data.get("error") or {}).get("code", ""))
+        told.epoch = int(epoch)
+
+    def _token(self, told: Told, text: str, seq: int | None) -> None:
+        told.shown += 1
+        self.history.add("token", req=told.req, text=text, seq=seq)
+        told.begun.set()
+
+    def _error(self, told: Told, error: Mapping[str, Any]) -> None:
+        code = str(error["code"])
+        if code == "stream_reset":
+            told.shown = 0
+            self.history.add("reset", req=told.req, epoch=told.epoch)
+        elif code in PASSING:
+            self.history.add("cut", req=told.req, why=code)
+        else:
+            self._end(told, ENDS.get(code, "failed"), code)
+
+    def _end(self, told: Told, state: str, code: str) -> None:
+        told.state = state
+        self.history.add("end", req=told.req, state=state, code=code)

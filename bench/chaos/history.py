@@ -1,0 +1,63 @@
+"""The record of what clients saw: one line of JSON per event, in the order they happened.
+
+Nothing in it is the server's own word about itself; the checker judges from this alone.
+
+| event    | fields                                          | meaning                                              |
+|----------|-------------------------------------------------|------------------------------------------------------|
+| ask      | req, prompt, tokens, may, key, how              | a client begins; `may`: final states it may meet     |
+| accepted | req, job, status, ms                            | a 2xx with a job id                                  |
+| refused  | req, status, code, ms, retry_after              | an answer that is no 2xx                             |
+| unknown  | req, why                                        | no answer: nobody can say whether it was accepted    |
+| token    | req, text, seq                                  | text shown; `seq` where the event had an id          |
+| cut      | req, why                                        | the connection ended before the end was told         |
+| resume   | req, after                                      | reading goes on, behind this event id                |
+| reset    | req, epoch                                      | stream.reset: what was shown no longer counts        |
+| end      | req, state, code                                | a terminal frame or answer                           |
+| gave_up  | req, why                                        | the client's patience was over                       |
+| left     | req                                             | the client went away on purpose                      |
+| cancel   | job, status                                     | a cancel was answered with this state of the job     |
+| final    | job, status, state, code, text, tokens, attempts, replay, ends | read afterwards through the public API |
+| quiet    | what, number                                    | what was still held after everything had ended       |
+| fault    | trial, what                                     | injected now                                         |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+Event: TypeAlias = dict[str, Any]
+
+
+class History:
+    """Events in memory, and line by line in a file. Times are monotonic seconds since the first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events: list[Event] = []
+        self._began = time.monotonic()
+        self._file = path.open("ab")
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """One event, now."""
+        event = {"t": round(time.monotonic() - self._began, 5), "event": kind, **fields}
+        self.events.append(event)
+        self._file.write(msgspec.json.encode(event) + b"\n")
+
+    def close(self) -> None:
+        """Flush."""
+        self._file.close()
+
+
+def load(path: Path) -> list[Event]:
+    """A history read back from its file."""
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
+def of_kind(events: Iterable[Event], *kinds: str) -> list[Event]:
+    """Those of these kinds."""
+    return [event for event in events if event["event"] in kinds]

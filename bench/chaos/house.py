@@ -1,0 +1,187 @@
+"""Penstock's roles as real processes on a real server, and the clients that use them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from redis.exceptions import RedisError
+
+from bench.chaos.asks import Ask, Told
+from bench.chaos.clients import Clients
+from bench.chaos.history import History
+from bench.chaos.http import Cut, fetch
+from bench.chaos.processes import Child, free_port
+from bench.chaos.waiting import until
+from streaming.errors import Unavailable
+from streaming.fleet import Fleet
+from streaming.keys import prefix
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+LEASE_MS = 1000
+QUIET_S = 15.0
+HELD = ("claims", "lane", "retry", "suspects", "timers", "alone")
+"""Kinds of keys that hold something only while jobs run or wait."""
+GAUGES = ("penstock_lane_waiting", "penstock_lane_running", "penstock_open_streams", "penstock_worker_running")
+
+Begun = tuple[Told, "asyncio.Task[Told]"]
+
+
+class House:
+    """`start` brings everything up; `close` takes everything down."""
+
+    def __init__(
+        self,
+        folder: Path,
+        history: History,
+        url: str,
+        *,
+        apis: int = 2,
+        workers: int = 3,
+        models: Sequence[str] = ("sim",),
+        lease_ms: int = LEASE_MS,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder, self.history, self.lease_ms, self.models = folder, history, lease_ms, models
+        own = {
+            "PENSTOCK_REDIS_URL": url,
+            "PENSTOCK_REDIS_LEASE_MS": str(lease_ms),
+            "PENSTOCK_SIM_STEP_MS": "10",
+            "PENSTOCK_SIM_PREFILL_MS": "10",
+            "PENSTOCK_TELEMETRY_METRICS_DIR": str(folder / "metrics"),
+            **(environ or {}),
+        }
+        rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        self.environ = {**rest, **own}
+        partitions = int(own.get("PENSTOCK_REDIS_PARTITIONS", "1"))
+        self.wire = Wire.open(WireSettings(url=url, lease_ms=lease_ms, partitions=partitions))
+        self.apis = [self._api(number + 1) for number in range(apis)]
+        self.workers = [self._worker(n + 1, model) for model in models for n in range(workers)]
+        self.scheduler = self._child("scheduler-1", "scheduler")
+        self._begun: list[Begun] = []
+        self.clients = Clients(history, [int(api.environ["PENSTOCK_API_PORT"]) for api in self.apis])
+
+    @property
+    def ports(self) -> Sequence[int]:
+        return self.clients.ports
+
+    @property
+    def children(self) -> list[Child]:
+        return [self.scheduler, *self.workers, *self.apis]
+
+    def _child(self, name: str, role: str, *args: str, **environ: str) -> Child:
+        return Child(name, [sys.executable, "-m", role, *args], {**self.environ, **environ}, self.folder)
+
+    def _api(self, number: int) -> Child:
+        return self._child(f"api-{number}", "api", "--id", f"api-{number}", PENSTOCK_API_PORT=str(free_port()))
+
+    def _worker(self, number: int, model: str) -> Child:
+        name = f"worker-{model}-{number}"
+        return self._child(name, "workers", "--id", name, "--model", model)
+
+    async def start(self) -> None:
+        """Until every API process answers and every worker has its lease."""
+        rows = "".join(f'[models.{model}]\nengine = "sim"\n' for model in self.models)
+        (self.folder / "penstock.toml").write_text(rows)
+        (self.folder / "metrics").mkdir()
+        await asyncio.gather(*(child.start() for child in self.children))
+        await self.ready()
+
+    async def ready(self, seconds: float = 60.0) -> None:
+        """Until all kept processes serve, after a fault too. Raises TimeoutError."""
+        await until(self._is_ready, seconds, 0.05)
+
+    async def _is_ready(self) -> bool:
+        for port, api in zip(self.ports, self.apis, strict=True):
+            if api.kept and not await self._answers(port):
+                return False
+        return await self._workers_ready()
+
+    async def _answers(self, port: int) -> bool:
+        try:
+            return (await fetch(port, "GET", "/healthz"))[0] == 200
+        except Cut:
+            return False
+
+    async def _workers_ready(self) -> bool:
+        """Every kept worker's own process says so."""
+        try:
+            found = {p.pid: p.state for p in await Fleet(self.wire).processes("worker")}
+        except Unavailable:
+            return False
+        return all(found.get(worker.pid) == "ready" for worker in self.workers if worker.kept)
+
+    async def close(self) -> None:
+        """End every client that is left, and every process."""
+        for _, task in self._begun:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in self._begun), return_exceptions=True)
+        await asyncio.gather(*(child.end() for child in self.children))
+        await self.wire.close()
+
+    # --- clients -----------------------------------------------------------------------------------------------------
+
+    def begin(self, asks: Iterable[Ask], *, port: int | None = None) -> list[Begun]:
+        """Each request by a client of its own, spread over the API processes or all at one."""
+        begun = []
+        for number, ask in enumerate(asks):
+            told = self.clients.tell(ask)
+            at = port or self.ports[number % len(self.ports)]
+            begun.append((told, asyncio.create_task(self.clients.run(told, at))))
+        self._begun += begun
+        return begun
+
+    async def finish(self, begun: Sequence[Begun]) -> None:
+        """Until every client has been told an end; then each accepted job is read as anybody may."""
+        await asyncio.gather(*(task for _, task in begun))
+        await asyncio.gather(*(self.clients.read_finally(job) for job in {told.job for told, _ in begun if told.job}))
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    async def holders(self) -> list[Child]:
+        """Workers that hold jobs now."""
+        held = {key.rpartition(":")[2] for key, count in (await self._held("claims")).items() if count}
+        return [worker for worker in self.workers if worker.alive and worker.lease() in held]
+
+    async def quiet(self) -> None:
+        """Wait until nothing is held any more, and record what still is: it must all be nothing."""
+        left: dict[str, float] = {}
+        for _ in range(int(QUIET_S / 0.25)):
+            left = await self.leftovers()
+            if not any(left.values()):
+                break
+            await asyncio.sleep(0.25)
+        for what, number in left.items():
+            self.history.add("quiet", what=what, number=number)
+
+    async def leftovers(self) -> dict[str, float]:
+        """What the processes say they hold, and what lies in the store for jobs that should be over."""
+        left = dict.fromkeys(GAUGES, 0.0)
+        _, _, page = await fetch(self.ports[0], "GET", "/metrics")
+        for name, value in re.findall(r"^(\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", page.decode(), re.MULTILINE):
+            if name in left:
+                left[name] += float(value)
+        for kind in HELD:
+            left[kind] = sum((await self._held(kind)).values())
+        return left
+
+    async def _held(self, kind: str) -> dict[str, int]:
+        """Keys of a kind, and how much is in each."""
+        redis: Any = self.wire.redis
+        sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen}
+        found = {}
+        try:
+            for partition in self.wire.partitions:
+                pattern = f"{prefix(partition)}{kind}*"
+                async for key in redis.scan_iter(match=pattern, count=1000):
+                    size = sizes.get(cast(bytes, await redis.type(key)))
+                    found[key.decode()] = int(await size(key)) if size else 0
+        except RedisError:
+            return found
+        return found

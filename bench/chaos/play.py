@@ -1,0 +1,71 @@
+"""Playing rows: a few at a time, each within its time limit, each judged from its history."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.chaos.checker import check
+from bench.chaos.stage import Outcome, Row, Stage
+from bench.chaos.stalls import stalls_ms
+
+
+async def play_all(
+    rows: Sequence[Row], folder: Path, times: int, jobs: int, console: Console
+) -> tuple[list[Outcome], float]:
+    """Outcomes in the order of `rows`, and seconds taken. Rows that measure latency come last, one by one."""
+    began = time.monotonic()
+    room = asyncio.Semaphore(jobs)
+
+    async def play(row: Row) -> Outcome:
+        async with room:
+            return _told(console, await play_row(row, folder, times), began)
+
+    together = [row for row in rows if not row.alone]
+    # The longest first, so that none is left to run by itself at the end.
+    together.sort(key=lambda row: -row.limit_s)
+    outcomes = list(await asyncio.gather(*(play(row) for row in together)))
+    for row in rows:
+        if row.alone:
+            outcomes.append(await play(row))
+    order = {row.id: number for number, row in enumerate(rows)}
+    return sorted(outcomes, key=lambda outcome: order[outcome.row.id]), time.monotonic() - began
+
+
+async def play_row(row: Row, folder: Path, times: int = 1) -> Outcome:
+    """Play one row and judge it."""
+    stage = Stage(row, folder / row.id, times)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(row.limit_s * times) as limit:
+            await row.play(stage)
+    except Exception as error:  # noqa: BLE001 - a row that breaks is a row that failed; the others are still played
+        over = f"not over within {row.limit_s * times:.0f} s"
+        stage.wrong.append(over if limit.expired() else f"broke off: {error!r}")
+        (stage.folder / "traceback.txt").write_text(traceback.format_exc())
+    stage.history.close()
+    if stage.trials < stage.wanted:
+        stage.wrong.append(f"{stage.trials} trials instead of {stage.wanted}")
+    return Outcome(
+        row=row,
+        trials=stage.trials,
+        violations=check(stage.history.events, resets_allowed=row.resets_allowed),
+        wrong=stage.wrong,
+        stalls=stalls_ms(stage.history.events),
+        lease_ms=stage.lease_ms,
+        figures=stage.figures,
+        seconds=time.monotonic() - began,
+        folder=stage.folder,
+    )
+
+
+def _told(console: Console, outcome: Outcome, began: float) -> Outcome:
+    verdict = "[green]pass[/]" if outcome.passed else "[red]FAIL[/]"
+    elapsed = time.monotonic() - began
+    console.print(f"{elapsed:5.0f} s  {outcome.row.id:5} {verdict}  {outcome.row.title} ({outcome.seconds:.0f} s)")
+    return outcome

@@ -1,0 +1,90 @@
+"""F17, F18: scaling down and rolling restarts, as operators do them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from itertools import count
+
+from bench.chaos.asks import Ask
+from bench.chaos.history import of_kind
+from bench.chaos.house import House
+from bench.chaos.http import Exchange
+from bench.chaos.processes import Child
+from bench.chaos.rows.workers import asks
+from bench.chaos.stage import Row, Stage
+from bench.chaos.stalls import percentile, stalls_ms
+
+MOST_EXIT_S = 35.0
+MOST_GAP_MS = 2000.0
+
+
+async def f17(stage: Stage) -> None:
+    """Two of three workers get SIGTERM with streams open; the grace time is enough for some of them only."""
+    async with stage.house(environ={"PENSTOCK_WORKER_DRAIN_S": "0.6"}) as house:
+        for trial in range(stage.wanted):
+            begun = house.begin(asks(stage.row.id, trial))
+            await asyncio.sleep(stage.rng.uniform(0.1, 1.2))
+            leaving = stage.rng.sample(house.workers, 2)
+            stage.fault(" and ".join(f"SIGTERM {worker.name}" for worker in leaving))
+            await asyncio.gather(*(_stop(stage, worker, 5.0) for worker in leaving))
+            await house.finish(begun)
+            await house.ready()
+    counted = [event for event in of_kind(stage.history.events, "final") if event["attempts"] != 1]
+    stage.must(not counted, f"{len(counted)} handed-over jobs count as lost by a worker")
+
+
+async def _stop(stage: Stage, child: Child, within_s: float) -> None:
+    """SIGTERM; it must end by itself, in time, with exit code 0."""
+    lives = len(child.exits)
+    child.send(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(within_s):
+            await child.exited(lives + 1)
+    except TimeoutError:
+        stage.must(False, f"{child.name} did not end within {within_s:g} s of SIGTERM")
+        return
+    stage.must(child.exits[lives] == 0, f"{child.name} ended with {child.exits[lives]}")
+
+
+async def f18(stage: Stage) -> None:
+    """Every process restarted, one by one, again and again, under load, with readers that have stalled."""
+    environ = {"PENSTOCK_API_DRAIN_S": "3", "PENSTOCK_WORKER_DRAIN_S": "1"}
+    async with stage.house(environ=environ) as house:
+        running, numbers = asyncio.Event(), count()
+        running.set()
+        load = [asyncio.create_task(_load(house, running, numbers)) for _ in range(6)]
+        await asyncio.sleep(1.0)
+        while stage.trials < stage.wanted:
+            for child in house.children:
+                stalled = [await _stalled(port) for port in house.ports]
+                stage.fault(f"SIGTERM {child.name}")
+                await _stop(stage, child, MOST_EXIT_S)
+                await house.ready()
+                for exchange in stalled:
+                    exchange.close()
+        running.clear()
+        await asyncio.gather(*load)
+    refused = of_kind(stage.history.events, "refused", "unknown")
+    stage.figures["requests"] = len(of_kind(stage.history.events, "ask"))
+    stage.must(not refused, f"{len(refused)} requests were refused or not answered: {refused[:2]}")
+    p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
+    stage.must(p99 <= MOST_GAP_MS, f"gap p99 {p99:.0f} ms, allowed: {MOST_GAP_MS:.0f} ms")
+
+
+async def _load(house: House, running: asyncio.Event, numbers: count[int]) -> None:
+    while running.is_set():
+        number = next(numbers)
+        await house.finish(house.begin([Ask(f"rolling {number}", 80, number % 3 != 2)], port=house.ports[number % 2]))
+
+
+async def _stalled(port: int) -> Exchange:
+    """A client that asks and never reads; its job is not judged."""
+    ask = Ask("stalled", 1200, queue={"on_disconnect": "cancel"})
+    return await Exchange.begin(port, "POST", ask.path, ask.body, receive_buffer=4096)
+
+
+ROWS = (
+    Row("F17", "scale-down", "SIGTERM of 2 of 3 workers; grace time 0.6 s", 20, f17, 200),
+    Row("F18", "rolling restart", "SIGTERM of every process in turn, under load", 24, f18, 240),
+)

@@ -1,0 +1,102 @@
+"""F15: five times more requests than the workers can serve."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import count
+
+from bench.chaos.asks import Ask
+from bench.chaos.checker import Life, lives_of
+from bench.chaos.history import of_kind
+from bench.chaos.house import House
+from bench.chaos.stage import Row, Stage
+from bench.chaos.stalls import percentile
+
+SLOTS, WORKERS, TOKENS, STEP_MS, PREFILL_MS = 8, 2, 25, 20, 20
+LANE_LIMIT = 32
+TIMES = 5
+SECONDS = 20.0
+SHARES = {"interactive": 0.3, "standard": 2.2, "batch": 2.5}
+"""Each lane's load, in multiples of what the workers can serve."""
+
+
+async def f15(stage: Stage) -> None:
+    """Open loop: requests come at their own pace, whatever becomes of them."""
+    environ = {
+        "PENSTOCK_SIM_SLOTS": str(SLOTS),
+        "PENSTOCK_SIM_STEP_MS": str(STEP_MS),
+        "PENSTOCK_SIM_PREFILL_MS": str(PREFILL_MS),
+        "PENSTOCK_REDIS_LANE_LIMIT": str(LANE_LIMIT),
+    }
+    capacity = SLOTS * WORKERS / ((TOKENS * STEP_MS + PREFILL_MS) / 1000)
+    numbers = count()
+    async with stage.house(workers=WORKERS, environ=environ) as house:
+        calm = await _offer(house, numbers, capacity, {"interactive": 0.3}, 5.0)
+        began = house.history.events[-1]["t"]
+        stage.fault(f"{TIMES} times the load")
+        offered = asyncio.create_task(_offer(house, numbers, capacity, SHARES, SECONDS))
+        deepest = 0.0
+        while not offered.done():
+            deepest = max(deepest, (await house.leftovers())["lane"])
+            await asyncio.sleep(0.5)
+        lives = await offered
+    _judge(stage, capacity, calm, lives, began)
+    cap = LANE_LIMIT * len(SHARES) + WORKERS * (SLOTS + 1)
+    stage.must(deepest <= cap, f"{deepest:.0f} jobs in the lanes, allowed: {cap}")
+
+
+async def _offer(
+    house: House, numbers: count[int], capacity: float, shares: dict[str, float], seconds: float
+) -> list[Life]:
+    """Requests of every lane at even intervals; what became of them."""
+    begun = []
+
+    async def one_lane(lane: str, every_s: float) -> None:
+        due = time.monotonic()
+        for _ in range(int(seconds / every_s)):
+            chat, queue = lane == "interactive", {"priority": lane}
+            ask = Ask(f"{lane} {next(numbers)}", TOKENS, chat=chat, queue=queue, reads=chat, retries=False)
+            begun.extend(house.begin([ask]))
+            due += every_s
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    await asyncio.gather(*(one_lane(lane, 1 / (share * capacity)) for lane, share in shares.items()))
+    await house.finish(begun)
+    requests = {told.req for told, _ in begun}
+    return [life for req, life in lives_of(house.history.events).items() if req in requests]
+
+
+def _judge(stage: Stage, capacity: float, calm: list[Life], lives: list[Life], began: float) -> None:
+    done = {life.ask["prompt"]: life for life in lives if life.job}
+    lanes = {lane: sum(prompt.startswith(lane) for prompt in done) for lane in SHARES}
+    last = max(event["t"] for event in of_kind(stage.history.events, "accepted"))
+    goodput = len(done) / (last - began)
+    refusals = [event for life in lives for event in life.of("refused")]
+    slow = percentile(sorted(event["ms"] for event in refusals), 0.99) or 0.0
+    unloaded, loaded = (percentile(sorted(_first_token_ms(some)), 0.99) or 0.0 for some in (calm, lives))
+    share = lanes["batch"] / max(1, len(done))
+    stage.figures |= {
+        "served of capacity": round(goodput / capacity, 2),
+        "refused": len(refusals),
+        "refusal p99 ms": round(slow, 1),
+        "TTFT p99 ms, high lane": round(loaded),
+        "TTFT p99 ms, unloaded": round(unloaded),
+        "share of the lowest lane": round(share, 3),
+    }
+    stage.must(goodput >= 0.9 * capacity, f"{goodput:.1f} jobs/s served of {capacity:.1f}")
+    stage.must(all(event["retry_after"] for event in refusals), "a refusal without Retry-After")
+    stage.must(slow <= 20.0, f"refusal p99 {slow:.1f} ms, allowed: 20 ms")
+    # No slot is free under load, and none is taken from a running job: the high lane waits for one of them to end.
+    allowed = 1.5 * unloaded + TOKENS * STEP_MS + PREFILL_MS
+    stage.must(loaded <= allowed, f"TTFT p99 {loaded:.0f} ms, allowed: {allowed:.0f} ms")
+    stage.must(share >= 0.05, f"the lowest lane got {share:.1%} of the work, at least 5% is due")
+
+
+def _first_token_ms(lives: list[Life]) -> list[float]:
+    """Of streamed requests."""
+    firsts = ((life, life.of("token")) for life in lives)
+    return [1000 * (tokens[0]["t"] - life.ask["t"]) for life, tokens in firsts if tokens]
+
+
+ROWS = (Row("F15", "overload", f"{TIMES} times the capacity for {SECONDS:.0f} s, three lanes", 1, f15, 90, alone=True),)

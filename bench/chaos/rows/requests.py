@@ -1,0 +1,192 @@
+"""F11, F13, F16, F22, F24: requests that kill engines, come twice, run out of time, are cancelled, or are none."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any, cast
+
+import msgspec
+
+from bench.chaos.asks import Ask, Told
+from bench.chaos.history import of_kind
+from bench.chaos.house import House
+from bench.chaos.http import Exchange, fetch
+from bench.chaos.stage import Row, Stage
+from bench.chaos.waiting import becomes
+
+BATCH = 64
+COPIES = 50
+POISON_MODELS = ("m1", "m2", "m3", "m4")
+
+
+async def f11(stage: Stage) -> None:
+    """Each model gets one request that kills its engine, among 63 that do not."""
+    faults = {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "5"}
+    async with stage.house(models=POISON_MODELS, workers=2, environ=faults) as house:
+        for turn in range(-(-stage.wanted // len(POISON_MODELS))):
+            await asyncio.gather(*(_poison(stage, house, model, turn) for model in POISON_MODELS))
+        crashes = sum(worker.exits.count(-signal.SIGKILL) for worker in house.workers)
+        letters = await _dead_letters(house)
+    stage.figures["engine crashes"] = crashes
+    stage.must(crashes <= 3 * stage.trials, f"{crashes} crashes for {stage.trials} poison requests, allowed: 3 each")
+    poisons = {event["job"] for event in of_kind(stage.history.events, "final") if event["code"] == "poison"}
+    stage.must(len(poisons) == stage.trials, f"{len(poisons)} jobs failed as poison, expected {stage.trials}")
+    stage.must(letters.count('"reason":"poison"') == stage.trials, "not exactly one dead letter for each poison")
+    stage.must("crash@" not in letters, "a dead letter shows the prompt")
+
+
+async def _poison(stage: Stage, house: House, model: str, turn: int) -> None:
+    name = f"{model} turn {turn}"
+    stage.fault(f"poison, {name}")
+    poison = Ask(f"[[crash@{5 + turn}]] {name}", 30, chat=False, may=("failed",), model=model)
+    mates = [Ask(f"{name} mate {n}", 30, chat=n < 8, reads=False, model=model) for n in range(BATCH - 1)]
+    await house.finish(house.begin([poison, *mates]))
+
+
+async def _dead_letters(house: House) -> str:
+    _, _, body = await fetch(house.ports[0], "GET", "/admin/dlq?limit=100")
+    return body.decode()
+
+
+async def f13(stage: Stage) -> None:
+    """The same key fifty times at once, once more after a lost answer, and with another body."""
+    async with stage.house(workers=2) as house:
+        for trial in range(stage.wanted):
+            key = f"key {trial}"
+            ask = Ask(f"once, {key}", 20, chat=trial % 2 == 0, key=key)
+            headers = {"Idempotency-Key": key}
+            if trial % 4 > 1:  # the first answer is lost: the client goes before it can come
+                lost = await Exchange.begin(house.ports[0], "POST", ask.path, ask.body, headers)
+                await asyncio.sleep(stage.rng.uniform(0, 0.01))
+                lost.close()
+            stage.fault(f"{COPIES} times {key}")
+            await house.finish(house.begin([ask] * COPIES))
+            other = Ask(f"something else, {key}", 20, chat=ask.chat)
+            status, _, body = await fetch(house.ports[1], "POST", other.path, other.body, headers)
+            stage.must(status == 422, f"another body with {key} was answered {status}: {body[:80]!r}")
+        jobs = await _count_jobs(house)
+    stage.figures["jobs"] = jobs
+    stage.must(jobs == stage.wanted, f"{jobs} jobs for {stage.wanted} keys")
+
+
+async def _count_jobs(house: House) -> int:
+    count, cursor = 0, ""
+    while True:
+        _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs?limit=100{cursor}")
+        page = msgspec.json.decode(body)
+        count += len(page["data"])
+        if not page["has_more"]:
+            return count
+        cursor = f"&cursor={page['next_cursor']}"
+
+
+async def f16(stage: Stage) -> None:
+    """Two slots, both taken: what may wait 300 ms expires unbegun; what runs is stopped at its deadline."""
+    environ = {"PENSTOCK_SIM_SLOTS": "12", "PENSTOCK_WORKER_PREFETCH": "0"}
+    async with stage.house(workers=1, environ=environ) as house:
+        for turn in range(-(-stage.wanted // 24)):
+            limits = {"deadline_ms": 1000}
+            running = [Ask(f"stopped {turn} {n}", 900, queue=limits, may=("expired",)) for n in range(12)]
+            begun = house.begin(running)
+            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+            limits = {"max_queue_ms": 300}
+            waiting = [Ask(f"unbegun {turn} {n}", 50, n % 2 == 0, queue=limits, may=("expired",)) for n in range(12)]
+            for _ in range(24):
+                stage.fault("a deadline")
+            begun += house.begin(waiting)
+            await house.finish(begun)
+            for number, (told, _) in enumerate(begun):
+                await _judge_expiry(stage, house, told.job, begun=number < 12)
+
+
+async def _judge_expiry(stage: Stage, house: House, job: str, *, begun: bool) -> None:
+    if not job:
+        return  # refused or expired without an id: the client was told, and the checker has seen it
+    _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs/{job}")
+    view = msgspec.json.decode(body)
+    if begun:
+        over = view["completed_at"] - view["created_at"] - 1.0
+        stage.must(over <= 0.5, f"{job} ran {over:.2f} s past its deadline, allowed: 0.5 s")
+    else:
+        stage.must(view["started_at"] is None, f"{job} was begun although its time in the queue was over")
+
+
+async def f22(stage: Stage) -> None:
+    """Cancels at random moments of queued, running and just finished jobs, twice, at both API processes."""
+    environ = {"PENSTOCK_SIM_SLOTS": "6", "PENSTOCK_WORKER_PREFETCH": "1"}
+    may = ("completed", "cancelled")
+    async with stage.house(workers=2, environ=environ) as house:
+        for turn in range(-(-stage.wanted // 20)):
+            asks = [Ask(f"cancel {turn} {n}", 40, n % 2 == 0, may=may, reads=n % 4 != 3) for n in range(20)]
+            begun = house.begin(asks)
+            await asyncio.gather(*(_cancel(stage, house, told) for told, _ in begun))
+            await house.finish(begun)
+        ends = [event["state"] for event in of_kind(stage.history.events, "final")]
+    for state in may:
+        stage.figures[state] = ends.count(state)
+        stage.must(ends.count(state) >= 20, f"only {ends.count(state)} jobs were {state}: no race was run")
+
+
+async def _cancel(stage: Stage, house: House, told: Told) -> None:
+    after, at_end = stage.rng.uniform(0, 1.0), stage.rng.random() < 0.3
+    await told.accepted.wait()
+    if at_end:
+        await becomes(lambda: told.shown >= told.ask.tokens - 1 or told.state, after + 1.0, 0.001)
+    else:
+        await asyncio.sleep(after)
+    if told.job:
+        stage.fault("cancel, twice")
+        await asyncio.gather(*(house.clients.cancel(told.job, port) for port in house.ports))
+
+
+async def f24(stage: Stage) -> None:
+    """What is no job lies in the lanes, between jobs that are."""
+    async with stage.house(workers=2) as house:
+        prefix, redis = "penstock:{0}:", house.wire.redis
+        lane = f"{prefix}lane:sim:interactive"
+        for trial in range(stage.wanted):
+            begun = house.begin([Ask(f"beside {trial} {n}", 40, n % 2 == 0) for n in range(4)])
+            stage.fault("alien entries")
+            noise = stage.rng.randbytes(64)
+            await redis.xadd(lane, {noise: noise})
+            await redis.xadd(lane, {"job": "job_00" + "0" * 30, "more": "x"})
+            await redis.xadd(lane, {"version": "0", "payload": "x" * (10_000_000 if trial == 0 else 1000)})
+            await _old_schema(house, lane, prefix, trial)
+            await house.finish(begun)
+        letters = await redis.xlen(f"{prefix}dead")
+        exits = [list(worker.exits) for worker in house.workers]
+    stage.figures["dead letters"] = letters
+    stage.must(letters >= 3 * stage.wanted, f"{letters} dead letters for {3 * stage.wanted} alien entries")
+    stage.must(not any(exits), f"workers ended: {exits}")
+
+
+async def _old_schema(house: House, lane: str, prefix: str, trial: int) -> None:
+    """A job whose body nobody can read any more: it must end, as failed."""
+    job, redis = f"job_00{trial:030x}", house.wire.redis
+    entry = await redis.xadd(lane, {"job": job})
+    fields = {
+        "state": "queued",
+        "body": b"\x93old",
+        "tenant": "",
+        "model": "sim",
+        "priority": "interactive",
+        "reply": "",
+        "attempt": 0,
+        "losses": 0,
+        "created": 1,
+        "lane": lane,
+        "entry": entry,
+        "keep": 60,
+        "runs": "",
+    }
+    await redis.hset(f"{prefix}job:{job}", mapping=cast(Any, fields))
+
+
+ROWS = (
+    Row("F11", "poison request", "kills its engine, among 63 others", 20, f11, 300),
+    Row("F13", "duplicates", f"one key {COPIES} times at once; after a lost answer; another body", 20, f13, 90),
+    Row("F16", "deadlines", "300 ms in the queue, 1 s in all", 48, f16, 60),
+    Row("F22", "cancel races", "cancel at random moments, twice, and at the end", 200, f22, 120),
+    Row("F24", "corrupt entries", "random bytes, alien fields, 10 MB, an old schema", 20, f24, 120),
+)

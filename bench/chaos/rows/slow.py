@@ -1,0 +1,112 @@
+"""F09: readers that take nothing, or next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from bench.chaos.asks import Ask
+from bench.chaos.checker import lives_of
+from bench.chaos.house import House
+from bench.chaos.http import Cut, Exchange, fetch
+from bench.chaos.stage import Row, Stage
+from bench.chaos.stalls import percentile
+
+SEND_TIMEOUT_S = 10.0
+LATE_S = 5.0
+FULL_S = 14.0
+"""Until every buffer between a slow reader and the process is full, about."""
+STEP_MS = 20
+BUFFER = 4096
+MOST_RSS = 256 * 1024
+
+
+async def f09(stage: Stage) -> None:
+    """200 readers that stall at once, beside eight that do not; the others must not notice."""
+    environ = {"PENSTOCK_SIM_STEP_MS": str(STEP_MS), "PENSTOCK_API_SEND_TIMEOUT_S": str(SEND_TIMEOUT_S)}
+    async with stage.house(apis=1, workers=1, environ=environ) as house:
+        warm = house.begin([Ask(f"warm {n}", 20) for n in range(stage.wanted)])
+        await asyncio.gather(*(task for _, task in warm))
+        alone = asyncio.create_task(_stall(stage, house, "alone", takes_some=False))
+        undisturbed = await _others(house, "undisturbed")
+        alone_s = await alone
+        before = _rss(house.apis[0].pid)
+        slow = [
+            asyncio.create_task(_stall(stage, house, f"{n}", takes_some=n % 2 == 1)) for n in range(stage.wanted - 1)
+        ]
+        await asyncio.sleep(FULL_S)
+        beside = asyncio.create_task(_others(house, "beside"))
+        most = 0
+        while not beside.done():
+            most = max(most, _rss(house.apis[0].pid))
+            await asyncio.sleep(0.1)
+        disturbed = await beside
+        spent = await asyncio.gather(*slow)
+        await house.finish(warm)
+    # One alone shows how long the buffers take to fill; two hundred must be cut as timely as that one.
+    late = max(abs(each - alone_s) for each in spent)
+    stage.must(late <= LATE_S, f"slow readers were cut up to {late:.1f} s off the time, allowed: {LATE_S} s")
+    stage.must(min(spent) >= SEND_TIMEOUT_S, f"a slow reader was cut after {min(spent):.1f} s")
+    each = (most - before) / stage.wanted
+    stage.figures |= {
+        "memory each KiB": round(each / 1024, 1),
+        "others' gap p99 ms": round(disturbed, 1),
+        "undisturbed p99 ms": round(undisturbed, 1),
+        "cut after s, worst": round(max(spent), 1),
+        "cut after s, one alone": round(alone_s, 1),
+    }
+    stage.must(each <= MOST_RSS, f"{each / 1024:.0f} KiB for each slow reader, allowed: {MOST_RSS // 1024}")
+    stage.must(disturbed <= 1.1 * undisturbed, f"others' p99 {disturbed:.1f} ms, undisturbed {undisturbed:.1f} ms")
+
+
+async def _others(house: House, name: str) -> float:
+    """p99 of the time between two tokens, in ms, of eight readers."""
+    begun = house.begin([Ask(f"{name} {n}", 300) for n in range(8)])
+    await asyncio.gather(*(task for _, task in begun))
+    await house.finish(begun)
+    requests = {told.req for told, _ in begun}
+    gaps = []
+    for req, life in lives_of(house.history.events).items():
+        if req in requests:
+            gaps += [b["t"] - a["t"] for a, b in itertools.pairwise(life.of("token"))]
+    return 1000 * (percentile(sorted(gaps), 0.99) or 0.0)
+
+
+async def _stall(stage: Stage, house: House, name: str, *, takes_some: bool) -> float:
+    """Ask, then read 100 B/s, or nothing; seconds to the end of its work, which is looked at only then."""
+    told = house.clients.tell(Ask(f"slow {name}", 6000, may=("cancelled",), reads=False))
+    exchange = await Exchange.begin(house.ports[0], "POST", told.ask.path, told.ask.body, receive_buffer=BUFFER)
+    with suppress(Cut):
+        await exchange.answer()
+    job = exchange.headers["x-job-id"]
+    house.history.add("accepted", req=told.req, job=job, status=exchange.status, ms=0)
+    stage.fault("reads 100 B/s" if takes_some else "reads nothing")
+    sipping = asyncio.create_task(_sip(exchange)) if takes_some else None
+    await asyncio.sleep(FULL_S + SEND_TIMEOUT_S + LATE_S)
+    state = await house.clients.read_finally(job, patience_s=1.0)
+    if sipping:
+        sipping.cancel()
+    exchange.close()
+    stage.must(state == "cancelled", f"the job of slow reader {name} ended {state!r}")
+    _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs/{job}")
+    view = msgspec.json.decode(body)
+    return float((view["completed_at"] or time.time()) - view["created_at"])
+
+
+async def _sip(exchange: Exchange) -> None:
+    while await exchange.sip(100):  # noqa: ASYNC110 - a slow reader's pace
+        await asyncio.sleep(1.0)
+
+
+def _rss(pid: int) -> int:
+    """Bytes of memory a process holds."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+ROWS = (Row("F09", "slow readers", "100 B/s or nothing, 200 at once", 200, f09, 120, alone=True),)

@@ -1,0 +1,184 @@
+"""F04, F14, F19, F25: the store dies, fills up, loses its subscribers, or cannot write its file."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from itertools import count
+
+from redis.exceptions import RedisError
+
+from bench.chaos.asks import Ask, Told
+from bench.chaos.history import of_kind
+from bench.chaos.house import House
+from bench.chaos.rows.workers import asks
+from bench.chaos.servers import Server
+from bench.chaos.stage import Row, Stage
+from bench.chaos.stalls import percentile, stalls_ms
+from bench.chaos.waiting import becomes
+
+ENDLESS = resource.RLIM_INFINITY
+MIB = 1 << 20
+
+
+async def f04(stage: Stage) -> None:
+    """kill -9 of the server, up to 3 s down, back from its file."""
+    late: list[float] = []
+    server = Server(stage.folder)
+    await server.start()
+    async with stage.house(server) as house:
+        for trial in range(stage.wanted):
+            begun = house.begin(asks(stage.row.id, trial, tokens=160))
+            await asyncio.sleep(stage.rng.uniform(0.1, 1.2))
+            stage.fault("kill -9")
+            down = asyncio.create_task(server.down(3.0 if trial % 4 == 0 else stage.rng.uniform(0.2, 2.0)))
+            begun += house.begin(asks(f"{stage.row.id} meanwhile", trial, 2, 20))
+            await down
+            before = [told.shown for told, _ in begun]
+            began = asyncio.get_running_loop().time()
+            grown = await becomes(lambda b=before, told=begun: _all_grew(told, b), 20)  # type: ignore[misc]
+            late.append(asyncio.get_running_loop().time() - began)
+            stage.must(grown, f"trial {trial}: some stream did not go on within 20 s")
+            await house.finish(begun)
+            await house.ready()
+    await server.child.end()
+    stage.figures["all streams went on after s, worst"] = round(max(late), 2)
+    stage.must(max(late) <= 5.0, f"streams went on {max(late):.1f} s after the server answered, allowed: 5 s")
+    _refused_rightly(stage)
+
+
+def _all_grew(begun: list[tuple[Told, asyncio.Task[Told]]], before: list[int]) -> bool:
+    pairs = zip(begun, before, strict=True)
+    return all(told.state or task.done() or told.shown > shown for (told, task), shown in pairs)
+
+
+def _refused_rightly(stage: Stage) -> None:
+    """Every refusal is a 503 that says when to come back, and there were some."""
+    refusals = of_kind(stage.history.events, "refused")
+    wrong = [event for event in refusals if event["status"] != 503 or not event["retry_after"]]
+    stage.figures["refused with 503"] = len(refusals)
+    stage.must(bool(refusals), "nothing was refused: the fault did not bite")
+    stage.must(not wrong, f"refused otherwise than by 503 with Retry-After: {wrong[:2]}")
+
+
+async def f19(stage: Stage) -> None:
+    """Every subscription cut each second; then for a while as fast as they come back."""
+    server = Server(stage.folder)
+    await server.start()
+    async with stage.house(server) as house:
+        running, numbers = asyncio.Event(), count()
+        running.set()
+        readers = [asyncio.create_task(_reading(house, running, numbers)) for _ in range(8)]
+        for _ in range(stage.wanted):
+            await asyncio.sleep(1.0)
+            stage.fault("CLIENT KILL TYPE pubsub")
+            await server.command("CLIENT", "KILL", "TYPE", "pubsub")
+        stage.history.add("fault", trial=stage.trials, what="CLIENT KILL TYPE pubsub, every 20 ms for 4 s")
+        for _ in range(200):
+            await server.command("CLIENT", "KILL", "TYPE", "pubsub")
+            await asyncio.sleep(0.02)
+        running.clear()
+        await asyncio.gather(*readers)
+    await server.child.end()
+    p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
+    stage.must(p99 <= 500, f"stall p99 {p99:.0f} ms; a poll of 250 ms after a wait of 250 ms to subscribe is allowed")
+
+
+async def _reading(house: House, running: asyncio.Event, numbers: count[int]) -> None:
+    while running.is_set():
+        await house.finish(house.begin([Ask(f"reader {next(numbers)}", 130)]))
+
+
+async def f25(stage: Stage) -> None:
+    """The append-only file cannot grow: no room on the disk, as the server sees it."""
+    server = Server(stage.folder)
+    await server.start()
+    async with stage.house(server) as house:
+        for trial in range(stage.wanted):
+            begun = house.begin(asks(stage.row.id, trial, 4, 150))
+            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+            stage.fault("no room for the file")
+            resource.prlimit(server.child.pid, resource.RLIMIT_FSIZE, (4096, ENDLESS))
+            stage.must(await becomes(lambda: _misconf(server), 10), "the server did not notice: the fault did not bite")
+            began = house.history.events[-1]["t"]
+            begun += house.begin([Ask(f"full {trial} {n}", 10, n % 2 == 0, key=f"full {trial} {n}") for n in range(6)])
+            await asyncio.sleep(stage.rng.uniform(0.5, 2.0))
+            accepted = [event for event in of_kind(house.history.events, "accepted") if event["t"] > began]
+            stage.must(not accepted, f"{len(accepted)} requests were accepted while nothing could be kept")
+            resource.prlimit(server.child.pid, resource.RLIMIT_FSIZE, (ENDLESS, ENDLESS))
+            await house.finish(begun)
+            await house.ready()
+        stage.must(not server.child.exits, "the server ended")
+    await server.child.end()
+    _refused_rightly(stage)
+
+
+async def _misconf(server: Server) -> bool:
+    try:
+        await server.command("SET", "probe", "1")
+    except RedisError as error:
+        return "MISCONF" in str(error)
+    return False
+
+
+async def f14(stage: Stage) -> None:
+    """The store's memory is limited, and a flood of large jobs comes; then their results' time is over."""
+    server = Server(stage.folder)
+    await server.start()
+    environ = {"PENSTOCK_REDIS_RETENTION_S": "8", "PENSTOCK_SIM_STEP_MS": "20"}
+    async with stage.house(server, workers=2, environ=environ) as house:
+        for trial in range(stage.wanted):
+            used = int((await server.command("INFO", "memory"))["used_memory"])
+            await server.command("CONFIG", "SET", "maxmemory", used + 16 * MIB)
+            streams = house.begin([Ask(f"{stage.row.id} {trial} {n}", 200) for n in range(6)])
+            await asyncio.gather(*(told.begun.wait() for told, _ in streams))
+            stage.fault("flood")
+            finishing = asyncio.create_task(house.finish(streams))
+            refused = await _flood(house, trial)
+            stage.must(refused == 503, f"the flood was answered {refused} in the end, expected 503")
+            await finishing
+            await _recovers(stage, house, server, trial)
+            await server.command("CONFIG", "SET", "maxmemory", 0)
+        stats = await server.command("INFO", "stats")
+        errors = await server.command("INFO", "errorstats")
+    await server.child.end()
+    stage.must(int(stats["evicted_keys"]) == 0, f"{stats['evicted_keys']} keys were evicted")
+    stage.must("errorstat_OOM" not in errors, f"the store was full before admission stopped: {errors}")
+
+
+async def _flood(house: House, trial: int) -> int:
+    """Large jobs as fast as they are taken, until one is refused; its status. They are not judged."""
+    big = "flood " * 4000
+    numbers = count()
+
+    async def one() -> int:
+        while (number := next(numbers)) < 3000:
+            ask = Ask(f"{trial} {number} {big}", 5, chat=False)
+            if refused := await house.clients.put_unread(ask, house.ports[number % 2]):
+                return refused
+        return 0
+
+    return max(await asyncio.gather(*(one() for _ in range(8))))
+
+
+async def _recovers(stage: Stage, house: House, server: Server, trial: int) -> None:
+    """Results are forgotten in time; from then on it takes five seconds at most until jobs are accepted again."""
+
+    async def has_room() -> bool:
+        memory = await server.command("INFO", "memory")
+        return int(memory["used_memory"]) < 0.8 * int(memory["maxmemory"])
+
+    async def takes_again() -> bool:
+        ask = Ask(f"after the flood {trial}", 5, chat=False)
+        return await house.clients.put_unread(ask, house.ports[0]) == 0
+
+    stage.must(await becomes(has_room, 40, 0.1), "no memory came free within 40 s")
+    stage.must(await becomes(takes_again, 5, 0.1), "jobs were not accepted again within 5 s")
+
+
+ROWS = (
+    Row("F04", "store killed", "kill -9, back from its file after up to 3 s", 20, f04, 300, alone=True),
+    Row("F14", "memory cap", "maxmemory, and a flood of large jobs", 3, f14, 150),
+    Row("F19", "pub/sub lost", "CLIENT KILL TYPE pubsub every 1 s, then every 20 ms", 20, f19, 90, alone=True),
+    Row("F25", "file cannot be written", "the append-only file hits a limit of its size", 5, f25, 90),
+)

@@ -1,0 +1,168 @@
+"""F01-F03, F27: workers that die, stop, hang or block."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from functools import partial
+
+from bench.chaos.asks import Ask
+from bench.chaos.history import of_kind
+from bench.chaos.house import House
+from bench.chaos.processes import Child
+from bench.chaos.stage import Row, Stage
+from bench.chaos.stalls import percentile, stalls_ms
+from bench.chaos.waiting import becomes
+
+STREAMS = 6
+TOKENS = 130
+WATCHDOG_S = 12
+BEYOND_LEASE_MS = 3000
+"""A lost worker's streams go on a lease, a sweep and a prefill later."""
+FENCED_EXIT = 75
+"""The exit code of a worker that lost its lease."""
+
+
+def asks(row: str, trial: int, count: int = STREAMS, tokens: int = TOKENS) -> list[Ask]:
+    """Chats and jobs in turn, each with a prompt of its own."""
+    return [Ask(f"{row} trial {trial} number {number}", tokens, chat=number % 3 != 2) for number in range(count)]
+
+
+async def victim(stage: Stage, house: House) -> Child:
+    """Some worker that holds jobs, or any if none does."""
+    return stage.rng.choice(await house.holders() or [worker for worker in house.workers if worker.alive])
+
+
+async def _kill(stage: Stage, house: House, trials: int, latest_s: float) -> None:
+    for trial in range(trials):
+        begun = house.begin(asks(stage.row.id, stage.trials))
+        await asyncio.sleep(stage.rng.uniform(0.02, latest_s))
+        doomed = await victim(stage, house)
+        stage.fault(f"kill -9 {doomed.name}")
+        doomed.kill()
+        await house.finish(begun)
+        if trial < trials - 1:
+            await house.ready()
+
+
+def _has_ended(child: Child, lives: int) -> bool:
+    return len(child.exits) > lives
+
+
+def _stalls_end(stage: Stage, after_ms: float = 0.0) -> None:
+    """Readers waited for the loss to be seen, then for a lease and little more."""
+    allowed = after_ms + stage.lease_ms + BEYOND_LEASE_MS
+    p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
+    stage.must(p99 <= allowed, f"stall p99 {p99:.0f} ms, allowed: {allowed:.0f} ms")
+
+
+def moved(stage: Stage) -> int:
+    """Jobs that went on with another worker."""
+    return sum(event["attempts"] > 1 for event in of_kind(stage.history.events, "final"))
+
+
+async def f01(stage: Stage) -> None:
+    """kill -9 of a worker at any moment of its streams' lives."""
+    async with stage.house() as house:
+        await _kill(stage, house, stage.wanted, 1.2)
+    stage.figures["jobs moved"] = moved(stage)
+    _stalls_end(stage)
+    stage.must(moved(stage) >= stage.wanted, f"only {moved(stage)} jobs lost their worker in {stage.wanted} kills")
+
+
+async def f01_defaults(stage: Stage) -> None:
+    """The same with the lease people have by default."""
+    stage.lease_ms = 5000
+    async with stage.house(lease_ms=5000) as house:
+        await _kill(stage, house, stage.wanted, 1.2)
+    _stalls_end(stage)
+    stage.figures["jobs moved"] = moved(stage)
+
+
+async def f02(stage: Stage) -> None:
+    """SIGSTOP for four leases, then CONT: the zombie must end by itself, within a second, and have written nothing."""
+    slowest = 0.0
+    async with stage.house() as house:
+        for trial in range(stage.wanted):
+            begun = house.begin(asks(stage.row.id, trial, tokens=160))
+            await asyncio.sleep(stage.rng.uniform(0.05, 1.2))
+            zombie = await victim(stage, house)
+            lives, others = len(zombie.exits), [w for w in house.workers if w is not zombie]
+            stage.fault(f"SIGSTOP {zombie.name}")
+            zombie.send(signal.SIGSTOP)
+            await asyncio.sleep(4 * house.lease_ms / 1000)
+            stage.must(all(w.alive for w in others), "a worker that was not stopped has ended")
+            zombie.send(signal.SIGCONT)
+            began = asyncio.get_running_loop().time()
+            ended = await becomes(partial(_has_ended, zombie, lives), 10, 0.01)
+            slowest = max(slowest, asyncio.get_running_loop().time() - began)
+            stage.must(ended and zombie.exits[-1] == FENCED_EXIT, f"zombie {zombie.name} did not end as fenced")
+            await house.finish(begun)
+            await house.ready()
+    stage.figures["zombie ended after s"] = round(slowest, 2)
+    stage.must(slowest <= 1.0, f"a zombie lived {slowest:.2f} s after CONT, allowed: 1 s")
+
+
+async def f03(stage: Stage) -> None:
+    """In each model a request hangs the engine that takes it, until it is given up; its mates are judged."""
+    models = ("m1", "m2", "m3", "m4")
+    async with stage.house(apis=1, workers=2, models=models, environ={"PENSTOCK_SIM_FAULTS": "true"}) as house:
+        watching = asyncio.create_task(_note_exits(stage, house))
+        turn = 0
+        while stage.trials < stage.wanted:
+            turn += 1
+            names = [(model, f"{model} turn {turn}") for model in models]
+            mates = [Ask(f"{name} mate {n}", TOKENS, n % 2 == 0, model=m) for m, name in names for n in range(4)]
+            hangs = [Ask(f"[[hang@20]] {name}", 60, chat=False, may=("failed",), model=m) for m, name in names]
+            await house.finish(house.begin([*mates, *hangs]))
+            await house.ready()
+        watching.cancel()
+        logs = "".join(worker.log.read_text() for worker in house.workers)
+        ends = {code for worker in house.workers for code in worker.exits}
+    silences = [int(seconds) for seconds in re.findall(r"no step for (\d+) s", logs)]
+    stage.figures["watchdog after s, worst"] = max(silences, default=0)
+    stage.must(bool(silences) and max(silences) <= WATCHDOG_S, f"engines were given up after {silences} s")
+    stage.must(ends == {FENCED_EXIT}, f"workers ended with {sorted(ends)}, expected {FENCED_EXIT}")
+    _stalls_end(stage, 1000 * WATCHDOG_S)
+
+
+async def _note_exits(stage: Stage, house: House) -> None:
+    """Each engine that is given up is a fault; it is noted when its process has ended."""
+    seen = 0
+    while True:
+        ended = sum(len(worker.exits) for worker in house.workers)
+        for _ in range(ended - seen):
+            stage.fault("engine hung until its process ended")
+        seen = ended
+        await asyncio.sleep(0.02)
+
+
+async def f27(stage: Stage) -> None:
+    """The whole process stands still for two leases and a half: an API process and a worker in turn."""
+    async with stage.house() as house:
+        for trial in range(stage.wanted):
+            begun = house.begin(asks(stage.row.id, trial, tokens=160))
+            await asyncio.sleep(stage.rng.uniform(0.05, 1.2))
+            blocked = house.apis[trial // 2 % 2] if trial % 2 else await victim(stage, house)
+            lives = len(blocked.exits)
+            stage.fault(f"{blocked.name} stands still")
+            blocked.send(signal.SIGSTOP)
+            await asyncio.sleep(2.5 * house.lease_ms / 1000)
+            blocked.send(signal.SIGCONT)
+            await house.finish(begun)
+            await house.ready()
+            fenced = blocked.exits[lives:] == [FENCED_EXIT]
+            stage.must(fenced != bool(trial % 2), f"{blocked.name} ended with {blocked.exits[lives:]}")
+        for what, children in (("fenced", house.workers), ("held up", house.apis)):
+            logs = "".join(child.log.read_text() for child in children)
+            stage.must(what in logs, f"no log says {what!r}")
+
+
+ROWS = (
+    Row("F01", "worker killed", "kill -9 of 1 of 3 workers, at a random moment", 50, f01, 420),
+    Row("F01d", "worker killed, default lease", "the same with lease_ms 5000", 4, f01_defaults, 120),
+    Row("F02", "worker stopped, then a zombie", "SIGSTOP for 4 leases, then SIGCONT", 20, f02, 300),
+    Row("F03", "engine hangs", "an engine stops stepping, its process lives", 20, f03, 200),
+    Row("F27", "process stands still", "API process or worker does nothing for 2.5 leases", 20, f27, 240),
+)

