@@ -24,7 +24,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --require-ha
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 9000" passes flags
 	@exec $(BIN)/penstock up $(ARGS)

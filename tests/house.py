@@ -48,10 +48,12 @@ def redis_process(folder: Path, port: int | None = None, *options: str) -> Itera
     port = port or free_port()
     command = [server_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
-        with Redis(port=port) as client:
-            eventually(client.ping, RedisConnectionError)
-        yield f"redis://127.0.0.1:{port}/0"
-        process.terminate()
+        try:
+            with Redis(port=port) as client:
+                eventually(client.ping, RedisConnectionError)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.terminate()
 
 
 def eventually(condition: Callable[[], object], *errors: type[Exception], seconds: float = 30) -> object:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -650,6 +650,8 @@ def test_the_scripts_do_what_the_model_says(redis_url: str, caplog: pytest.LogCa
             stateful_step_count=50,
             deadline=None,
             database=None,
+            # A failure is told as it was found: making it smaller takes minutes against a real server.
+            phases=[Phase.explicit, Phase.generate],
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -75,7 +75,7 @@ def test_the_readmes_curl_lines_work(served: House) -> None:
 def test_the_readmes_penstock_lines_work(served: House) -> None:
     """Every command but `up` and `doctor`, which need a machine of their own, ends well and says something."""
     lines = [shlex.split(line) for line in commands(ROOT / "README.md") if re.match(r"(\.venv/bin/)?penstock ", line)]
-    assert {line[1] for line in lines} == {"submit", "up", "ps", "chat", "jobs", "doctor"}
+    assert {line[1] for line in lines} == {"submit", "up", "ps", "chat", "jobs", "dlq", "doctor"}
     environ = {**os.environ, **served.environ, "PENSTOCK_API_PORT": str(served.port)}
     for line in lines:
         if line[1] not in ("up", "doctor"):
@@ -88,7 +88,7 @@ def test_the_readmes_penstock_lines_work(served: House) -> None:
                 timeout=60,
                 check=False,
             )
-            assert done.returncode == 0 and done.stdout, (line, done.stderr)
+            assert done.returncode == 0 and done.stdout + done.stderr, (line, done.stderr)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/configuration.md", "docs/operations.md", "docs/models.md"])

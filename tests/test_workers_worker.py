@@ -351,8 +351,9 @@ async def test_suspects_run_alone_and_the_innocent_complete(wire: Wire, start: S
         await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
         await Reaper(wire).sweep()
     running = await start()
-    most = 0
+    most, deadline = 0, time.monotonic() + 30
     while not all([(await Journal(wire).record(job.id)).state.final for job in jobs]):
+        assert not running.task.done() and time.monotonic() < deadline, running.task
         most = max(most, running.worker.running)
         await asyncio.sleep(0.002)
     for number, job in enumerate(jobs):
