@@ -231,8 +231,10 @@ def translated() -> Iterator[None]:
 def _refusal(error: ResponseError) -> tuple[str, str]:
     """Code and words of an error answer. In a pipeline the client puts the command before it, which may be a job."""
     text = PIPELINED.sub("", str(error), count=1).rstrip("',)")
+    if error.status_code:  # already taken off the text
+        return error.status_code, text
     code, _, words = text.partition(" ")
-    return error.status_code or code, words.strip()
+    return code, words.strip()
 
 
 @contextmanager
