@@ -22,7 +22,7 @@ from streaming.wire import Wire
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 512
+MOST_ROWS = 128
 """Deltas held for one reader; a slower one loses them here and gets them from the log when it catches up."""
 TICK_S = 0.25
 LONGEST_SILENCE_S = 2.0
@@ -74,7 +74,7 @@ class Inbox:
         if row.seq <= self.seq:
             self._compare(row.seq, frame[0])
         elif row.seq > self.seq + 1 or self.full:
-            if len(self._early) < MOST_ROWS:
+            if not self.full and len(self._early) < MOST_ROWS:
                 self._early[row.seq] = (row, frame)
             self.stale = True
         else:

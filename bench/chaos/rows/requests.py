@@ -14,6 +14,7 @@ from bench.chaos.house import House
 from bench.chaos.http import Exchange, fetch
 from bench.chaos.stage import Row, Stage
 from bench.chaos.waiting import becomes
+from streaming.keys import prefix as partition_prefix
 
 BATCH = 64
 COPIES = 50
@@ -143,7 +144,7 @@ async def _cancel(stage: Stage, house: House, told: Told) -> None:
 async def f24(stage: Stage) -> None:
     """What is no job lies in the lanes, between jobs that are."""
     async with stage.house(workers=2) as house:
-        prefix, redis = "penstock:{0}:", house.wire.redis
+        prefix, redis = partition_prefix(0), house.wire.redis
         lane = f"{prefix}lane:sim:interactive"
         for trial in range(stage.wanted):
             begun = house.begin([Ask(f"beside {trial} {n}", 40, n % 2 == 0) for n in range(4)])
