@@ -68,8 +68,6 @@ def main(argv: list[str] | None = None) -> int:
         lifeline.say("failed", str(error))
         sys.stderr.write(f"error: cannot listen on {settings.host}:{settings.port}: {error}\n")
         return 1
-    import gc
-    gc.freeze(); gc.set_threshold(20_000, 50, 100)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(services, listener, args.id, lifeline))
