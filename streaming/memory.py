@@ -15,7 +15,8 @@ from streaming.wire import Wire
 log = logging.getLogger(__name__)
 
 FULL = 0.8
-LOOK_S = 1.0
+LOOK_S = 0.2
+"""What a flood brings between two looks must fit above FULL: a second was too long for 10 MB/s into 16 MB."""
 
 
 class Headroom:

@@ -70,7 +70,7 @@ async def _offer(
 def _judge(stage: Stage, capacity: float, calm: list[Life], lives: list[Life], began: float) -> None:
     done = {life.ask["prompt"]: life for life in lives if life.job}
     lanes = {lane: sum(prompt.startswith(lane) for prompt in done) for lane in SHARES}
-    last = max(event["t"] for event in of_kind(stage.history.events, "accepted"))
+    last = max(event["t"] for event in of_kind(stage.history.events, "final"))
     goodput = len(done) / (last - began)
     refusals = [event for life in lives for event in life.of("refused")]
     slow = percentile(sorted(event["ms"] for event in refusals), 0.99) or 0.0
