@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -61,6 +61,7 @@ class Reply:
         self._last = 0.0
         operation = CHAT if facts.chat else TEXT
         self._labels = (operation, self._job.model)
+        self._per_token = services.metrics.time_per_output_token.labels(*self._labels)
         self._request_id = ""
         self._slow = False
         self._task: asyncio.Task[object] | None = None
@@ -90,22 +91,26 @@ class Reply:
 
     async def _take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
         rows, terminal = await self._inbox.take(patience)
+        if rows and not self._inbox.rewound:
+            self._measure(rows)
+        if terminal is None or self._inbox.rewound:
+            self._check()
+        return rows, terminal
+
+    def _check(self) -> None:
+        """Raises what ends an answer before its job's end."""
         if self._inbox.rewound:
             raise errors.stream_reset(self._inbox.job_id)
-        if rows:
-            self._measure(rows)
-        if terminal is None and self._inbox.hung_up:
+        if self._inbox.hung_up:
             raise ClientGone
-        return rows, terminal
 
     def _measure(self, rows: Sequence[Delta]) -> None:
         now = time.perf_counter()
-        metrics = self._services.metrics
         if not self._last:
-            metrics.time_to_first_token.labels(*self._labels).observe(now - self._begun)
+            self._services.metrics.time_to_first_token.labels(*self._labels).observe(now - self._begun)
         else:
-            tokens = sum(row.n for row in rows) or 1
-            metrics.time_per_output_token.labels(*self._labels).observe((now - self._last) / tokens, tokens)
+            tokens = rows[0].n if len(rows) == 1 else sum(row.n for row in rows)
+            self._per_token.observe((now - self._last) / (tokens or 1), tokens or 1)
         self._last = now
 
     def _measure_end(self) -> None:
@@ -149,28 +154,37 @@ class Reply:
 
 
 class StreamReply(Reply):
-    """Tokens as they come, as server-sent events."""
+    """Tokens as they come, as server-sent events.
+
+    Once begun, a stream is written from where the frames arrive: no task is woken, and a response costs one write a
+    frame. Its own task sleeps, and takes over when the connection is congested, so that a slow reader holds up nobody.
+    """
+
+    _renderer: ChunkRenderer
+    _write_to: Send
+    _owed = b""
+    """Rendered, but not written: the connection was congested."""
+    _told = False
+    """The last bytes of the stream are rendered."""
+    _quiet = True
+    """Nothing was written since the last look."""
+    _alive: asyncio.TimerHandle | None = None
 
     async def _answer(self, send: Send, server_send: Send) -> None:
-        renderer = ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
+        self._renderer = ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
+        self._write_to = server_send
         begun = False
         metrics = self._services.metrics.open_streams
         metrics.inc()
         try:
-            while True:
-                rows, terminal = await self._take(self._services.settings.keep_alive_s)
-                if not begun and terminal is not None and not rows and terminal.state is not State.COMPLETED:
-                    await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
-                    return
-                if not begun:
-                    await send(_start(200, STREAM_HEADERS | self._admitted.headers))
-                    begun = True
-                data = b"".join([renderer.delta(row) for row in rows])
-                if terminal is not None:
-                    await self._write(server_send, data + renderer.end(terminal), more=False)
-                    return
-                if data or not rows:
-                    await self._write(server_send, data or PING, more=True)
+            rows, terminal = await self._take(self._services.settings.keep_alive_s)
+            if terminal is not None and not rows and terminal.state is not State.COMPLETED:
+                await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
+                return
+            await send(_start(200, STREAM_HEADERS | self._admitted.headers))
+            begun = True
+            self._owed = self._render(rows, terminal) or PING
+            await self._stream()
         except (ClientGone, OSError):
             raise ClientGone from None
         except ApiError as error:
@@ -190,11 +204,68 @@ class StreamReply(Reply):
         finally:
             metrics.dec()
 
-    async def _write(self, send: Send, data: bytes, *, more: bool) -> None:
+    async def _stream(self) -> None:
+        """Write what is owed, at the reader's pace; then have the rest poured, until something is owed again."""
+        self._quiet = False
+        self._stay_alive()
+        try:
+            while True:
+                if self._owed:
+                    data, self._owed = self._owed, b""
+                    await self._write(data, more=not self._told)
+                if self._told:
+                    return
+                await self._inbox.pour(self._show)
+                if not self._told:
+                    self._check()
+        finally:
+            if self._alive is not None:
+                self._alive.cancel()
+
+    def _stay_alive(self) -> None:
+        """Look now and then whether the reader needs a sign of life."""
+        if self._quiet and not self._told:
+            self._write_now(PING, more=True)
+        self._quiet = True
+        delay = self._services.settings.keep_alive_s / 2
+        self._alive = asyncio.get_running_loop().call_later(delay, self._stay_alive)
+
+    def _show(self, rows: list[Delta], terminal: Terminal | None) -> bool:
+        """Called by the relay for every frame that has something for this stream."""
+        if rows:
+            self._measure(rows)
+        data = self._render(rows, terminal)
+        if data and not self._write_now(data, more=not self._told):
+            self._owed = data
+            return False
+        return True
+
+    def _render(self, rows: list[Delta], terminal: Terminal | None) -> bytes:
+        delta = self._renderer.delta
+        data = delta(rows[0]) if len(rows) == 1 else b"".join([delta(row) for row in rows])
+        if terminal is not None:
+            self._told = True
+            data += self._renderer.end(terminal)
+        return data
+
+    def _write_now(self, data: bytes, *, more: bool) -> bool:
+        """Write without waiting; False if the connection is congested. A send that would wait has written nothing yet:
+        the server waits for room before it writes."""
+        writing = cast("Coroutine[Any, Any, None]", self._write_to(_body(data, more=more)))
+        try:
+            writing.send(None)
+        except StopIteration:
+            self._quiet = False
+            return True
+        writing.close()
+        return False
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
         """A reader that takes nothing for too long is cut off."""
         cut = asyncio.get_running_loop().call_later(self._services.settings.send_timeout_s, self._cut_off)
         try:
-            await send(_body(data, more=more))
+            await self._write_to(_body(data, more=more))
+            self._quiet = False
         except asyncio.CancelledError:
             if not self._slow:
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from typing import TypeAlias
 
 from redis.exceptions import RedisError
@@ -25,7 +26,12 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 128
 """Deltas held for one reader; a slower one loses them here and gets them from the log when it catches up."""
 TICK_S = 0.25
-LONGEST_SILENCE_S = 2.0
+SILENCE_S, LONGEST_SILENCE_S = 2.0, 60.0
+"""Before a silent inbox is checked against its record: with few inboxes, and with very many."""
+CHECKS_PER_S = 500
+"""Checks of silent inboxes, at most."""
+MANY = 1000
+"""Inboxes from which on they are looked through less often."""
 
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
@@ -35,9 +41,15 @@ Origin: TypeAlias = tuple[str, int]
 
 NOWHERE: Origin = ("", 0)
 
+Sink: TypeAlias = Callable[[list[Delta], Terminal | None], bool]
+"""Shows what has come, at once and without waiting. False: nothing more for now."""
+
 
 class Inbox:
-    """The replies of one job, in order, each once. One reader takes; the relay and the log give."""
+    """The replies of one job, in order, each once. The relay and the log give; one reader takes, or has them poured.
+
+    Whoever gives calls `tell` when it is done, so that a reader is served once for all that a frame holds.
+    """
 
     def __init__(self, job_id: str, after: int = 0, *, whole: bool = False) -> None:
         self.job_id = job_id
@@ -49,7 +61,9 @@ class Inbox:
         self.stale = False
         """Something is missing: the log must be read."""
         self.checked = 0.0
+        """When it was last known that nothing is missing (loop time)."""
         self.patience = TICK_S
+        self._looked = after
         self.frame = NOWHERE
         """The frame of the last delta, before which nothing is missing."""
         self.hung_up = False
@@ -63,6 +77,8 @@ class Inbox:
         self._rows: list[Delta] = []
         self._early: dict[int, tuple[Delta, Origin]] = {}
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
+        self._fault: Exception | None = None
 
     @property
     def full(self) -> bool:
@@ -71,31 +87,28 @@ class Inbox:
 
     def push(self, row: Delta, frame: Origin = NOWHERE) -> None:
         """Take one delta: the next one is kept, an old one dropped, an early one held until the gap is filled."""
-        if row.seq <= self.seq:
-            self._compare(row.seq, frame[0])
-        elif row.seq > self.seq + 1 or self.full:
-            if not self.full and len(self._early) < MOST_ROWS:
-                self._early[row.seq] = (row, frame)
-            self.stale = True
-        else:
+        if row.seq == self.seq + 1 and len(self._rows) < MOST_ROWS:
             self._accept(row, frame)
             while self._early and (early := self._early.pop(self.seq + 1, None)) is not None:
                 self._accept(*early)
+        elif row.seq <= self.seq:
+            self._compare(row.seq, frame[0])
+        else:
+            if not self.full and len(self._early) < MOST_ROWS:
+                self._early[row.seq] = (row, frame)
+            self.stale = True
 
     def _accept(self, row: Delta, frame: Origin) -> None:
         self._rows.append(row)
         self.seq, self.frame = row.seq, frame
-        self.patience = TICK_S
         if not self._runs or self._runs[-1][1] != frame[0]:
             self._runs.append((row.seq, frame[0]))
-        self._wake()
 
     def _compare(self, seq: int, worker: str) -> None:
         """A delta that was here before must come from the worker it came from then."""
         earlier = [known for first, known in self._runs if first <= seq]
         if worker and earlier and earlier[-1] not in ("", worker):
             self.rewound = True
-            self._wake()
 
     def end(self, terminal: Terminal) -> None:
         """Take the end of the job; if deltas are still missing it is held until they are here."""
@@ -105,7 +118,16 @@ class Inbox:
             self.stale = True
             return
         self.terminal = terminal
-        self._wake()
+
+    def is_due(self, now: float, silence: float) -> bool:
+        """Whether the log should be asked; a stream whose deltas keep coming lacks nothing."""
+        if self.terminal is not None or self.full:
+            return False
+        if self.stale:
+            return now - self.checked >= TICK_S / 5
+        if self.seq != self._looked:
+            self._looked, self.checked, self.patience = self.seq, now, TICK_S
+        return now - self.checked >= min(self.patience, silence)
 
     def hang_up(self) -> None:
         """The reader's client has left: wake the reader."""
@@ -115,17 +137,54 @@ class Inbox:
     async def take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
         """New deltas (perhaps none, after `patience` seconds of silence), and the terminal once all were taken."""
         if not self._rows and self.terminal is None and not self.hung_up and not self.rewound:
-            # A future and a timer: asyncio.wait_for costs several times as much, and this is done once per frame.
             loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
             timer = loop.call_later(patience, self._wake)
             try:
-                await self._waiter
+                await self._woken()
             finally:
                 timer.cancel()
-                self._waiter = None
         rows, self._rows = self._rows, []
         return rows, self.terminal
+
+    async def pour(self, sink: Sink) -> None:
+        """Have `sink` called with what is here and with all that comes, from where it arrives: no task is woken per
+        frame. Returns after the terminal, when the sink has enough, the client has left, or the stream is rewound.
+
+        Raises what the sink raises.
+        """
+        self._sink = sink
+        try:
+            self.tell()
+            if self._sink is not None and self.terminal is None and not self.hung_up and not self.rewound:
+                await self._woken()
+        finally:
+            self._sink = None
+        if self._fault is not None:
+            raise self._fault
+
+    def tell(self) -> None:
+        """Something was given: pour it, or wake whoever waits."""
+        if not self._rows and self.terminal is None and not self.rewound:
+            return
+        if self._sink is None or self.rewound:
+            self._wake()
+            return
+        rows, self._rows = self._rows, []
+        try:
+            more = self._sink(rows, self.terminal)
+        except Exception as error:  # noqa: BLE001 - whoever pours hears of it; the other inboxes go on
+            self._fault, more = error, False
+        if not more or self.terminal is not None:
+            self._sink = None
+            self._wake()
+
+    async def _woken(self) -> None:
+        # A bare future: asyncio.wait_for costs several times as much.
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -207,8 +266,9 @@ class Relay:
             case Frame():
                 self._deal(reply)
             case Terminal():
-                for inbox in self._inboxes.get(reply.job, ()):
+                for inbox in tuple(self._inboxes.get(reply.job, ())):
                     inbox.end(reply)
+                    inbox.tell()
             case Ended(job_id):
                 for inbox in self._inboxes.get(job_id, ()):
                     inbox.stale = True
@@ -216,17 +276,22 @@ class Relay:
 
     def _deal(self, frame: Frame) -> None:
         """A frame's rows to the inboxes of their jobs."""
-        origin = (frame.worker, frame.number)
+        origin, inboxes = (frame.worker, frame.number), self._inboxes
+        given: list[Inbox] = []
         for row in frame.rows:
-            for inbox in self._inboxes.get(row.job, ()):
+            for inbox in inboxes.get(row.job, ()):
                 inbox.push(row, origin)
+                given.append(inbox)
+        for inbox in given:
+            inbox.tell()
 
     async def _look_after(self) -> None:
         """Every tick: read the log for inboxes that know they miss something, or have long heard nothing."""
         while True:
-            await asyncio.sleep(TICK_S / 5)
+            await asyncio.sleep(TICK_S / 5 if len(self._inboxes) < MANY else TICK_S)
             now = asyncio.get_running_loop().time()
-            due = [inbox for inbox in self._all() if inbox.terminal is None and _is_due(inbox, now)]
+            silence = max(SILENCE_S, len(self._inboxes) / CHECKS_PER_S)
+            due = [inbox for inbox in self._all() if inbox.is_due(now, silence)]
             if due:
                 try:
                     await self._refill(due)
@@ -251,8 +316,10 @@ class Relay:
             if record is None:
                 if was_there:  # else it was read before the put came, whatever has come since
                     inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))
+                    inbox.tell()
             elif record.terminal is not None:
                 inbox.end(record.terminal)
+                inbox.tell()
             elif not inbox.whole:
                 for run in record.runs:
                     log_of = (partition_of(inbox.job_id) or 0, run.worker)
@@ -261,7 +328,3 @@ class Relay:
         for (partition, worker), first in behind.items():
             async for frame in self._journal.frames(partition, worker, first):
                 self._deal(frame)
-
-
-def _is_due(inbox: Inbox, now: float) -> bool:
-    return not inbox.full and now - inbox.checked >= (TICK_S / 5 if inbox.stale else inbox.patience)
