@@ -17,6 +17,7 @@ import msgspec
 import uvicorn
 
 from api.app import build_app
+from api.connection import Connection
 from api.keys import Keyring, check_exposure
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
@@ -132,6 +133,7 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
     server = uvicorn.Server(
         uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             log_level="warning",
             access_log=False,

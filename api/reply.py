@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
 from api import errors
 from api.admission import Admitted
+from api.connection import Connection
 from api.errors import ApiError
 from api.render import ChunkRenderer, Facts, completion, error_frame, fingerprint, to_json
 from api.services import Services
@@ -72,7 +73,7 @@ class Reply:
         self._task = asyncio.current_task()
         watch = asyncio.create_task(self._watch(receive))
         try:
-            await self._answer(send, scope["state"]["server_send"])
+            await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
         finally:
@@ -80,7 +81,7 @@ class Reply:
             self._services.relay.close(self._inbox)
             self._measure_end()
 
-    async def _answer(self, send: Send, server_send: Send) -> None:
+    async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         raise AssertionError("a subclass says how")
 
     async def _watch(self, receive: Receive) -> None:
@@ -161,7 +162,8 @@ class StreamReply(Reply):
     """
 
     _renderer: ChunkRenderer
-    _write_to: Send
+    _send: Send
+    _connection: Connection | None = None
     _owed = b""
     """Rendered, but not written: the connection was congested."""
     _told = False
@@ -170,9 +172,10 @@ class StreamReply(Reply):
     """Nothing was written since the last look."""
     _alive: asyncio.TimerHandle | None = None
 
-    async def _answer(self, send: Send, server_send: Send) -> None:
+    async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         self._renderer = ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
-        self._write_to = server_send
+        # Past the middleware: it has no say in a body that has begun.
+        self._send, self._connection = state["server_send"], state.get("connection")
         begun = False
         metrics = self._services.metrics.open_streams
         metrics.inc()
@@ -225,7 +228,7 @@ class StreamReply(Reply):
     def _stay_alive(self) -> None:
         """Look now and then whether the reader needs a sign of life."""
         if self._quiet and not self._told:
-            self._write_now(PING, more=True)
+            self._write_now(PING)
         self._quiet = True
         delay = self._services.settings.keep_alive_s / 2
         self._alive = asyncio.get_running_loop().call_later(delay, self._stay_alive)
@@ -235,7 +238,7 @@ class StreamReply(Reply):
         if rows:
             self._measure(rows)
         data = self._render(rows, terminal)
-        if data and not self._write_now(data, more=not self._told):
+        if data and (self._told or not self._write_now(data)):
             self._owed = data
             return False
         return True
@@ -248,23 +251,18 @@ class StreamReply(Reply):
             data += self._renderer.end(terminal)
         return data
 
-    def _write_now(self, data: bytes, *, more: bool) -> bool:
-        """Write without waiting; False if the connection is congested. A send that would wait has written nothing yet:
-        the server waits for room before it writes."""
-        writing = cast("Coroutine[Any, Any, None]", self._write_to(_body(data, more=more)))
-        try:
-            writing.send(None)
-        except StopIteration:
-            self._quiet = False
-            return True
-        writing.close()
-        return False
+    def _write_now(self, data: bytes) -> bool:
+        """Write without waiting; False if that cannot be done now."""
+        if self._connection is None or not self._connection.write_chunk(data):
+            return False
+        self._quiet = False
+        return True
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         """A reader that takes nothing for too long is cut off."""
         cut = asyncio.get_running_loop().call_later(self._services.settings.send_timeout_s, self._cut_off)
         try:
-            await self._write_to(_body(data, more=more))
+            await self._send(_body(data, more=more))
             self._quiet = False
         except asyncio.CancelledError:
             if not self._slow:
@@ -283,7 +281,7 @@ class StreamReply(Reply):
 class WholeReply(Reply):
     """The answer in one piece."""
 
-    async def _answer(self, send: Send, server_send: Send) -> None:
+    async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         deadline = time.monotonic() + self._services.settings.wait_s
         rows: list[Delta] = []
         terminal: Terminal | None = None

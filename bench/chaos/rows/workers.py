@@ -124,7 +124,7 @@ async def f03(stage: Stage) -> None:
     stage.figures["watchdog after s, worst"] = max(silences, default=0)
     stage.must(bool(silences) and max(silences) <= WATCHDOG_S, f"engines were given up after {silences} s")
     stage.must(ends == {FENCED_EXIT}, f"workers ended with {sorted(ends)}, expected {FENCED_EXIT}")
-    # One that hangs every engine is found after two losses, alone: mates that were claimed behind it wait for all three.
+    # One that hangs every engine is found after two losses, alone: mates claimed behind it wait for all three.
     _stalls_end(stage, 3 * (1000 * WATCHDOG_S + stage.lease_ms))
 
 
