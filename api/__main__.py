@@ -138,6 +138,7 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             lifespan="on",
             ws="none",
             timeout_graceful_shutdown=max(1, int(settings.drain_s)),

@@ -23,8 +23,8 @@ from streaming.errors import Unavailable, UnknownJob
 log = logging.getLogger(__name__)
 
 ROUTES = [
-    Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
-    Route("/v1/completions", chat.completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat.Completions("chat"), methods=["POST"]),
+    Route("/v1/completions", chat.Completions("completion"), methods=["POST"]),
     Route("/v1/models", models.listing),
     Route("/v1/models/{model:path}", models.show),
     Route("/v1/jobs", jobs.create, methods=["POST"]),

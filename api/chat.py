@@ -7,8 +7,7 @@ prefers not to wait, as a job to come back for.
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import Admitted, admit, services_of
 from api.jobs import accepted_response
@@ -16,17 +15,19 @@ from api.reply import StreamReply, WholeReply
 from api.schemas import Kind
 
 
-async def chat_completions(request: Request) -> Response | ASGIApp:
-    """An OpenAI chat.completion, whole or streamed."""
-    return await _complete(request, "chat")
+class Completions:
+    """The endpoint of one kind, as a bare ASGI application: the layers around a function cost more than its work."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An OpenAI chat.completion or text_completion, whole or streamed. Raises ApiError before it has begun."""
+        reply = await _complete(Request(scope, receive, send), self._kind)
+        await reply(scope, receive, send)
 
 
-async def completions(request: Request) -> Response | ASGIApp:
-    """An OpenAI text_completion, whole or streamed."""
-    return await _complete(request, "completion")
-
-
-async def _complete(request: Request, kind: Kind) -> Response | ASGIApp:
+async def _complete(request: Request, kind: Kind) -> ASGIApp:
     services = services_of(request)
     if prefers_async(request):
         admitted = await admit(request, kind, waits=False)

@@ -6,15 +6,32 @@ can change any more, it was half of what a token costs this process. Head and en
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class Connection(HttpToolsProtocol):
     """Given to each request as `scope["state"]["connection"]`."""
 
+    _on_lost: Callable[[], None] | None = None
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["connection"] = self
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Have `on_lost` called when the client leaves: no task needs to wait for it. None ends the watch."""
+        self._on_lost = on_lost
+        if on_lost is not None:
+            self.flow.resume_reading()  # a long body may have left the socket unread, and its end unseen
+            if self.transport.is_closing():
+                on_lost()
 
     def write_chunk(self, data: bytes) -> bool:
         """One chunk of a body that was begun without a length. False, and nothing is written, if the reader is behind.

@@ -71,13 +71,19 @@ class Reply:
         """Answer, and look after the job if the client leaves."""
         self._request_id = scope["state"]["request_id"]
         self._task = asyncio.current_task()
-        watch = asyncio.create_task(self._watch(receive))
+        connection: Connection | None = scope["state"].get("connection")
+        watch = asyncio.create_task(self._watch(receive)) if connection is None else None
+        if connection is not None:
+            connection.watch(self._inbox.hang_up)
         try:
             await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
         finally:
-            watch.cancel()
+            if connection is not None:
+                connection.watch(None)
+            elif watch is not None:
+                watch.cancel()
             self._services.relay.close(self._inbox)
             self._measure_end()
 
@@ -85,7 +91,7 @@ class Reply:
         raise AssertionError("a subclass says how")
 
     async def _watch(self, receive: Receive) -> None:
-        """Wait for the client to leave; the inbox then wakes whoever takes from it."""
+        """Wait for the client to leave, behind a server that cannot tell of it; the inbox then wakes who takes."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._inbox.hang_up()
