@@ -174,8 +174,7 @@ class StreamReply(Reply):
     """Rendered, but not written: the connection was congested."""
     _told = False
     """The last bytes of the stream are rendered."""
-    _quiet = True
-    """Nothing was written since the last look."""
+    _pinged = 0.0
     _alive: asyncio.TimerHandle | None = None
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
@@ -215,7 +214,7 @@ class StreamReply(Reply):
 
     async def _stream(self) -> None:
         """Write what is owed, at the reader's pace; then have the rest poured, until something is owed again."""
-        self._quiet = False
+        self._pinged = time.perf_counter()
         self._stay_alive()
         try:
             while True:
@@ -232,12 +231,13 @@ class StreamReply(Reply):
                 self._alive.cancel()
 
     def _stay_alive(self) -> None:
-        """Look now and then whether the reader needs a sign of life."""
-        if self._quiet and not self._told:
+        """A sign of life for a reader who has heard nothing for so long."""
+        now, patience = time.perf_counter(), self._services.settings.keep_alive_s
+        silence = now - max(self._last, self._pinged)
+        if silence >= patience and not self._told:
             self._write_now(PING)
-        self._quiet = True
-        delay = self._services.settings.keep_alive_s / 2
-        self._alive = asyncio.get_running_loop().call_later(delay, self._stay_alive)
+            self._pinged, silence = now, 0.0
+        self._alive = asyncio.get_running_loop().call_later(patience - min(silence, patience), self._stay_alive)
 
     def _show(self, rows: list[Delta], terminal: Terminal | None) -> bool:
         """Called by the relay for every frame that has something for this stream."""
@@ -259,17 +259,13 @@ class StreamReply(Reply):
 
     def _write_now(self, data: bytes) -> bool:
         """Write without waiting; False if that cannot be done now."""
-        if self._connection is None or not self._connection.write_chunk(data):
-            return False
-        self._quiet = False
-        return True
+        return self._connection is not None and self._connection.write_chunk(data)
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         """A reader that takes nothing for too long is cut off."""
         cut = asyncio.get_running_loop().call_later(self._services.settings.send_timeout_s, self._cut_off)
         try:
             await self._send(_body(data, more=more))
-            self._quiet = False
         except asyncio.CancelledError:
             if not self._slow:
                 raise

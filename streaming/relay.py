@@ -28,7 +28,7 @@ MOST_ROWS = 128
 TICK_S = 0.25
 SILENCE_S, LONGEST_SILENCE_S = 2.0, 60.0
 """Before a silent inbox is checked against its record: with few inboxes, and with very many."""
-CHECKS_PER_S = 500
+CHECKS_PER_S = 200
 """Checks of silent inboxes, at most."""
 MANY = 1000
 """Inboxes from which on they are looked through less often."""
