@@ -1,0 +1,67 @@
+"""Calls of many tasks, bundled: those that wait go to Redis together, the next ones while the first are under way.
+
+A command of its own costs the client some 140 us and the server a turn of its loop; a call among others in a bundle
+costs a tenth of it. Whoever is alone is sent at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from streaming.wire import Call, Wire, checked, translated
+
+MOST_CALLS = 64
+"""In one bundle: a script is not to keep the server from everybody else for long."""
+
+Waiting = tuple[Call, "asyncio.Future[Any]"]
+
+
+class Bundle:
+    """One per process and script. The script must bear repetition; its calls may run in any order."""
+
+    def __init__(self, wire: Wire, script: str) -> None:
+        self._wire, self._script = wire, script
+        self._waiting: dict[int, list[Waiting]] = {}
+        """By partition: one that is slow, or down, keeps no other waiting."""
+        self._senders: dict[int, asyncio.Task[None]] = {}
+
+    async def call(self, partition: int, *args: str | bytes | int) -> Any:
+        """The answer to this call alone. Raises Unavailable."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(partition, []).append(((self._script, partition, args), future))
+        if partition not in self._senders:
+            self._senders[partition] = asyncio.create_task(self._send(partition))
+        return await future
+
+    async def _send(self, partition: int) -> None:
+        """Until nothing waits any more."""
+        try:
+            while waiting := self._waiting.get(partition):
+                bundle, self._waiting[partition] = waiting[:MOST_CALLS], waiting[MOST_CALLS:]
+                await self._deliver(bundle)
+        finally:
+            del self._senders[partition]
+
+    async def _deliver(self, bundle: list[Waiting]) -> None:
+        try:
+            answers = await self._wire.outcomes([call for call, _ in bundle])
+        except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+            answers = [error] * len(bundle)
+        except asyncio.CancelledError:  # the process ends
+            for _, future in bundle:
+                future.cancel()
+            raise
+        for (_, future), answer in zip(bundle, answers, strict=True):
+            if not future.done():
+                _settle(future, answer)
+
+
+def _settle(future: asyncio.Future[Any], answer: Any) -> None:
+    try:
+        with translated():
+            checked([answer])
+    except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+        future.set_exception(error)
+    else:
+        future.set_result(answer)
