@@ -1,64 +1,67 @@
-"""Calls of many tasks, sent together: one round trip for all that came while the one before was under way.
+"""Calls of many tasks, bundled: those that wait go to Redis together, the next ones while the first are under way.
 
-Alone a call goes at once; under load a round trip's cost, most of what a call costs a process, is shared.
+A command of its own costs the client some 140 us and the server a turn of its loop; a call among others in a bundle
+costs a tenth of it. Whoever is alone is sent at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeAlias
+from typing import Any
 
-from streaming.errors import Unavailable
-from streaming.wire import Call, Wire
+from streaming.wire import Call, Wire, checked, translated
 
-MOST = 64
-"""Calls in one round trip: bounds how long a server is busy with it."""
+MOST_CALLS = 64
+"""In one bundle: a script is not to keep the server from everybody else for long."""
 
-Waiting: TypeAlias = "tuple[Call, asyncio.Future[Any]]"
+Waiting = tuple[Call, "asyncio.Future[Any]"]
 
 
 class Bundle:
-    """For scripts that bear repetition, as everything does that is sent together."""
+    """One per process and script. The script must bear repetition; its calls may run in any order."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._waiting: list[Waiting] = []
-        self._sending: asyncio.Task[None] | None = None
+    def __init__(self, wire: Wire, script: str) -> None:
+        self._wire, self._script = wire, script
+        self._waiting: dict[int, list[Waiting]] = {}
+        """By partition: one that is slow, or down, keeps no other waiting."""
+        self._senders: dict[int, asyncio.Task[None]] = {}
 
-    async def call(self, script: str, partition: int, *args: str | bytes | int) -> Any:
-        """As Wire.call. Raises Unavailable, Fenced; Unavailable strikes all that were sent together."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((script, partition, args), answer))
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
-        return await answer
+    async def call(self, partition: int, *args: str | bytes | int) -> Any:
+        """The answer to this call alone. Raises Unavailable."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(partition, []).append(((self._script, partition, args), future))
+        if partition not in self._senders:
+            self._senders[partition] = asyncio.create_task(self._send(partition))
+        return await future
 
-    async def _send(self) -> None:
+    async def _send(self, partition: int) -> None:
+        """Until nothing waits any more."""
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-                await self._answer(batch)
+            while waiting := self._waiting.get(partition):
+                bundle, self._waiting[partition] = waiting[:MOST_CALLS], waiting[MOST_CALLS:]
+                await self._deliver(bundle)
         finally:
-            self._sending = None
-            for _, answer in self._waiting:  # none, unless this was stopped
-                answer.cancel()
+            del self._senders[partition]
 
-    async def _answer(self, batch: list[Waiting]) -> None:
+    async def _deliver(self, bundle: list[Waiting]) -> None:
         try:
-            answers = await self._wire.calls([call for call, _ in batch])
-        except Exception as error:  # noqa: BLE001 - handed on to whoever waits for the answer
-            if len(batch) > 1 and not isinstance(error, Unavailable):
-                for one in batch:  # one of them is at fault: the others are not to suffer for it
-                    await self._answer([one])
-                return
-            for _, waiting in batch:
-                if not waiting.done():
-                    waiting.set_exception(error)
-            return
-        except BaseException:
-            for _, waiting in batch:
-                waiting.cancel()
+            answers = await self._wire.outcomes([call for call, _ in bundle])
+        except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+            answers = [error] * len(bundle)
+        except asyncio.CancelledError:  # the process ends
+            for _, future in bundle:
+                future.cancel()
             raise
-        for (_, waiting), answer in zip(batch, answers, strict=True):
-            if not waiting.done():
-                waiting.set_result(answer)
+        for (_, future), answer in zip(bundle, answers, strict=True):
+            if not future.done():
+                _settle(future, answer)
+
+
+def _settle(future: asyncio.Future[Any], answer: Any) -> None:
+    try:
+        with translated():
+            checked([answer])
+    except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+        future.set_exception(error)
+    else:
+        future.set_result(answer)

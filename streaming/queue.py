@@ -30,10 +30,11 @@ class Accepted:
 
 
 class Queue:
-    """Many may share a wire. Puts that come together go out together."""
+    """Many may share a wire; puts through one of them go to Redis together."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire, self._puts = wire, Bundle(wire)
+        self._wire = wire
+        self._puts = Bundle(wire, "put")
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
         """A fresh job id. The partition follows from tenant and key, so that equal keys meet in one place."""
@@ -71,10 +72,10 @@ class Queue:
             _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
         )  # fmt: skip
         try:
-            return list(await self._puts.call("put", self._partition(job.id), *args))
+            return list(await self._puts.call(self._partition(job.id), *args))
         except Unavailable:
             await asyncio.sleep(0.05)
-            return list(await self._puts.call("put", self._partition(job.id), *args))
+            return list(await self._puts.call(self._partition(job.id), *args))
 
     async def cancel(self, job_id: str) -> State:
         """Cancel a job; returns the state it was found in. Waiting jobs have ended on return, running ones will in a

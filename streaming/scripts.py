@@ -39,6 +39,20 @@ NAMES = (
     "rewound",
 )
 
+EACH = """
+local answers, at = {}, 1
+while at <= #ARGV do
+  local last, arguments = at + tonumber(ARGV[at]), {}
+  for place = at + 1, last do arguments[place - at] = ARGV[place] end
+  local ran, answer = pcall(run, arguments)
+  if not ran and type(answer) ~= 'table' then answer = redis.error_reply(answer) end
+  answers[#answers + 1], at = answer, last + 1
+end
+return answers
+"""
+"""Behind every script: it is given the arguments of one call after the other, each after their number, and answers each
+call as if it had come alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -58,5 +72,6 @@ def load_scripts() -> dict[str, Script]:
 
 def _script(name: str, text: str, shared: str) -> Script:
     first, _, rest = text.partition("\n")
-    source = f"{first}\n{shared}{rest}" if first.startswith("#!") else f"{shared}{text}"
+    flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
+    source = f"{flags}{shared}local function run(ARGV)\n{body}\nend\n{EACH}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -10,6 +10,8 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 from redis.asyncio.client import PubSub
@@ -75,16 +77,23 @@ class Wire:
         Several sent together must bear repetition. At D3 what KEPT names is answered once a replica has it.
         Raises Unavailable (some of them may have run), Fenced.
         """
+        answers = await self.outcomes(calls)
+        with translated():
+            checked(answers)
+        if b"fenced" in answers:
+            raise Fenced("the lease of this worker was taken from it")
+        return answers
+
+    async def outcomes(self, calls: Sequence[Call]) -> list[Any]:
+        """The same for calls that have nothing to do with each other: the error answer of one stands in its place, as
+        the client library made it. Raises Unavailable."""
         with translated():
             answers = await self._run(calls)
             if moved := _moved(answers):
                 for error in moved:
                     await self._topology.follow(error)
                 answers = await self._run(calls)
-            checked(answers)
-        if b"fenced" in answers:
-            raise Fenced("the lease of this worker was taken from it")
-        return answers
+            return answers
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Each server's part at the same time; answers and error answers."""
@@ -106,7 +115,8 @@ class Wire:
         return answers
 
     async def _run_at(self, place: str, calls: Sequence[Call]) -> list[Any]:
-        commands = [self._evalsha(call) for call in calls]
+        groups = [list(group) for _, group in groupby(calls, itemgetter(0, 1))]
+        commands = [self._evalsha(group) for group in groups]
         if promised := self._is_promise(calls):
             # WAIT counts only what its own connection wrote, and a repeated script writes nothing.
             commands.append(("SET", partition_key(calls[0][1], "mark"), 1))
@@ -118,14 +128,16 @@ class Wire:
             answers = await self._topology.run(place, commands)
         if promised and not _moved(answers) and checked(answers)[-1] < 1:
             raise Unavailable("no replica has it yet, which redis.durability D3 asks for")
-        return answers[: len(calls)]
+        return _by_call(groups, answers)
 
     def _is_promise(self, calls: Sequence[Call]) -> bool:
         return self.settings.durability == "D3" and any(script in KEPT for script, _, _ in calls)
 
-    def _evalsha(self, call: Call) -> Command:
-        script, partition, args = call
-        return ("EVALSHA", self._scripts[script].sha, 1, prefix(partition), *args)
+    def _evalsha(self, calls: Sequence[Call]) -> Command:
+        """Of one script and partition: one command, whatever their number (a command costs more than a call in it)."""
+        script, partition, _ = calls[0]
+        words = chain.from_iterable((len(args), *args) for _, _, args in calls)
+        return ("EVALSHA", self._scripts[script].sha, 1, prefix(partition), *words)
 
     async def ping(self) -> None:
         """Raises Unavailable."""
@@ -197,6 +209,14 @@ def _setting(answer: Any) -> str:
 
 def _is_online(value: object) -> bool:
     return isinstance(value, dict) and value.get("state") == "online"
+
+
+def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:
+    """What each call was answered; an error of a command is that of each of its calls."""
+    found: list[Any] = []
+    for group, answer in zip(groups, answers, strict=False):
+        found += [answer] * len(group) if isinstance(answer, Exception) else answer
+    return found
 
 
 def _moved(answers: list[Any]) -> list[MovedError]:

@@ -1,0 +1,99 @@
+"""Calls of many tasks in one round trip: each gets its own answer, and only its own error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from redis.exceptions import ResponseError
+
+from streaming.bundle import MOST_CALLS
+from streaming.errors import LaneFull, Unavailable
+from streaming.keys import partition_key
+from streaming.messages import Job, Priority, Text
+from streaming.queue import Queue
+from streaming.settings import WireSettings
+from streaming.wire import Call, Wire
+
+
+class Counted(Wire):
+    """Counts the calls of each round trip, and can be made to wait or to fail."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.trips: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.down = False
+
+    async def outcomes(self, calls: Sequence[Call]) -> list[Any]:
+        self.trips.append(len(calls))
+        await self.gate.wait()
+        if self.down:
+            raise Unavailable("Redis does not answer")
+        return await super().outcomes(calls)
+
+
+@pytest.fixture
+async def wire(redis_url: str) -> AsyncIterator[Counted]:
+    wire = Counted.open(WireSettings(url=redis_url, lane_limit=3))
+    assert isinstance(wire, Counted)
+    yield wire
+    await wire.close()
+
+
+def a_job(queue: Queue, model: str) -> Job:
+    return Job(id=queue.new_id("t"), model=model, tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
+
+
+async def test_what_waits_while_one_is_under_way_goes_together(wire: Counted) -> None:
+    queue = Queue(wire)
+    wire.gate.clear()
+    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(MOST_CALLS + 3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    late = asyncio.create_task(queue.put(a_job(queue, "late")))
+    wire.gate.set()
+    accepted = await asyncio.gather(*puts, late)
+    assert len({each.id for each in accepted}) == MOST_CALLS + 4
+    assert wire.trips == [MOST_CALLS, 4]
+
+
+async def test_each_is_refused_for_itself(wire: Counted) -> None:
+    """One lane is full, the others are not."""
+    queue = Queue(wire)
+    models = ["full"] * 5 + ["other"] * 2
+    outcomes = await asyncio.gather(*(queue.put(a_job(queue, each)) for each in models), return_exceptions=True)
+    assert [isinstance(outcome, LaneFull) for outcome in outcomes] == [False] * 3 + [True] * 2 + [False] * 2
+
+
+async def test_one_that_breaks_in_the_script_breaks_no_other(wire: Counted) -> None:
+    """The lane of one model is not a stream."""
+    queue = Queue(wire)
+    await wire.redis.set(partition_key(0, "lane", "broken", "standard"), "no stream")
+    models = ["fine", "broken", "fine"]
+    outcomes = await asyncio.gather(*(queue.put(a_job(queue, each)) for each in models), return_exceptions=True)
+    assert isinstance(outcomes[1], ResponseError) and "WRONGTYPE" in str(outcomes[1])
+    assert not isinstance(outcomes[0], Exception) and not isinstance(outcomes[2], Exception)
+
+
+async def test_a_store_that_is_down_is_told_to_all_and_asked_again_by_the_next(wire: Counted) -> None:
+    queue = Queue(wire)
+    wire.down = True
+    puts = (queue.put(a_job(queue, "m")) for _ in range(3))
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+    wire.down = False
+    assert (await queue.put(a_job(queue, "m"))).waiting == 0
+
+
+async def test_a_caller_that_leaves_takes_nobody_with_it(wire: Counted) -> None:
+    queue = Queue(wire)
+    wire.gate.clear()
+    leaving, staying = (asyncio.create_task(queue.put(a_job(queue, "m"))) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    wire.gate.set()
+    assert (await staying).created_ms > 0
