@@ -191,3 +191,83 @@ def test_other_deltas_in_the_place_of_given_ones_stop_the_stream() -> None:
     assert not inbox.rewound
     inbox.push(delta("j", 3), ("second", 1))
     assert inbox.rewound
+
+
+async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(wire: Wire, relay: Relay) -> None:
+    """Lost frames included: they are poured from the log, in their place."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    running = await Running.begin(wire, relay, job_id)
+    seen: list[int] = []
+    ends: list[Terminal] = []
+
+    def sink(rows: list[Delta], terminal: Terminal | None) -> bool:
+        seen.extend(row.seq for row in rows)
+        ends.extend([terminal] if terminal else [])
+        return True
+
+    pouring = asyncio.create_task(inbox.pour(sink))
+    for _ in range(10):
+        await running.write(2, relay.address)
+        await running.write(1, "-")
+    await running.finish()
+    await asyncio.wait_for(pouring, 20)
+    assert seen == list(range(1, 31)) and [end.state for end in ends] == [State.COMPLETED]
+
+
+async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: Wire, relay: Relay) -> None:
+    """A congested connection: what comes meanwhile waits for `take` or the next `pour`."""
+    inbox = Inbox("j")
+    for seq in (1, 2):
+        inbox.push(delta("j", seq))
+    seen: list[int] = []
+
+    def full(rows: list[Delta], _: Terminal | None) -> bool:
+        seen.extend(row.seq for row in rows)
+        return False
+
+    await asyncio.wait_for(inbox.pour(full), 20)
+    inbox.push(delta("j", 3))
+    inbox.tell()
+    assert seen == [1, 2]
+    rows, _ = await inbox.take(1)
+    assert [row.seq for row in rows] == [3]
+
+
+async def test_a_sink_that_fails_fails_its_own_reader_alone(wire: Wire, relay: Relay) -> None:
+    """One frame for two readers: the fault of the first is raised where it pours, the second gets everything."""
+    job_id = Queue(wire).new_id("t")
+    first, second = relay.open(job_id), relay.open(job_id)
+    running = await Running.begin(wire, relay, job_id)
+
+    def faulty(rows: list[Delta], _: Terminal | None) -> bool:
+        raise LookupError("rendering failed")
+
+    pouring = asyncio.create_task(first.pour(faulty))
+    await asyncio.sleep(0)
+    await running.write(3, relay.address)
+    await running.finish()
+    with pytest.raises(LookupError, match="rendering failed"):
+        await asyncio.wait_for(pouring, 20)
+    assert await read_all(second) == [1, 2, 3]
+
+
+async def test_a_reader_who_leaves_ends_the_pouring() -> None:
+    inbox = Inbox("j")
+    pouring = asyncio.create_task(inbox.pour(lambda *_: True))
+    await asyncio.sleep(0)
+    inbox.hang_up()
+    await asyncio.wait_for(pouring, 20)
+    assert inbox.hung_up and inbox.terminal is None
+
+
+def test_a_stream_whose_deltas_come_is_not_looked_up() -> None:
+    """Silence is what makes a reader doubt; a gap does so at once."""
+    inbox = Inbox("j")
+    inbox.push(delta("j", 1))
+    assert not inbox.is_due(100.0, 2.0)
+    assert inbox.is_due(103.0, 2.0)
+    inbox.push(delta("j", 2))
+    assert not inbox.is_due(103.0, 2.0)
+    inbox.push(delta("j", 4))
+    assert inbox.is_due(103.1, 2.0)

@@ -1,0 +1,109 @@
+"""The short way for tokens, on a real server and real sockets: order, a reader who is behind, a client who leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from api.connection import Connection
+
+
+@dataclass
+class Door:
+    """An ASGI application that begins a body and then leaves the connection to the test."""
+
+    connection: Connection | None = None
+    lost: list[bool] = field(default_factory=list)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope["state"]["connection"]
+        connection.watch(lambda: self.lost.append(True))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"<", "more_body": True})
+        self.connection = connection
+        await self.go_on.wait()
+        await send({"type": "http.response.body", "body": b">", "more_body": False})
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[tuple[Door, int]]:
+    door = Door()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+        listener.listen()
+        config = uvicorn.Config(door, http=Connection, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server._serve([listener]))
+        yield door, listener.getsockname()[1]
+        server.should_exit = True
+        door.go_on.set()
+        await asyncio.wait_for(serving, 20)
+
+
+async def soon(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def asking(door: Door, port: int) -> AsyncIterator[tuple[asyncio.StreamReader, Connection]]:
+    """A client that has read the head of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    await soon(lambda: door.connection is not None)
+    assert door.connection is not None
+    try:
+        yield reader, door.connection
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """Up to the end of the body."""
+    body = b""
+    while not body.endswith(b"\r\n0\r\n\r\n"):
+        body += await asyncio.wait_for(reader.read(2**14), 20)
+    return body
+
+
+async def test_chunks_stand_between_what_is_sent_before_and_after(door: tuple[Door, int]) -> None:
+    async with asking(*door) as (reader, connection):
+        assert connection.write_chunk(b"a" * 17) and connection.write_chunk(b"b")
+        door[0].go_on.set()
+        assert await rest(reader) == b"1\r\n<\r\n11\r\n" + b"a" * 17 + b"\r\n1\r\nb\r\n1\r\n>\r\n0\r\n\r\n"
+
+
+async def test_a_reader_who_is_behind_gets_nothing_more_until_there_is_room(door: tuple[Door, int]) -> None:
+    async with asking(*door) as (reader, connection):
+        written = 0
+        while connection.write_chunk(b"%08d" % written + b"." * 4088):
+            written += 1
+            await asyncio.sleep(0)
+            assert written < 100_000, "the connection never says that it is congested"
+        body = b""
+        while not connection.write_chunk(b"after"):
+            body += await asyncio.wait_for(reader.read(2**14), 20)
+        door[0].go_on.set()
+        body += await rest(reader)
+        numbers = [int(line[:8]) for line in body.split(b"\r\n") if line.endswith(b"....")]
+        assert numbers == list(range(written))
+        assert body.endswith(b"5\r\nafter\r\n1\r\n>\r\n0\r\n\r\n")
+
+
+async def test_a_client_who_leaves_is_told_of_at_once(door: tuple[Door, int]) -> None:
+    async with asking(*door) as (_, connection):
+        pass
+    await soon(lambda: door[0].lost == [True])
+    assert connection.write_chunk(b"to nobody"), "a lost client is no congestion"
