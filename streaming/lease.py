@@ -62,6 +62,15 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What the server says of a job that it counts as this worker's."""
+
+    attempt: int
+    cancelled: bool
+    """Somebody has asked for its end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The end of a claimed job."""
 
@@ -130,13 +139,14 @@ class Lease:
             args += [address, encode(Frame(self.id, number, tuple(deltas)))]
         return ("append", partition, args)
 
-    def finish_call(self, finish: Finish) -> Call:
-        """The terminal record and the acknowledgement for `calls`; harmless when repeated."""
-        end = finish.terminal
-        record = encode(end)
-        message = record if finish.with_rows else encode(without_rows(end))
-        args = (self.id, end.job, finish.attempt, end.state, record, message, end.first_ms or "", finish.dead)
-        return ("finish", partition_of(end.job) or 0, args)
+    def finish_call(self, *finishes: Finish) -> Call:
+        """Terminal records and acknowledgements of jobs of one partition for `calls`; harmless when repeated."""
+        args: list[str | bytes | int] = [self.id]
+        for finish in finishes:
+            end = finish.terminal
+            message = b"" if finish.with_rows else encode(without_rows(end))
+            args += [end.job, finish.attempt, end.state, encode(end), message, end.first_ms or "", finish.dead]
+        return ("finish", partition_of(finishes[0].terminal.job) or 0, args)
 
     async def calls(self, calls: Sequence[Call]) -> None:
         """Write appends and finishes, in order, in one round trip.
@@ -149,17 +159,18 @@ class Lease:
         if behind:
             raise Rewound(behind)
 
-    async def beat(self) -> dict[str, bool]:
-        """Renew the lease everywhere; the jobs held as the server sees it, and whether each was cancelled.
+    async def beat(self, partition: int) -> dict[str, Held]:
+        """Renew the lease in a partition; the jobs held there, by id, as the server sees it.
 
         Raises Fenced, Unavailable.
         """
-        answers = await self._wire.calls([("beat", p, (self.id, self._lease_ms)) for p in self._wire.partitions])
-        return {job_id.decode(): bool(cancelled) for held in answers for job_id, cancelled in held}
+        answer = await self._wire.call("beat", partition, self.id, self._lease_ms)
+        return {job_id.decode(): Held(int(attempt), bool(cancelled)) for job_id, attempt, cancelled in answer}
 
-    async def release(self, job_id: str) -> None:
-        """Hand a job back for another worker to go on with. Raises Fenced, Unavailable."""
-        await self._wire.call("release", partition_of(job_id) or 0, self.id, job_id)
+    async def release(self, job_id: str, attempt: int) -> None:
+        """Hand a job back for another worker to go on with. One that arrives late, when this worker holds the job in a
+        later attempt, changes nothing. Raises Fenced, Unavailable."""
+        await self._wire.call("release", partition_of(job_id) or 0, self.id, job_id, attempt)
 
     async def leave(self) -> int:
         """Give the lease up; returns how many jobs are still held (then it is kept). Raises Unavailable."""

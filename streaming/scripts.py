@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -63,15 +64,31 @@ class Script:
     sha: str
 
 
+DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
+
+
 def load_scripts() -> dict[str, Script]:
-    """Read every script and put the key catalogue and the shared functions in front of it."""
+    """Read every script and put in front of it what it uses of the key catalogue and the shared functions."""
     folder = files("streaming") / "lua"
     shared = lua_prelude() + (folder / "prelude.lua").read_text(encoding="utf-8")
     return {name: _script(name, (folder / f"{name}.lua").read_text(encoding="utf-8"), shared) for name in NAMES}
 
 
 def _script(name: str, text: str, shared: str) -> Script:
+    used = _used(text, shared)
     first, _, rest = text.partition("\n")
     flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
-    source = f"{flags}{shared}local function run(ARGV)\n{body}\nend\n{EACH}"
+    source = f"{flags}{used}local function run(ARGV)\n{body}\nend\n{EACH}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def _used(text: str, shared: str) -> str:
+    """The shared definitions that a script names, and what these name. Each runs anew with every call: all of them
+    cost as much as a short script does."""
+    _, *parts = DEFINITION.split(shared)
+    names, used = set(re.findall(r"\w+", text)), []
+    for name, definition in zip(parts[-2::-2], parts[-1::-2], strict=True):
+        if name in names:
+            used.append(definition)
+            names.update(re.findall(r"\w+", definition))
+    return "".join(reversed(used))

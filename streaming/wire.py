@@ -97,11 +97,12 @@ class Wire:
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Each server's part at the same time; answers and error answers."""
-        parts: dict[str, list[int]] = {}
-        for number, (_, partition, _) in enumerate(calls):
-            parts.setdefault(await self._topology.place(prefix(partition)), []).append(number)
+        places = {p: await self._topology.place(prefix(p)) for p in {partition for _, partition, _ in calls}}
+        parts: dict[str, list[int]] = {place: [] for place in places.values()}
         if len(parts) == 1:
             return await self._run_at(next(iter(parts)), calls)
+        for number, (_, partition, _) in enumerate(calls):
+            parts[places[partition]].append(number)
         done = await asyncio.gather(
             *(self._run_at(place, [calls[number] for number in part]) for place, part in parts.items()),
             return_exceptions=True,

@@ -141,7 +141,7 @@ class Flow:
                 for claim in claimed.jobs:
                     assert isinstance(claim, Claim)
                     await self._run(lease, partition, claim)
-            await _strays_handed_back(lease)
+            await _strays_handed_back(lease, self._wire.partitions)
             await asyncio.sleep(PAUSE_S)
 
     async def _run(self, lease: Lease, partition: int, claim: Claim) -> None:
@@ -183,11 +183,12 @@ async def _beside(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
                 raise result
 
 
-async def _strays_handed_back(lease: Lease) -> None:
+async def _strays_handed_back(lease: Lease, partitions: range) -> None:
     """Between claims nothing is held: what the server still counts as ours is a claim whose answer was lost."""
     with suppress(Unavailable):
-        for job_id in await lease.beat():
-            await lease.release(job_id)
+        for partition in partitions:
+            for job_id, held in (await lease.beat(partition)).items():
+                await lease.release(job_id, held.attempt)
 
 
 async def _repeated(action: Callable[[], Awaitable[T]]) -> T:

@@ -29,7 +29,7 @@ from redis import Redis
 from streaming.errors import Fenced, KeyReused
 from streaming.journal import Journal, Record
 from streaming.keys import channel, partition_key, prefix
-from streaming.lease import SILENT, Claim, Finish, Lease
+from streaming.lease import SILENT, Claim, Finish, Held, Lease
 from streaming.messages import Delta, Frame, Job, Priority, State, Terminal, Text, decode_reply
 from streaming.queue import Queue
 from streaming.reaper import Reaper
@@ -378,6 +378,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(worker.lease.calls([worker.lease.finish_call(self._end(job, attempt, state))]))
         self.touched.add(job_id)
 
+    @precondition(lambda self: any(worker.claims for worker in self.live()))
+    @rule(data=st.data())
+    def release_too_late(self, data: st.DataObject) -> None:
+        """A job that this worker no longer holds, or that it holds in a later attempt, is not handed back by it."""
+        worker = data.draw(st.sampled_from([worker for worker in self.live() if worker.claims]))
+        job_id, claim = data.draw(st.sampled_from(list(worker.claims.items())))
+        attempt = claim.attempt - (self.jobs[job_id].holder is worker)
+        self.run(worker.lease.release(job_id, attempt))
+        self.touched.add(job_id)
+
     @precondition(lambda self: len(self.live()) > 1 and any(job.holder for job in self.jobs.values()))
     @rule(data=st.data())
     def finish_what_another_holds(self, data: st.DataObject) -> None:
@@ -396,9 +406,8 @@ class QueueMachine(RuleBasedStateMachine):
         self._release(worker, self.jobs[data.draw(st.sampled_from(list(worker.held)))])
 
     def _release(self, worker: Worker, job: Expected) -> None:
-        worker.held.pop(job.job.id, None)
-        worker.unheard.pop(job.job.id, None)
-        self.run(worker.lease.release(job.job.id))
+        claim = worker.held.pop(job.job.id, None) or worker.unheard.pop(job.job.id)
+        self.run(worker.lease.release(job.job.id, claim.attempt))
         if job.cancelled:
             self._ended(job, State.CANCELLED, "job_cancelled")
         else:
@@ -409,9 +418,10 @@ class QueueMachine(RuleBasedStateMachine):
     def beat(self, data: st.DataObject) -> None:
         """A worker hears what the store counts as its own, and hands back what it does not know."""
         worker = data.draw(st.sampled_from(self.live()))
-        mine = {job_id: job.cancelled for job_id, job in self.jobs.items() if job.holder is worker}
-        assert self.run(worker.lease.beat()) == mine
-        assert mine.keys() == worker.held.keys() | worker.unheard.keys()
+        claims = worker.held | worker.unheard
+        mine = {job_id: Held(claim.attempt, self.jobs[job_id].cancelled) for job_id, claim in claims.items()}
+        assert self.run(worker.lease.beat(0)) == mine
+        assert mine.keys() == {job_id for job_id, job in self.jobs.items() if job.holder is worker}
         for job_id in list(worker.unheard):
             self._release(worker, self.jobs[job_id])
 
@@ -437,9 +447,9 @@ class QueueMachine(RuleBasedStateMachine):
         tries = {
             "append": lambda: lease.calls([lease.append_call(0, rows, 1)]),
             "finish": lambda: lease.calls([lease.finish_call(self._end(job, attempt, State.COMPLETED))]),
-            "release": lambda: lease.release(job.job.id),
+            "release": lambda: lease.release(job.job.id, attempt),
             "claim": lambda: lease.claim(0, 3),
-            "beat": lease.beat,
+            "beat": lambda: lease.beat(0),
         }
         with pytest.raises(Fenced):
             self.run(tries[data.draw(st.sampled_from(sorted(tries)))]())

@@ -23,7 +23,7 @@ from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.journal import Journal
 from streaming.keys import partition_key, partition_of, prefix
-from streaming.lease import Claim, Lease
+from streaming.lease import Claim, Held, Lease
 from streaming.memory import Headroom
 from streaming.messages import Capabilities, ModelCard, Priority, Process, State
 from streaming.queue import Queue
@@ -146,9 +146,9 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: Wire) ->
         (claim,) = (await lease.claim(partition_of(job.id) or 0, 1)).jobs
         assert isinstance(claim, Claim) and claim.job.id == job.id
         assert await queue.follow(job.id, "somewhere") is State.RUNNING
-    assert set(await lease.beat()) == {job.id for job in jobs[1:]}
     for job in jobs[1:]:
-        await lease.release(job.id)
+        assert await lease.beat(partition_of(job.id) or 0) == {job.id: Held(1, False)}
+        await lease.release(job.id, 1)
     assert await lease.leave() == 0
     assert await DeadLetters(wire).recent(10) == []
     flow = Flow(wire)
@@ -226,7 +226,7 @@ async def test_a_script_one_node_has_forgotten_is_loaded_there(nodes: Nodes, wir
     lease = Lease(wire, MODEL)
     await lease.register()
     ask(nodes.ports[1], "SCRIPT", "FLUSH")
-    assert await lease.beat() == {}
+    assert await lease.leave() == 0
 
 
 async def test_a_slot_moves_under_a_steady_flow(nodes: Nodes, wire: Wire) -> None:

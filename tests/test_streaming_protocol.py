@@ -11,7 +11,7 @@ from streaming.backlog import Backlog
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
 from streaming.journal import Journal
 from streaming.keys import partition_key, prefix
-from streaming.lease import Claim, Claimed, Finish, Lease
+from streaming.lease import Claim, Claimed, Finish, Held, Lease
 from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
 from streaming.queue import Queue
 from streaming.reaper import Reaper, Swept
@@ -98,8 +98,8 @@ async def test_a_fenced_worker_can_write_nothing(wire: Wire) -> None:
         zombie.calls([zombie.append_call(0, {"-": [a_delta(job.id, 1)]}, 1)]),
         zombie.calls([zombie.finish_call(a_finish(claim, 0))]),
         zombie.claim(0, 1),
-        zombie.beat(),
-        zombie.release(job.id),
+        zombie.beat(0),
+        zombie.release(job.id, claim.attempt),
     ]
     for attempt in attempts:
         with pytest.raises(Fenced):
@@ -174,21 +174,21 @@ async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: Wire) -> 
     assert await queue.cancel(running.id) is State.RUNNING
     assert (await journal.record(waiting.id)).state is State.CANCELLED
     assert (await lease.claim(0, 5)).jobs == []
-    assert await lease.beat() == {running.id: True}
+    assert await lease.beat(0) == {running.id: Held(1, True)}
     with pytest.raises(UnknownJob):
         await queue.cancel(queue.new_id("t"))
 
 
-async def test_a_released_job_is_not_counted_as_an_attempt(wire: Wire) -> None:
-    """A drained worker's job goes to the next worker with its attempt number unchanged."""
+async def test_a_released_job_is_not_counted_as_a_loss(wire: Wire) -> None:
+    """A drained worker's job goes to the next worker, in its next attempt, and may be handed on for ever."""
     queue = Queue(wire)
     await queue.put(a_job(queue))
-    leaving = await a_lease(wire)
-    claim = await claim_one(leaving)
-    assert await leaving.leave() == 1
-    await leaving.release(claim.job.id)
-    assert await leaving.leave() == 0
-    assert (await claim_one(await a_lease(wire))).attempt == 1
+    for attempt in range(1, wire.settings.max_attempts + 3):
+        leaving = await a_lease(wire)
+        claim = await claim_one(leaving)
+        assert claim.attempt == attempt and await leaving.leave() == 1
+        await leaving.release(claim.job.id, claim.attempt)
+        assert await leaving.leave() == 0
 
 
 async def test_time_in_the_queue_is_limited_by_the_servers_clock(wire: Wire) -> None:
@@ -344,7 +344,7 @@ async def test_a_suspect_that_is_handed_back_stays_one(wire: Wire) -> None:
     assert (await drained.claim(0, 1)).suspects
     (suspect,) = (await drained.claim(0, 1, alone=True)).jobs
     assert isinstance(suspect, Claim) and not (await heir.claim(0, 1)).suspects
-    await drained.release(suspect.job.id)
+    await drained.release(suspect.job.id, suspect.attempt)
     assert await drained.leave() == 0
     assert await heir.claim(0, 1) == Claimed([], suspects=True)
     assert len((await heir.claim(0, 1, alone=True)).jobs) == 1

@@ -9,7 +9,7 @@ from flow import a_job
 
 from streaming.journal import Journal
 from streaming.keys import GROUP, partition_key
-from streaming.lease import Claim, Finish, Lease
+from streaming.lease import Claim, Finish, Held, Lease
 from streaming.messages import State, Terminal
 from streaming.queue import Queue
 from streaming.reaper import Reaper
@@ -58,9 +58,25 @@ async def test_a_finish_behind_the_hand_back_leaves_the_job_in_the_queue(wire: W
     queue, leaving = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     claim = await claim_one(leaving)
-    await leaving.release(job_id)
+    await leaving.release(job_id, claim.attempt)
     await finish(leaving, job_id, claim.attempt)
     assert (await claim_one(await a_lease(wire))).job.id == job_id
+
+
+async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: Wire) -> None:
+    """The same worker has claimed the job again: what it sent before, of the attempt before, hands nothing back."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    job_id = (await queue.put(a_job(queue))).id
+    first = await claim_one(lease)
+    await lease.release(job_id, first.attempt)
+    second = await claim_one(lease)
+    assert (second.job.id, second.attempt) == (job_id, first.attempt + 1)
+    await lease.release(job_id, first.attempt)
+    assert await state_of(wire, job_id) is State.RUNNING and await lease.beat(0) == {job_id: Held(2, False)}
+    await finish(lease, job_id, first.attempt)  # its end neither
+    assert await state_of(wire, job_id) is State.RUNNING
+    await lease.release(job_id, second.attempt)
+    assert await state_of(wire, job_id) is State.QUEUED and await lease.beat(0) == {}
 
 
 async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: Wire) -> None:
@@ -110,7 +126,7 @@ async def test_a_clients_clock_decides_nothing(wire: Wire, monkeypatch: pytest.M
     lease, queue = await a_lease(wire), Queue(wire)
     job_id = (await queue.put(a_job(queue, job_id=queue.new_id("t")))).id
     await claim_one(lease)
-    assert await lease.beat() == {job_id: False}
+    assert await lease.beat(0) == {job_id: Held(1, False)}
     assert not await Reaper(wire).sweep()
     await wire.redis.zadd(partition_key(0, "leases"), {lease.id: await wire.now_ms() - 1})
     assert (await Reaper(wire).sweep()).requeued == 1

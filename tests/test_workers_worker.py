@@ -14,7 +14,7 @@ from streaming.deadletters import DeadLetters
 from streaming.errors import Fenced
 from streaming.journal import Journal, Record
 from streaming.keys import partition_key
-from streaming.lease import Lease
+from streaming.lease import Held, Lease
 from streaming.messages import Chat, Delta, Job, Priority, Sampling, State, Text, Turn
 from streaming.queue import Queue
 from streaming.reaper import Reaper
@@ -192,7 +192,7 @@ async def test_a_drained_worker_finishes_or_hands_over(wire: Wire, start: Start)
     await asyncio.wait_for(first.task, 20)
     assert (await ended(wire, short.id)).state is State.COMPLETED
     handed = await Journal(wire).record(long.id)
-    assert handed.state is State.QUEUED and handed.attempt == 0
+    assert handed.state is State.QUEUED and handed.attempt == 1
     await start()
     record = await ended(wire, long.id)
     assert text_of(record) == expected("long", 600)
@@ -253,7 +253,7 @@ async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: Wire, start: S
 
     async def back() -> bool:
         record = await Journal(wire).record(job.id)
-        return record.state is State.QUEUED and record.attempt == 0
+        return record.state is State.QUEUED and record.attempt == 1
 
     await until(back)
 
@@ -269,15 +269,15 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
     await queue.put(job)
     await lost.register()
     await lost.claim(0, 1)
-    await lost.release(job.id)
+    await lost.release(job.id, 1)
     running = await start()
     worker, beats = running.worker, 0
     read, beat = worker._journal.deltas, worker.lease.beat
     several = asyncio.Event()
 
-    async def counted() -> dict[str, bool]:
+    async def counted(partition: int) -> dict[str, Held]:
         nonlocal beats
-        held = await beat()
+        held = await beat(partition)
         beats += job.id in held
         if beats == 4:
             several.set()
@@ -290,7 +290,7 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
     worker.lease.beat = counted  # type: ignore[method-assign]
     worker._journal.deltas = slow  # type: ignore[method-assign]
     record = await ended(wire, job.id)
-    assert record.state is State.COMPLETED and record.attempt == 1 and len(record.runs) == 2
+    assert record.state is State.COMPLETED and record.attempt == 2 and len(record.runs) == 2
     assert text_of(record) == expected("slow", 30)
 
 
@@ -306,9 +306,9 @@ async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: Wire, 
         await asyncio.wait_for(refused.wait(), 20)
         return held
 
-    async def beaten() -> dict[str, bool]:
+    async def beaten(partition: int) -> dict[str, Held]:
         try:
-            return await beat()
+            return await beat(partition)
         except Fenced:
             refused.set()
             raise

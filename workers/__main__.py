@@ -73,7 +73,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     process = WorkerProcess(args.id, model, config, engine, metrics, lifeline)
     try:
-        code = asyncio.run(process.run())
+        with asyncio.Runner(loop_factory=_loop) as runner:
+            code = runner.run(process.run())
     finally:
         metrics.close()
     if code == EXIT_LOST:
@@ -200,6 +201,15 @@ class WorkerProcess:
             slots=stats.slots if stats else 0,
             running=stats.running if stats else 0,
         )
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """uvloop, where it is to be had."""
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _check(wire: Wire) -> None:

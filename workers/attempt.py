@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from streaming.keys import partition_of
 from streaming.lease import SILENT, Claim
 from streaming.messages import Chat, Delta, Failure, State, Terminal, Text, Turn, Usage
 from workers.engine import Piece, Request
@@ -24,11 +25,15 @@ class Attempt:
     def __init__(self, claim: Claim, history: Sequence[Delta]) -> None:
         self.claim = claim
         self.job = claim.job
+        self.partition = partition_of(self.job.id) or 0
         self.rows = list(history)
+        self.seq = history[-1].seq if history else 0
+        """The last delta's number."""
         self.first_ms = 0
         self.deadline: asyncio.TimerHandle | None = None
         """Of the worker's, kept here so that it ends with the attempt."""
-        self._addresses = list(claim.reply) if claim.job.stream else []
+        self.addresses: Sequence[str] = (claim.reply if claim.job.stream else ()) or (SILENT,)
+        """Where its deltas go."""
         self._finishes = [""] * self.job.choices
         for row in history:
             if row.finish:
@@ -40,10 +45,6 @@ class Attempt:
         """Choices the engine still owes a last piece."""
 
     @property
-    def seq(self) -> int:
-        return self.rows[-1].seq if self.rows else 0
-
-    @property
     def over(self) -> bool:
         """Every request has had its last piece."""
         return not self._open
@@ -52,26 +53,21 @@ class Attempt:
     def stopped(self) -> bool:
         return self._stopped is not None
 
-    @property
-    def addresses(self) -> Sequence[str]:
-        """Where its deltas go."""
-        return self._addresses or (SILENT,)
-
     def follow(self, address: str) -> None:
         """One more reader."""
-        if address not in self._addresses:
-            self._addresses.append(address)
+        if address not in self.addresses:
+            self.addresses = (*(known for known in self.addresses if known != SILENT), address)
 
-    def requests(self) -> list[Request]:
-        """What is still to be generated: one request for each choice that has not finished."""
-        requests = []
+    def requests(self) -> dict[int, Request]:
+        """What is still to be generated: by its index, a request for each choice that has not finished."""
+        requests = {}
         for index in range(self.job.choices):
             past = [(row.text, row.ids, row.n) for row in self.rows if row.index == index]
             if not self._finishes[index] and self._spent(past):
                 self._finishes[index] = "length"
             if not self._finishes[index]:
-                requests.append(self._request(index, past))
-        self._open = {index_of(request.id) for request in requests}
+                requests[index] = self._request(index, past)
+        self._open = set(requests)
         return requests
 
     def _spent(self, past: Sequence[tuple[str, Sequence[int], int]]) -> bool:
@@ -80,11 +76,15 @@ class Attempt:
 
     def _request(self, index: int, past: Sequence[tuple[str, Sequence[int], int]]) -> Request:
         sampling = self.job.sampling
-        copy = index % sampling.n
-        # Copies of one prompt must differ: each has a seed of its own.
-        seed = None if sampling.seed is None else sampling.seed + copy
-        sampling = msgspec.structs.replace(sampling, n=1, seed=seed)
-        return Request(f"{self.job.id}/{index}", self._prompt(index // self.job.sampling.n), sampling, past)
+        prompt = self._prompt(index // sampling.n)
+        if sampling.n > 1:
+            # Copies of one prompt must differ: each has a seed of its own.
+            seed = None if sampling.seed is None else sampling.seed + index % sampling.n
+            sampling = msgspec.structs.replace(sampling, n=1, seed=seed)
+        return Request(self._request_id(index), prompt, sampling, past)
+
+    def _request_id(self, index: int) -> str:
+        return f"{self.job.id}/{index}"
 
     def _prompt(self, number: int) -> Sequence[Turn] | str | Sequence[int]:
         match self.job.prompt:
@@ -97,30 +97,34 @@ class Attempt:
 
     def live_ids(self) -> list[str]:
         """Engine ids of the requests that are not over."""
-        return [f"{self.job.id}/{index}" for index in self._open]
+        return [self._request_id(index) for index in self._open]
 
-    def take(self, piece: Piece, now_ms: int) -> Delta | None:
-        """One piece as a numbered delta, or None if it shows nothing. What comes after a stop is not shown."""
-        index = index_of(piece.id)
-        if piece.last:
-            self._open.discard(index)
-            self._prompt_tokens[index] = piece.prompt_tokens
-            self._cached_tokens[index] = piece.cached_tokens
-        if self._stopped is not None:
+    def take(self, index: int, piece: Piece, now_ms: int) -> Delta | None:
+        """One piece of one choice as a numbered delta, or None if it shows nothing. What comes after a stop is not
+        shown. Done once a token."""
+        finish = piece.finish
+        if finish or piece.failure is not None:
+            self._close(index, piece)
+        if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids):
             return None
-        if piece.failure is not None:
-            self.stop(State.FAILED, piece.failure)
-            return None
-        if piece.finish == "cancelled":
-            self.stop(State.CANCELLED, CANCELLED)
-            return None
-        if not (piece.text or piece.ids or piece.n or piece.finish):
-            return None
-        self.first_ms = self.first_ms or now_ms
-        delta = Delta(self.job.id, self.seq + 1, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs)
-        self._finishes[index] = piece.finish
+        if not self.first_ms:
+            self.first_ms = now_ms
+        self.seq += 1
+        delta = Delta(self.job.id, self.seq, index, piece.text, piece.ids, piece.n, finish, piece.logprobs)
         self.rows.append(delta)
         return delta
+
+    def _close(self, index: int, piece: Piece) -> None:
+        """Take note of a choice's last piece."""
+        self._open.discard(index)
+        self._prompt_tokens[index] = piece.prompt_tokens
+        self._cached_tokens[index] = piece.cached_tokens
+        if piece.failure is not None:
+            self.stop(State.FAILED, piece.failure)
+        elif piece.finish == "cancelled":
+            self.stop(State.CANCELLED, CANCELLED)
+        elif self._stopped is None:
+            self._finishes[index] = piece.finish
 
     def stop(self, state: State, failure: Failure) -> None:
         """Nothing more is shown; the first reason stands. The engine still owes its last pieces."""
@@ -154,13 +158,3 @@ class Attempt:
             completion=sum(row.n for row in self.rows),
             cached=sum(max(self._cached_tokens[first : first + n]) for first in prompts),
         )
-
-
-def index_of(request_id: str) -> int:
-    """The choice an engine id stands for."""
-    return int(request_id.rpartition("/")[2])
-
-
-def job_of(request_id: str) -> str:
-    """The job an engine id stands for."""
-    return request_id.rpartition("/")[0]

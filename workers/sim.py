@@ -14,7 +14,9 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from streaming.messages import Capabilities, Failure, ModelCard, Turn
 from workers.engine import Health, Piece, Refused, Request, Stats, Step
@@ -28,6 +30,8 @@ WORDS = tuple(
 
 DEFAULT_MAX_TOKENS = 128
 HUNG_AFTER_S = 10.0
+LOOK_S = 0.001
+"""How often an engine whose steps take no time looks whether a prefill is done."""
 
 FAULT = re.compile(r"\[\[(crash|hang|fail)@(\d+)\]\]")
 
@@ -41,8 +45,11 @@ def prompt_text(prompt: Sequence[Turn] | str | Sequence[int]) -> str:
 
 def token_text(prompt: str, index: int) -> str:
     """What the simulated model says as token `index` (from 0) after `prompt`."""
-    word = WORDS[zlib.crc32(f"{prompt}{index}".encode()) % len(WORDS)]
-    return f"{' ' if index else ''}{word}{index}"
+    return _spoken(zlib.crc32(f"{prompt}{index}".encode()), index)
+
+
+def _spoken(number: int, index: int) -> str:
+    return f"{' ' if index else ''}{WORDS[number % len(WORDS)]}{index}"
 
 
 def count_tokens(prompt: str) -> int:
@@ -50,20 +57,21 @@ def count_tokens(prompt: str) -> int:
     return max(1, len(prompt) // 4)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sequence:
     """One request on its way. `done` counts tokens of earlier attempts too."""
 
-    request: Request
-    prompt: str
+    id: str
+    crc: int
+    """Of the prompt: with it the checksum of a token needs only the token's number."""
     prompt_tokens: int
     max_tokens: int
     done: int
-    gate: TokenGate
+    gate: TokenGate | None
+    """None: there are no stop strings."""
     fault: tuple[str, int] | None
     ready_at: float = 0.0
     cancelled: bool = False
-    started: bool = False
 
     @property
     def used(self) -> int:
@@ -76,10 +84,12 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Batch:
-    """What is in flight and what waits for slots or cache, oldest first."""
+    """What is in flight (by id) and what waits for slots or cache, oldest first; and what this step takes out."""
 
-    running: list[_Sequence] = field(default_factory=list)
+    running: dict[str, _Sequence] = field(default_factory=dict)
     waiting: deque[_Sequence] = field(default_factory=deque)
+    cancelled: list[_Sequence] = field(default_factory=list)
+    ended: list[_Sequence] = field(default_factory=list)
 
 
 class SimEngine:
@@ -115,8 +125,10 @@ class SimEngine:
         self._work.set()
 
     def cancel(self, request_id: str) -> None:
-        if sequence := self._by_id.get(request_id):
+        sequence = self._by_id.get(request_id)
+        if sequence is not None and not sequence.cancelled:
             sequence.cancelled = True
+            self._batch.cancelled.append(sequence)
             self._work.set()
 
     def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
@@ -130,7 +142,7 @@ class SimEngine:
             running=len(self._batch.running),
             waiting=len(self._batch.waiting),
             kv_tokens=self._settings.kv_tokens,
-            kv_used=sum(sequence.used for sequence in self._batch.running),
+            kv_used=sum(sequence.used for sequence in self._batch.running.values()),
             steps=self._steps,
         )
 
@@ -156,10 +168,11 @@ class SimEngine:
         max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
         if self._settings.kv_tokens and prompt_tokens + max_tokens > self._settings.kv_tokens:
             raise Refused(too_long(prompt_tokens, max_tokens, self._settings.kv_tokens))
-        gate = TokenGate(request.sampling.stop, request.past_text)
+        stop, crc = request.sampling.stop, zlib.crc32(prompt.encode())
+        gate = TokenGate(stop, request.past_text) if any(stop) else None
         found = FAULT.search(prompt) if self._settings.faults else None
         fault = (found[1], int(found[2])) if found else None
-        return _Sequence(request, prompt, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
+        return _Sequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
 
     async def _run(self, on_step: Step) -> None:
         """Steps on a fixed grid while there is work; a late step does not delay the next ones."""
@@ -172,8 +185,8 @@ class SimEngine:
                 self._stepped_at = 0.0
                 await self._work.wait()
                 due = loop.time()
-            due = max(due + step_s, loop.time() - step_s)
             self._admit(loop.time())
+            due = max(due + (step_s or self._nothing_s(loop.time())), loop.time() - step_s)
             await asyncio.sleep(max(0.0, due - loop.time()))
             if self._hung:
                 await asyncio.Event().wait()
@@ -181,6 +194,12 @@ class SimEngine:
             self._stepped_at = loop.time()
             if pieces:
                 on_step(pieces)
+
+    def _nothing_s(self, now: float) -> float:
+        """A step that takes no time: until the next look, if it would find nothing to do."""
+        batch = self._batch
+        idle = not batch.cancelled and all(sequence.ready_at > now for sequence in batch.running.values())
+        return LOOK_S if idle else 0.0
 
     def _admit(self, now: float) -> None:
         batch = self._batch
@@ -190,7 +209,7 @@ class SimEngine:
                 return
             batch.waiting.popleft()
             sequence.ready_at = now + self._settings.prefill_ms / 1000
-            batch.running.append(sequence)
+            batch.running[sequence.id] = sequence
 
     def _has_room(self, sequence: _Sequence) -> bool:
         capacity = self._settings.kv_tokens
@@ -198,24 +217,24 @@ class SimEngine:
             return True
         if self._settings.kv_policy == "GUARANTEED_NO_EVICT":
             return self._reserved() + sequence.most <= capacity
-        return sum(other.used for other in self._batch.running) + sequence.used + 1 <= capacity
+        return sum(other.used for other in self._batch.running.values()) + sequence.used + 1 <= capacity
 
     def _reserved(self) -> int:
-        return sum(sequence.most for sequence in self._batch.running)
+        return sum(sequence.most for sequence in self._batch.running.values())
 
     def _step(self, now: float) -> list[Piece]:
         self._steps += 1
         self._evict()
-        pieces = [self._cancelled(sequence) for sequence in self._live() if sequence.cancelled]
-        ready = [sequence for sequence in self._batch.running if sequence.ready_at <= now]
-        pieces += [piece for sequence in ready if (piece := self._token(sequence)) is not None]
-        for piece in pieces:
-            if piece.last:
-                self._remove(piece.id)
+        batch = self._batch
+        pieces = [self._last(sequence, Piece(sequence.id), "cancelled") for sequence in batch.cancelled]
+        batch.cancelled.clear()
+        for sequence in batch.running.values():
+            if sequence.ready_at <= now and not sequence.cancelled and (piece := self._token(sequence)) is not None:
+                pieces.append(piece)
+        for sequence in batch.ended:
+            self._remove(sequence)
+        batch.ended.clear()
         return pieces
-
-    def _live(self) -> list[_Sequence]:
-        return [*self._batch.running, *self._batch.waiting]
 
     def _evict(self) -> None:
         """MAX_UTILIZATION: when the next tokens do not fit, the youngest lose their place and prefill again later."""
@@ -223,25 +242,30 @@ class SimEngine:
         if not capacity or self._settings.kv_policy != "MAX_UTILIZATION":
             return
         running = self._batch.running
-        while len(running) > 1 and sum(sequence.used + 1 for sequence in running) > capacity:
-            self._batch.waiting.appendleft(running.pop())
+        while len(running) > 1 and sum(sequence.used + 1 for sequence in running.values()) > capacity:
+            self._batch.waiting.appendleft(running.popitem()[1])
 
     def _token(self, sequence: _Sequence) -> Piece | None:
-        """The next token of one sequence; None once it has been cancelled in this step."""
-        if sequence.cancelled:
-            return None
-        if sequence.fault is not None and sequence.done == sequence.fault[1] and not self._survives(sequence.fault[0]):
-            return self._last(sequence, failure=Failure("engine_error", "A fault was injected.", 500))
+        """The next token of one sequence; None when there is nothing to show of it yet."""
+        index = sequence.done
+        if sequence.fault is not None and index == sequence.fault[1] and not self._survives(sequence.fault[0]):
+            failed = Piece(sequence.id, failure=Failure("engine_error", "A fault was injected.", 500))
+            return self._last(sequence, failed)
         if self._hung:
             return None
-        text = token_text(sequence.prompt, sequence.done)
-        sequence.done += 1
-        piece = sequence.gate.feed(Piece(sequence.request.id, text, (zlib.crc32(text.encode()) & 0xFFFF,), 1))
-        if sequence.gate.hit:
-            return self._last(sequence, piece, finish="stop")
+        number = zlib.crc32(b"%d" % index, sequence.crc)
+        sequence.done = index + 1
+        piece = Piece(sequence.id, _spoken(number, index), (number & 0xFFFF,), 1)
+        if sequence.gate is not None:
+            return self._gated(sequence, sequence.gate, piece)
+        return self._last(sequence, piece, "length") if sequence.done >= sequence.max_tokens else piece
+
+    def _gated(self, sequence: _Sequence, gate: TokenGate, piece: Piece) -> Piece | None:
+        piece = gate.feed(piece)
+        if gate.hit:
+            return self._last(sequence, piece, "stop")
         if sequence.done >= sequence.max_tokens:
-            rest = sequence.gate.flush(sequence.request.id)
-            return self._last(sequence, joined(sequence.request.id, (piece, rest)), finish="length")
+            return self._last(sequence, joined(sequence.id, (piece, gate.flush(sequence.id))), "length")
         return piece if piece.n else None
 
     def _survives(self, fault: str) -> bool:
@@ -251,20 +275,14 @@ class SimEngine:
         self._hung = fault == "hang"
         return self._hung
 
-    def _cancelled(self, sequence: _Sequence) -> Piece:
-        return self._last(sequence, finish="cancelled")
+    def _last(self, sequence: _Sequence, piece: Piece, finish: str = "") -> Piece:
+        self._batch.ended.append(sequence)
+        return replace(piece, finish=finish, prompt_tokens=sequence.prompt_tokens)
 
-    def _last(
-        self, sequence: _Sequence, piece: Piece | None = None, *, finish: str = "", failure: Failure | None = None
-    ) -> Piece:
-        piece = piece or Piece(sequence.request.id)
-        return replace(piece, finish=finish, prompt_tokens=sequence.prompt_tokens, failure=failure)
-
-    def _remove(self, request_id: str) -> None:
-        sequence = self._by_id.pop(request_id)
-        for queue in (self._batch.running, self._batch.waiting):
-            if sequence in queue:
-                queue.remove(sequence)
+    def _remove(self, sequence: _Sequence) -> None:
+        del self._by_id[sequence.id]
+        if self._batch.running.pop(sequence.id, None) is None:
+            self._batch.waiting.remove(sequence)
 
 
 def too_long(prompt_tokens: int, max_tokens: int | None, context: int) -> Failure:

@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from streaming.capabilities import unsupported
 from streaming.errors import DecodeError, Fenced, Unavailable
 from streaming.journal import Journal
 from streaming.keys import partition_of
-from streaming.lease import Broken, Claim, Finish, Lease
+from streaming.lease import Broken, Claim, Finish, Held, Lease
 from streaming.messages import Cancel, Control, Delta, Failure, Follow, ModelCard, State, Terminal, Wake
 from streaming.reaper import Reaper
 from streaming.wire import Wire
 from telemetry.lag import watch_lag
-from workers.attempt import CANCELLED, EXPIRED, Attempt, job_of
+from workers.attempt import CANCELLED, EXPIRED, Attempt
 from workers.engine import Engine, EngineDead, Piece, Refused
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -43,14 +45,23 @@ class Worker:
         self._wire, self._engine, self._card, self._settings, self._recorder = wire, engine, card, settings, recorder
         self._journal = Journal(wire)
         self._attempts: dict[str, Attempt] = {}
+        """Jobs held, oldest first, until their end is written."""
+        self._choices: dict[str, tuple[Attempt, int]] = {}
+        """What the engine runs, by its id there: whose it is, and which of its texts."""
         self._handed_back: list[Attempt] = []
         self._suspects: set[int] = set()
         """Partitions whose suspects this worker is to run, each alone."""
-        self._claiming = False
-        """A claim is under way, or what it gave is being begun: the server may count more jobs as ours than we know."""
+        self._claims: dict[int, asyncio.Task[bool]] = {}
+        """By partition, the claim that was not answered yet."""
+        self._claiming: set[int] = set()
+        """Partitions where a claim is under way, or what it gave is being begun: the server may count more jobs as ours
+        than we know."""
         self._early_cancels: set[str] = set()
         """Jobs whose cancel was heard before their claim's answer was."""
-        self._writer = Writer(self.lease, self._oldest_frame, self._everything, self._on_written)
+        self._writers = [
+            Writer(self.lease, partition, self._oldest_frame, self._everything, self._on_written)
+            for partition in wire.partitions
+        ]
         self._room = asyncio.Event()
         self._draining = False
         self._leaving = False
@@ -66,7 +77,9 @@ class Worker:
         await self.lease.register()
         claiming = asyncio.create_task(self._claim_loop())
         sweeping = Reaper(self._wire, self._recorder.metrics).keep_sweeping(SWEEP_S)
-        loops = [self._writer.run(), self._beat_loop(), self._control_loop(), sweeping, watch_lag()]
+        loops = [self._control_loop(), self._health_loop(), sweeping, watch_lag()]
+        loops += [writer.run() for writer in self._writers]
+        loops += [self._beat_loop(partition) for partition in self._wire.partitions]
         tasks = {claiming, asyncio.create_task(self._drain_after(stop, claiming)), *map(asyncio.create_task, loops)}
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
@@ -74,34 +87,45 @@ class Worker:
             if not self._leaving:  # else a heartbeat under way met the lease that was just given up
                 raise
         finally:
-            for task in tasks:
+            ending = [*tasks, *self._claims.values()]
+            for task in ending:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*ending, return_exceptions=True)
 
     # --- taking work -------------------------------------------------------------------------------------------------
 
     async def _claim_loop(self) -> None:
+        """Ask the partitions in turn, each time beginning with another: no lane starves for its number."""
+        turn = deque(self._wire.partitions)
         while not self._draining:
             self._room.clear()
-            try:
-                full = [await self._claim(partition) for partition in self._wire.partitions]
-            except Unavailable as error:
-                log.warning("no work can be claimed, trying again: %s", error)
-                await asyncio.sleep(self._settings.poll_ms / 1000)
-                continue
+            full = [await self._ask(partition) for partition in turn]
+            turn.rotate(-1)
             if not any(full):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._room.wait(), self._settings.poll_ms / 1000)
+        await asyncio.gather(*self._claims.values())  # what they bring is still ours
 
-    async def _claim(self, partition: int) -> bool:
-        """Claim what fits from one partition; True if there may be more.
-
-        When jobs that killed their workers wait there, what runs is finished first, then they run singly.
-        """
-        alone, want = partition in self._suspects, self._wanted()
-        if want <= 0 or (self._suspects and (self._attempts or not alone)):
+    async def _ask(self, partition: int) -> bool:
+        """Claim from one partition; True if there may be more. One that is slow to answer holds up no other: what its
+        claim brings is begun when it comes. Raises Fenced."""
+        claim = self._claims.get(partition)
+        if claim is None:
+            want = self._wanted(partition)
+            if want <= 0:
+                return False
+            claim = self._claims[partition] = asyncio.create_task(self._claim(partition, want))
+            await asyncio.wait({claim}, timeout=self._settings.poll_ms / 1000)
+            if not claim.done():
+                claim.add_done_callback(lambda _: self._room.set())
+        if not claim.done():
             return False
-        self._claiming = True
+        del self._claims[partition]
+        return claim.result()
+
+    async def _claim(self, partition: int, want: int) -> bool:
+        alone = partition in self._suspects
+        self._claiming.add(partition)
         try:
             claimed = await self.lease.claim(partition, want, alone=alone)
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
@@ -110,16 +134,25 @@ class Worker:
                     self._refuse_broken(claim)
                 else:
                     await self._begin(claim)
+        except Unavailable as error:
+            log.warning("no work can be claimed from partition %d, trying again: %s", partition, error)
+            claimed = None
         finally:
-            self._claiming = False
-            self._early_cancels.clear()
+            self._claiming.discard(partition)
+            if not self._claiming:
+                self._early_cancels.clear()
+        if claimed is None:
+            await asyncio.sleep(self._settings.poll_ms / 1000)
+            return False
         return len(claimed.jobs) == want or (claimed.suspects and not alone)
 
-    def _wanted(self) -> int:
-        """What fits now plus a small prefetch."""
+    def _wanted(self, partition: int) -> int:
+        """What fits now plus a small prefetch. When jobs that killed their workers wait in a partition, what runs is
+        finished first, then they run singly."""
+        if self._suspects and (self._attempts or self._claims or partition not in self._suspects):
+            return 0
         stats = self._engine.stats()
-        live = sum(len(attempt.live_ids()) for attempt in self._attempts.values())
-        want = stats.slots + self._settings.prefetch - live
+        want = stats.slots + self._settings.prefetch - len(self._choices)
         if stats.kv_tokens and stats.waiting >= max(1, self._settings.prefetch):
             return 0
         return min(want, KV_BATCH) if stats.kv_tokens else want
@@ -143,21 +176,23 @@ class Worker:
         self._end_if_over(attempt)
 
     def _submit(self, attempt: Attempt) -> None:
-        for request in attempt.requests():
+        for index, request in attempt.requests().items():
             try:
                 self._engine.submit(request)
             except Refused as refused:
                 attempt.stop(State.FAILED, refused.failure)
                 break
+            self._choices[request.id] = (attempt, index)
         if attempt.stopped:
-            self._stop_engine(attempt)
+            self._let_go(attempt)
             attempt.abandon()
 
     def _refuse_broken(self, broken: Broken) -> None:
         log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, State.FAILED, 0, failure=failure, worker=self.lease.id)
-        self._writer.finish(Finish(end, broken.attempt, True, dead=f"unreadable: {broken.problem}"))
+        finish = Finish(end, broken.attempt, True, dead=f"unreadable: {broken.problem}")
+        self._writers[partition_of(broken.id) or 0].finish(finish)
 
     def _set_deadline(self, attempt: Attempt) -> None:
         if (due := attempt.claim.deadline_ms) is not None:
@@ -170,16 +205,18 @@ class Worker:
         """Given to the engine: every piece of one step."""
         now_ms = self._loop_ms() + self._clock_offset_ms
         for piece in pieces:
-            attempt = self._attempts.get(job_of(piece.id))
-            if attempt is None:
-                continue  # released during a drain: its next worker goes on from the log
-            delta = attempt.take(piece, now_ms)
+            choice = self._choices.get(piece.id)
+            if choice is None:
+                continue  # handed back: its next worker goes on from the log
+            attempt, index = choice
+            delta = attempt.take(index, piece, now_ms)
             if delta is not None:
-                self._writer.add(delta, attempt.addresses)
-            if attempt.stopped and not attempt.over:
-                self._stop_engine(attempt)
+                self._writers[attempt.partition].add(delta, attempt.addresses)
             if piece.last:
+                del self._choices[piece.id]
                 self._end_if_over(attempt)
+        for writer in self._writers:
+            writer.send()
 
     def _end_if_over(self, attempt: Attempt) -> None:
         if attempt.over:
@@ -187,7 +224,10 @@ class Worker:
                 attempt.deadline.cancel()
             end = attempt.terminal(self.lease.id)
             self._recorder.ended(attempt, end)
-            self._writer.finish(Finish(end, attempt.claim.attempt, not attempt.job.stream))
+            finish = Finish(end, attempt.claim.attempt, not attempt.job.stream)
+            self._writers[attempt.partition].finish(finish)
+        elif attempt.stopped:  # by the failure of one of its texts
+            self._stop_engine(attempt)
 
     def _on_written(self, finishes: Sequence[Finish]) -> None:
         for finish in finishes:
@@ -197,13 +237,14 @@ class Worker:
 
     def _oldest_frame(self, partition: int) -> int:
         """The first frame that a held job may still need from the log, or one that was handed back with its tokens."""
-        attempts = [*self._attempts.values(), *self._handed_back]
-        frames = [a.claim.first_frame for a in attempts if partition_of(a.job.id) == partition]
-        return min(frames, default=self.lease.next_frame(partition))
+        for attempt in chain(self._handed_back, self._attempts.values()):
+            if attempt.partition == partition:
+                return attempt.claim.first_frame  # they were claimed one after the other: no later one needs more
+        return self.lease.next_frame(partition)
 
     def _everything(self, partition: int) -> list[Delta]:
         """Every delta of every job held: what a log that lost frames needs to be whole again."""
-        held = [a for a in self._attempts.values() if partition_of(a.job.id) == partition]
+        held = [attempt for attempt in self._attempts.values() if attempt.partition == partition]
         return [row for attempt in held for row in attempt.rows]
 
     # --- being told --------------------------------------------------------------------------------------------------
@@ -244,43 +285,57 @@ class Worker:
         for request_id in attempt.live_ids():
             self._engine.cancel(request_id)
 
-    async def _beat_loop(self) -> None:
-        """Renew the lease, hear of what was lost on the wire, and look whether the engine lives."""
-        strays: set[str] = set()
-        taken: set[str] = set()
+    def _let_go(self, attempt: Attempt) -> None:
+        """Stop it, and take nothing more of it."""
+        self._stop_engine(attempt)
+        for request_id in attempt.live_ids():
+            self._choices.pop(request_id, None)
+
+    async def _health_loop(self) -> None:
+        """Look whether the engine lives."""
         while True:
             await asyncio.sleep(self._wire.settings.lease_ms / 3000)
             health = self._engine.health()
             if not health.ok:
                 raise EngineDead(health.reason)
+
+    async def _beat_loop(self, partition: int) -> None:
+        """Renew the lease, and hear of what was lost on the wire."""
+        strays: set[tuple[str, int]] = set()
+        taken: set[str] = set()
+        while True:
+            await asyncio.sleep(self._wire.settings.lease_ms / 3000)
             try:
-                held = await self.lease.beat()
-                strays = await self._hand_back_strays(strays, held)
-                taken = self._drop_taken(taken, held)
+                held = await self.lease.beat(partition)
+                strays = await self._hand_back_strays(partition, strays, held)
             except Unavailable as error:
-                log.warning("the lease could not be renewed, trying again: %s", error)
+                log.warning("the lease in partition %d could not be renewed, trying again: %s", partition, error)
                 continue
-            for job_id, cancelled in held.items():
-                if cancelled:
+            taken = self._drop_taken(partition, taken, held)
+            for job_id, job in held.items():
+                if job.cancelled:
                     self._cancel(job_id)
 
-    async def _hand_back_strays(self, before: set[str], held: Mapping[str, bool]) -> set[str]:
+    async def _hand_back_strays(
+        self, partition: int, before: set[tuple[str, int]], held: Mapping[str, Held]
+    ) -> set[tuple[str, int]]:
         """A claim whose answer was lost leaves jobs the server counts as ours and we know nothing of: hand back those
-        seen so twice while no claim was under way, which may only be slow. Returns those seen now."""
-        if self._claiming:
+        seen so twice while no claim was under way, which may only be slow. Returns those seen now, with the attempt."""
+        if partition in self._claiming:
             return set()
-        strays = {job_id for job_id in held if job_id not in self._attempts}
-        for job_id in strays & before:
+        strays = {(job_id, job.attempt) for job_id, job in held.items() if job_id not in self._attempts}
+        for job_id, attempt in strays & before:
             log.warning("handing back a job whose claim was never answered", extra={"job": job_id})
-            await self.lease.release(job_id)
+            await self.lease.release(job_id, attempt)
         return strays - before
 
-    def _drop_taken(self, before: set[str], held: Mapping[str, bool]) -> set[str]:
+    def _drop_taken(self, partition: int, before: set[str], held: Mapping[str, Held]) -> set[str]:
         """Jobs of ours that the server, twice running, does not count as ours (it has lost the claim): stop them."""
-        taken = {job_id for job_id, attempt in self._attempts.items() if job_id not in held and not attempt.over}
+        ours = [attempt for attempt in self._attempts.values() if attempt.partition == partition]
+        taken = {attempt.job.id for attempt in ours if attempt.job.id not in held and not attempt.over}
         for job_id in taken & before:
             log.warning("dropping a job the store no longer counts as ours", extra={"job": job_id})
-            self._stop_engine(self._attempts.pop(job_id))
+            self._let_go(self._attempts.pop(job_id))
             self._recorder.released(job_id)
         return taken - before
 
@@ -307,10 +362,11 @@ class Worker:
     async def _hand_back(self) -> None:
         self._handed_back, self._attempts = list(self._attempts.values()), {}
         for attempt in self._handed_back:
-            self._stop_engine(attempt)
-        await self._writer.flushed()
+            self._let_go(attempt)
+        for writer in self._writers:
+            await writer.flushed()
         for attempt in self._handed_back:
-            await self.lease.release(attempt.job.id)
+            await self.lease.release(attempt.job.id, attempt.claim.attempt)
             self._recorder.released(attempt.job.id)
         if self._handed_back:
             log.info("handed back %d unfinished jobs", len(self._handed_back))

@@ -50,6 +50,12 @@ FENCING = (
         (REGRESSIONS + "a_job_is_ended_by_its_holder_in_its_attempt_only",),
     ),
     Bug(
+        "release without its attempt",
+        "A hand-back that arrives late takes the job from the worker that has claimed it again and runs it.",
+        (_lua("release", " or s[3] ~= attempt", ""),),
+        (REGRESSIONS + "a_release_that_arrives_late_leaves_the_next_attempt_alone",),
+    ),
+    Bug(
         "a lease by a client's clock",
         "A process whose clock is fast fences every worker; one whose clock is slow never finds a dead one.",
         (
@@ -71,7 +77,9 @@ ENDS = (
         "A finish that is refused has already removed the job's entry: the job waits for ever.",
         (
             _lua(
-                "finish", "if s[1] ~= 'in_progress' or s[2]", "drop_entry(s[4], s[5])\nif s[1] ~= 'in_progress' or s[2]"
+                "finish",
+                "  if s[1] ~= 'in_progress' or s[2]",
+                "  drop_entry(s[4], s[5])\n  if s[1] ~= 'in_progress' or s[2]",
             ),
         ),
         (REGRESSIONS + "a_finish_behind_the_hand_back_leaves_the_job_in_the_queue",),
@@ -79,7 +87,7 @@ ENDS = (
     Bug(
         "ended but not acknowledged",
         "Entries of jobs that have ended fill their lane.",
-        (_lua("finish", "drop_entry(s[4], s[5])\n", ""),),
+        (_lua("finish", "  drop_entry(s[4], s[5])\n", ""),),
         (PROTOCOL + "a_job_is_put_claimed_logged_and_finished",),
     ),
     Bug(
@@ -172,7 +180,7 @@ QUEUE = (
                 "  redis.pcall('XGROUP', 'DELCONSUMER', lane, GROUP, worker)\nend\n",
             ),
         ),
-        (PROTOCOL + "a_released_job_is_not_counted_as_an_attempt",),
+        (PROTOCOL + "a_released_job_is_not_counted_as_a_loss",),
     ),
     Bug(
         "a consumer deleted with pending work",
@@ -222,7 +230,7 @@ TOKENS = (
     Bug(
         "a gap that is not seen",
         "Frames that pub/sub has lost are missing from the stream.",
-        (Edit("streaming/relay.py", "elif row.seq > self.seq + 1 or self.full:", "elif self.full:"),),
+        (Edit("streaming/relay.py", "if row.seq == self.seq + 1 and len", "if row.seq > self.seq and len"),),
         (RELAY + "an_inbox_puts_what_comes_in_order_and_takes_each_once",),
     ),
     Bug(
@@ -252,7 +260,13 @@ TOKENS = (
     Bug(
         "a log trimmed too early",
         "The last write of a drain deletes tokens of the jobs that were handed back.",
-        (Edit("workers/worker.py", "[*self._attempts.values(), *self._handed_back]", "[*self._attempts.values()]"),),
+        (
+            Edit(
+                "workers/worker.py",
+                "in chain(self._handed_back, self._attempts.values()):",
+                "in self._attempts.values():",
+            ),
+        ),
         (WORKER + "the_last_write_of_a_drain_keeps_what_is_handed_back",),
     ),
     Bug(

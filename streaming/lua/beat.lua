@@ -1,6 +1,6 @@
 -- Renew a lease. ARGV: worker, lease in ms
--- Returns: 'fenced' | {id, '1' if somebody cancelled it}... for every job this worker holds, as the server sees it:
--- a cancel's message, or a claim's answer, may have been lost
+-- Returns: 'fenced' | {id, attempt, '1' if somebody cancelled it}... for every job this worker holds, as the server sees
+-- it: a cancel's message, or a claim's answer, may have been lost
 local worker, lease = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end
 redis.call('ZADD', leases_key(), now_ms() + lease, worker)
@@ -8,6 +8,7 @@ local model = redis.call('HGET', worker_key(worker), 'model')
 if model and redis.call('GET', alone_key(model)) == worker then redis.call('PEXPIRE', alone_key(model), 3 * lease) end
 local held = {}
 for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do
-  held[#held + 1] = {id, redis.call('HGET', job_key(id), 'cancel') or ''}
+  local s = redis.call('HMGET', job_key(id), 'attempt', 'cancel')
+  held[#held + 1] = {id, s[1] or '0', s[2] or ''}
 end
 return held

@@ -22,7 +22,8 @@ end
 
 local function take(lane, entry, id)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'runs', 'entry', 'created')
+  local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'runs', 'entry', 'created',
+    'attempt', 'started')
   if s[1] ~= 'queued' or s[7] ~= entry then
     drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
     return nil
@@ -31,11 +32,10 @@ local function take(lane, entry, id)
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
     return nil
   end
-  local attempt = redis.call('HINCRBY', job, 'attempt', 1)
-  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'claimed', now, 'alone', alone and '1' or '',
-    'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
-  redis.call('HSETNX', job, 'started', now)
-  redis.call('ZREM', timers_key(), id)
+  local attempt = s[9] + 1
+  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'claimed', now,
+    'started', s[10] or now, 'alone', alone and '1' or '', 'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
+  if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   redis.call('SADD', claims_key(worker), id)
   return {id, s[4], attempt, s[3] or '', s[5], s[6], tonumber(s[8])}
 end
