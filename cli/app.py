@@ -19,6 +19,7 @@ class LazyGroup(click.Group):
         "submit": ("cli.submit:submit", "Put a job in the queue; its id goes to stdout."),
         "jobs": ("cli.jobs:jobs", "List, show, follow and cancel jobs."),
         "dlq": ("cli.dlq:dlq", "List, show, replay and drop what was given up."),
+        "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "doctor": ("cli.doctor:doctor", "Say what is wrong with this machine, and the fix."),
         "version": ("cli.pages:show_version", "Print the version."),
         "help": ("cli.pages:help_page", "Help on a command, or on: exit-codes, environment."),

@@ -16,8 +16,9 @@ from bench.chaos.asks import Ask, Told
 from bench.chaos.clients import Clients
 from bench.chaos.history import History
 from bench.chaos.http import Cut, fetch
-from bench.chaos.processes import Child, free_port
+from bench.chaos.processes import Child
 from bench.chaos.waiting import until
+from bench.processes import free_port
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.keys import prefix

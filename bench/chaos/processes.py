@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -104,10 +103,3 @@ class Child:
             if not self.kept:
                 return
             await asyncio.sleep(RESTART_S)
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,9 +11,11 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from bench.chaos.processes import Child, free_port
-from bench.chaos.servers import Server, find_server
+from bench.chaos.processes import Child
+from bench.chaos.servers import Server
 from bench.chaos.waiting import until
+from bench.penstock import find_server
+from bench.processes import free_port
 from streaming.keys import prefix
 
 SERVICE = "main"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -14,6 +12,8 @@ from rich.table import Table
 from bench.chaos.checker import DOUBLED, LOST, WRONG_END
 from bench.chaos.stage import Outcome
 from bench.chaos.stalls import percentile
+from bench.report import Machine
+from bench.report import as_json as as_json_file
 
 MOST_SHOWN = 12
 
@@ -50,9 +50,7 @@ def what_failed(outcome: Outcome) -> str:
 def as_json(outcomes: Sequence[Outcome], seconds: float) -> bytes:
     """The same figures for programs; nothing of this machine but its size."""
     document = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+        **msgspec.to_builtins(Machine()),
         "seconds": round(seconds),
         "passed": all(outcome.passed for outcome in outcomes),
         "faults": [
@@ -70,7 +68,7 @@ def as_json(outcomes: Sequence[Outcome], seconds: float) -> bytes:
             for outcome in outcomes
         ],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return as_json_file(document)
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:

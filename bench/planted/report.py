@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.planted.trial import TIMED_OUT, Trial
+from bench.report import Machine
+from bench.report import as_json as as_json_file
 
 
 def table(trials: Sequence[Trial], seconds: float) -> Table:
@@ -41,14 +41,12 @@ def why_missed(trial: Trial) -> str:
 def as_json(trials: Sequence[Trial], seconds: float) -> bytes:
     """The same for programs; nothing of this machine but its size."""
     document = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+        **msgspec.to_builtins(Machine()),
         "seconds": round(seconds),
         "passed": all(trial.caught for trial in trials),
         "bugs": [_row(trial) for trial in trials],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return as_json_file(document)
 
 
 def _row(trial: Trial) -> dict[str, Any]:

@@ -1,0 +1,178 @@
+"""One form for every measurement: a table for people, JSON for programs, and ratios held against their goals.
+
+The JSON file is the record: tables in the docs and plots are made from it, never typed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+RESULTS = Path("bench/results")
+WIDTH = 150
+"""Narrower, a table cannot be read; a log has no width of its own."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of the table: which figure of a row, its heading with the unit, and digits after the point."""
+
+    key: str
+    title: str
+    digits: int = 1
+
+
+class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A figure that is judged: of two systems in one run, or of one against a limit."""
+
+    what: str
+    value: float | None
+    """None: it could not be measured."""
+    at_most: float | None = None
+    at_least: float | None = None
+    digits: int = 2
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the goal is reached; None where there is none."""
+        if self.at_most is None and self.at_least is None:
+            return None
+        if self.value is None:
+            return False
+        return (self.at_most is None or self.value <= self.at_most) and (
+            self.at_least is None or self.value >= self.at_least
+        )
+
+    @property
+    def goal(self) -> str:
+        """The goal in words."""
+        if self.at_most is not None:
+            return f"at most {self.at_most:g}"
+        return "" if self.at_least is None else f"at least {self.at_least:g}"
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """When and on what: nothing of a machine but its size."""
+
+    date: str = msgspec.field(default_factory=_today)
+    cores: int = msgspec.field(default_factory=lambda: os.cpu_count() or 1)
+    python: str = msgspec.field(default_factory=platform.python_version)
+
+
+class Report(Machine, frozen=True, kw_only=True):
+    """What one run of a program found."""
+
+    name: str
+    """Of the program, and of the file."""
+    title: str
+    command: str
+    """Repeats the run."""
+    settings: dict[str, Any] = {}
+    columns: tuple[Column, ...]
+    rows: list[dict[str, Any]]
+    """Plain figures and words; may hold more than the columns show."""
+    ratios: tuple[Ratio, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader has to know to read the table rightly."""
+
+    def save(self, path: Path | None = None) -> Path:
+        """Write the JSON file; returns where."""
+        return write(path or RESULTS / f"{self.name}.json", self)
+
+
+def write(path: Path, document: Any) -> Path:
+    """Any measurement as an indented JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(as_json(document))
+    return path
+
+
+def as_json(document: Any) -> bytes:
+    """Indented, with a line's end."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def load(path: Path) -> Report:
+    """Read what `save` wrote. Raises OSError, msgspec.ValidationError."""
+    return msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+def console() -> Console:
+    """Wide enough for the tables."""
+    return Console(width=max(Console().width, WIDTH), highlight=False)
+
+
+def table(report: Report) -> RenderableType:
+    """For the terminal: the figures, then the ratios, then the notes."""
+    view = Table(title=f"{escape(report.title)}\n{report.date}, {report.cores} cores, Python {report.python}")
+    for column in report.columns:
+        view.add_column(escape(column.title), justify="right" if is_number(report, column) else "left")
+    for row in report.rows:
+        view.add_row(*(escape(cell(row.get(column.key), column.digits)) for column in report.columns))
+    parts: list[RenderableType] = [view]
+    if report.ratios:
+        parts.append(_ratios(report.ratios))
+    return Group(*parts, *(escape(note) for note in report.notes))
+
+
+def _ratios(ratios: tuple[Ratio, ...]) -> Table:
+    view = Table()
+    view.add_column("ratio")
+    view.add_column("measured", justify="right")
+    view.add_column("goal")
+    view.add_column("", no_wrap=True)
+    words = {True: "[green]reached[/]", False: "[red]MISSED[/]", None: ""}
+    for ratio in ratios:
+        view.add_row(escape(ratio.what), cell(ratio.value, ratio.digits), ratio.goal, words[ratio.holds])
+    return view
+
+
+def as_markdown(report: Report) -> str:
+    """For the docs: the same, as Markdown."""
+    sides = ["---:" if is_number(report, column) else "---" for column in report.columns]
+    lines = [_line([column.title for column in report.columns]), _line(sides)]
+    lines += [_line([cell(row.get(c.key), c.digits) for c in report.columns]) for row in report.rows]
+    if report.ratios:
+        lines += ["", _line(["ratio", "measured", "goal", ""]), _line(["---", "---:", "---", "---"])]
+        words = {True: "reached", False: "**missed**", None: ""}
+        lines += [_line([r.what, cell(r.value, r.digits), r.goal, words[r.holds]]) for r in report.ratios]
+    for note in report.notes:
+        lines += ["", note]
+    where = f"{report.date}, {report.cores} cores, Python {report.python}"
+    lines += ["", f"`{report.command}`, {where}: [figures](../bench/results/{report.name}.json)."]
+    return "\n".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def cell(value: Any, digits: int) -> str:
+    """A figure as it is shown."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.{digits}f}"
+    return str(value)
+
+
+def is_number(report: Report, column: Column) -> bool:
+    """Whether a column holds figures (and is set to the right): one of its cells does."""
+    cells = [row.get(column.key) for row in report.rows]
+    return any(isinstance(value, int | float) and not isinstance(value, bool) for value in cells)

@@ -1,0 +1,66 @@
+"""`penstock bench`: the measuring programs. Each is `python -m bench.<name>`, imported only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+
+import click
+
+PROGRAMS = {
+    "gateway": "Penstock and other gateways in front of the same simulated engine.",
+    "table1": "TTFT and TBT by concurrency, of any OpenAI-compatible server.",
+    "breakdown": "Where the time of a request goes, by concurrency.",
+    "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
+    "engine": "Tokens per second through Penstock over those of the bare engine.",
+    "chaos": "The fault matrix: kill, stop, cut, fill and flood everything.",
+}
+"""One line each. What a program is given, it reads itself."""
+
+
+class BenchGroup(click.Group):
+    """Knows the programs by name; an installation may lack some."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in PROGRAMS if _is_here(name)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _command(cmd_name) if cmd_name in PROGRAMS and _is_here(cmd_name) else None
+
+
+def _is_here(name: str) -> bool:
+    return find_spec("bench") is not None and find_spec(f"bench.{name}") is not None
+
+
+def _command(name: str) -> click.Command:
+    """Hands every word on as it is, --help too."""
+
+    @click.command(
+        name,
+        short_help=PROGRAMS[name],
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    )
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def run(words: tuple[str, ...]) -> int:
+        return _run(name, list(words))
+
+    return run
+
+
+def _run(name: str, words: list[str]) -> int:
+    spec = find_spec(f"bench.{name}")
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    module = importlib.import_module(f"bench.{name}.__main__" if is_package else f"bench.{name}")
+    try:
+        return int(module.main(words))
+    except SystemExit as end:  # argparse's way out, of --help and of wrong arguments
+        return end.code if isinstance(end.code, int) else 0
+
+
+@click.group(cls=BenchGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def bench() -> None:
+    """Measure. A program prints a table and writes it as JSON, with plots beside.
+
+    `penstock bench PROGRAM --help` says what a program takes.
+    """

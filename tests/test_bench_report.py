@@ -1,0 +1,62 @@
+"""The one form of all measurements: what is shown, what is kept, what is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.report import Column, Ratio, Report, as_markdown, load, table
+
+REPORT = Report(
+    name="example",
+    title="An [example]",
+    command="penstock bench example",
+    settings={"concurrency": [1, 64]},
+    columns=(Column("system", "system"), Column("tokens", "tokens/s", 0), Column("ttft", "TTFT p50, ms", 2)),
+    rows=[{"system": "ours", "tokens": 12345.6, "ttft": 1.5}, {"system": "a|b", "tokens": 7, "ttft": None}],
+    ratios=(Ratio(what="ours / theirs", value=5.25, at_least=5), Ratio(what="the rest", value=0.5, at_most=0.3)),
+    notes=("One core each.",),
+)
+
+
+def test_the_table_shows_figures_ratios_and_notes() -> None:
+    console = Console(width=120, record=True, file=None, quiet=False)
+    with console.capture() as caught:
+        console.print(table(REPORT))
+    text = caught.get()
+    for word in ("An [example]", "12,346", "1.50", "ours / theirs", "5.25", "reached", "MISSED", "One core each."):
+        assert word in text
+
+
+def test_markdown_aligns_figures_and_escapes_bars() -> None:
+    lines = as_markdown(REPORT).splitlines()
+    assert lines[:4] == [
+        "| system | tokens/s | TTFT p50, ms |",
+        "| --- | ---: | ---: |",
+        "| ours | 12,346 | 1.50 |",
+        "| a/b | 7 | - |",
+    ]
+    assert "| the rest | 0.50 | at most 0.3 | **missed** |" in lines
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    path = REPORT.save(tmp_path / "results" / "example.json")
+    assert load(path) == REPORT
+    assert load(path).cores >= 1 and len(load(path).date) == 10
+
+
+@pytest.mark.parametrize(
+    ("ratio", "holds"),
+    [
+        (Ratio(what="", value=5.0, at_least=5), True),
+        (Ratio(what="", value=4.9, at_least=5), False),
+        (Ratio(what="", value=3.0, at_most=3), True),
+        (Ratio(what="", value=3.1, at_most=3), False),
+        (Ratio(what="", value=None, at_most=3), False),
+        (Ratio(what="", value=1.0), None),
+    ],
+)
+def test_a_goal_is_reached_at_its_limit_and_never_without_a_figure(ratio: Ratio, holds: bool | None) -> None:
+    assert ratio.holds is holds
