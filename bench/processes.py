@@ -6,6 +6,7 @@ A process that ends by itself spoils the measurement: it is an error, and its la
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -106,6 +107,10 @@ class Processes:
     def wait_port(self, port: int, seconds: float = READY_S) -> None:
         """Until something accepts connections there. Raises Died."""
         self.until(lambda: _accepts(port), f"port {port}", seconds)
+
+    def wait_page(self, port: int, path: str, words: bytes, seconds: float = READY_S) -> None:
+        """Until a page is there and has these words in it. Raises Died."""
+        self.until(lambda: words in _page(port, path), f"http://127.0.0.1:{port}{path}", seconds)
 
     def check(self) -> None:
         """All of them live. Raises Died."""
@@ -209,6 +214,17 @@ def spent(before: Mapping[str, float], after: Mapping[str, float], names: Iterab
 def _accepts(port: int) -> bool:
     with socket.create_connection(("127.0.0.1", port), 1):
         return True
+
+
+def _page(port: int, path: str) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    except http.client.HTTPException:
+        return b""
+    finally:
+        connection.close()
 
 
 def free_port() -> int:

@@ -20,6 +20,7 @@ from bench.processes import Died
 
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
+QUICK_SYSTEMS = ("floor", "penstock", "plain", "litellm", "router", "dynamo")
 BURST_SYSTEMS = ("floor", "penstock", "plain", "router", "dynamo")
 
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(words)
     console = report.console()
     try:
-        found = chosen(args.systems)
+        found = chosen(args.systems or (QUICK_SYSTEMS if args.quick else ()))
     except KeyError as error:
         console.print(f"error: no system {error}; there are {names_of(systems())}")
         return 2
@@ -90,7 +91,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock bench gateway", description=__doc__)
-    parser.add_argument("--systems", help=f"only these, separated by commas: {names_of(systems())}")
+    parser.add_argument("--systems", type=_names, help=f"only these, separated by commas: {names_of(systems())}")
     parser.add_argument("--quick", action="store_true", help="c = 1, 64, 256, three requests a stream, one round")
     parser.add_argument("--levels", type=_counts, help="concurrent streams, e.g. 1,64,256")
     parser.add_argument("--rounds", type=_count, help="rounds through all systems (default 2); medians are shown")
@@ -105,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON files")
     parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
     return parser
+
+
+def _names(words: str) -> list[str]:
+    return [name.strip() for name in words.split(",") if name.strip()]
 
 
 def _count(word: str) -> int:

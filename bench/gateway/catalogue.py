@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.gateway.system import System
+from bench.gateway.systems.dynamo import Dynamo
 from bench.gateway.systems.floor import Floor
+from bench.gateway.systems.litellm import Litellm
 from bench.gateway.systems.penstock import Penstock
 from bench.gateway.systems.plain import Plain
+from bench.gateway.systems.router import Router
 
 
 def systems() -> list[System]:
@@ -20,18 +23,18 @@ def systems() -> list[System]:
         Penstock("penstock-d3", "D3"),
         Penstock("penstock-2", "D1", apis=2),
         Plain(),
+        Litellm(),
+        Router(),
+        Dynamo(),
     ]
 
 
-def chosen(names: str | None) -> list[System]:
-    """Those named, separated by commas, in our order; None: all. Raises KeyError with a name nobody has."""
+def chosen(names: Sequence[str]) -> list[System]:
+    """Those named, in our order; none named: all. Raises KeyError with a name nobody has."""
     known = {system.name: system for system in systems()}
-    if names is None:
-        return list(known.values())
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    for name in wanted:
+    for name in names:
         known[name]
-    return [system for name, system in known.items() if name in wanted]
+    return [system for name, system in known.items() if not names or name in names]
 
 
 def names_of(all_of: Sequence[System]) -> str:

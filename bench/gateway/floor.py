@@ -43,7 +43,13 @@ class _Message(msgspec.Struct):
 
 class _Request(msgspec.Struct):
     messages: list[_Message]
-    max_tokens: int
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    """Its newer name, which the SGLang router puts in its place."""
+
+    @property
+    def tokens(self) -> int:
+        return self.max_tokens or self.max_completion_tokens or 128
 
 
 _REQUEST = msgspec.json.Decoder(_Request)
@@ -82,7 +88,7 @@ class Connection(asyncio.Protocol):
         request = _REQUEST.decode(body)
         self._opening = OPENING % (id(request), int(time.time()), MODEL.encode())
         self._write(STREAM + _chunk(self._opening + ROLE))
-        self._running = self._tap.open(request.messages[-1].content, request.max_tokens, self._take)
+        self._running = self._tap.open(request.messages[-1].content, request.tokens, self._take)
 
     def _take(self, piece: Piece) -> None:
         text = b'%b"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % (self._opening, piece.text.encode())

@@ -184,17 +184,19 @@ def hear(answer: Answer) -> Heard:
     for at, data in answer.arrivals:
         ended = at
         try:
-            times += [at] * text.feed(body.feed(data))
+            part = body.feed(data)
+            if body.status != 200:
+                wrong = wrong or f"status {body.status}: {part[:200].decode(errors='replace')}"
+                break
+            times += [at] * text.feed(part)
         except (msgspec.DecodeError, ValueError) as error:
             wrong = wrong or f"unreadable: {error}"
             break
-    return Heard(answer.sent, times, ended, wrong or fault_of(body.status, text, answer.tokens))
+    return Heard(answer.sent, times, ended, wrong or fault_of(text, answer.tokens))
 
 
-def fault_of(status: int, text: Text, tokens: int) -> str:
-    """What is wrong with a whole answer; "" if nothing is."""
-    if status != 200:
-        return f"status {status}"
+def fault_of(text: Text, tokens: int) -> str:
+    """What is wrong with a whole text; "" if nothing is."""
     if text.error:
         return f"error in the stream: {text.error[:200]}"
     words = text.words
