@@ -35,7 +35,7 @@ ALIASES = {
 }
 """Short names for what people set most."""
 
-NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL")
+NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTOCK_BENCH_CACHE")
 """Variables that share the prefix and are read elsewhere."""
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -1,0 +1,85 @@
+"""Other people's programs, each in a virtual environment of its own: made once from the package index by name and
+pinned version, kept in a cache folder, made anew when the pins change.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE = "PENSTOCK_BENCH_CACHE"
+"""Variable that names the folder."""
+LIMIT_S = 900.0
+WHEELS = ("--only-binary", ":all:")
+"""Nothing is compiled here."""
+PINS = "pins.txt"
+"""In a finished environment: what it was made of."""
+
+
+class Absent(Exception):
+    """This program cannot be had here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What to install. `bare` packages come without their dependencies, after the others."""
+
+    name: str
+    packages: tuple[str, ...]
+    bare: tuple[str, ...] = ()
+
+    @property
+    def pins(self) -> str:
+        return "\n".join([f"python {sys.version_info[0]}.{sys.version_info[1]}", *self.packages, "--", *self.bare, ""])
+
+    def prepare(self, say: Callable[[str], None], environ: Mapping[str, str] | None = None) -> Path:
+        """Make it if it is not there; returns its Python. `say` is told what takes time. Raises Absent."""
+        folder = cache(os.environ if environ is None else environ) / self.name
+        python = folder / "bin" / "python"
+        if _made_of(folder) == self.pins:
+            return python
+        say(f"installing {', '.join((*self.packages, *self.bare))} into {folder}, once")
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+        install: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--quiet",
+            "--only-binary",
+            ":all:",
+        ]
+        if self.packages:
+            _run([*install, *self.packages])
+        if self.bare:
+            _run([*install, "--no-deps", *self.bare])
+        (folder / PINS).write_text(self.pins)
+        return python
+
+
+def cache(environ: Mapping[str, str]) -> Path:
+    """Where the environments are kept."""
+    return Path(environ.get(CACHE) or Path.home() / ".cache" / "penstock-bench")
+
+
+def _made_of(folder: Path) -> str:
+    try:
+        return (folder / PINS).read_text()
+    except OSError:
+        return ""
+
+
+def _run(argv: list[str | Path]) -> None:
+    """Raises Absent with the installer's own last words."""
+    try:
+        done = subprocess.run([str(word) for word in argv], capture_output=True, timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Absent(str(error)) from error
+    if done.returncode:
+        said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.startswith("ERROR")]
+        raise Absent("; ".join(said)[:600] or done.stderr.decode(errors="replace")[-600:])

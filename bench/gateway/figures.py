@@ -1,0 +1,203 @@
+"""From readings to rows and ratios: pure arithmetic, medians over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from bench.load.plan import Reading
+from bench.report import Column, Ratio
+
+COLUMNS = (
+    Column("system", "system"),
+    Column("streams", "c"),
+    Column("tokens_per_s", "tok/s", 0),
+    Column("ttft_p50_ms", "TTFT p50"),
+    Column("ttft_p99_ms", "p99 ms"),
+    Column("itl_p50_ms", "ITL p50"),
+    Column("itl_p99_ms", "p99 ms"),
+    Column("stall_ms", "stall ms", 0),
+    Column("share_pct", "share %", 1),
+    Column("cpu_us_per_token", "us/tok"),
+    Column("cpu_ms_per_request", "ms/req", 2),
+    Column("memory_mib", "MiB", 0),
+    Column("errors", "errors"),
+    Column("parts", "CPU us/token of each process"),
+)
+
+BURST_COLUMNS = (
+    Column("system", "system"),
+    Column("streams", "c"),
+    Column("requests", "requests"),
+    Column("ttft_p50_ms", "TTFT p50 ms", 2),
+    Column("ttft_p99_ms", "p99", 2),
+    Column("ttft_max_ms", "max", 2),
+    Column("itl_p50_ms", "ITL p50 ms", 2),
+    Column("itl_p99_ms", "p99", 2),
+    Column("cpu_us_per_token", "CPU us/tok"),
+    Column("errors", "errors"),
+)
+
+Row = dict[str, Any]
+Readings = Mapping[tuple[str, int], Sequence[Reading]]
+
+FLOOR, PENSTOCK, ROUTER, DYNAMO, PLAIN = "floor", "penstock", "router", "dynamo", "plain"
+"""Systems the goals speak of."""
+
+
+def rows(readings: Readings, systems: Sequence[str]) -> list[Row]:
+    """One row for each system and level, systems in this order."""
+    made = {at: _row(at, rounds) for at, rounds in readings.items()}
+    for (_, streams), row in made.items():
+        row["share_pct"] = gateway_share(row, made.get((FLOOR, streams)))
+    return [made[at] for at in sorted(made, key=lambda at: (systems.index(at[0]), at[1]))]
+
+
+def _row(at: tuple[str, int], rounds: Sequence[Reading]) -> Row:
+    def mid(figure: Callable[[Reading], float | None]) -> float | None:
+        values = [value for reading in rounds if (value := figure(reading)) is not None]
+        return median(values) if values else None
+
+    system, streams = at
+    answered = [reading for reading in rounds if reading.requests]
+    wrong: dict[str, int] = {}
+    for reading in rounds:
+        for what, count in reading.wrong.items():
+            wrong[what] = wrong.get(what, 0) + count
+    row: Row = {
+        "system": system,
+        "streams": streams,
+        "rounds": len(rounds),
+        "requests": sum(reading.requests for reading in rounds),
+        "errors": sum(reading.errors for reading in rounds),
+        "wrong": wrong,
+        "cut_short": any(reading.cut_short for reading in rounds),
+        "load_cpu": max(reading.own_cpu for reading in rounds),
+        "tokens_per_s": mid(lambda reading: reading.tokens_per_s),
+        "cpu_us_per_token": mid(lambda reading: reading.cpu_us_per_token),
+        "cpu_ms_per_request": mid(lambda reading: reading.cpu_ms_per_request),
+        "memory_mib": mid(lambda reading: sum(reading.memory.values())),
+        "parts": _parts(rounds),
+    }
+    if answered:
+        row |= {
+            "ttft_p50_ms": median(reading.ttft.p50 for reading in answered),
+            "ttft_p99_ms": median(reading.ttft.p99 for reading in answered),
+            "ttft_max_ms": max(reading.ttft.most for reading in answered),
+            "itl_p50_ms": median(reading.itl.p50 for reading in answered),
+            "itl_p99_ms": median(reading.itl.p99 for reading in answered),
+            "stall_ms": max(reading.itl.most for reading in answered),
+            "e2e_ms": median(reading.e2e.mean for reading in answered),
+        }
+    return row
+
+
+def _parts(rounds: Sequence[Reading]) -> str:
+    """CPU us per token of each process, the costliest first."""
+    names = {name for reading in rounds for name in reading.cpu}
+    each = {
+        name: median(1e6 * reading.cpu.get(name, 0.0) / reading.tokens for reading in rounds if reading.tokens)
+        for name in names
+        if any(reading.tokens for reading in rounds)
+    }
+    return ", ".join(f"{name} {each[name]:.1f}" for name in sorted(each, key=lambda name: -each[name]))
+
+
+def gateway_share(row: Row, floor: Row | None) -> float | None:
+    """(e2e - the floor's e2e) / e2e, in percent: what the gateway adds to an answer's whole time, from means. No
+    request queues here, for the engine has a slot for every stream."""
+    mine, least = row.get("e2e_ms"), (floor or {}).get("e2e_ms")
+    return None if not mine or not least else 100 * (mine - least) / mine
+
+
+class Goals:
+    """Ratios of one run. A system that was not asked for gives no line; one that failed gives a line without figure."""
+
+    def __init__(self, found: Sequence[Row], asked: Sequence[str]) -> None:
+        self._rows = {(row["system"], row["streams"]): row for row in found}
+        self._asked = asked
+        self._levels = sorted({row["streams"] for row in found})
+
+    def of_sweep(self, step_ms: float) -> list[Ratio]:
+        """Cost against the others at the highest level, steadiness and share of time at all."""
+        if PENSTOCK not in self._asked or not self._levels:
+            return []
+        top = self._levels[-1]
+        return [
+            *self._cost(DYNAMO, "Dynamo's", top, 0.30),
+            *self._cost(ROUTER, "SGLang router + engine server", top, 0.75),
+            *self._cost(FLOOR, "the floor's", top, 2.0),
+            *self._cost(PLAIN, "FastAPI's with one PUBLISH per token", top, None),
+            *self._steadiness(step_ms),
+            *self._shares(),
+            Ratio(what="Penstock's errors", value=self._errors(), at_most=0, digits=0),
+        ]
+
+    def of_burst(self) -> list[Ratio]:
+        """TTFT against the floor's and Dynamo's."""
+        if PENSTOCK not in self._asked:
+            return []
+        ratios = []
+        for level in self._levels:
+            for key, name, most in (("ttft_p50_ms", "p50", 6.0), ("ttft_p99_ms", "p99", 20.0)):
+                if FLOOR in self._asked:
+                    what = f"c={level} at once: Penstock's TTFT {name} - the floor's, ms"
+                    ratios.append(Ratio(what=what, value=self._difference(key, level), at_most=most))
+                if DYNAMO in self._asked:
+                    value = _over(self._at(PENSTOCK, level, key), self._at(DYNAMO, level, key))
+                    what = f"c={level} at once: Penstock's TTFT {name} / Dynamo's"
+                    ratios.append(Ratio(what=what, value=value, at_most=1.0))
+        return ratios
+
+    def _cost(self, other: str, words: str, level: int, most: float | None) -> list[Ratio]:
+        if other not in self._asked:
+            return []
+        key = "cpu_us_per_token"
+        value = _over(self._at(PENSTOCK, level, key), self._at(other, level, key))
+        return [Ratio(what=f"c={level}: Penstock's CPU per token / {words}", value=value, at_most=most)]
+
+    def _steadiness(self, step_ms: float) -> list[Ratio]:
+        worst = [_over(self._at(PENSTOCK, level, "itl_p99_ms"), step_ms) for level in self._levels]
+        what = f"Penstock's ITL p99 / a {step_ms:g} ms step, worst of all c"
+        return [Ratio(what=what, value=_most(worst), at_most=1.02, digits=3)]
+
+    def _shares(self) -> list[Ratio]:
+        if FLOOR not in self._asked:
+            return []
+        high = [level for level in self._levels if level >= 64]
+        ratios = [
+            Ratio(
+                what="Penstock's share of end-to-end time, %, worst of c >= 64",
+                value=_most([self._at(PENSTOCK, level, "share_pct") for level in high]),
+                at_most=3.0,
+            )
+        ]
+        for name, words, most in ((PENSTOCK, "Penstock's", 1.0), (PLAIN, "FastAPI's", None)):
+            if len(high) > 1 and name in self._asked:
+                low, top = (self._at(name, level, "share_pct") for level in (high[0], high[-1]))
+                value = None if low is None or top is None else top - low
+                what = f"{words} share, growth from c={high[0]} to {high[-1]}, points"
+                ratios.append(Ratio(what=what, value=value, at_most=most))
+        return ratios
+
+    def _errors(self) -> float | None:
+        counts = [row["errors"] for (name, _), row in self._rows.items() if name == PENSTOCK]
+        return float(sum(counts)) if counts else None
+
+    def _difference(self, key: str, level: int) -> float | None:
+        mine, least = self._at(PENSTOCK, level, key), self._at(FLOOR, level, key)
+        return None if mine is None or least is None else mine - least
+
+    def _at(self, system: str, level: int, key: str) -> float | None:
+        value = self._rows.get((system, level), {}).get(key)
+        return None if value is None else float(value)
+
+
+def _over(mine: float | None, other: float | None) -> float | None:
+    return None if mine is None or not other else mine / other
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None

@@ -1,0 +1,126 @@
+"""`python -m bench.gateway.floor PORT SETTINGS`: the engine behind a bare socket server that speaks just enough HTTP.
+
+No gateway can be cheaper: a token is one string put between two constants and one write. It checks nothing, keeps
+nothing and answers one request at a time per connection. LiteLLM and the SGLang router use it as their engine server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+import uvloop
+
+from bench.gateway.engine import MODEL, Tap, forever, settings_from
+from workers.engine import Piece
+
+HEAD_END = b"\r\n\r\n"
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
+LAST = b"0\r\n\r\n"
+PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+OPENING = b'data: {"id":"chatcmpl-%d","object":"chat.completion.chunk","created":%d,"model":"%b","choices":[{"index":0,'
+ROLE = b'"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+
+PAGES = {
+    b"/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": MODEL}]},
+    b"/get_model_info": {"model_path": MODEL, "is_generation": True},
+    b"/model_info": {"model_path": MODEL, "is_generation": True},
+    b"/get_server_info": {"model_path": MODEL, "served_model_name": MODEL},
+    b"/server_info": {"model_path": MODEL, "served_model_name": MODEL},
+}
+"""What routers ask an engine server for; every other GET is answered with {}."""
+
+
+class _Message(msgspec.Struct):
+    content: str
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    """Its newer name, which the SGLang router puts in its place."""
+
+    @property
+    def tokens(self) -> int:
+        return self.max_tokens or self.max_completion_tokens or 128
+
+
+_REQUEST = msgspec.json.Decoder(_Request)
+
+
+class Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, tap: Tap) -> None:
+        self._tap = tap
+        self._received = b""
+        self._running = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write = cast(asyncio.Transport, transport).write
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._tap.close(self._running)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, found, body = self._received.partition(HEAD_END)
+        if not found:
+            return
+        method, path, *_ = head.split(b" ", 2)
+        size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+        if len(body) < size:
+            return
+        self._received = b""
+        if method == b"POST":
+            self._generate(body)
+        else:
+            self._page(path)
+
+    def _generate(self, body: bytes) -> None:
+        request = _REQUEST.decode(body)
+        self._opening = OPENING % (id(request), int(time.time()), MODEL.encode())
+        self._write(STREAM + _chunk(self._opening + ROLE))
+        self._running = self._tap.open(request.messages[-1].content, request.tokens, self._take)
+
+    def _take(self, piece: Piece) -> None:
+        text = b'%b"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % (self._opening, piece.text.encode())
+        if piece.last:
+            end = b'%b"delta":{},"finish_reason":"%b"}]}\n\n' % (self._opening, piece.finish.encode())
+            self._write(_chunk(text) + _chunk(end) + _chunk(DONE) + LAST)
+        else:
+            self._write(_chunk(text))
+
+    def _page(self, path: bytes) -> None:
+        page = msgspec.json.encode(PAGES.get(path, {}))
+        self._write(PAGE % len(page) + page)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def serve(port: int, tap: Tap) -> None:
+    """Until the process is ended."""
+    await tap.start()
+    await asyncio.get_running_loop().create_server(lambda: Connection(tap), "127.0.0.1", port, backlog=2048)
+    await forever()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve."""
+    port, settings = argv
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(int(port), Tap(settings_from(settings))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

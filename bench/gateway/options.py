@@ -1,0 +1,47 @@
+"""What one run is to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.settings import SimSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """As the command line says it, filled up."""
+
+    quick: bool
+    levels: tuple[int, ...]
+    rounds: int
+    requests_per_stream: int
+    tokens: int
+    step_ms: float
+    prefill_ms: float
+    limit_s: float
+    """For one measurement to begin its requests; what runs then may take as long again."""
+    burst_streams: int = 64
+    burst_ms: float = 5.0
+    """Step and prefill of the burst."""
+    bursts: int = 20
+    """In each round."""
+    burst_tokens: int = 32
+    idle_streams: int = 10_000
+
+    @property
+    def engine(self) -> SimSettings:
+        """A slot for every stream, so that nothing queues."""
+        return SimSettings(step_ms=self.step_ms, prefill_ms=self.prefill_ms, slots=max(256, *self.levels))
+
+    @property
+    def burst_engine(self) -> SimSettings:
+        return SimSettings(step_ms=self.burst_ms, prefill_ms=self.burst_ms, slots=max(256, self.burst_streams))
+
+    @property
+    def answer_s(self) -> float:
+        """How long one answer takes at least."""
+        return (self.prefill_ms + self.step_ms * self.tokens) / 1e3
+
+    def name(self, mode: str) -> str:
+        """Of the results file: a quick run does not take the place of a full one."""
+        return f"{mode}-quick" if self.quick else mode

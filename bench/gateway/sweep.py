@@ -1,0 +1,104 @@
+"""The comparison: every system at every level of concurrency, in a closed loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from bench import plots
+from bench.gateway.figures import COLUMNS, Goals, Row, rows
+from bench.gateway.options import Options
+from bench.gateway.play import Played, play, prepare
+from bench.gateway.stage import Stage
+from bench.gateway.system import Serving, System
+from bench.load.plan import Plan
+from bench.load.scripted import ClockError, clock_error
+from bench.processes import Processes
+from bench.report import Ratio, Report
+
+NAME = "gateway"
+
+
+def sweep(systems: Sequence[System], options: Options, command: str, console: Console) -> Report:
+    """Raises LoadFailed, Died: without a clock nothing can be said."""
+    played, names = Played(), [system.name for system in systems]
+    total = options.rounds * len(systems) * len(options.levels)
+    with Stage(console, "preparing", total) as stage:
+        ready = prepare(systems, played, stage.say)
+        stage.say("checking the clock")
+        with Processes(stage.folder) as processes:
+            clock = clock_error(processes)
+
+        def plan(serving: Serving, streams: int) -> Plan:
+            return Plan(
+                port=serving.port,
+                model=serving.model,
+                headers=dict(serving.headers),
+                streams=streams,
+                requests=streams * options.requests_per_stream,
+                tokens=options.tokens,
+                limit_s=options.limit_s,
+                watch=serving.watch,
+            )
+
+        play(ready, options.rounds, options.levels, plan, options.engine, stage.folder, played, stage.say, stage.done)
+        if played.failed:
+            stage.keep()
+    found = rows(played.readings, names)
+    return Report(
+        name=options.name(NAME),
+        title=f"Gateways before one simulated engine: {options.step_ms:g} ms steps, {options.tokens} tokens a request",
+        command=command,
+        settings=msgspec.to_builtins(options) | {"systems": {system.name: system.title for system in systems}},
+        columns=COLUMNS,
+        rows=found,
+        ratios=(*Goals(found, names).of_sweep(options.step_ms), clock_ratio(clock)),
+        notes=(*notes(systems, played, found), clock_note(clock)),
+    )
+
+
+def clock_ratio(clock: ClockError) -> Ratio:
+    what = "clock error of the load generator against a scripted server, ms (TTFT, ITL: the worse median)"
+    return Ratio(what=what, value=max(abs(clock.ttft), abs(clock.itl)), at_most=2.0)
+
+
+def clock_note(clock: ClockError) -> str:
+    return (
+        f"Clock error: TTFT {clock.ttft:+.2f} ms, ITL {clock.itl:+.3f} ms (medians), ITL p99 +{clock.itl_p99:.2f} ms, "
+        "which holds what else this machine did in that second."
+    )
+
+
+def notes(systems: Sequence[System], played: Played, found: Sequence[Row]) -> list[str]:
+    """What the table does not say."""
+    said = [f"{system.name}: {system.title}." for system in systems]
+    said += [f"{name} FAILED: {why}" for name, why in played.failed.items()]
+    for row in found:
+        if row["wrong"]:
+            what = "; ".join(f"{count} x {wrong}" for wrong, count in list(row["wrong"].items())[:3])
+            said.append(f"{row['system']} at c={row['streams']}: {what}")
+        if row["cut_short"]:
+            said.append(f"{row['system']} at c={row['streams']}: time was up after {row['requests']} requests.")
+    most = max((row["load_cpu"] for row in found), default=0.0)
+    said.append(f"The load generator used at most {100 * most:.0f} % of one core; its CPU time is not counted.")
+    return said
+
+
+def draw(report: Report, folder: Path) -> list[Path]:
+    """Cost and first-token time over concurrency; the files written."""
+    x = plots.Axis(title="concurrent streams", log=True)
+    cost = plots.Axis(title="CPU microseconds per token, all processes", log=True)
+    wait = plots.Axis(title="TTFT p99, ms", log=True)
+    return [
+        *plots.lines(folder / "gateway-cpu", "What a token costs", _curves(report, "cpu_us_per_token"), x=x, y=cost),
+        *plots.lines(folder / "gateway-ttft", "Slowest first tokens", _curves(report, "ttft_p99_ms"), x=x, y=wait),
+    ]
+
+
+def _curves(report: Report, key: str) -> dict[str, plots.Points]:
+    """One figure over concurrency, for each system."""
+    names = dict.fromkeys(row["system"] for row in report.rows)
+    return {name: [(row["streams"], row.get(key)) for row in report.rows if row["system"] == name] for name in names}

@@ -1,0 +1,1 @@
+"""The systems compared, one file each."""

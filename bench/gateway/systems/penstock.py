@@ -1,0 +1,69 @@
+"""Penstock as it is run, at each level of durability that one machine can keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from bench.gateway.system import Say, Serving
+from bench.penstock import Penstock as Deployment
+from bench.penstock import start_redis
+from bench.processes import Processes
+from streaming.settings import Durability
+from workers.settings import SimSettings
+
+OPTIONS: dict[Durability, tuple[str, ...]] = {
+    "D0": ("appendonly no",),
+    "D1": ("appendfsync everysec",),
+    "D2": ("appendfsync always",),
+    "D3": ("appendfsync everysec", "min-replicas-to-write 1", "repl-diskless-sync-delay 0"),
+}
+"""What each level needs of the server."""
+
+KEPT: dict[Durability, str] = {
+    "D0": "nothing kept",
+    "D1": "append-only file, fsync everysec",
+    "D2": "append-only file, fsync always",
+    "D3": "everysec, every answer waits for a replica",
+}
+
+
+@dataclass(frozen=True)
+class Penstock:
+    """Redis, API and worker, with the durable log on."""
+
+    name: str
+    level: Durability = "D1"
+    apis: int = 1
+
+    @property
+    def title(self) -> str:
+        apis = f", {self.apis} API processes" if self.apis > 1 else ""
+        return f"Penstock at {self.level}: {KEPT[self.level]}{apis}"
+
+    def prepare(self, say: Say) -> None:
+        """Nothing is needed."""
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+        for name in ("store", "metrics", "penstock"):
+            (folder / name).mkdir()
+        with Processes(folder / "store") as store:
+            url = start_redis(store, *OPTIONS[self.level])
+            if self.level == "D3":
+                start_redis(store, f"replicaof 127.0.0.1 {url.split(':')[-1].split('/')[0]}", name="replica")
+            with Deployment(
+                folder / "penstock", apis=self.apis, redis_url=url, settings=self._settings(folder, engine)
+            ) as penstock:
+                yield Serving(penstock.port, [store, penstock.processes])
+
+    def _settings(self, folder: Path, engine: SimSettings) -> dict[str, object]:
+        return {
+            "redis.durability": self.level,
+            "telemetry.metrics_dir": folder / "metrics",
+            **{f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items()},
+        }

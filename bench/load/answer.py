@@ -1,0 +1,208 @@
+"""What came back on one connection, read after the measurement: while it runs, bytes are only stamped and kept.
+
+The text of an answer proves itself: token i is a word that ends in i, so a lost, doubled or misplaced one is seen.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+HEAD_END = b"\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+Arrival = tuple[float, bytes]
+"""When (seconds of the monotonic clock) and what."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request and everything that followed it."""
+
+    tokens: int
+    """Asked for."""
+    sent: float
+    arrivals: list[Arrival] = field(default_factory=list)
+    fault: str = ""
+    """Why it ended before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An answer as its reader lived it. `times` has one entry per token."""
+
+    sent: float
+    times: Sequence[float]
+    ended: float
+    wrong: str = ""
+    """What was wrong with it; "" if every token came, once and in order."""
+
+
+class Framing:
+    """Finds where an answer ends, as cheaply as it can be done: this alone runs while time counts."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._left: int | None = None
+        """Bytes still to come, where the head says it; below 0: the answer is chunked."""
+        self._tail = b""
+
+    def ends_with(self, data: bytes) -> bool:
+        """Whether these bytes are the answer's last."""
+        if self._left is None:
+            self._head += data
+            head, found, data = self._head.partition(HEAD_END)
+            if not found:
+                return False
+            self._left = _length(head)
+        if self._left < 0:
+            self._tail = (self._tail + data)[-len(LAST_CHUNK) :]
+            return self._tail == LAST_CHUNK
+        self._left -= len(data)
+        return self._left <= 0
+
+
+def _length(head: bytes) -> int:
+    """Content-Length; -1 for a chunked answer. One that ends with its connection counts as endless."""
+    lines = head.lower().split(b"\r\n")
+    for line in lines:
+        name, _, value = line.partition(b":")
+        if name == b"content-length":
+            return int(value)
+        if name == b"transfer-encoding":
+            return -1
+    return 1 << 62
+
+
+class Body:
+    """Takes an answer apart: status, and the body without HTTP's chunks."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self._chunked = False
+        self._rest = b""
+        self._left = 0
+        """Of the chunk that is being read, its line end included."""
+
+    def feed(self, data: bytes) -> bytes:
+        """What of the body these bytes bring."""
+        self._rest += data
+        if not self.status and not self._read_head():
+            return b""
+        if not self._chunked:
+            body, self._rest = self._rest, b""
+            return body
+        parts = []
+        while self._rest and (self._left or self._next_chunk()):
+            part = self._rest[: self._left]
+            self._rest = self._rest[len(part) :]
+            # The last two bytes of a chunk are its line end.
+            parts.append(part[: max(0, self._left - 2)])
+            self._left -= len(part)
+        return b"".join(parts)
+
+    def _read_head(self) -> bool:
+        head, found, rest = self._rest.partition(HEAD_END)
+        if not found:
+            return False
+        self.status = int(head.split(b" ", 2)[1])
+        self._chunked = _length(head) < 0
+        self._rest = rest
+        return True
+
+    def _next_chunk(self) -> bool:
+        size, found, rest = self._rest.partition(b"\r\n")
+        if not found:
+            return False
+        self._left = int(size.partition(b";")[0], 16) + 2
+        self._rest = rest
+        return True
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta = _Delta()
+    text: str | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    error: msgspec.Raw | None = None
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+
+
+class Text:
+    """The generated text out of a stream of server-sent events."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._rest = b""
+        self.done = False
+        self.error = ""
+
+    def feed(self, body: bytes) -> int:
+        """How many words begin in what these bytes bring. Raises msgspec.DecodeError."""
+        *lines, self._rest = (self._rest + body).split(b"\n")
+        begun = 0
+        for line in lines:
+            if line.startswith(b"data:"):
+                begun += self._take(line[5:].strip())
+        return begun
+
+    def _take(self, data: bytes) -> int:
+        if data == b"[DONE]":
+            self.done = True
+            return 0
+        chunk = _CHUNK.decode(data)
+        if chunk.error is not None:
+            self.error = bytes(chunk.error).decode(errors="replace")
+        piece = "".join(choice.delta.content or choice.text or "" for choice in chunk.choices)
+        if not piece:
+            return 0
+        goes_on = bool(self._parts) and not self._parts[-1][-1].isspace() and not piece[0].isspace()
+        self._parts.append(piece)
+        return len(piece.split()) - goes_on
+
+    @property
+    def words(self) -> list[str]:
+        return "".join(self._parts).split()
+
+
+def hear(answer: Answer) -> Heard:
+    """Read an answer."""
+    body, text, times = Body(), Text(), []
+    wrong = answer.fault
+    ended = answer.sent
+    for at, data in answer.arrivals:
+        ended = at
+        try:
+            part = body.feed(data)
+            if body.status != 200:
+                wrong = wrong or f"status {body.status}: {part[:200].decode(errors='replace')}"
+                break
+            times += [at] * text.feed(part)
+        except (msgspec.DecodeError, ValueError) as error:
+            wrong = wrong or f"unreadable: {error}"
+            break
+    return Heard(answer.sent, times, ended, wrong or fault_of(text, answer.tokens))
+
+
+def fault_of(text: Text, tokens: int) -> str:
+    """What is wrong with a whole text; "" if nothing is."""
+    if text.error:
+        return f"error in the stream: {text.error[:200]}"
+    words = text.words
+    misplaced = next((i for i, word in enumerate(words) if word.lstrip(string.ascii_letters) != str(i)), None)
+    if misplaced is not None:
+        return f"{words[misplaced]!r} where token {misplaced} belongs"
+    if len(words) != tokens:
+        return f"{len(words)} tokens instead of {tokens}"
+    return "" if text.done else "no [DONE]"

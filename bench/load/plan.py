@@ -1,0 +1,70 @@
+"""What to ask for, and what was seen: the two messages between a benchmark and its load generator."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench.load.stats import Spread
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`streams` connections, each asking again as soon as it is answered, until `requests` have been answered."""
+
+    port: int
+    model: str
+    streams: int
+    requests: int
+    tokens: int
+    """Of each answer."""
+    path: str = "/v1/chat/completions"
+    headers: dict[str, str] = {}
+    warmup_tokens: int = 16
+    """Each stream asks once for so many before anything is measured."""
+    together: bool = False
+    """Rounds of one request per stream, all sent at once; the next round begins when all are answered."""
+    limit_s: float = 60.0
+    """No request begins later than this; what runs then may take as long again."""
+    watch: dict[str, int] = {}
+    """Processes whose CPU time and memory are read, by name; each with all its descendants."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What the streams saw. Times in ms; `wrong` counts each kind of failed answer."""
+
+    requests: int
+    """Answered in full: every token there, once and in order."""
+    wrong: dict[str, int]
+    tokens: int
+    seconds: float
+    """From the first request to the last answer."""
+    ttft: Spread
+    """From the request to the first token."""
+    itl: Spread
+    """Between two tokens of one answer; 0 where they came in one piece."""
+    e2e: Spread
+    """From the request to the end of the answer."""
+    cpu: dict[str, float] = {}
+    """CPU seconds of each watched process."""
+    memory: dict[str, float] = {}
+    """MiB of each, at the end."""
+    own_cpu: float
+    """Share of one core that the load generator itself used."""
+    cut_short: bool = False
+    """Time was up before all requests were made."""
+
+    @property
+    def errors(self) -> int:
+        return sum(self.wrong.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_us_per_token(self) -> float | None:
+        """Summed over all watched processes."""
+        return 1e6 * sum(self.cpu.values()) / self.tokens if self.tokens else None
+
+    @property
+    def cpu_ms_per_request(self) -> float | None:
+        return 1e3 * sum(self.cpu.values()) / self.requests if self.requests else None

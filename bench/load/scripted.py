@@ -1,0 +1,99 @@
+"""`python -m bench.load.scripted PORT`: a server whose tokens leave at known times, to check our own clock.
+
+It waits actively for the last two milliseconds before each token, so that only the machine itself can make it late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+import uvloop
+
+from bench.load.child import measure
+from bench.load.plan import Plan, Reading
+from bench.processes import Processes, free_port
+
+TTFT_MS, ITL_MS, TOKENS = 20.0, 10.0, 64
+ACTIVE_S = 0.002
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"data: [DONE]\n\n"
+
+
+class _Request(msgspec.Struct):
+    max_tokens: int
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            size = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+            request = msgspec.json.decode(await reader.readexactly(size), type=_Request)
+            began = time.monotonic()
+            writer.write(HEAD)
+            for number in range(request.max_tokens):
+                await _until(began + (TTFT_MS + number * ITL_MS) / 1e3)
+                writer.write(_chunk(b'data: {"choices":[{"delta":{"content":" t%d"}}]}\n\n' % number))
+            writer.write(_chunk(END) + b"0\r\n\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+
+
+async def _until(due: float) -> None:
+    await asyncio.sleep(max(0.0, due - time.monotonic() - ACTIVE_S))
+    while time.monotonic() < due:
+        pass
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def _serve(port: int) -> None:
+    server = await asyncio.start_server(_answer, "127.0.0.1", port)
+    await server.serve_forever()
+
+
+class ClockError(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the load generator is off, in ms: medians, and the 99th percentile of single tokens."""
+
+    ttft: float
+    itl: float
+    itl_p99: float
+
+    @classmethod
+    def of(cls, reading: Reading) -> ClockError:
+        return cls(
+            ttft=reading.ttft.p50 - TTFT_MS, itl=reading.itl.p50 - ITL_MS, itl_p99=max(0.0, reading.itl.p99 - ITL_MS)
+        )
+
+    @property
+    def worst(self) -> float:
+        return max(abs(self.ttft), abs(self.itl), self.itl_p99)
+
+
+def clock_error(processes: Processes, requests: int = 4) -> ClockError:
+    """Measure the scripted server as any other. Raises Died, LoadFailed, ValueError."""
+    port = free_port()
+    processes.start("scripted", [sys.executable, "-m", "bench.load.scripted", str(port)])
+    processes.wait_port(port)
+    reading = measure(Plan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20))
+    if reading.wrong:
+        raise ValueError(f"the load generator misread the scripted server: {reading.wrong}")
+    return ClockError.of(reading)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until ended."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(int(argv[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
