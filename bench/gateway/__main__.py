@@ -79,7 +79,7 @@ def _options(args: argparse.Namespace) -> Options:
         quick=args.quick,
         levels=tuple(args.levels or (QUICK_LEVELS if args.quick else LEVELS)),
         rounds=args.rounds or (1 if args.quick else 2),
-        requests_per_stream=args.requests_per_stream or (3 if args.quick else 20),
+        requests_per_stream=args.requests_per_stream or (2 if args.quick else 20),
         tokens=args.tokens,
         step_ms=args.step_ms,
         prefill_ms=args.prefill_ms,
@@ -92,7 +92,7 @@ def _options(args: argparse.Namespace) -> Options:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock bench gateway", description=__doc__)
     parser.add_argument("--systems", type=_names, help=f"only these, separated by commas: {names_of(systems())}")
-    parser.add_argument("--quick", action="store_true", help="c = 1, 64, 256, three requests a stream, one round")
+    parser.add_argument("--quick", action="store_true", help="c = 1, 64, 256, two requests a stream, one round")
     parser.add_argument("--levels", type=_counts, help="concurrent streams, e.g. 1,64,256")
     parser.add_argument("--rounds", type=_count, help="rounds through all systems (default 2); medians are shown")
     parser.add_argument("--requests-per-stream", type=_count, help="in a closed loop (default 20)")

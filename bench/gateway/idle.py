@@ -28,9 +28,7 @@ NAME = "gateway-idle"
 SPARE_FILES = 200
 AT_ONCE = 64
 """Requests under way while the streams are being opened."""
-OPEN_S, REST_S = 300.0, 20.0
-KEEP_ALIVE_S = 10.0
-"""The default of [api] keep_alive_s."""
+OPEN_S = 300.0
 PARTS = ("api-1", "redis")
 
 COLUMNS = (
@@ -64,14 +62,14 @@ def idle(options: Options, command: str, console: Console) -> Report:
         folder.mkdir()
         settings = {
             "redis.lane_limit": wanted + SPARE_FILES,
-            "api.keep_alive_s": KEEP_ALIVE_S,
+            "api.keep_alive_s": options.idle_keep_alive_s,
             "telemetry.metrics_dir": stage.folder,
         }
         with (
             Penstock(folder, workers=0, settings=settings) as penstock,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            seen = runner.run(_hold(penstock, wanted, stage))
+            seen = runner.run(_hold(penstock, options, stage))
     each = 1024 / max(1, seen.open)
     rows: list[dict[str, Any]] = [
         {
@@ -96,7 +94,7 @@ def idle(options: Options, command: str, console: Console) -> Report:
             Ratio(what="memory of the API process per stream, KiB", value=rows[0]["kib_per_stream"], at_most=25.0),
         ),
         notes=(
-            f"At rest: a keep-alive comment to every stream each {KEEP_ALIVE_S:g} s. No worker runs: the jobs wait.",
+            f"At rest: each stream gets a comment every {options.idle_keep_alive_s:g} s. No worker runs.",
             *(f"fault: {fault}" for fault in seen.faults),
         ),
     )
@@ -114,15 +112,15 @@ def allow_files(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _hold(penstock: Penstock, wanted: int, stage: Stage) -> Seen:
+async def _hold(penstock: Penstock, options: Options, stage: Stage) -> Seen:
     """Open them, wait until each has been told that it is open, and watch them do nothing."""
     processes = penstock.processes
     await _touch(penstock)
     before = processes.memory_mib()
-    streams = [Stream(penstock.port) for _ in range(wanted)]
+    streams = [Stream(penstock.port) for _ in range(options.idle_streams)]
     faults: list[str] = []
     try:
-        stage.say(f"opening {wanted:,} streams")
+        stage.say(f"opening {options.idle_streams:,} streams")
         answers = [answer for answer in await _open(streams, faults) if answer is not None]
         stage.done()
         stage.say("waiting for their headers")
@@ -133,7 +131,7 @@ async def _hold(penstock: Penstock, wanted: int, stage: Stage) -> Seen:
         stage.done()
         stage.say("at rest")
         after, cpu, began = processes.memory_mib(), processes.cpu_s(), time.monotonic()
-        await asyncio.sleep(REST_S)
+        await asyncio.sleep(options.idle_rest_s)
         seconds, later = time.monotonic() - began, processes.cpu_s()
         stage.done()
         opened = [answer for answer in answers if answer.arrivals and not answer.fault]

@@ -27,6 +27,10 @@ class Options:
     """In each round."""
     burst_tokens: int = 32
     idle_streams: int = 10_000
+    idle_rest_s: float = 20.0
+    """How long they are watched doing nothing."""
+    idle_keep_alive_s: float = 10.0
+    """The default of [api] keep_alive_s."""
 
     @property
     def engine(self) -> SimSettings:
@@ -36,11 +40,6 @@ class Options:
     @property
     def burst_engine(self) -> SimSettings:
         return SimSettings(step_ms=self.burst_ms, prefill_ms=self.burst_ms, slots=max(256, self.burst_streams))
-
-    @property
-    def answer_s(self) -> float:
-        """How long one answer takes at least."""
-        return (self.prefill_ms + self.step_ms * self.tokens) / 1e3
 
     def name(self, mode: str) -> str:
         """Of the results file: a quick run does not take the place of a full one."""

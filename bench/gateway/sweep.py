@@ -62,7 +62,7 @@ def sweep(systems: Sequence[System], options: Options, command: str, console: Co
 
 def clock_ratio(clock: ClockError) -> Ratio:
     what = "clock error of the load generator against a scripted server, ms (TTFT, ITL: the worse median)"
-    return Ratio(what=what, value=max(abs(clock.ttft), abs(clock.itl)), at_most=2.0)
+    return Ratio(what=what, value=clock.worst, at_most=2.0)
 
 
 def clock_note(clock: ClockError) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -133,7 +134,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 class _Chunk(msgspec.Struct, frozen=True):
     choices: list[_Choice] = []
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
@@ -163,7 +164,7 @@ class Text:
             return 0
         chunk = _CHUNK.decode(data)
         if chunk.error is not None:
-            self.error = bytes(chunk.error).decode(errors="replace")
+            self.error = msgspec.json.encode(chunk.error).decode()[:200]
         piece = "".join(choice.delta.content or choice.text or "" for choice in chunk.choices)
         if not piece:
             return 0
@@ -185,7 +186,7 @@ def hear(answer: Answer) -> Heard:
         ended = at
         try:
             part = body.feed(data)
-            if body.status != 200:
+            if body.status not in (0, 200):
                 wrong = wrong or f"status {body.status}: {part[:200].decode(errors='replace')}"
                 break
             times += [at] * text.feed(part)
@@ -198,7 +199,7 @@ def hear(answer: Answer) -> Heard:
 def fault_of(text: Text, tokens: int) -> str:
     """What is wrong with a whole text; "" if nothing is."""
     if text.error:
-        return f"error in the stream: {text.error[:200]}"
+        return f"error in the stream: {text.error}"
     words = text.words
     misplaced = next((i for i, word in enumerate(words) if word.lstrip(string.ascii_letters) != str(i)), None)
     if misplaced is not None:

@@ -1,0 +1,242 @@
+"""The gateway comparison: its arithmetic, its goals, and that nothing is left out or left behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from house import eventually
+from rich.console import Console
+
+from bench.environments import CACHE, PINS, Absent, Environment
+from bench.gateway.__main__ import main
+from bench.gateway.figures import Goals, rows
+from bench.gateway.idle import allow_files, idle
+from bench.gateway.options import Options
+from bench.gateway.play import Played, play, prepare
+from bench.gateway.sweep import notes
+from bench.gateway.system import Say, Serving
+from bench.load.plan import Plan, Reading
+from bench.load.stats import Spread
+from bench.report import load
+from workers.settings import SimSettings
+
+SMALL = ("--levels", "2", "--tokens", "8", "--step-ms", "2", "--prefill-ms", "2", "--requests-per-stream", "2")
+
+
+def reading(cpu_s: float, *, e2e: float = 2000.0, itl: float = 15.1, ttft: float = 30.0, errors: int = 0) -> Reading:
+    """Of a million tokens."""
+    return Reading(
+        requests=100,
+        wrong={"cut off": errors} if errors else {},
+        tokens=1_000_000,
+        seconds=10.0,
+        ttft=Spread(p50=ttft, p99=2 * ttft, most=3 * ttft),
+        itl=Spread(p50=15.0, p99=itl, most=itl + 5),
+        e2e=Spread(mean=e2e),
+        cpu={"api": cpu_s, "redis": 1.0},
+        memory={"api": 50.0, "redis": 4.0},
+        own_cpu=0.2,
+    )
+
+
+def test_a_row_is_the_median_of_its_rounds_and_the_sum_of_its_processes() -> None:
+    found = rows({("floor", 64): [reading(4), reading(9), reading(5, errors=2)]}, ["floor"])
+    assert [(row["system"], row["streams"], row["rounds"]) for row in found] == [("floor", 64, 3)]
+    row = found[0]
+    assert row["cpu_us_per_token"] == pytest.approx(6) and row["cpu_ms_per_request"] == pytest.approx(60)
+    assert row["memory_mib"] == 54 and row["tokens_per_s"] == 100_000
+    assert row["parts"] == "api 5.0, redis 1.0" and row["stall_ms"] == pytest.approx(20.1)
+    assert (row["errors"], row["wrong"], row["requests"]) == (2, {"cut off": 2}, 300)
+
+
+def test_a_level_without_any_answer_has_no_times() -> None:
+    none = Reading(
+        requests=0,
+        wrong={"status 503": 8},
+        tokens=0,
+        seconds=0.0,
+        ttft=Spread(),
+        itl=Spread(),
+        e2e=Spread(),
+        cpu={"api": 1.0},
+        own_cpu=0.0,
+    )
+    row = rows({("router", 4): [none]}, ["router"])[0]
+    assert row["errors"] == 8 and row["cpu_us_per_token"] is None and "ttft_p50_ms" not in row
+
+
+def judged(found: list[dict[str, object]], *asked: str) -> dict[str, tuple[float | None, bool | None]]:
+    goals = Goals(found, asked)
+    return {ratio.what: (ratio.value, ratio.holds) for ratio in (*goals.of_sweep(15.0), *goals.of_burst())}
+
+
+def test_goals_compare_with_the_others_of_the_same_run() -> None:
+    names = ["floor", "penstock", "router", "dynamo"]
+    readings = {
+        ("floor", 64): [reading(5)],
+        ("penstock", 64): [reading(9, e2e=2020, ttft=35)],
+        ("floor", 256): [reading(5)],
+        ("penstock", 256): [reading(9, e2e=2100, itl=15.6)],
+        ("router", 256): [reading(14)],
+        ("dynamo", 256): [reading(39)],
+    }
+    found = judged(rows(readings, names), *names)
+    assert found["c=256: Penstock's CPU per token / Dynamo's"] == (pytest.approx(0.25), True)
+    assert found["c=256: Penstock's CPU per token / SGLang router + engine server"] == (pytest.approx(2 / 3), True)
+    assert found["c=256: Penstock's CPU per token / the floor's"] == (pytest.approx(10 / 6), True)
+    assert found["Penstock's ITL p99 / a 15 ms step, worst of all c"] == (pytest.approx(1.04), False)
+    worst, reached = found["Penstock's share of end-to-end time, %, worst of c >= 64"]
+    assert worst == pytest.approx(100 * 100 / 2100) and not reached
+    growth, flat = found["Penstock's share, growth from c=64 to 256, points"]
+    assert growth == pytest.approx(100 * 100 / 2100 - 100 * 20 / 2020) and not flat
+    assert found["c=64 at once: Penstock's TTFT p50 - the floor's, ms"] == (pytest.approx(5), True)
+    assert found["Penstock's errors"] == (0, True)
+
+
+def test_a_goal_whose_rival_failed_is_not_reached_and_one_nobody_asked_for_is_not_shown() -> None:
+    readings = {("penstock", 256): [reading(9)]}
+    found = judged(rows(readings, ["penstock", "dynamo"]), "penstock", "dynamo")
+    assert found["c=256: Penstock's CPU per token / Dynamo's"] == (None, False)
+    assert not any("router" in what or "floor" in what for what in found)
+
+
+class Counted:
+    """A system that notes what is done with it."""
+
+    title = "a system of this test"
+
+    def __init__(self, name: str, log: list[str], fault: str = "") -> None:
+        self.name, self._log, self._fault = name, log, fault
+
+    def prepare(self, say: Say) -> None:
+        if self._fault == "absent":
+            raise Absent("no such package")
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+        if self._fault == "broken":
+            raise OSError("it will not start")
+        self._log.append(f"+{self.name}")
+        yield Serving(1, [])
+        self._log.append(f"-{self.name}")
+
+
+def test_systems_take_turns_and_what_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    measured: list[Plan] = []
+    monkeypatch.setattr("bench.gateway.play.measure", lambda plan: measured.append(plan) or reading(1))
+    monkeypatch.setattr("bench.gateway.play.SETTLE_S", 0.0)
+    systems = [Counted("a", log), Counted("b", log), Counted("broken", log, "broken"), Counted("c", log, "absent")]
+    played = Played()
+    ready = prepare(systems, played, lambda _: None)
+
+    def plan(serving: Serving, streams: int) -> Plan:
+        return Plan(port=serving.port, model="m", streams=streams, requests=streams, tokens=1)
+
+    play(ready, 2, [1, 4], plan, SimSettings(), tmp_path, played, lambda _: None, lambda: None)
+    assert log == ["+a", "-a", "+b", "-b", "+b", "-b", "+a", "-a"]
+    assert [each.streams for each in measured] == [1, 4] * 4
+    assert {at: len(each) for at, each in played.readings.items()} == dict.fromkeys(
+        [("a", 1), ("a", 4), ("b", 1), ("b", 4)], 2
+    )
+    said = notes(systems, played, [])
+    assert "c FAILED: cannot be installed: no such package" in said and "broken FAILED: it will not start" in said
+
+
+def test_an_environment_is_made_once_for_its_pins_and_says_why_it_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    said: list[str] = []
+    environ = {CACHE: str(tmp_path)}
+    empty = Environment(name="one", packages=())
+    python = empty.prepare(said.append, environ)
+    assert empty.prepare(said.append, environ) == python and len(said) == 1
+    assert subprocess.run([python, "-c", "print(1)"], capture_output=True, check=True).stdout == b"1\n"
+    with pytest.raises(Absent, match="penstock-bench-no-such-package"):
+        Environment(name="two", packages=("penstock-bench-no-such-package==1",)).prepare(said.append, environ)
+    assert not (tmp_path / "two" / PINS).exists()
+
+
+def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--systems", "penstock,floor", *SMALL, "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    report = load(tmp_path / "gateway-quick.json")
+    assert [(row["system"], row["streams"], row["requests"], row["errors"]) for row in report.rows] == [
+        ("floor", 2, 4, 0),
+        ("penstock", 2, 4, 0),
+    ]
+    floor, penstock = report.rows
+    assert 0 < floor["cpu_us_per_token"] < penstock["cpu_us_per_token"]
+    assert {part.split()[0] for part in penstock["parts"].split(", ")} == {"api-1", "worker-1", "redis"}
+    assert report.command.startswith("penstock bench gateway --quick") and "penstock" in shown and "ratio" in shown
+    assert (report.settings["rounds"], report.settings["tokens"], report.settings["levels"]) == (1, 8, [2])
+    assert report.settings["systems"]["floor"] == "engine behind a bare asyncio socket server"
+
+
+def test_a_burst_on_a_small_scale(tmp_path: Path) -> None:
+    assert main(["--quick", "--burst", "--systems", "floor", "--out", str(tmp_path)]) == 0
+    row = load(tmp_path / "gateway-burst-quick.json").rows[0]
+    assert (row["system"], row["streams"], row["requests"], row["errors"]) == ("floor", 64, 320, 0)
+
+
+def test_idle_streams_on_a_small_scale() -> None:
+    options = Options(
+        quick=True,
+        levels=(1,),
+        rounds=1,
+        requests_per_stream=1,
+        tokens=8,
+        step_ms=2,
+        prefill_ms=2,
+        limit_s=5,
+        idle_streams=20,
+        idle_rest_s=0.5,
+        idle_keep_alive_s=0.5,
+    )
+    report = idle(options, "penstock bench gateway --idle 20", Console(quiet=True))
+    api = report.rows[0]
+    assert (api["process"], api["streams"]) == ("api-1", 20) and api["after_mib"] > 10 and api["cpu_pct"] > 0
+    assert report.ratios[0].holds
+
+
+def test_more_streams_than_files_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1000))
+    with pytest.raises(OSError, match=r"allows 1000 open files .* and 9000 are needed.*--idle 800"):
+        allow_files(9000)
+
+
+def test_an_unknown_system_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--systems", "floor,nginx"]) == 2
+    assert "no system 'nginx'; there are floor, penstock," in capsys.readouterr().out
+
+
+def test_stopped_in_the_middle_it_leaves_no_process_behind(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench.gateway", "--systems", "penstock", "--levels", "1", "--tokens", "5000"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        eventually(lambda: len(_inside(tmp_path)) >= 4, seconds=60)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"every process has ended" in said
+    assert not _inside(tmp_path)
+
+
+def _inside(folder: Path) -> list[str]:
+    """Processes that run in a folder or below."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if link.resolve().is_relative_to(folder):
+                found.append(str(link))
+        except OSError:
+            continue
+    return found
