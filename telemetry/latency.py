@@ -34,7 +34,7 @@ def time_per_output_token(first: float, last: float, tokens: int) -> float | Non
 
 def inter_token_latency(before: float, now: float, tokens: int) -> float:
     """ITL of a chunk of `tokens` that came at `now`, the chunk before it at `before`: so many equal gaps."""
-    return (now - before) / max(1, tokens)
+    return (now - before) / (tokens or 1)
 
 
 @dataclass(frozen=True, slots=True)
