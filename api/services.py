@@ -37,6 +37,7 @@ from telemetry.tracing import Tracing
 log = logging.getLogger(__name__)
 
 CARDS_EVERY_S = 2.0
+CLOCK_PATIENCE_S = 1.0
 SWEEP_S = 2.0
 """Workers and the scheduler sweep more often; this is for the time when none is there."""
 
@@ -73,6 +74,11 @@ class Services:
     async def start(self) -> None:
         """Begin to listen for replies and to follow the fleet."""
         await self.relay.start()
+        with contextlib.suppress(
+            Unavailable, TimeoutError
+        ):  # `keep` tries again; until then jobs have no stamps of ours
+            async with asyncio.timeout(CLOCK_PATIENCE_S):
+                await self.clock.renew()
         self.later(watch_lag())
         self.later(self._check_store())
         self.later(self.headroom.keep_looking())
