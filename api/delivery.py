@@ -36,7 +36,7 @@ class Delivery:
 
     def note(self, services: Services, admitted: Admitted) -> None:
         """The answer is over. A job that another request made has that one's answer in its timing."""
-        if admitted.accepted.joined:
+        if admitted.accepted.joined or not (self._first_got or self._last_got):
             return
         job_id, clock, whole = admitted.job.id, services.clock, not admitted.request.stream
         partition = partition_of(job_id) or 0

@@ -59,10 +59,10 @@ def timing_object(record: Record, delivered: Delivered | None) -> dict[str, Any]
 def _unsent(record: Record, delivered: Delivered | None) -> str:
     """Why the answer, or its end, was not sent as far as is known here."""
     if delivered:
-        return "the client left before the end"
+        return "the answer broke off before its end"
     if not record.job.reply_to:
         return "the request did not wait for the answer"
-    return "not noted: the client left, its API process was lost, or this was a moment ago"
+    return "not noted: the client left or waited too long, its API process was lost, or this was a moment ago"
 
 
 def _latencies(record: Record, stamps: Stamps, delivered: Delivered | None) -> dict[str, float | None]:
