@@ -18,7 +18,7 @@ import uvloop
 from rich.console import Console
 
 from bench import plots, report
-from bench.breakdown.ask import ask_all, timings
+from bench.breakdown.ask import Load, ask_all, timings
 from bench.breakdown.figures import COLUMNS, Row, draw, notes_of, ratios_of, row_of
 from bench.breakdown.target import Target, Unsuitable
 from bench.gateway.stage import Stage
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         found = _measured(args, " ".join(["penstock bench breakdown", *words]), console)
-    except (Died, Unsuitable, OSError) as error:
+    except (Died, Unsuitable, OSError) as error:  # a TimeoutError is one
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -62,12 +62,12 @@ def _measured(args: argparse.Namespace, command: str, console: Console) -> Repor
         rows = [_level(args, target, streams, stage.say, stage.done) for streams in levels]
     own = not args.base_url
     what = f"simulated engine, {args.step_ms:g} ms steps" if own else target.model
-    how = "in one piece" if args.whole else "streamed"
+    how = ("in one piece" if args.whole else "streamed") + (", all at once" if args.together else "")
     return Report(
         name=f"{NAME}-quick" if args.quick else NAME,
         title=f"Where a request's time goes: {what}, {args.tokens} tokens, {how}",
         command=command,
-        settings={"levels": list(levels), "tokens": args.tokens, "whole": args.whole, "model": target.model}
+        settings={"levels": list(levels), "tokens": args.tokens, "whole": args.whole, "together": args.together}
         | ({"step_ms": args.step_ms, "prefill_ms": args.prefill_ms, "slots": _slots(args, levels)} if own else {}),
         columns=COLUMNS,
         rows=rows,
@@ -80,10 +80,15 @@ def _level(
     args: argparse.Namespace, target: Target, streams: int, say: Callable[[str], None], done: Callable[[], None]
 ) -> Row:
     say(f"c={streams}")
-    requests = streams * (args.requests_per_stream or (3 if args.quick else 20))
-    asking = ask_all(target, streams, requests, args.tokens, whole=args.whole, limit_s=args.limit)
+    load = Load(
+        requests=args.requests_per_stream or (3 if args.quick else 20),
+        tokens=args.tokens,
+        whole=args.whole,
+        together=args.together,
+        limit_s=args.limit,
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        level = runner.run(asking)
+        level = runner.run(ask_all(target, streams, load))
     say(f"c={streams}, reading timings")
     row = row_of(level, timings(target, level.asked, args.sample))
     done()
@@ -113,8 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="c = 1, 16, 64, three requests a stream, no plots")
     parser.add_argument("--levels", type=_counts, help="concurrent requests (default 1 to 256 in powers of two)")
     parser.add_argument("--requests-per-stream", type=_count, help="in a closed loop (default 20)")
-    parser.add_argument("--tokens", type=_count, default=64, help="of each answer (default 64)")
+    parser.add_argument("--tokens", type=_count, default=128, help="of each answer (default 128)")
     parser.add_argument("--whole", action="store_true", help="ask for answers in one piece instead of streams")
+    parser.add_argument("--together", action="store_true", help="all streams begin at once, and stay in step")
     parser.add_argument("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)")
     parser.add_argument("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)")
     parser.add_argument("--slots", type=_count, help="of the simulated engine (default: one for every request)")

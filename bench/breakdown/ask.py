@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,40 +41,73 @@ class Level:
     seconds: float = 0.0
 
 
-async def ask_all(target: Target, streams: int, requests: int, tokens: int, *, whole: bool, limit_s: float) -> Level:
-    """Warm up with one request a stream, then `requests` in all; none begins after `limit_s`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What each level asks for."""
+
+    requests: int
+    """Of each stream, after one that is not measured."""
+    tokens: int
+    whole: bool = False
+    together: bool = False
+    """All streams begin at once, and an engine whose answers take equally long keeps them in step: every request comes
+    in a crowd. Otherwise they are spread over the time of one answer."""
+    limit_s: float = 120.0
+    """No request begins later."""
+
+
+async def ask_all(target: Target, streams: int, load: Load) -> Level:
+    """One level. Raises TimeoutError when requests that began in time do not end in as long again."""
     connections = [Stream(target.port, target.host) for _ in range(streams)]
-    numbers = itertools.count()
-    until = time.monotonic() + limit_s
-
-    def request() -> bytes:
-        return _request(target, f"Tell me about water, please: question {next(numbers)}.", tokens, whole=whole)
-
-    async def run(stream: Stream, left: Iterator[int], level: Level) -> None:
-        for _ in left:
-            if time.monotonic() > until:
-                return
-            try:
-                answer = await stream.ask(request(), tokens)
-            except OSError as error:
-                level.wrong[f"no connection: {error}"] += 1
-                await asyncio.sleep(0.1)
-            else:
-                _note(answer, level)
-
-    async def round_of(count: int) -> Level:
-        level, left, began = Level(streams), iter(range(count)), time.monotonic()
-        await asyncio.gather(*(run(stream, left, level) for stream in connections))
-        level.seconds = time.monotonic() - began
-        return level
-
+    asker = _Asker(target, load, Level(streams))
     try:
-        async with asyncio.timeout(2 * limit_s):
-            await round_of(streams)
-            return await round_of(requests)
+        async with asyncio.timeout(2 * load.limit_s):
+            if load.together:
+                await asyncio.gather(*(asker.warm_up(stream, load.tokens) for stream in connections))
+                await asyncio.gather(*(asker.run(stream) for stream in connections))
+            else:
+                spread = [max(1, load.tokens * (number + 1) // streams) for number in range(streams)]
+                await asyncio.gather(*(asker.run(*each) for each in zip(connections, spread, strict=True)))
+    except TimeoutError:
+        raise TimeoutError(f"c={streams}: there are requests without an end after {2 * load.limit_s:g} s") from None
     finally:
         for stream in connections:
             stream.close()
+    return asker.level
+
+
+class _Asker:
+    """All streams of one level."""
+
+    def __init__(self, target: Target, load: Load, level: Level) -> None:
+        self.level = level
+        self._target, self._load = target, load
+        self._numbers = itertools.count()
+        self._until = time.monotonic() + load.limit_s
+        self._began = 0.0
+
+    async def warm_up(self, stream: Stream, tokens: int) -> None:
+        """What fails here fails later too, and is counted there."""
+        with contextlib.suppress(OSError):
+            await stream.ask(self._request(tokens), tokens)
+
+    async def run(self, stream: Stream, warm_up_tokens: int = 0) -> None:
+        if warm_up_tokens:
+            await self.warm_up(stream, warm_up_tokens)
+        self._began = self._began or time.monotonic()
+        for _ in range(self._load.requests):
+            if time.monotonic() > self._until:
+                break
+            try:
+                _note(await stream.ask(self._request(self._load.tokens), self._load.tokens), self.level)
+            except OSError as error:
+                self.level.wrong[f"no connection: {error}"] += 1
+                await asyncio.sleep(0.1)
+        self.level.seconds = time.monotonic() - self._began
+
+    def _request(self, tokens: int) -> bytes:
+        prompt = f"Tell me about water, please: question {next(self._numbers)}."
+        return _request(self._target, prompt, tokens, whole=self._load.whole)
 
 
 def _request(target: Target, prompt: str, tokens: int, *, whole: bool) -> bytes:
