@@ -14,6 +14,7 @@ from api.schemas import Kind, Request, ignored_fields, parse, to_job
 from api.services import Services
 from streaming.capabilities import unsupported
 from streaming.errors import KeyReused, LaneFull, NoCapacity, Unavailable, UnknownJob
+from streaming.keys import partition_of
 from streaming.messages import Job
 from streaming.queue import Accepted
 from streaming.relay import Inbox
@@ -72,13 +73,17 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
         raise errors.store_full(services.refusal)
     request.scope["state"]["model"] = asked.model
     key = _idempotency_key(request)
+    job_id = services.queue.new_id(caller.tenant, key)
+    partition = partition_of(job_id) or 0
     job = to_job(
         asked,
-        job_id=services.queue.new_id(caller.tenant, key),
+        job_id=job_id,
         tenant=caller.tenant,
         ceiling=caller.ceiling,
         reply_to=services.relay.address if waits else "",
         trace=request.scope["state"]["trace"],
+        received_us=services.clock.at(request.scope["state"]["received"], partition),
+        clock_us=services.clock.error_us(partition),
     )
     card = services.cards.get(job.model)
     if card is not None and (failure := unsupported(job, card.capabilities)):

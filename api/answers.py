@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from streaming.messages import Priority, State
+from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
 
 Schema = dict[str, Any]
 
@@ -64,6 +65,7 @@ def answer_schemas() -> dict[str, Schema]:
         "DeadLetter": _dead_letter(),
         "DeadLetterList": _object(object=_word("list"), data=_list(schema("DeadLetter"))),
         "Job": _job(fault),
+        "JobTiming": _timing(),
         "JobList": _object(
             object=_word("list"), data=_list(schema("Job")), has_more=BOOLEAN, next_cursor=_maybe(STRING)
         ),
@@ -117,4 +119,29 @@ def _job(fault: Schema) -> Schema:
         result=_maybe(schema("Answer")),
         error=_maybe(fault),
         metadata={"type": "object", "additionalProperties": STRING},
+    )
+
+
+def _timing() -> Schema:
+    parts = {part.name: _maybe(NUMBER | {"description": part.meaning}) for part in (*PARTS, EGRESS_FIRST)}
+    stamp = _maybe(NUMBER | {"description": "Unix seconds of Redis time"})
+    return _object(
+        id=STRING,
+        object=_word("job.timing"),
+        status=_word(*(state.value for state in State)),
+        attempts=INTEGER,
+        parts_ms=_object(**parts),
+        reasons={"type": "object", "additionalProperties": STRING, "description": "Why a part has no time."},
+        groups_ms=_object(
+            **{name: NUMBER | {"description": f"The sum of {', '.join(GROUPS[name])}."} for name in GROUPS}
+        ),
+        sum_ms=NUMBER | {"description": "Of all parts but egress_first, which runs beside decode."},
+        end_to_end_ms=_maybe(NUMBER),
+        until=_maybe(STRING | {"description": "The stamp at which end_to_end_ms ends."}),
+        time_to_first_token_ms=_maybe(NUMBER),
+        gateway_time_to_first_token_ms=_maybe(NUMBER),
+        time_per_output_token_ms=_maybe(NUMBER),
+        clock_error_ms=_object(api=NUMBER, worker=NUMBER)
+        | {"description": "Each process's bound; a part from one to the other may be wrong by both."},
+        stamps=_object(**dict.fromkeys(Stamps.__dataclass_fields__, stamp)),
     )

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api import admin, chat, errors, events, health, jobs, models
+from api import admin, chat, errors, events, health, jobs, models, timing
 from api.errors import ApiError
 from api.jobs import as_json
 from api.middleware import Observed
@@ -32,6 +32,7 @@ ROUTES = [
     Route("/v1/jobs/{job_id}", jobs.show),
     Route("/v1/jobs/{job_id}/result", jobs.result),
     Route("/v1/jobs/{job_id}/events", events.events),
+    Route("/v1/jobs/{job_id}/timing", timing.show),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
     Route("/admin/dlq", admin.listing),
     Route("/admin/dlq/{letter_id}", admin.show),

@@ -20,7 +20,7 @@ ENDPOINTS = re.compile(
 
 
 class Observed:
-    """Gives `scope["state"]` its `request_id` and `trace` (W3C context of the server span)."""
+    """Gives `scope["state"]` its `request_id`, `trace` (W3C context of the server span) and `received` (monotonic)."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -29,19 +29,22 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, begun = Headers(scope=scope), time.perf_counter()
+        received = time.monotonic()
+        headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id", ""))
         endpoint = endpoint_of(scope["path"])
         span = self._services.tracing.span(f"{scope['method']} {endpoint}", extract(headers), "server")
         # Token streams write their body straight to the server: nothing below has a say in it once it has begun.
-        scope.setdefault("state", {}).update(request_id=request_id, trace=span.carrier(), server_send=send)
+        scope.setdefault("state", {}).update(
+            request_id=request_id, trace=span.carrier(), server_send=send, received=received
+        )
         status = 500
 
         async def stamped(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                spent = f"{(time.perf_counter() - begun) * 1000:.0f}"
+                spent = f"{(time.monotonic() - received) * 1000:.0f}"
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),

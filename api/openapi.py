@@ -57,6 +57,8 @@ ROUTES = (
           errors=(401, 404, 408, 409, 410, 500, 503), headers=("X-Job-Id",), or_job=True),
     Route("get", "/v1/jobs/{job_id}/events", "Follow a job, from its start or behind an event", "text/event-stream",
           params=("job_id", "Last-Event-ID", "after"), errors=(400, *_READ, 410), events=True),
+    Route("get", "/v1/jobs/{job_id}/timing", "See where a job's time went", "JobTiming", params=("job_id",),
+          errors=(*_READ, 410), headers=("X-Job-Id",)),
     Route("post", "/v1/jobs/{job_id}/cancel", "Cancel a job", "Job", params=("job_id",), errors=_READ),
     Route("get", "/admin/dlq", "List dead letters", "DeadLetterList", params=("limit",), errors=(400, 401, 403, 503)),
     Route("get", "/admin/dlq/{letter_id}", "Show a dead letter", "DeadLetter", params=("letter_id",),

@@ -19,11 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 from api import errors
 from api.admission import Admitted
 from api.connection import Connection
+from api.delivery import Delivery
 from api.errors import ApiError
 from api.render import ChunkRenderer, Facts, completion, error_frame, fingerprint, to_json
 from api.services import Services
 from streaming.errors import StreamingError, UnknownJob
 from streaming.messages import Delta, State, Terminal
+from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +60,9 @@ class Reply:
         card = services.cards.get(self._job.model)
         facts = Facts.of(self._job, created, fingerprint(card) if card else None)
         self._facts = facts if not admitted.accepted.joined else replace(facts, job=admitted.accepted.id)
-        self._begun = time.perf_counter()
+        self._received = 0.0
         self._last = 0.0
+        self._delivery = Delivery()
         operation = CHAT if facts.chat else TEXT
         self._labels = (operation, self._job.model)
         self._per_token = services.metrics.time_per_output_token.labels(*self._labels)
@@ -69,7 +72,7 @@ class Reply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and look after the job if the client leaves."""
-        self._request_id = scope["state"]["request_id"]
+        self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
         self._task = asyncio.current_task()
         connection: Connection | None = scope["state"].get("connection")
         watch = asyncio.create_task(self._watch(receive)) if connection is None else None
@@ -112,17 +115,20 @@ class Reply:
             raise ClientGone
 
     def _measure(self, rows: Sequence[Delta]) -> None:
-        now = time.perf_counter()
+        now = time.monotonic()
         if not self._last:
-            self._services.metrics.time_to_first_token.labels(*self._labels).observe(now - self._begun)
+            self._delivery.first_got()
+            ttft = time_to_first_token(self._received, now)
+            self._services.metrics.time_to_first_token.labels(*self._labels).observe(ttft)
         else:
             tokens = rows[0].n if len(rows) == 1 else sum(row.n for row in rows)
-            self._per_token.observe((now - self._last) / (tokens or 1), tokens or 1)
+            self._per_token.observe(inter_token_latency(self._last, now, tokens), tokens or 1)
         self._last = now
 
     def _measure_end(self) -> None:
         metrics, terminal = self._services.metrics, self._inbox.terminal
-        metrics.request_duration.labels(*self._labels).observe(time.perf_counter() - self._begun)
+        metrics.request_duration.labels(*self._labels).observe(end_to_end(self._received, time.monotonic()))
+        self._delivery.note(self._services, self._admitted)
         if terminal is not None:
             self._services.pace.ended(self._job.model)
             for kind, count in (("input", terminal.usage.prompt), ("output", terminal.usage.completion)):
@@ -187,7 +193,9 @@ class StreamReply(Reply):
         try:
             rows, terminal = await self._take(self._services.settings.keep_alive_s)
             if terminal is not None and not rows and terminal.state is not State.COMPLETED:
+                self._delivery.last_got()
                 await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
+                self._delivery.last_sent()
                 return
             await send(_start(200, STREAM_HEADERS | self._admitted.headers))
             begun = True
@@ -214,16 +222,19 @@ class StreamReply(Reply):
 
     async def _stream(self) -> None:
         """Write what is owed, at the reader's pace; then have the rest poured, until something is owed again."""
-        self._pinged = time.perf_counter()
+        self._pinged = time.monotonic()
         self._stay_alive()
         try:
             while True:
                 if self._owed:
                     data, self._owed = self._owed, b""
                     await self._write(data, more=not self._told)
+                    if self._last:
+                        self._delivery.first_sent()
                 if self._told:
+                    self._delivery.last_sent()
                     return
-                await self._inbox.pour(self._show)
+                await self._inbox.pour(self._show if self._last else self._show_first)
                 if not self._told:
                     self._check()
         finally:
@@ -232,7 +243,7 @@ class StreamReply(Reply):
 
     def _stay_alive(self) -> None:
         """A sign of life for a reader who has heard nothing for so long."""
-        now, patience = time.perf_counter(), self._services.settings.keep_alive_s
+        now, patience = time.monotonic(), self._services.settings.keep_alive_s
         silence = now - max(self._last, self._pinged)
         if silence >= patience and not self._told:
             self._write_now(PING)
@@ -249,11 +260,18 @@ class StreamReply(Reply):
             return False
         return True
 
+    def _show_first(self, rows: list[Delta], terminal: Terminal | None) -> bool:
+        """The same for the first tokens of a stream that began with a sign of life; the rest is for `_show`."""
+        if self._show(rows, terminal):
+            self._delivery.first_sent()
+        return False
+
     def _render(self, rows: list[Delta], terminal: Terminal | None) -> bytes:
         delta = self._renderer.delta
         data = delta(rows[0]) if len(rows) == 1 else b"".join([delta(row) for row in rows])
         if terminal is not None:
             self._told = True
+            self._delivery.last_got()
             data += self._renderer.end(terminal)
         return data
 
@@ -295,13 +313,15 @@ class WholeReply(Reply):
                 return
             taken, terminal = await self._take(left)
             rows += taken
+        self._delivery.last_got()
         try:
             body = to_json(completion(self._facts, terminal, rows))
         except ApiError as error:
             await send_error(send, error, headers)
-            return
-        await send(_start(200, {"content-type": "application/json", "content-length": str(len(body))} | headers))
-        await send(_body(body, more=False))
+        else:
+            await send(_start(200, {"content-type": "application/json", "content-length": str(len(body))} | headers))
+            await send(_body(body, more=False))
+        self._delivery.last_sent()
 
 
 async def cancel_quietly(services: Services, job_id: str) -> None:

@@ -234,9 +234,17 @@ def parse(kind: Kind, body: bytes) -> Request:
 
 
 def to_job(
-    request: Request, *, job_id: str, tenant: str, ceiling: Priority, reply_to: str, trace: dict[str, str]
+    request: Request,
+    *,
+    job_id: str,
+    tenant: str,
+    ceiling: Priority,
+    reply_to: str,
+    trace: dict[str, str],
+    received_us: int = 0,
+    clock_us: int = 0,
 ) -> Job:
-    """The job a request asks for, in the highest lane that is both asked for and allowed."""
+    """The job a request asks for, in the highest lane that is both asked for and allowed. `received_us`: see Job."""
     queue = request.queue
     return Job(
         id=job_id,
@@ -253,6 +261,8 @@ def to_job(
         metadata=request.metadata or {},
         user=request.user,
         on_disconnect=queue.on_disconnect or request.ON_DISCONNECT,
+        received_us=received_us,
+        clock_us=clock_us,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ from api.openapi import document
 from api.pace import Pace
 from api.settings import ApiSettings
 from streaming.backlog import Backlog
+from streaming.clock import Clock
 from streaming.config import ConfigError
+from streaming.deliveries import Deliveries
 from streaming.durability import check_level
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
@@ -34,6 +37,7 @@ from telemetry.tracing import Tracing
 log = logging.getLogger(__name__)
 
 CARDS_EVERY_S = 2.0
+CLOCK_PATIENCE_S = 1.0
 SWEEP_S = 2.0
 """Workers and the scheduler sweep more often; this is for the time when none is there."""
 
@@ -60,6 +64,7 @@ class Services:
         self.queue, self.journal, self.fleet = Queue(self.wire), Journal(self.wire), Fleet(self.wire)
         self.backlog, self.relay = Backlog(self.wire), Relay(self.wire)
         self.headroom = Headroom(self.wire)
+        self.clock, self.deliveries = Clock(self.wire), Deliveries(self.wire)
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -69,9 +74,16 @@ class Services:
     async def start(self) -> None:
         """Begin to listen for replies and to follow the fleet."""
         await self.relay.start()
+        with contextlib.suppress(
+            Unavailable, TimeoutError
+        ):  # `keep` tries again; until then jobs have no stamps of ours
+            async with asyncio.timeout(CLOCK_PATIENCE_S):
+                await self.clock.renew()
         self.later(watch_lag())
         self.later(self._check_store())
         self.later(self.headroom.keep_looking())
+        self.later(self.clock.keep())
+        self.later(self.deliveries.keep_writing())
         self.later(self._follow_cards())
         self.later(Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S))
 
@@ -81,6 +93,8 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(Unavailable):  # only somebody's look at a timing is lost
+            await self.deliveries.write()
         await self.wire.close()
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""`penstock jobs`: list, show, follow and cancel."""
+"""`penstock jobs`: list, show, time, follow and cancel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cli.errors import DONE, STILL_RUNNING, Problem
 from cli.job import answer_of, ended_badly, follow, timed
 from cli.options import Command, Where, json_option, where_options
 from cli.output import note, print_json, print_rows, print_table
+from cli.timing import HEADER, bounds, rows
 
 COLUMNS = ("id", "status", "priority", "model", "created_at", "seconds", "tokens")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
@@ -21,7 +22,7 @@ PAGE = 100
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def jobs() -> None:
-    """List, show, follow and cancel jobs."""
+    """List, show, time, follow and cancel jobs."""
 
 
 @jobs.command("ls", cls=Command)
@@ -89,6 +90,21 @@ def result(job_id: str, where: Where, as_json: bool) -> int:
 def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
     """Follow a job to its end: its tokens on stdout, or with --json every event, one per line."""
     return follow(Client.find(where), job_id, as_json=as_json, after=after)
+
+
+@jobs.command("timing", cls=Command)
+@click.argument("job_id")
+@where_options(url=True)
+@json_option
+def timing(job_id: str, where: Where, as_json: bool) -> int:
+    """Show where a job's time went: on its way in, in the queue, in the engine, on its way out."""
+    found = Client.find(where).get(f"/v1/jobs/{job_id}/timing")
+    if as_json:
+        print_json(found)
+    else:
+        print_table(HEADER, list(rows(found)))
+        note(bounds(found))
+    return DONE
 
 
 @jobs.command("cancel", cls=Command)

@@ -75,7 +75,13 @@ class DeadLetters:
 
     def _again(self, job: Job) -> Job:
         fresh: Job = msgspec.structs.replace(
-            job, id=self._queue.new_id(job.tenant), reply_to="", stream=False, deadline_ms=None, max_queue_ms=None
+            job,
+            id=self._queue.new_id(job.tenant),
+            reply_to="",
+            stream=False,
+            deadline_ms=None,
+            max_queue_ms=None,
+            received_us=0,
         )
         return fresh
 

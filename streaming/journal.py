@@ -6,30 +6,34 @@ worker together); the record names each run and the frame it began with. At the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from streaming.errors import DecodeError, UnknownJob
 from streaming.keys import partition_key, partition_of
 from streaming.messages import (
+    Delivered,
     Delta,
     Failure,
     Frame,
+    Generated,
     Job,
     Priority,
     State,
     Terminal,
     Text,
+    decode_delivered,
     decode_job,
     decode_reply,
     decode_terminal,
 )
 from streaming.wire import Wire, translated
+from telemetry.latency import Stamps
 
 FIELDS = (
     "state", "body", "attempt", "worker", "lane", "entry", "created", "started", "first", "done", "deadline",
-    "runs", "record", "reason", "keep", "reply", "model", "tenant", "priority",
+    "runs", "record", "reason", "keep", "reply", "model", "tenant", "priority", "claimed", "delivered",
 )  # fmt: skip
 PAGE = 500
 
@@ -75,6 +79,10 @@ class Record:
     """Addresses its tokens are sent to."""
     terminal: Terminal | None
     """Of a job that has ended."""
+    stamps: Stamps = field(default_factory=Stamps)
+    """Microseconds of Redis time. Those of the answer are there when `delivered` is."""
+    delivered: Delivered | None = None
+    """When its answer was handed on, if somebody waited for it."""
 
 
 class Journal:
@@ -199,8 +207,10 @@ def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | Non
         terminal = decode_terminal(raw["record"])
     elif state.final:
         terminal = Terminal(job_id, state, 0, failure=REASONS.get(word("reason")))
+    job = _job(job_id, body, word)
+    delivered = decode_delivered(raw["delivered"]) if raw["delivered"] else None
     return Record(
-        job=_job(job_id, body, word),
+        job=job,
         state=state,
         attempt=number("attempt"),
         worker=word("worker"),
@@ -216,6 +226,39 @@ def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | Non
         runs=parse_runs(word("runs")),
         readers=len(word("reply").split(",")) if raw["reply"] else 0,
         terminal=terminal,
+        stamps=stamps_of(job, state, raw, terminal),
+        delivered=delivered,
+    )
+
+
+def stamps_of(job: Job, state: State, raw: Mapping[str, bytes | None], terminal: Terminal | None) -> Stamps:
+    """What is written of a job's way, but for its answer's; see `with_delivery`."""
+
+    def exact(name: str) -> int | None:
+        return round(float(raw[name] or 0) * 1000) or None
+
+    generated = terminal.generated if terminal else Generated()
+    return Stamps(
+        received=job.received_us or None,
+        accepted=exact("created"),
+        started=exact("started"),
+        claimed=None if state is State.QUEUED else exact("claimed"),  # else the claim of a worker that was lost
+        released=generated.released or None,
+        scheduled=generated.scheduled or None,
+        first_token=generated.first or None,
+        last_token=generated.last or None,
+        ended=exact("done"),
+    )
+
+
+def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:
+    """The stamps of a job with those of its answer."""
+    return replace(
+        stamps,
+        first_got=delivered.first_got or None,
+        first_sent=delivered.first_sent or None,
+        last_got=delivered.last_got or None,
+        last_sent=delivered.last_sent or None,
     )
 
 

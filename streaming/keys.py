@@ -32,9 +32,10 @@ CATALOGUE = (
         "job",
         "job:{}",
         "hash",
-        "put; claim, finish, cancel, reap",
+        "put; claim, finish, cancel, reap, deliver",
         "until retention after its end",
-        "the record of one job: state, body, attempt, worker, lane, entry, times, reply addresses, runs, record",
+        "the record of one job: state, body, attempt, worker, lane, entry, times (ms, with decimals where they divide "
+        "its timing), reply addresses, runs, record, when its answer was delivered",
     ),
     Key(
         "lane",

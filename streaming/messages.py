@@ -112,6 +112,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] = {}
     user: str | None = None
     on_disconnect: str = "cancel"
+    received_us: int = 0
+    """When its API process had the request's head, in microseconds of Redis time, within `clock_us`; 0: not known."""
+    clock_us: int = 0
 
     @property
     def choices(self) -> int:
@@ -178,6 +181,19 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     rows: tuple[Delta, ...]
 
 
+class Generated(msgspec.Struct, frozen=True, array_like=True):
+    """When the last worker of a job saw it pass, in microseconds of Redis time, within `clock_us`; 0: not known."""
+
+    released: int = 0
+    """Given to the engine."""
+    scheduled: int = 0
+    """First run by the engine."""
+    first: int = 0
+    last: int = 0
+    """The engine's first and last token."""
+    clock_us: int = 0
+
+
 class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """The end of a job, as stored. The published form leaves `rows` out when the reader has already had them."""
 
@@ -192,6 +208,8 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     first_ms: int = 0
     """Redis time of the first token, or 0."""
     rows: tuple[Delta, ...] = ()
+    generated: Generated = Generated()
+    """Left out of the published form too: readers do not need it."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
@@ -201,6 +219,19 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
 
 
 Reply: TypeAlias = Frame | Terminal | Ended
+
+
+class Delivered(msgspec.Struct, frozen=True, array_like=True):
+    """When an API process handed a job's answer on, in microseconds of Redis time, within `clock_us`; 0: never."""
+
+    first_got: int = 0
+    first_sent: int = 0
+    last_got: int = 0
+    last_sent: int = 0
+    """The first and last of the answer: come from the worker, given to the network."""
+    clock_us: int = 0
+    whole: bool = False
+    """Sent in one piece, so it has no first."""
 
 
 # --- what a worker is told -----------------------------------------------------------------------------------------
@@ -279,6 +310,7 @@ _REPLY = msgspec.msgpack.Decoder(Reply)
 _CONTROL = msgspec.msgpack.Decoder(Control)
 _JOB = msgspec.msgpack.Decoder(Job)
 _TERMINAL = msgspec.msgpack.Decoder(Terminal)
+_DELIVERED = msgspec.msgpack.Decoder(Delivered)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -307,6 +339,11 @@ def decode_job(data: bytes) -> Job:
 def decode_terminal(data: bytes) -> Terminal:
     """Raises DecodeError."""
     return _decode(_TERMINAL, data)
+
+
+def decode_delivered(data: bytes) -> Delivered:
+    """Raises DecodeError."""
+    return _decode(_DELIVERED, data)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

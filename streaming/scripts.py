@@ -14,6 +14,7 @@
 | leave    | worker          | give the lease up, when nothing is held                                |
 | reap     | any             | fence lapsed workers, put their jobs back, expire waiting jobs         |
 | rewound  | any             | a new epoch, when the store was found to have lost data                |
+| deliver  | api             | note when answers were handed on, for their timing                     |
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ NAMES = (
     "leave",
     "reap",
     "rewound",
+    "deliver",
 )
 
 EACH = """

@@ -151,6 +151,20 @@ class Wire:
             seconds, micros = await self.redis.time()
         return seconds * 1000 + micros // 1000
 
+    async def homes(self) -> dict[str, list[int]]:
+        """The partitions by the server that holds them now. Raises Unavailable."""
+        homes: dict[str, list[int]] = {}
+        with translated():
+            for partition in self.partitions:
+                homes.setdefault(await self._topology.place(prefix(partition)), []).append(partition)
+        return homes
+
+    async def time_us(self, place: str) -> int:
+        """The clock of one server, in microseconds. Raises Unavailable."""
+        with translated():
+            ((seconds, micros),) = checked(await self._topology.run(place, [("TIME",)]))
+        return int(seconds) * 1_000_000 + int(micros)
+
     @asynccontextmanager
     async def subscribe(self, channel: str) -> AsyncIterator[PubSub]:
         """A connection of its own that listens to one channel. Raises Unavailable, then or while it is read."""

@@ -89,6 +89,8 @@ def test_keys_say_who_may_come_in_how_high_and_who_may_administer(empty_house: H
     assert ask("POST", "/v1/jobs", "sk-high", body)[1]["priority"] == "interactive"
     assert ask("GET", f"/v1/jobs/{job['id']}", "sk-low")[0] == 200
     assert ask("GET", f"/v1/jobs/{job['id']}", "sk-high")[0] == 404
+    assert ask("GET", f"/v1/jobs/{job['id']}/timing", "sk-low")[0] == 200
+    assert ask("GET", f"/v1/jobs/{job['id']}/timing", "sk-high")[0] == 404
     assert ask("POST", f"/v1/jobs/{job['id']}/cancel", "sk-high")[0] == 404
     assert [row["id"] for row in ask("GET", "/v1/jobs", "sk-low")[1]["data"]] == [job["id"]]
     assert ask("GET", "/admin/dlq", "sk-high")[0] == 403 and ask("GET", "/admin/dlq", "sk-root")[0] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from redis import Redis
 from redis.crc import key_slot
 
 from streaming.backlog import Backlog
+from streaming.clock import Clock
 from streaming.deadletters import DeadLetters
 from streaming.durability import check_level
 from streaming.errors import Unavailable
@@ -159,6 +161,20 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: Wire) ->
     assert (await journal.record(jobs[0].id)).state is State.CANCELLED
     with Redis(port=nodes.owner(3)) as client:
         assert all(key.startswith((prefix(3).encode(), b"penstock:{fleet}")) for key in client.scan_iter())
+
+
+async def test_each_partition_goes_by_its_own_servers_clock(nodes: Nodes, wire: Wire) -> None:
+    """Every node is asked once for all its partitions, and each partition's time is right by its node."""
+    homes = await wire.homes()
+    assert len(homes) == len(nodes.ports)
+    assert sorted(partition for home in homes.values() for partition in home) == list(wire.partitions)
+    clock = Clock(wire)
+    await clock.renew()
+    for place, partitions in homes.items():
+        for partition in partitions:
+            before = clock.at(time.monotonic(), partition) - clock.error_us(partition)
+            server = await wire.time_us(place)
+            assert before <= server <= clock.at(time.monotonic(), partition) + clock.error_us(partition)
 
 
 async def test_the_fleet_shares_one_slot(wire: Wire) -> None:

@@ -107,6 +107,21 @@ async def test_the_card_says_what_was_loaded(desk: Desk) -> None:
     assert desk.phases == ["reading the model file", "loading weights"]
 
 
+async def test_it_says_when_it_had_a_request(desk: Desk) -> None:
+    """With the last piece: taken by a slot, first token, last token; one that never ran has no first."""
+    began = time.monotonic()
+    await desk.ask("Once upon a time", max_tokens=4, **GREEDY)
+    times = desk.steps[-1][0].times
+    assert times is not None and began <= times.scheduled < times.first < times.last <= time.monotonic()
+    waiting = [desk.send(STORY, max_tokens=60, **GREEDY) for _ in range(SLOTS + 1)]
+    desk.engine.cancel(waiting[-1])
+    last = await desk.result(waiting[-1])
+    assert last.finish == "cancelled" and last.times is not None and (last.times.scheduled, last.times.first) == (0, 0)
+    for request_id in waiting[:-1]:
+        desk.engine.cancel(request_id)
+        await desk.result(request_id)
+
+
 async def test_a_chat_is_streamed_until_max_tokens(desk: Desk) -> None:
     """Tokens come in several steps, and are counted exactly."""
     request_id = desk.send(STORY, max_tokens=12, **GREEDY)

@@ -152,3 +152,14 @@ async def test_faults_need_to_be_allowed(start: Start) -> None:
     assert text((await tame.until_ended("a", "b"))["a"]) == expected("[[fail@2]]", 4)
     by_id = await wild.until_ended("a", "b")
     assert by_id["a"][-1].failure is not None and text(by_id["b"]) == expected("b", 4)
+
+
+async def test_it_says_when_it_first_ran_a_request(start: Start) -> None:
+    """With the last piece. One that waits for a slot is scheduled when it gets it, long after the first."""
+    bench = await start(slots=1, step_ms=2)
+    for name in ("first", "second"):
+        bench.engine.submit(Request(name, name, Sampling(max_tokens=20)))
+    ended = await bench.until_ended("first", "second")
+    first, second = ended["first"][-1].times, ended["second"][-1].times
+    assert first is not None and second is not None and second.scheduled - first.scheduled >= 0.036
+    assert all(piece.times is None for pieces in ended.values() for piece in pieces[:-1])

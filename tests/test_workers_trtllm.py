@@ -15,6 +15,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -336,6 +337,7 @@ EVERYTHING = {
     "lora": {"sql": "/sql"},
     "adapter": "sql",
     "enable_iter_perf_stats": True,
+    "return_perf_metrics": True,
     "extra": {"dtype": "bfloat16"},
 }
 
@@ -1109,3 +1111,39 @@ async def test_without_the_switch_nobody_reads_statistics(rig: Any) -> None:
     started = await rig()
     assert "enable_iter_perf_stats" not in started.llm.given
     assert not any(thread.name == "trtllm-stats" for thread in set(threading.enumerate()) - before)
+
+
+# --- when the engine had a request ------------------------------------------------------------------------------------
+
+
+def engine_times(*moments: float) -> SimpleNamespace:
+    """request_perf_metrics of a request first scheduled, first and last with a token at these monotonic seconds."""
+    names = ("first_scheduled_time", "first_token_time", "last_token_time")
+    found = {name: timedelta(seconds=moment) for name, moment in zip(names, moments, strict=True)}
+    return SimpleNamespace(timing_metrics=SimpleNamespace(arrival_time=timedelta(seconds=moments[0]), **found))
+
+
+async def test_the_engines_own_times_come_with_the_last_piece(rig: Any) -> None:
+    """Asked for by the setting, of the engine and of each request; a clock that cannot be ours is not believed."""
+    started = await rig(return_perf_metrics=True)
+    assert started.llm.given["return_perf_metrics"]
+    started.engine.submit(ask(max_tokens=2))
+    assert params(started)["return_perf_metrics"] is True
+    now = time.monotonic()
+    started.llm.live[-1].outputs[0].request_perf_metrics = engine_times(now, now, now)
+    await started.finish("r")
+    times = started.pieces("r")[-1].times
+    assert times is not None and times.scheduled == pytest.approx(now) == times.first == times.last
+    started.engine.submit(ask("s", max_tokens=2))
+    started.llm.live[-1].outputs[0].request_perf_metrics = engine_times(now - 1e6, now - 1e6, now - 1e6)
+    await started.finish("s")
+    assert started.pieces("s")[-1].times is None
+
+
+async def test_without_the_setting_no_times_are_asked_for(rig: Any) -> None:
+    """They cost time in every step: off, and the last piece has none."""
+    started = await rig()
+    started.engine.submit(ask(max_tokens=2))
+    assert params(started)["return_perf_metrics"] is False and "return_perf_metrics" not in started.llm.given
+    await started.finish("r")
+    assert started.pieces("r")[-1].times is None

@@ -12,8 +12,9 @@ import msgspec
 
 from streaming.keys import partition_of
 from streaming.lease import SILENT, Claim
-from streaming.messages import Chat, Delta, Failure, State, Terminal, Text, Turn, Usage
+from streaming.messages import Chat, Delta, Failure, Generated, State, Terminal, Text, Turn, Usage
 from workers.engine import Piece, Request
+from workers.stamps import AttemptStamps
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
@@ -29,7 +30,8 @@ class Attempt:
         self.rows = list(history)
         self.seq = history[-1].seq if history else 0
         """The last delta's number."""
-        self.first_ms = 0
+        self.stamps = AttemptStamps()
+        self._begun = False
         self.deadline: asyncio.TimerHandle | None = None
         """Of the worker's, kept here so that it ends with the attempt."""
         self.addresses: Sequence[str] = (claim.reply if claim.job.stream else ()) or (SILENT,)
@@ -99,24 +101,26 @@ class Attempt:
         """Engine ids of the requests that are not over."""
         return [self._request_id(index) for index in self._open]
 
-    def take(self, index: int, piece: Piece, now_ms: int) -> Delta | None:
-        """One piece of one choice as a numbered delta, or None if it shows nothing. What comes after a stop is not
-        shown. Done once a token."""
+    def take(self, index: int, piece: Piece, now: float) -> Delta | None:
+        """One piece of one choice, which came `now` (monotonic), as a numbered delta, or None if it shows nothing. What
+        comes after a stop is not shown. Done once a token."""
         finish = piece.finish
         if finish or piece.failure is not None:
-            self._close(index, piece)
+            self._close(index, piece, now)
         if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids):
             return None
-        if not self.first_ms:
-            self.first_ms = now_ms
+        if not self._begun:
+            self._begun = True
+            self.stamps.begin(now)
         self.seq += 1
         delta = Delta(self.job.id, self.seq, index, piece.text, piece.ids, piece.n, finish, piece.logprobs)
         self.rows.append(delta)
         return delta
 
-    def _close(self, index: int, piece: Piece) -> None:
+    def _close(self, index: int, piece: Piece, now: float) -> None:
         """Take note of a choice's last piece."""
         self._open.discard(index)
+        self.stamps.finish(piece.times, now)
         self._prompt_tokens[index] = piece.prompt_tokens
         self._cached_tokens[index] = piece.cached_tokens
         if piece.failure is not None:
@@ -134,8 +138,8 @@ class Attempt:
         """The engine will give nothing more for this job."""
         self._open.clear()
 
-    def terminal(self, worker: str) -> Terminal:
-        """The end of the job, with everything a reader may still ask for."""
+    def terminal(self, worker: str, generated: Generated) -> Terminal:
+        """The end of the job, with everything a reader may still ask for. `generated` are its stamps in Redis time."""
         state, failure = self._stopped or (State.COMPLETED, None)
         return Terminal(
             self.job.id,
@@ -145,8 +149,9 @@ class Attempt:
             self._usage(),
             failure,
             worker,
-            self.first_ms,
+            generated.first // 1000,
             tuple(self.rows),
+            generated,
         )
 
     def _usage(self) -> Usage:

@@ -36,6 +36,16 @@ class Request:
         return "".join(text for text, _, _ in self.past)
 
 
+class Times(msgspec.Struct, frozen=True, gc=False):
+    """When an engine had one request, by `time.monotonic`; 0.0: it cannot say, and the worker's own view counts."""
+
+    scheduled: float = 0.0
+    """First run: it has a slot, and its prompt is being computed."""
+    first: float = 0.0
+    last: float = 0.0
+    """Its first and last token."""
+
+
 class Piece(msgspec.Struct, frozen=True, gc=False):
     """What one request got in one step. `finish` or `failure` ends it: nothing follows for that id.
 
@@ -54,6 +64,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[Logprob, ...] = ()
     failure: Failure | None = None
     """This request alone failed; the engine lives."""
+    times: Times | None = None
+    """Given with the last piece, where the engine knows."""
 
     @property
     def last(self) -> bool:

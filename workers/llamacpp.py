@@ -219,6 +219,7 @@ class LlamacppEngine:
         while (generation := self._queue.get()) is not None:
             if not self._claim(generation):
                 continue  # cancelled while it waited
+            generation.scheduled = time.monotonic()
             self._count(running=1)
             try:
                 if not generation.done:

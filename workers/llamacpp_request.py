@@ -5,12 +5,13 @@ It knows the shape of llama.cpp's completion messages, not how they are exchange
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from streaming.messages import Failure, Logprob, Turn
-from workers.engine import Piece, Request
+from workers.engine import Piece, Request, Times
 from workers.settings import LlamacppSettings
 from workers.stops import TokenGate
 
@@ -26,6 +27,9 @@ class Generation:
         """Of this attempt: what earlier ones generated is part of its prompt. 0: not known yet."""
         self.generated = 0
         """By this attempt."""
+        self.scheduled = 0.0
+        """When a slot took it, by `time.monotonic`; llama.cpp begins with its prompt at once."""
+        self._first = 0.0
         self._request, self._prompt, self._context = request, prompt, context
         self._gate = TokenGate(request.sampling.stop, request.past_text)
         self._cached = 0
@@ -109,6 +113,7 @@ class Generation:
             cached_tokens=self._cached,
             logprobs=held.logprobs,
             failure=self._failure,
+            times=Times(self.scheduled, self._first, time.monotonic()),
         )
 
     def _admit(self, prompt_tokens: int, cached: int) -> None:
@@ -126,6 +131,7 @@ class Generation:
     def _tokens(self, choice: Mapping[str, Any], verbose: Mapping[str, Any]) -> Piece:
         count = verbose["tokens_predicted"] - self.generated
         self.generated += count
+        self._first = self._first or time.monotonic()
         text = choice["text"]
         # A token without text ends the generation, and is none of the answer's.
         logprobs = self._logprobs(choice) if text else ()

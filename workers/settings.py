@@ -96,6 +96,9 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens for a request that names no limit; GUARANTEED_NO_EVICT reserves them all, so not the whole context."""
     enable_iter_perf_stats: bool = False
     """The engine's own statistics per iteration; they cost time in every step."""
+    return_perf_metrics: bool = False
+    """The engine's own times of each request, for /v1/jobs/{id}/timing; without them waiting inside the engine and
+    prefill are not told apart. They cost time in every step."""
     extra: dict[str, Any] = {}
     """Any other TorchLlmArgs field, checked against the installed version at start."""
     watchdog_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from streaming.messages import Capabilities, Failure, ModelCard, Turn
-from workers.engine import Health, Piece, Refused, Request, Stats, Step
+from workers.engine import Health, Piece, Refused, Request, Stats, Step, Times
 from workers.settings import SimSettings
 from workers.stops import TokenGate, joined
 
@@ -71,6 +71,7 @@ class _Sequence:
     """None: there are no stop strings."""
     fault: tuple[str, int] | None
     ready_at: float = 0.0
+    scheduled_at: float = 0.0
     cancelled: bool = False
 
     @property
@@ -209,6 +210,7 @@ class SimEngine:
                 return
             batch.waiting.popleft()
             sequence.ready_at = now + self._settings.prefill_ms / 1000
+            sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
             batch.running[sequence.id] = sequence
 
     def _has_room(self, sequence: _Sequence) -> bool:
@@ -277,7 +279,8 @@ class SimEngine:
 
     def _last(self, sequence: _Sequence, piece: Piece, finish: str = "") -> Piece:
         self._batch.ended.append(sequence)
-        return replace(piece, finish=finish, prompt_tokens=sequence.prompt_tokens)
+        times = Times(scheduled=sequence.scheduled_at)
+        return replace(piece, finish=finish, prompt_tokens=sequence.prompt_tokens, times=times)
 
     def _remove(self, sequence: _Sequence) -> None:
         del self._by_id[sequence.id]

@@ -166,7 +166,9 @@ class TrtllmEngine:
         """The engine's handle. Raises Refused for what is wrong with the request, EngineDead for anything else."""
         library = engine.library
         try:
-            sampling = trtllm_sampling.keywords(request.sampling, max_tokens, engine.end_ids, library.guided)
+            sampling = trtllm_sampling.keywords(
+                request.sampling, max_tokens, engine.end_ids, library.guided, timed=self._settings.return_perf_metrics
+            )
             return engine.llm.generate_async(
                 inputs=ids,
                 sampling_params=library.sampling(**sampling),

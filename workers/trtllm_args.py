@@ -112,6 +112,7 @@ def fields(settings: TrtllmSettings, context: int) -> dict[str, Any]:
         "speculative_config": dict(settings.speculative),
         "guided_decoding_backend": settings.guided_decoding,
         "enable_iter_perf_stats": settings.enable_iter_perf_stats,
+        "return_perf_metrics": settings.return_perf_metrics,
     }
     chosen |= {name: value for name, value in optional.items() if value}
     if settings.lora:
@@ -244,6 +245,7 @@ def _extra_refusals(settings: TrtllmSettings) -> list[str]:
         "lora_config": "lora",
         **{name: name for name in (*PASSED, "model", "tokenizer", "moe_expert_parallel_size")},
         "enable_iter_perf_stats": "enable_iter_perf_stats",
+        "return_perf_metrics": "return_perf_metrics",
     }
     reasons = [
         f"extra.{name} is set by the setting {owned[name]!r}: use that" for name in settings.extra if name in owned

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
 from streaming.messages import Failure
-from workers import trtllm_sampling
+from workers import trtllm_sampling, trtllm_stats
 from workers.engine import Piece, Request, Step
 from workers.trtllm_text import Codec, TextStream
 
@@ -42,6 +43,7 @@ class Live:
     ended: bool = False
     """Its last piece is out; the engine may still be letting go of it."""
     aborted_at: float | None = None
+    since: float = field(default_factory=time.monotonic)
 
 
 class InFlight:
@@ -163,7 +165,8 @@ class InFlight:
         """Emit a request's last piece."""
         live.ended = True
         cached = min(live.prompt, int(getattr(live.handle, "cached_tokens", 0) or 0))
-        self._emit(replace(piece, prompt_tokens=live.prompt, cached_tokens=cached))
+        times = trtllm_stats.times(live.handle, live.since)
+        self._emit(replace(piece, prompt_tokens=live.prompt, cached_tokens=cached, times=times))
 
     def _give_up(self, live: Live, reason: str) -> None:
         """The engine ended a request in no good way: as it was told to, or by a failure."""

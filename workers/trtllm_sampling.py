@@ -102,8 +102,11 @@ def _invalid(message: str, param: str) -> Failure:
     return Failure("invalid_value", message, 400, param)
 
 
-def keywords(sampling: Sampling, max_tokens: int, end_ids: Sequence[int], guided: Callable[..., Any]) -> dict[str, Any]:
-    """Keyword arguments for a fresh SamplingParams; the engine writes into it, so nothing in it is shared.
+def keywords(
+    sampling: Sampling, max_tokens: int, end_ids: Sequence[int], guided: Callable[..., Any], *, timed: bool = False
+) -> dict[str, Any]:
+    """Keyword arguments for a fresh SamplingParams; the engine writes into it, so nothing in it is shared. `timed`: it
+    is to say when it ran the request.
 
     Stop strings are not among them: without the engine's detokeniser they would only match one exact tokenisation.
     """
@@ -114,7 +117,7 @@ def keywords(sampling: Sampling, max_tokens: int, end_ids: Sequence[int], guided
         "n": 1,
         "best_of": 1,
         "detokenize": False,
-        "return_perf_metrics": False,
+        "return_perf_metrics": timed,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         **_randomness(sampling),

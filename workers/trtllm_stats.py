@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
+
+from workers.engine import Times
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,27 @@ def shown(latest: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, int | float):
             found[name] = float(value)
     return found
+
+
+def times(handle: Any, since: float) -> Times | None:
+    """When the engine ran a request that was given to it at `since` (monotonic seconds), from its RequestOutput.
+
+    Its times are of the system's steady clock, which on Linux is our monotonic one on the same machine. What does not
+    lie between `since` and now is of another clock, and clocks are not mixed. None: switched off, not there, or so.
+    """
+    output = handle.outputs[0] if handle is not None and handle.outputs else None
+    timing = getattr(getattr(output, "request_perf_metrics", None), "timing_metrics", None)
+    found = [_seconds(timing, f"{name}_time") for name in ("first_scheduled", "first_token", "last_token")]
+    now = time.monotonic()
+    if not found[0] or any(moment and not since <= moment <= now for moment in found):
+        return None
+    return Times(*found)
+
+
+def _seconds(timing: Any, name: str) -> float:
+    """A timedelta since the clock's beginning; 0.0 where there is none."""
+    moment = getattr(timing, name, None)
+    return moment.total_seconds() if isinstance(moment, timedelta) else 0.0
 
 
 def kv_capacity(llm: Any) -> int:

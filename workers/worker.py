@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from streaming.capabilities import unsupported
+from streaming.clock import Clock
 from streaming.errors import DecodeError, Fenced, Unavailable
 from streaming.journal import Journal
 from streaming.keys import partition_of
@@ -43,7 +45,7 @@ class Worker:
     ) -> None:
         self.lease = Lease(wire, card.name)
         self._wire, self._engine, self._card, self._settings, self._recorder = wire, engine, card, settings, recorder
-        self._journal = Journal(wire)
+        self._journal, self._clock = Journal(wire), Clock(wire)
         self._attempts: dict[str, Attempt] = {}
         """Jobs held, oldest first, until their end is written."""
         self._choices: dict[str, tuple[Attempt, int]] = {}
@@ -65,7 +67,6 @@ class Worker:
         self._room = asyncio.Event()
         self._draining = False
         self._leaving = False
-        self._clock_offset_ms = 0
 
     @property
     def running(self) -> int:
@@ -75,9 +76,10 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
         await self.lease.register()
+        await self._clock.renew()
         claiming = asyncio.create_task(self._claim_loop())
         sweeping = Reaper(self._wire, self._recorder.metrics).keep_sweeping(SWEEP_S)
-        loops = [self._control_loop(), self._health_loop(), sweeping, watch_lag()]
+        loops = [self._control_loop(), self._health_loop(), sweeping, watch_lag(), self._clock.keep()]
         loops += [writer.run() for writer in self._writers]
         loops += [self._beat_loop(partition) for partition in self._wire.partitions]
         tasks = {claiming, asyncio.create_task(self._drain_after(stop, claiming)), *map(asyncio.create_task, loops)}
@@ -164,7 +166,6 @@ class Worker:
             history = await self._journal.deltas(await self._journal.record(claim.job.id))
         attempt = Attempt(claim, history)
         self._attempts[claim.job.id] = attempt
-        self._clock_offset_ms = claim.claimed_ms - self._loop_ms()
         self._recorder.claimed(attempt)
         if failure := unsupported(claim.job, self._card.capabilities):
             attempt.stop(State.FAILED, failure)
@@ -176,6 +177,7 @@ class Worker:
         self._end_if_over(attempt)
 
     def _submit(self, attempt: Attempt) -> None:
+        attempt.stamps.release()
         for index, request in attempt.requests().items():
             try:
                 self._engine.submit(request)
@@ -203,13 +205,13 @@ class Worker:
 
     def on_step(self, pieces: Sequence[Piece]) -> None:
         """Given to the engine: every piece of one step."""
-        now_ms = self._loop_ms() + self._clock_offset_ms
+        now = time.monotonic()
         for piece in pieces:
             choice = self._choices.get(piece.id)
             if choice is None:
                 continue  # handed back: its next worker goes on from the log
             attempt, index = choice
-            delta = attempt.take(index, piece, now_ms)
+            delta = attempt.take(index, piece, now)
             if delta is not None:
                 self._writers[attempt.partition].add(delta, attempt.addresses)
             if piece.last:
@@ -222,7 +224,7 @@ class Worker:
         if attempt.over:
             if attempt.deadline is not None:
                 attempt.deadline.cancel()
-            end = attempt.terminal(self.lease.id)
+            end = attempt.terminal(self.lease.id, attempt.stamps.generated(self._clock, attempt.partition))
             self._recorder.ended(attempt, end)
             finish = Finish(end, attempt.claim.attempt, not attempt.job.stream)
             self._writers[attempt.partition].finish(finish)
@@ -370,10 +372,6 @@ class Worker:
             self._recorder.released(attempt.job.id)
         if self._handed_back:
             log.info("handed back %d unfinished jobs", len(self._handed_back))
-
-    @staticmethod
-    def _loop_ms() -> int:
-        return int(asyncio.get_running_loop().time() * 1000)
 
 
 async def _until_one_ends(tasks: set[asyncio.Task[None]], claiming: asyncio.Task[None]) -> None:

@@ -19,8 +19,8 @@ QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 class Stream(asyncio.Protocol):
     """One connection; `ask` one thing at a time. It connects again if the server has closed it."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, host: str = HOST) -> None:
+        self._host, self._port = host, port
         self._socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
@@ -34,7 +34,7 @@ class Stream(asyncio.Protocol):
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, (HOST, self._port))
+            await loop.sock_connect(sock, (self._host, self._port))
             transport, _ = await loop.create_connection(lambda: self, sock=sock)
         except BaseException:
             sock.close()

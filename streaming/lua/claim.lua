@@ -6,7 +6,8 @@
 local worker, model, want, lease, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame')
 if mine[1] ~= 'live' then return 'fenced' end
-local now = now_ms()
+local exact = exact_ms()
+local now = math.floor(exact)
 redis.call('ZADD', leases_key(), now + lease, worker)
 
 local function read(lane, count)
@@ -33,8 +34,8 @@ local function take(lane, entry, id)
     return nil
   end
   local attempt = s[9] + 1
-  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'claimed', now,
-    'started', s[10] or now, 'alone', alone and '1' or '', 'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
+  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'claimed', exact,
+    'started', s[10] or exact, 'alone', alone and '1' or '', 'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   redis.call('SADD', claims_key(worker), id)
   return {id, s[4], attempt, s[3] or '', s[5], s[6], tonumber(s[8])}

@@ -1,7 +1,11 @@
 -- Shared by every script. Time is Redis time in milliseconds: no client's clock is ever asked.
-local function now_ms()
+local function exact_ms()
   local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
+  return t[1] * 1000 + t[2] / 1000
+end
+
+local function now_ms()
+  return math.floor(exact_ms())
 end
 
 local function past(when, now)

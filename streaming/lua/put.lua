@@ -5,7 +5,8 @@
 local id, body, tenant, model, priority, reply = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local queue_ms, deadline_ms, idem, digest = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local limit, must_run, keep = tonumber(ARGV[11]), ARGV[12] == '1', ARGV[13]
-local now = now_ms()
+local exact = exact_ms()
+local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
 
 -- The same put again, after its reply was lost.
@@ -32,7 +33,7 @@ end
 
 local entry = redis.call('XADD', lane, '*', 'job', id)
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'model', model, 'priority', priority,
-  'reply', reply, 'attempt', 0, 'losses', 0, 'created', now, 'lane', lane, 'entry', entry, 'keep', keep, 'runs', '')
+  'reply', reply, 'attempt', 0, 'losses', 0, 'created', exact, 'lane', lane, 'entry', entry, 'keep', keep, 'runs', '')
 redis.call('ZADD', jobs_key(tenant), now, id)
 local expires = nil
 if deadline_ms ~= '' then

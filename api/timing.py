@@ -1,0 +1,89 @@
+"""GET /v1/jobs/{id}/timing: where a job's time went, part by part, and how exactly that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.admission import services_of
+from api.jobs import as_json, job_headers, own_record
+from streaming.journal import Record, with_delivery
+from streaming.messages import Delivered
+from telemetry.latency import (
+    EGRESS_FIRST,
+    GROUPS,
+    Stamps,
+    split,
+    time_per_output_token,
+    time_to_first_token,
+)
+
+
+async def show(request: Request) -> Response:
+    """What is known so far, or of a job that has ended everything."""
+    services, record = services_of(request), await own_record(request)
+    delivered = record.delivered or services.deliveries.of(record.job.id)
+    return as_json(timing_object(record, delivered), headers=job_headers(record))
+
+
+def timing_object(record: Record, delivered: Delivered | None) -> dict[str, Any]:
+    """Times in milliseconds, None with a reason where there is none; the stamps as Unix seconds of Redis time."""
+    stamps = with_delivery(record.stamps, delivered) if delivered else record.stamps
+    found = split(stamps, over=record.state.final, unsent=_unsent(record, delivered))
+    reasons = dict(found.reasons)
+    if delivered and delivered.whole:
+        reasons[EGRESS_FIRST.name] = "the answer was sent in one piece"
+    generated = record.terminal.generated if record.terminal else None
+    return {
+        "id": record.job.id,
+        "object": "job.timing",
+        "status": record.state.value,
+        "attempts": record.attempt,
+        "parts_ms": {name: _ms(time) for name, time in found.parts.items()},
+        "reasons": reasons,
+        "groups_ms": {name: _ms(found.group(name)) for name in GROUPS},
+        "sum_ms": _ms(found.total),
+        "end_to_end_ms": _ms(found.end_to_end),
+        "until": found.until or None,
+        **_latencies(record, stamps, delivered),
+        "clock_error_ms": {
+            "api": _ms(max(record.job.clock_us, delivered.clock_us if delivered else 0)),
+            "worker": _ms(generated.clock_us if generated else 0),
+        },
+        "stamps": {name: _seconds(getattr(stamps, name)) for name in Stamps.__dataclass_fields__},
+    }
+
+
+def _unsent(record: Record, delivered: Delivered | None) -> str:
+    """Why the answer, or its end, was not sent as far as is known here."""
+    if delivered:
+        return "the answer broke off before its end"
+    if not record.job.reply_to:
+        return "the request did not wait for the answer"
+    return "not noted: the client left or waited too long, its API process was lost, or this was a moment ago"
+
+
+def _latencies(record: Record, stamps: Stamps, delivered: Delivered | None) -> dict[str, float | None]:
+    """As this server sees them: the way to the client and back is not in them."""
+    whole, tokens = bool(delivered and delivered.whole), record.terminal.usage.completion if record.terminal else 0
+    sent, first, last = stamps.received, stamps.first_sent, stamps.last_sent
+    if sent is None:
+        return dict.fromkeys(("time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms"))
+    got = stamps.last_got if whole else stamps.first_got
+    shown = last if whole else first
+    per_token = time_per_output_token(first, last, tokens) if first is not None and last is not None else None
+    return {
+        "time_to_first_token_ms": None if shown is None else _ms(time_to_first_token(sent, shown)),
+        "gateway_time_to_first_token_ms": None if got is None else _ms(time_to_first_token(sent, got)),
+        "time_per_output_token_ms": _ms(per_token),
+    }
+
+
+def _ms(us: float | None) -> float | None:
+    return None if us is None else round(us / 1000, 3)
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1_000_000

@@ -1,0 +1,1 @@
+"""Where the time of a request goes, by concurrency: gateway, queue or engine, from the server's own stamps."""

@@ -1,0 +1,146 @@
+"""`python -m bench.breakdown`: where the time of a request goes, by concurrency, and what the bottleneck is.
+
+Against a Penstock of its own with the simulated engine, or any other by --base-url (its key: PENSTOCK_API_KEY).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from bench import plots, report
+from bench.breakdown.ask import Load, ask_all, timings
+from bench.breakdown.figures import COLUMNS, Row, draw, notes_of, ratios_of, row_of
+from bench.breakdown.target import Target, Unsuitable
+from bench.gateway.stage import Stage
+from bench.penstock import MODEL, Penstock
+from bench.processes import Died
+from bench.report import Report
+
+NAME = "breakdown"
+LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+QUICK_LEVELS = (1, 16, 64)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if every level was measured, whatever the figures say."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(words)
+    console = report.console()
+    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found = _measured(args, " ".join(["penstock bench breakdown", *words]), console)
+    except (Died, Unsuitable, OSError) as error:  # a TimeoutError is one
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped; every process has ended")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    console.print(report.table(found))
+    console.print(f"figures: {found.save(args.out / f'{found.name}.json')}")
+    if not args.quick:
+        drawn = draw(found, args.plots)
+        console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+    return 0 if all("share" in row for row in found.rows) else 1
+
+
+def _measured(args: argparse.Namespace, command: str, console: Console) -> Report:
+    levels = args.levels or (QUICK_LEVELS if args.quick else LEVELS)
+    with Stage(console, "starting", len(levels)) as stage, _target(args, levels, stage.folder) as target:
+        rows = [_level(args, target, streams, stage.say, stage.done) for streams in levels]
+    own = not args.base_url
+    what = f"simulated engine, {args.step_ms:g} ms steps" if own else target.model
+    how = ("in one piece" if args.whole else "streamed") + (", all at once" if args.together else "")
+    return Report(
+        name=f"{NAME}-quick" if args.quick else NAME,
+        title=f"Where a request's time goes: {what}, {args.tokens} tokens, {how}",
+        command=command,
+        settings={"levels": list(levels), "tokens": args.tokens, "whole": args.whole, "together": args.together}
+        | ({"step_ms": args.step_ms, "prefill_ms": args.prefill_ms, "slots": _slots(args, levels)} if own else {}),
+        columns=COLUMNS,
+        rows=rows,
+        ratios=ratios_of(rows),
+        notes=tuple(notes_of(rows, args.step_ms if own else None, args.tokens)),
+    )
+
+
+def _level(
+    args: argparse.Namespace, target: Target, streams: int, say: Callable[[str], None], done: Callable[[], None]
+) -> Row:
+    say(f"c={streams}")
+    load = Load(
+        requests=args.requests_per_stream or (3 if args.quick else 20),
+        tokens=args.tokens,
+        whole=args.whole,
+        together=args.together,
+        limit_s=args.limit,
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        level = runner.run(ask_all(target, streams, load))
+    say(f"c={streams}, reading timings")
+    row = row_of(level, timings(target, level.asked, args.sample))
+    done()
+    return row
+
+
+@contextmanager
+def _target(args: argparse.Namespace, levels: Sequence[int], folder: Path) -> Iterator[Target]:
+    """The server that was named, or one for as long as the block lasts."""
+    if args.base_url:
+        yield Target.at(args.base_url, os.environ.get("PENSTOCK_API_KEY", ""), args.model or "")
+        return
+    settings = {"sim.step_ms": args.step_ms, "sim.prefill_ms": args.prefill_ms, "sim.slots": _slots(args, levels)}
+    with Penstock(folder, settings=settings) as penstock:
+        yield Target("127.0.0.1", penstock.port, MODEL)
+
+
+def _slots(args: argparse.Namespace, levels: Sequence[int]) -> int:
+    """One for every request, unless they are to queue."""
+    return args.slots or max(256, *levels)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock bench breakdown", description=__doc__)
+    parser.add_argument("--base-url", help="a Penstock that runs already, e.g. http://127.0.0.1:8000")
+    parser.add_argument("--model", help="of that server (default: its first)")
+    parser.add_argument("--quick", action="store_true", help="c = 1, 16, 64, three requests a stream, no plots")
+    parser.add_argument("--levels", type=_counts, help="concurrent requests (default 1 to 256 in powers of two)")
+    parser.add_argument("--requests-per-stream", type=_count, help="in a closed loop (default 20)")
+    parser.add_argument("--tokens", type=_count, default=128, help="of each answer (default 128)")
+    parser.add_argument("--whole", action="store_true", help="ask for answers in one piece instead of streams")
+    parser.add_argument("--together", action="store_true", help="all streams begin at once, and stay in step")
+    parser.add_argument("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)")
+    parser.add_argument("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)")
+    parser.add_argument("--slots", type=_count, help="of the simulated engine (default: one for every request)")
+    parser.add_argument("--sample", type=_count, default=400, help="timings read at each level (default 400)")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds in which a level may begin requests")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
+    return parser
+
+
+def _count(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def _counts(words: str) -> list[int]:
+    return sorted({_count(word) for word in words.split(",")})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

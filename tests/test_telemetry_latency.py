@@ -1,0 +1,141 @@
+"""The definitions of the latencies, and the split of a request's time into its parts."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.latency import (
+    EGRESS_FIRST,
+    GROUPS,
+    PARTS,
+    Latency,
+    Objective,
+    Stamps,
+    bottleneck,
+    goodput,
+    inter_token_latency,
+    split,
+    time_per_output_token,
+)
+
+WHOLE = Stamps(
+    received=1_000, accepted=3_000, started=10_000, claimed=10_000, released=11_000, scheduled=31_000,
+    first_token=56_000, last_token=156_000, first_got=57_000, first_sent=57_500, last_got=157_000, last_sent=158_000,
+    ended=156_800,
+)  # fmt: skip
+
+
+def test_time_per_output_token_is_seconds_per_token() -> None:
+    """Eleven tokens in half a second: 50 ms each, not 20 a second; nothing lies between fewer than two."""
+    assert time_per_output_token(2.0, 2.5, 11) == pytest.approx(0.05)
+    assert time_per_output_token(2.0, 2.5, 1) is None and time_per_output_token(2.0, 2.5, 0) is None
+
+
+def test_end_to_end_goes_to_the_last_token() -> None:
+    """Of a stream; in one piece first and last are the same, and so are TTFT and end-to-end."""
+    stream = Latency(sent=1.0, first=1.2, last=2.2, tokens=11)
+    assert stream.ttft == pytest.approx(0.2) and stream.end_to_end == pytest.approx(1.2)
+    assert stream.tpot == pytest.approx(0.1)
+    piece = Latency(sent=1.0, first=2.2, last=2.2, tokens=11)
+    assert piece.ttft == piece.end_to_end
+
+
+def test_a_chunk_of_several_tokens_is_so_many_equal_gaps() -> None:
+    """30 ms for three tokens are 10 ms each; a chunk that counts none is one gap."""
+    assert inter_token_latency(1.0, 1.03, 3) == pytest.approx(0.01)
+    assert inter_token_latency(1.0, 1.03, 0) == pytest.approx(0.03)
+
+
+def test_goodput_asks_all_of_one_request() -> None:
+    """Two requests that each break one limit are no good at all, though nine in ten pass each limit by itself."""
+    slow_start, slow_tokens = Latency(0.0, 2.0, 3.0, 11), Latency(0.0, 0.1, 9.0, 11)
+    good = Latency(0.0, 0.1, 1.1, 11)
+    objective = Objective(ttft=1.0, tpot=0.2)
+    assert goodput([slow_start, slow_tokens, good], objective, 2.0) == pytest.approx(0.5)
+    assert goodput([slow_start, slow_tokens, good], Objective(), 2.0) == pytest.approx(1.5)
+    assert Objective(tpot=0.001).met(Latency(0.0, 0.1, 0.1, 1)), "one token has no TPOT to break"
+
+
+def test_parts_lie_end_to_end() -> None:
+    """Each part begins where the one before it ends, and every part but egress-first is in one group."""
+    assert [part.begins for part in PARTS[1:]] == [part.ends for part in PARTS[:-1]]
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(part.name for part in PARTS)
+    assert {part.ends for part in (*PARTS, EGRESS_FIRST)} <= {field.name for field in fields(Stamps)}
+
+
+def test_a_whole_request() -> None:
+    """Every part by hand, in microseconds."""
+    found = split(WHOLE, over=True)
+    assert found.parts == {
+        "ingress": 2_000, "queue": 7_000, "retries": 0, "gate": 1_000, "engine_wait": 20_000, "prefill": 25_000,
+        "decode": 100_000, "egress_tail": 2_000, "egress_first": 1_500,
+    }  # fmt: skip
+    assert found.total == found.end_to_end == 157_000 and found.until == "last_sent" and not found.reasons
+    assert {name: found.group(name) for name in GROUPS} == {"gateway": 5_000, "queue": 27_000, "engine": 125_000}
+    assert bottleneck({name: found.group(name) for name in GROUPS}) == "engine"
+
+
+@given(st.lists(st.integers(0, 10**7), min_size=13, max_size=13), st.sets(st.sampled_from(range(1, 8))))
+def test_the_parts_sum_to_the_end_to_end_time(steps: list[int], missing: set[int]) -> None:
+    """Whatever stamps in between are missing: no time is lost or counted twice."""
+    names = ["received", *(part.ends for part in PARTS)]
+    at, stamps = 10**15, Stamps()
+    for number, (name, step) in enumerate(zip(names, steps, strict=False)):
+        at += step
+        if number not in missing:
+            stamps = replace(stamps, **{name: at})
+    found = split(replace(stamps, ended=at), over=True)
+    assert found.end_to_end is not None and found.total == found.end_to_end
+    assert all(time is not None or name in found.reasons for name, time in found.parts.items())
+
+
+@pytest.mark.parametrize("step", range(len(PARTS)))
+def test_a_delay_is_in_exactly_one_part(step: int) -> None:
+    """50 ms between two stamps lengthen the part between them and no other (beside egress-first, which overlaps)."""
+    names = [part.ends for part in PARTS]
+    names = [*names[step:], *(("first_got", "first_sent") if "first_token" in names[step:] else ())]
+    late = {name: getattr(WHOLE, name) + 50_000 for name in names}
+    before, after = split(WHOLE, over=True), split(replace(WHOLE, **late), over=True)
+    grown = {name: (after.parts[name] or 0) - (time or 0) for name, time in before.parts.items()}
+    assert grown == {name: 50_000 if name == PARTS[step].name else 0 for name in grown}
+
+
+def test_a_job_under_way_shows_what_is_known() -> None:
+    """Parts that are over have their time, the others a reason; there is no end-to-end time yet."""
+    found = split(Stamps(received=1_000, accepted=3_000, started=10_000, claimed=10_000), over=False)
+    assert found.parts["ingress"] == 2_000 and found.parts["queue"] == 7_000 and found.parts["gate"] is None
+    assert found.reasons["gate"] == "not yet" and found.end_to_end is None and found.until == ""
+
+
+def test_a_job_that_ended_in_its_lane() -> None:
+    """Expired: the lane has all its time; the error's way to the client is the tail."""
+    expired = Stamps(received=0, accepted=1_000, ended=61_000, last_sent=63_000)
+    found = split(expired, over=True)
+    assert found.parts["queue"] == 60_000 and found.parts["egress_tail"] == 2_000 and found.parts["decode"] is None
+    assert found.reasons["decode"] == "the job ended before" and found.total == found.end_to_end == 63_000
+
+
+def test_a_job_nobody_waited_for() -> None:
+    """It ends with the engine's last token."""
+    found = split(replace(WHOLE, first_got=None, first_sent=None, last_got=None, last_sent=None), over=True, unsent="x")
+    assert found.until == "last_token" and found.total == found.end_to_end == 155_000
+    assert found.reasons == {"egress_tail": "x", "egress_first": "x"}
+
+
+def test_an_engine_that_does_not_say_when_it_began() -> None:
+    """Wait and prefill together stand at prefill, and the wait says so."""
+    found = split(replace(WHOLE, scheduled=None), over=True)
+    assert found.parts["engine_wait"] is None and found.parts["prefill"] == 45_000
+    assert found.reasons == {"engine_wait": "not told apart from prefill"}
+
+
+def test_a_resumed_job() -> None:
+    """Time from the first claim to the last is the earlier attempts'; their first token has no stamp."""
+    found = split(replace(WHOLE, started=4_000, first_got=6_000, first_sent=6_500), over=True)
+    assert found.parts["queue"] == 1_000 and found.parts["retries"] == 6_000
+    assert found.parts["egress_first"] is None and "earlier attempt" in found.reasons["egress_first"]
+    assert found.total == found.end_to_end
