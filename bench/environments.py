@@ -14,8 +14,8 @@ from pathlib import Path
 CACHE = "PENSTOCK_BENCH_CACHE"
 """Variable that names the folder."""
 LIMIT_S = 900.0
-WHEELS = ("--only-binary", ":all:")
-"""Nothing is compiled here."""
+INSTALL = ("install", "--disable-pip-version-check", "--quiet", "--only-binary", ":all:")
+"""By our own pip, into the other environment; nothing is compiled here."""
 PINS = "pins.txt"
 """In a finished environment: what it was made of."""
 
@@ -43,17 +43,8 @@ class Environment:
         if _made_of(folder) == self.pins:
             return python
         say(f"installing {', '.join((*self.packages, *self.bare))} into {folder}, once")
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-        install: list[str | Path] = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--quiet",
-            "--only-binary",
-            ":all:",
-        ]
+        _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
+        install = [sys.executable, "-m", "pip", "--python", str(python), *INSTALL]
         if self.packages:
             _run([*install, *self.packages])
         if self.bare:
@@ -74,10 +65,10 @@ def _made_of(folder: Path) -> str:
         return ""
 
 
-def _run(argv: list[str | Path]) -> None:
+def _run(argv: list[str]) -> None:
     """Raises Absent with the installer's own last words."""
     try:
-        done = subprocess.run([str(word) for word in argv], capture_output=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(argv, capture_output=True, timeout=LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Absent(str(error)) from error
     if done.returncode:

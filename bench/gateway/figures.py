@@ -158,9 +158,15 @@ class Goals:
         return [Ratio(what=f"c={level}: Penstock's CPU per token / {words}", value=value, at_most=most)]
 
     def _steadiness(self, step_ms: float) -> list[Ratio]:
-        worst = [_over(self._at(PENSTOCK, level, "itl_p99_ms"), step_ms) for level in self._levels]
+        """Against the step as it should be, and as the floor shows it on this machine."""
+        mine = [self._at(PENSTOCK, level, "itl_p99_ms") for level in self._levels]
         what = f"Penstock's ITL p99 / a {step_ms:g} ms step, worst of all c"
-        return [Ratio(what=what, value=_most(worst), at_most=1.02, digits=3)]
+        ratios = [Ratio(what=what, value=_most([_over(each, step_ms) for each in mine]), at_most=1.02, digits=3)]
+        if FLOOR in self._asked:
+            least = [self._at(FLOOR, level, "itl_p99_ms") for level in self._levels]
+            worst = _most([_over(each, other) for each, other in zip(mine, least, strict=True)])
+            ratios.append(Ratio(what="Penstock's ITL p99 / the floor's, worst of all c", value=worst, digits=3))
+        return ratios
 
     def _shares(self) -> list[Ratio]:
         if FLOOR not in self._asked:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from workers.settings import SimSettings
 
+OVERHEAD_S = 4.0
+"""Of one measurement: starting, warming up, reading what came back."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -40,6 +43,12 @@ class Options:
     @property
     def burst_engine(self) -> SimSettings:
         return SimSettings(step_ms=self.burst_ms, prefill_ms=self.burst_ms, slots=max(256, self.burst_streams))
+
+    def minutes(self, systems: int) -> int:
+        """About how long a sweep takes, if every system keeps up with the engine."""
+        answer_s = (self.prefill_ms + self.step_ms * self.tokens) / 1e3
+        measurements = self.rounds * systems * len(self.levels)
+        return round(measurements * (self.requests_per_stream * answer_s + OVERHEAD_S) / 60) + 1
 
     def name(self, mode: str) -> str:
         """Of the results file: a quick run does not take the place of a full one."""

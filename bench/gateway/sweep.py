@@ -26,6 +26,7 @@ def sweep(systems: Sequence[System], options: Options, command: str, console: Co
     """Raises LoadFailed, Died: without a clock nothing can be said."""
     played, names = Played(), [system.name for system in systems]
     total = options.rounds * len(systems) * len(options.levels)
+    console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
     with Stage(console, "preparing", total) as stage:
         ready = prepare(systems, played, stage.say)
         stage.say("checking the clock")
