@@ -20,7 +20,7 @@ async def token(_ctx: dict[str, Any], _prompt: str) -> str:
 
 
 async def main(url: str) -> None:
-    """Until the process is ended. It polls for jobs every 5 ms: with its half second, that would be all one measures."""
+    """Until the process is ended. It polls every 5 ms: its own half second would be all that is measured."""
     worker = Worker(
         functions=[token],
         redis_settings=RedisSettings.from_dsn(url),

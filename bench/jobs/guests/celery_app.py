@@ -22,7 +22,7 @@ app.conf.update(
 )
 
 
-@app.task(name="token")  # type: ignore[misc, unused-ignore]
+@app.task(name="token")  # type: ignore[untyped-decorator]
 def token(_prompt: str) -> str:
     """The task."""
     return ANSWER

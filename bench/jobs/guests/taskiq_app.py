@@ -11,10 +11,12 @@ from bench.jobs.callers import ANSWER
 URL = os.environ["BENCH_REDIS_URL"]
 
 # The client library's own timeout would end the wait for the next task.
-broker = ListQueueBroker(URL, socket_timeout=None).with_result_backend(RedisAsyncResultBackend(URL, result_ex_time=3600))
+broker = ListQueueBroker(URL, socket_timeout=None).with_result_backend(
+    RedisAsyncResultBackend(URL, result_ex_time=3600)
+)
 
 
-@broker.task
+@broker.task  # type: ignore[untyped-decorator]
 async def token(_prompt: str) -> str:
     """The task."""
     return ANSWER
