@@ -6,10 +6,11 @@ worker together); the record names each run and the frame it began with. At the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from streaming.bundle import Bundle
 from streaming.errors import DecodeError, UnknownJob
 from streaming.keys import partition_key, partition_of
 from streaming.messages import (
@@ -25,12 +26,8 @@ from streaming.messages import (
     decode_reply,
     decode_terminal,
 )
-from streaming.wire import Wire, translated
+from streaming.wire import Call, Wire, translated
 
-FIELDS = (
-    "state", "body", "attempt", "worker", "lane", "entry", "created", "started", "first", "done", "deadline",
-    "runs", "record", "reason", "keep", "reply", "model", "tenant", "priority",
-)  # fmt: skip
 PAGE = 500
 
 REASONS = {
@@ -78,28 +75,24 @@ class Record:
 
 
 class Journal:
-    """Stateless; many may share a wire."""
+    """Many may share a wire; single records asked of one of them are read together."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._records = Bundle(wire, "record")
 
     async def record(self, job_id: str) -> Record:
         """Raises UnknownJob, Unavailable."""
-        (record,) = await self.records([job_id])
+        _, partition, args = _record_call(job_id)
+        record = parse_record(job_id, *await self._records.call(partition, *args))
         if record is None:
             raise UnknownJob(job_id)
         return record
 
     async def records(self, job_ids: Sequence[str]) -> list[Record | None]:
         """Many at once; None for one that is not kept. Raises Unavailable."""
-        pipeline = self._wire.redis.pipeline(transaction=False)
-        for job_id in job_ids:
-            partition = partition_of(job_id)
-            pipeline.hmget(partition_key(partition or 0, "job", job_id), list(FIELDS))
-            pipeline.get(partition_key(partition or 0, "epoch"))
-        with translated():
-            found = await pipeline.execute()
-        return [parse_record(*item) for item in zip(job_ids, found[::2], found[1::2], strict=True)]
+        found = await self._wire.calls([_record_call(job_id) for job_id in job_ids])
+        return [parse_record(job_id, *item) for job_id, item in zip(job_ids, found, strict=True)]
 
     async def deltas(self, record: Record, after: int = 0) -> list[Delta]:
         """The job's deltas with seq > after, in order, as far as they are logged. Raises Unavailable."""
@@ -177,25 +170,29 @@ class Journal:
             return await self._wire.redis.zscore(key, job_id) is not None
 
 
-def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | None) -> Record | None:
-    """The fields of a job hash, in the order of FIELDS, and its partition's epoch, as a Record; None if there is none.
+def _record_call(job_id: str) -> Call:
+    return ("record", partition_of(job_id) or 0, (job_id,))
+
+
+def parse_record(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> Record | None:
+    """The fields of a job hash, each before its value, and its partition's epoch, as a Record; None if there is none.
 
     Raises DecodeError.
     """
-    raw = dict(zip(FIELDS, values, strict=True))
-    state_bytes, body = raw["state"], raw["body"]
+    raw = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
+    state_bytes, body = raw.get("state"), raw.get("body")
     if state_bytes is None or body is None:
         return None
     state = State(state_bytes.decode())
 
     def number(name: str) -> int:
-        return int(float(raw[name] or 0))
+        return int(float(raw.get(name) or 0))
 
     def word(name: str) -> str:
-        return (raw[name] or b"").decode()
+        return raw.get(name, b"").decode()
 
     terminal = None
-    if raw["record"]:
+    if raw.get("record"):
         terminal = decode_terminal(raw["record"])
     elif state.final:
         terminal = Terminal(job_id, state, 0, failure=REASONS.get(word("reason")))
@@ -214,7 +211,7 @@ def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | Non
         epoch=int(epoch or 0) + 1,
         keep_s=number("keep"),
         runs=parse_runs(word("runs")),
-        readers=len(word("reply").split(",")) if raw["reply"] else 0,
+        readers=len(word("reply").split(",")) if raw.get("reply") else 0,
         terminal=terminal,
     )
 
