@@ -39,9 +39,12 @@ async def create(request: Request) -> Response:
 
 async def accepted_response(services: Services, admitted: Admitted) -> Response:
     """202 for a job nobody waits for here."""
-    record = await services.journal.record(admitted.accepted.id)
-    headers = admitted.headers | {"Location": f"/v1/jobs/{admitted.accepted.id}"}
-    return as_json(job_object(await view_of(services, record)), 202, headers)
+    accepted = admitted.accepted
+    record = await services.journal.record(accepted.id)
+    headers = admitted.headers | {"Location": f"/v1/jobs/{accepted.id}"}
+    # The put has just counted what waits before a new job.
+    position = None if accepted.joined else accepted.waiting
+    return as_json(job_object(await view_of(services, record, position=position)), 202, headers)
 
 
 async def show(request: Request) -> Response:
@@ -123,11 +126,12 @@ def facts_of(services: Services, record: Record) -> Facts:
     return Facts.of(record.job, record.created_ms, fingerprint(card) if card else None)
 
 
-async def view_of(services: Services, record: Record, *, deep: bool = True) -> JobView:
-    """A job as its owner may see it; `deep` also looks at its place in the lane and at the log."""
-    position: int | None = None
+async def view_of(services: Services, record: Record, *, deep: bool = True, position: int | None = None) -> JobView:
+    """A job as its owner may see it; `deep` also looks at its place in the lane (unless it is known) and at the log."""
     rows: list[Delta] = []
-    if deep and record.state is State.QUEUED:
+    if record.state is not State.QUEUED:
+        position = None
+    elif deep and position is None:
         position = await services.journal.position(record)
     if deep and record.state is State.RUNNING:
         rows = await services.journal.deltas(record)

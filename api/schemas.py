@@ -284,7 +284,10 @@ def ignored_fields(request: Request) -> list[str]:
 
 def _extras(part: Body, path: str) -> Iterator[str]:
     yield from (path + name for name in part.model_extra or ())
+    sent = part.model_fields_set
     for name in type(part).model_fields:
+        if name not in sent:
+            continue
         value = getattr(part, name)
         if isinstance(value, Body):
             yield from _extras(value, f"{path}{name}.")

@@ -6,10 +6,11 @@ worker together); the record names each run and the frame it began with. At the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from streaming.bundle import Bundle
 from streaming.errors import DecodeError, UnknownJob
 from streaming.keys import partition_key, partition_of
 from streaming.messages import (
@@ -28,13 +29,9 @@ from streaming.messages import (
     decode_reply,
     decode_terminal,
 )
-from streaming.wire import Wire, translated
+from streaming.wire import Call, Wire, translated
 from telemetry.latency import Stamps
 
-FIELDS = (
-    "state", "body", "attempt", "worker", "lane", "entry", "created", "started", "first", "done", "deadline",
-    "runs", "record", "reason", "keep", "reply", "model", "tenant", "priority", "claimed", "delivered",
-)  # fmt: skip
 PAGE = 500
 
 REASONS = {
@@ -86,28 +83,26 @@ class Record:
 
 
 class Journal:
-    """Stateless; many may share a wire."""
+    """Many may share a wire; single records asked of one of them are read together."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._records = Bundle(wire, "record")
 
     async def record(self, job_id: str) -> Record:
         """Raises UnknownJob, Unavailable."""
-        (record,) = await self.records([job_id])
+        _, partition, args = _record_call(job_id)
+        record = parse_record(job_id, *await self._records.call(partition, *args))
         if record is None:
             raise UnknownJob(job_id)
         return record
 
     async def records(self, job_ids: Sequence[str]) -> list[Record | None]:
         """Many at once; None for one that is not kept. Raises Unavailable."""
-        pipeline = self._wire.redis.pipeline(transaction=False)
-        for job_id in job_ids:
-            partition = partition_of(job_id)
-            pipeline.hmget(partition_key(partition or 0, "job", job_id), list(FIELDS))
-            pipeline.get(partition_key(partition or 0, "epoch"))
-        with translated():
-            found = await pipeline.execute()
-        return [parse_record(*item) for item in zip(job_ids, found[::2], found[1::2], strict=True)]
+        found: list[Any] = []
+        for first in range(0, len(job_ids), PAGE):
+            found += await self._wire.calls([_record_call(job_id) for job_id in job_ids[first : first + PAGE]])
+        return [parse_record(job_id, *item) for job_id, item in zip(job_ids, found, strict=True)]
 
     async def deltas(self, record: Record, after: int = 0) -> list[Delta]:
         """The job's deltas with seq > after, in order, as far as they are logged. Raises Unavailable."""
@@ -185,30 +180,34 @@ class Journal:
             return await self._wire.redis.zscore(key, job_id) is not None
 
 
-def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | None) -> Record | None:
-    """The fields of a job hash, in the order of FIELDS, and its partition's epoch, as a Record; None if there is none.
+def _record_call(job_id: str) -> Call:
+    return ("record", partition_of(job_id) or 0, (job_id,))
+
+
+def parse_record(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> Record | None:
+    """The fields of a job hash, each before its value, and its partition's epoch, as a Record; None if there is none.
 
     Raises DecodeError.
     """
-    raw = dict(zip(FIELDS, values, strict=True))
-    state_bytes, body = raw["state"], raw["body"]
+    raw = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
+    state_bytes, body = raw.get("state"), raw.get("body")
     if state_bytes is None or body is None:
         return None
     state = State(state_bytes.decode())
 
     def number(name: str) -> int:
-        return int(float(raw[name] or 0))
+        return int(float(raw.get(name) or 0))
 
     def word(name: str) -> str:
-        return (raw[name] or b"").decode()
+        return raw.get(name, b"").decode()
 
     terminal = None
-    if raw["record"]:
+    if raw.get("record"):
         terminal = decode_terminal(raw["record"])
     elif state.final:
         terminal = Terminal(job_id, state, 0, failure=REASONS.get(word("reason")))
     job = _job(job_id, body, word)
-    delivered = decode_delivered(raw["delivered"]) if raw["delivered"] else None
+    delivered = decode_delivered(raw["delivered"]) if raw.get("delivered") else None
     return Record(
         job=job,
         state=state,
@@ -224,18 +223,18 @@ def parse_record(job_id: str, values: Iterable[bytes | None], epoch: bytes | Non
         epoch=int(epoch or 0) + 1,
         keep_s=number("keep"),
         runs=parse_runs(word("runs")),
-        readers=len(word("reply").split(",")) if raw["reply"] else 0,
+        readers=len(word("reply").split(",")) if raw.get("reply") else 0,
         terminal=terminal,
         stamps=stamps_of(job, state, raw, terminal),
         delivered=delivered,
     )
 
 
-def stamps_of(job: Job, state: State, raw: Mapping[str, bytes | None], terminal: Terminal | None) -> Stamps:
+def stamps_of(job: Job, state: State, raw: Mapping[str, bytes], terminal: Terminal | None) -> Stamps:
     """What is written of a job's way, but for its answer's; see `with_delivery`."""
 
     def exact(name: str) -> int | None:
-        return round(float(raw[name] or 0) * 1000) or None
+        return round(float(raw.get(name) or 0) * 1000) or None
 
     generated = terminal.generated if terminal else Generated()
     return Stamps(

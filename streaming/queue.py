@@ -30,11 +30,11 @@ class Accepted:
 
 
 class Queue:
-    """Many may share a wire; puts through one of them go to Redis together."""
+    """Many may share a wire; what is asked through one of them goes to Redis together."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._puts = Bundle(wire, "put")
+        self._puts, self._follows = Bundle(wire, "put"), Bundle(wire, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
         """A fresh job id. The partition follows from tenant and key, so that equal keys meet in one place."""
@@ -84,7 +84,7 @@ class Queue:
 
     async def follow(self, job_id: str, address: str) -> State:
         """Have a job's coming tokens sent to `address` too; returns its state. Raises UnknownJob, Unavailable."""
-        return self._state(await self._wire.call("follow", self._partition(job_id), job_id, address))
+        return self._state(await self._follows.call(self._partition(job_id), job_id, address))
 
     def _partition(self, job_id: str) -> int:
         partition = partition_of(job_id)

@@ -4,6 +4,7 @@
 |----------|-----------------|------------------------------------------------------------------------|
 | put      | api             | idempotency, room, record, lane entry, wake a worker                   |
 | cancel   | api             | end a waiting job; mark a running one and tell its worker              |
+| record   | any             | read what is written about a job                                       |
 | follow   | api             | send a job's tokens to one more address                                |
 | register | worker          | take a lease                                                           |
 | claim    | worker          | read lanes, drop expired, attempt + 1, record who runs it              |
@@ -29,6 +30,7 @@ from streaming.keys import lua_prelude
 NAMES = (
     "put",
     "cancel",
+    "record",
     "follow",
     "register",
     "claim",

@@ -8,7 +8,7 @@ This module does not know HTTP or jobs: it turns plain `traceparent` dicts into 
 
 from __future__ import annotations
 
-import os
+import random
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -188,7 +188,7 @@ class Tracing:
         """
         if parent:
             return Span(dict(parent))
-        ids = os.urandom(24).hex()
+        ids = f"{random.getrandbits(192):048x}"
         return Span({TRACEPARENT: f"00-{ids[:32]}-{ids[32:]}-00"})
 
     def close(self) -> None:

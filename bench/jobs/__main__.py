@@ -1,0 +1,117 @@
+"""`python -m bench.jobs`: one-token jobs, from the enqueuing to the result, through Penstock and through task queues.
+
+All use the same Redis-compatible server (append-only file, fsync every second), in turn, round after round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import plots, report
+from bench.gateway.stage import Stage
+from bench.jobs.figures import COLUMNS, ratios, rows
+from bench.jobs.play import Options, Played, play, prepare
+from bench.jobs.system import System
+from bench.jobs.systems import systems
+from bench.processes import Died
+
+NAME = "jobs"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if everything asked for was measured, whatever the figures say."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(words)
+    console = report.console()
+    known = {system.name: system for system in systems(os.cpu_count() or 1)}
+    wanted = args.systems.split(",") if args.systems else list(known)
+    if strange := [name for name in wanted if name not in known]:
+        console.print(f"error: no system {strange[0]!r}; there are {', '.join(known)}")
+        return 2
+    options = Options(rounds=args.rounds, callers=args.callers, seconds=args.seconds)
+    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        chosen = [known[name] for name in known if name in wanted]
+        found = run(chosen, options, " ".join(["penstock bench jobs", *words]), console)
+    except (Died, OSError) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped; every process has ended")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    console.print(report.table(found))
+    console.print(f"figures: {found.save(args.out / f'{NAME}.json')}")
+    drawn = draw(found, args.plots)
+    console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+    return 0 if len(found.rows) == len(wanted) else 1
+
+
+def run(chosen: Sequence[System], options: Options, command: str, console: Console) -> report.Report:
+    """Raises Died when there is no store."""
+    played = Played()
+    with Stage(console, "preparing", options.rounds * len(chosen)) as stage:
+        ready = prepare(chosen, played, stage.say)
+        play(ready, options, stage.folder, played, stage.say, stage.done)
+        if played.failed:
+            stage.keep()
+    found = rows(
+        {system.name: played.crowd[system.name] for system in chosen if system.name in played.crowd}, played.alone
+    )
+    return report.Report(
+        name=NAME,
+        title=f"One-token jobs from enqueuing to result, {options.callers} callers",
+        command=command,
+        settings={**asdict(options), "systems": {system.name: system.title for system in chosen}},
+        columns=COLUMNS,
+        rows=found,
+        ratios=tuple(ratios(found)),
+        notes=_notes(chosen, played, found),
+    )
+
+
+def _notes(chosen: Sequence[System], played: Played, found: Sequence[dict[str, object]]) -> tuple[str, ...]:
+    said = [f"{system.name}: {system.title}." for system in chosen]
+    said += [f"{name} FAILED: {why}" for name, why in played.failed.items()]
+    said += [f"{row['system']} had wrong answers: {row['wrong']}" for row in found if row["wrong"]]
+    return tuple(said)
+
+
+def draw(found: report.Report, folder: Path) -> list[Path]:
+    """CPU per job, the callers' share and the rest; the files written."""
+    names = [row["system"] for row in found.rows]
+    client = [row["client_ms_per_job"] or 0.0 for row in found.rows]
+    rest = [(row["cpu_ms_per_job"] or 0.0) - own for row, own in zip(found.rows, client, strict=True)]
+    y = plots.Axis(title="CPU ms per job")
+    parts = {"workers, Redis, API": rest, "callers": client}
+    drawn = plots.bars(folder / "jobs-cpu", "What a one-token job costs", names, parts, x=plots.Axis(title=""), y=y)
+    rates = {"jobs per second": [row["jobs_per_s"] or 0.0 for row in found.rows]}
+    y = plots.Axis(title="jobs per second")
+    return drawn + plots.bars(
+        folder / "jobs-rate", "One-token jobs, from enqueuing to result", names, rates, x=plots.Axis(title=""), y=y
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock bench jobs", description=__doc__)
+    parser.add_argument("--systems", help="only these, separated by commas")
+    parser.add_argument("--rounds", type=int, default=3, help="through all systems (default 3); medians are shown")
+    parser.add_argument("--callers", type=int, default=256, help="at the same time (default 256)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (default 5)")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

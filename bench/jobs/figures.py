@@ -1,0 +1,98 @@
+"""From readings to rows and ratios: pure arithmetic, medians over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from bench.jobs.system import Reading
+from bench.jobs.systems import CHAT, JOBS, STREAM
+from bench.report import Column, Ratio
+
+COLUMNS = (
+    Column("system", "system"),
+    Column("jobs_per_s", "jobs/s", 0),
+    Column("p50_ms", "p50 ms", 0),
+    Column("p99_ms", "p99 ms", 0),
+    Column("alone_p50_ms", "alone p50 ms", 2),
+    Column("cpu_ms_per_job", "CPU ms/job", 3),
+    Column("client_ms_per_job", "of it the callers", 3),
+    Column("parts", "CPU us/job of each other process"),
+)
+
+GOALS = {"celery": 5.0, "arq": 2.0, "taskiq": 2.0}
+"""How many times a rival's rate Penstock's is to be; a rival's name is the beginning of its rows'."""
+ALONE_MS = 3.0
+
+Row = dict[str, Any]
+
+
+def rows(crowd: Mapping[str, Sequence[Reading]], alone: Mapping[str, Sequence[Reading]]) -> list[Row]:
+    """One for each system that answered."""
+    return [_row(name, readings, alone.get(name, ())) for name, readings in crowd.items()]
+
+
+def _row(name: str, crowd: Sequence[Reading], alone: Sequence[Reading]) -> Row:
+    client = _mid(crowd, lambda reading: 1000 * reading.client_cpu_s / reading.jobs)
+    others = _mid(crowd, lambda reading: 1000 * sum(reading.cpu.values()) / reading.jobs)
+    return {
+        "system": name,
+        "rounds": len(crowd),
+        "jobs": sum(reading.jobs for reading in crowd),
+        "wrong": [what for reading in (*crowd, *alone) for what in reading.wrong][:3],
+        "jobs_per_s": _mid(crowd, lambda reading: reading.jobs / reading.seconds),
+        "p50_ms": _mid(crowd, lambda reading: reading.p50_ms),
+        "p99_ms": _mid(crowd, lambda reading: reading.p99_ms),
+        "alone_p50_ms": _mid(alone, lambda reading: reading.p50_ms),
+        "cpu_ms_per_job": None if client is None or others is None else client + others,
+        "client_ms_per_job": client,
+        "parts": _parts(crowd),
+    }
+
+
+def _mid(readings: Sequence[Reading], figure: Callable[[Reading], float | None]) -> float | None:
+    values = [value for reading in readings if reading.jobs and (value := figure(reading)) is not None]
+    return median(values) if values else None
+
+
+def _parts(readings: Sequence[Reading]) -> str:
+    names = sorted({name for reading in readings for name in reading.cpu})
+    each = {name: _mid(readings, partial(_us_per_job, name)) for name in names}
+    return ", ".join(f"{name} {value:.0f}" for name, value in each.items() if value is not None)
+
+
+def _us_per_job(name: str, reading: Reading) -> float:
+    return 1e6 * reading.cpu.get(name, 0.0) / reading.jobs
+
+
+def ratios(found: Sequence[Row]) -> list[Ratio]:
+    """Penstock against the best of each rival's rows; only of systems that were measured."""
+    rates = {row["system"]: row["jobs_per_s"] for row in found}
+    ours = _best(rates, (CHAT, STREAM))
+    judged = []
+    for rival, least in GOALS.items():
+        names = [name for name in rates if name.startswith(rival)]
+        if not names or ours is None:
+            continue
+        theirs = _best(rates, names)
+        judged.append(
+            Ratio(what=f"Penstock's jobs/s, one request each / {rival}'s", value=_over(ours, theirs), at_least=least)
+        )
+        if JOBS in rates:
+            what = f"Penstock's jobs/s, put and wait / {rival}'s"
+            judged.append(Ratio(what=what, value=_over(rates[JOBS], theirs)))
+    alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
+    if STREAM in rates:
+        judged.append(Ratio(what="one request alone: request to first token, p50 ms", value=alone, at_most=ALONE_MS))
+    return judged
+
+
+def _best(rates: Mapping[str, float | None], names: Sequence[str]) -> float | None:
+    known = [rate for name in names if (rate := rates.get(name)) is not None]
+    return max(known) if known else None
+
+
+def _over(ours: float | None, theirs: float | None) -> float | None:
+    return None if ours is None or not theirs else ours / theirs

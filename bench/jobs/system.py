@@ -1,0 +1,160 @@
+"""What is compared: a system whose workers run one-token jobs, and the command whose callers put them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+import bench
+from bench.environments import Environment
+from bench.jobs.callers import BEGIN, END, Plan
+from bench.penstock import Penstock
+from bench.processes import Processes
+
+ROOT = Path(bench.__file__).parent.parent
+"""Guests in other environments import their part from here."""
+
+Say = Callable[[str], None]
+
+SPARE_S = 60.0
+"""For a client to start, beyond its plan."""
+
+
+class ClientFailed(RuntimeError):
+    """The callers' process came to grief."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A system that is ready. `client` takes the words of a Plan."""
+
+    processes: Processes
+    client: Sequence[str | Path]
+    url: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client told, and what the other processes cost meanwhile."""
+
+    jobs: int
+    seconds: float
+    wrong: list[str]
+    p50_ms: float | None
+    p99_ms: float | None
+    client_cpu_s: float
+    cpu: dict[str, float] = {}
+    """CPU seconds of each process but the client."""
+
+
+class System(Protocol):
+    """One of those compared."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+
+    def prepare(self, say: Say) -> None:
+        """Once, before anything is measured. Raises Absent."""
+
+    def serve(self, folder: Path, redis_url: str) -> AbstractContextManager[Serving]:
+        """Ready inside the `with`; every process has ended behind it. Raises Died."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Penstock through HTTP; the form of its callers' requests is bench.jobs.door's."""
+
+    name: str
+    title: str
+    form: str
+    apis: int
+
+    def prepare(self, say: Say) -> None:
+        """Nothing is needed."""
+
+    @contextmanager
+    def serve(self, folder: Path, redis_url: str) -> Iterator[Serving]:
+        settings = {"sim.step_ms": 0, "sim.prefill_ms": 0, "telemetry.metrics_dir": folder / "metrics"}
+        (folder / "metrics").mkdir()
+        with Penstock(folder, apis=self.apis, redis_url=redis_url, settings=settings) as penstock:
+            yield Serving(penstock.processes, [sys.executable, "-m", "bench.jobs.door", self.form], penstock.url)
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A task queue of other people's, at the settings that suit this work best."""
+
+    name: str
+    title: str
+    environment: Environment
+    worker: Sequence[str]
+    """Words behind its Python; `{url}` stands for Redis."""
+    client: str
+    """Module of its callers."""
+    workers: int = 1
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def prepare(self, say: Say) -> None:
+        self.environment.prepare(say)
+
+    @contextmanager
+    def serve(self, folder: Path, redis_url: str) -> Iterator[Serving]:
+        python = self.environment.prepare(lambda _: None)
+        environ = {"PYTHONPATH": str(ROOT), "BENCH_REDIS_URL": redis_url, "TZ": "UTC", **self.environ}
+        with Processes(folder) as processes:
+            for number in range(1, self.workers + 1):
+                words = [word.format(url=redis_url) for word in self.worker]
+                processes.start(f"worker-{number}", [python, *words], environ)
+            yield Serving(processes, [python, "-m", self.client], redis_url, environ)
+
+
+def measure(serving: Serving, store: Processes, plan: Plan) -> Reading:
+    """Let the callers work. Raises ClientFailed, Died."""
+    argv = [str(word) for word in (*serving.client, *plan.words)]
+    environ = {**serving.processes.environ, **serving.environ}
+    with (
+        (serving.processes.folder / "client.log").open("ab") as log,
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=serving.processes.folder) as client,
+    ):
+        limit = threading.Timer(plan.warmup_s + plan.seconds + SPARE_S, client.kill)
+        limit.start()
+        try:
+            before = _cost_at(BEGIN, client, serving, store)
+            after = _cost_at(END, client, serving, store)
+            told = json.loads(_line(client, serving))
+        finally:
+            limit.cancel()
+            client.kill()
+    serving.processes.check()
+    if not told["jobs"]:
+        raise ClientFailed(f"not one job was answered: {told['wrong']}")
+    return msgspec.convert({**told, "cpu": {name: after[name] - before[name] for name in after}}, Reading)
+
+
+def _cost_at(mark: str, client: subprocess.Popen[bytes], serving: Serving, store: Processes) -> dict[str, float]:
+    line = _line(client, serving)
+    if line != mark:
+        raise ClientFailed(f"the callers said {line[:200]!r}, not {mark!r}")
+    return {**store.cpu_s(), **serving.processes.cpu_s()}
+
+
+def _line(client: subprocess.Popen[bytes], serving: Serving) -> str:
+    assert client.stdout is not None
+    line = client.stdout.readline().decode(errors="replace").strip()
+    if not line:
+        said = (serving.processes.folder / "client.log").read_bytes()[-2000:].decode(errors="replace").strip()
+        raise ClientFailed(f"the callers ended without a word: {said}")
+    return line

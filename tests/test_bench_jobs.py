@@ -1,0 +1,76 @@
+"""The jobs bench: its arithmetic, its callers, and Penstock's door, which answers every form."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.jobs.callers import Plan
+from bench.jobs.door import CHAT, _is_whole
+from bench.jobs.figures import ratios, rows
+from bench.jobs.system import ClientFailed, Door, Reading, Serving, measure
+from bench.penstock import start_redis
+from bench.processes import Processes
+
+
+def reading(jobs: int, cpu: float = 1.0, client: float = 0.5, p50: float = 1.0) -> Reading:
+    return Reading(
+        jobs=jobs, seconds=2.0, wrong=[], p50_ms=p50, p99_ms=2 * p50, client_cpu_s=client, cpu={"redis": cpu}
+    )
+
+
+def test_a_row_is_the_median_of_its_rounds() -> None:
+    (row,) = rows({"arq": [reading(1000), reading(4000), reading(2000)]}, {"arq": [reading(10, p50=5.0)]})
+    assert row["jobs_per_s"] == 1000.0 and row["alone_p50_ms"] == 5.0
+    assert row["cpu_ms_per_job"] == pytest.approx(0.75) and row["client_ms_per_job"] == pytest.approx(0.25)
+    assert row["parts"] == "redis 500"
+
+
+def test_penstock_is_held_against_the_best_of_each_rival() -> None:
+    crowd = {
+        "penstock": [reading(5000)],
+        "penstock-stream": [reading(6000)],
+        "penstock-jobs": [reading(3000)],
+        "celery-prefork": [reading(1000)],
+        "celery-threads": [reading(1200)],
+        "arq": [reading(3001)],
+    }
+    found = ratios(rows(crowd, {"penstock-stream": [reading(5, p50=2.5)]}))
+    values = {ratio.what: (ratio.value, ratio.holds) for ratio in found}
+    assert values == {
+        "Penstock's jobs/s, one request each / celery's": (5.0, True),
+        "Penstock's jobs/s, put and wait / celery's": (2.5, None),
+        "Penstock's jobs/s, one request each / arq's": (pytest.approx(6000 / 3001), False),
+        "Penstock's jobs/s, put and wait / arq's": (pytest.approx(3000 / 3001), None),
+        "one request alone: request to first token, p50 ms": (2.5, True),
+    }
+
+
+def test_an_answer_is_whole_at_its_end_and_not_before() -> None:
+    for answer in (
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ):
+        whole = [_is_whole(bytearray(answer[:end])) for end in range(len(answer) + 1)]
+        assert whole == [False] * len(answer) + [True]
+    assert b'"max_tokens":1' in CHAT
+
+
+def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    with Processes(tmp_path / "store") as store:
+        url = start_redis(store)
+        for form in ("chat", "stream", "jobs"):
+            (tmp_path / form).mkdir()
+            with Door(form, "", form, 1).serve(tmp_path / form, url) as serving:
+                found = measure(serving, store, Plan(serving.url, 4, 0.1, 0.3))
+            assert found.jobs > 0 and found.wrong == [] and set(found.cpu) == {"redis", "api-1", "worker-1"}
+
+
+def test_callers_that_come_to_grief_are_an_error_with_their_last_words(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        serving = Serving(processes, [sys.executable, "-c", "raise SystemExit('no such server')"], "")
+        with pytest.raises(ClientFailed, match="no such server"):
+            measure(serving, processes, Plan("", 1, 0.0, 0.1))
