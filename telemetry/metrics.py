@@ -12,18 +12,21 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from telemetry.tallies import Counts, Tallies
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-    from prometheus_client import CollectorRegistry, Histogram, Metric
+    from prometheus_client import CollectorRegistry, Metric
+
+Folding = TypeVar("Folding", Counts, Tallies)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `Metrics.expose` returns."""
@@ -53,37 +56,49 @@ class Metrics:
 
         count, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         distribution = partial(Histogram, registry=registry)
+        self._folding: list[Counts | Tallies] = []
+        """What is counted per request or per token: cheaply here, and passed on by `fold`."""
 
         # --- requests, counted by the API -------------------------------------------------------------------------
-        self.requests = count("penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code"))
+        self.requests = self._later(
+            Counts, "penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code")
+        )
         self.errors = count("penstock_errors_total", "Errors told to a client, by error code.", ("code",))
         self.open_streams = gauge("penstock_open_streams", "Event streams open now.", multiprocess_mode="livesum")
         self.stream_resumes = count("penstock_stream_resumes_total", "Streams taken up again after a break.")
-        self.request_duration = distribution(
-            "gen_ai_server_request_duration_seconds", "From request to last byte.", GEN_AI, buckets=DURATION_BUCKETS
+        self.request_duration = self._later(
+            Tallies, "gen_ai_server_request_duration_seconds", "From request to last byte.", GEN_AI, DURATION_BUCKETS
         )
-        self.time_to_first_token = distribution(
-            "gen_ai_server_time_to_first_token_seconds", "From request to first token.", GEN_AI, buckets=TTFT_BUCKETS
+        self.time_to_first_token = self._later(
+            Tallies, "gen_ai_server_time_to_first_token_seconds", "From request to first token.", GEN_AI, TTFT_BUCKETS
         )
-        self.time_per_output_token = Tallies(
-            "gen_ai_server_time_per_output_token_seconds", "Between tokens, after the first.", GEN_AI, TPOT_BUCKETS
+        self.time_per_output_token = self._later(
+            Tallies,
+            "gen_ai_server_time_per_output_token_seconds",
+            "Between tokens, after the first.",
+            GEN_AI,
+            TPOT_BUCKETS,
         )
-        registry.register(self.time_per_output_token)
-        self.token_usage = distribution(
+        self.token_usage = self._later(
+            Tallies,
             "gen_ai_client_token_usage",
             "Tokens of one request, by type (input | output).",
             (*GEN_AI, "gen_ai_token_type"),
-            buckets=USAGE_BUCKETS,
+            USAGE_BUCKETS,
         )
 
         # --- jobs, counted by whoever does it ---------------------------------------------------------------------
-        self.jobs = count("penstock_jobs_total", "Jobs that reached a final state.", ("model", "state"))
-        self.claims = count("penstock_claims_total", "Jobs taken from a lane.", ("model", "priority"))
-        self.attempts = count("penstock_attempts_total", "Jobs begun, by number of the attempt.", ("model", "attempt"))
-        self.queue_time = distribution(
-            "penstock_queue_time_seconds", "Acceptance to claim.", ("model", "priority"), buckets=QUEUE_BUCKETS
+        self.jobs = self._later(Counts, "penstock_jobs_total", "Jobs that reached a final state.", ("model", "state"))
+        self.claims = self._later(Counts, "penstock_claims_total", "Jobs taken from a lane.", ("model", "priority"))
+        self.attempts = self._later(
+            Counts, "penstock_attempts_total", "Jobs begun, by number of the attempt.", ("model", "attempt")
         )
-        self.tokens = count("penstock_tokens_total", "Tokens (prompt | completion | cached).", ("model", "kind"))
+        self.queue_time = self._later(
+            Tallies, "penstock_queue_time_seconds", "Acceptance to claim.", ("model", "priority"), QUEUE_BUCKETS
+        )
+        self.tokens = self._later(
+            Counts, "penstock_tokens_total", "Tokens (prompt | completion | cached).", ("model", "kind")
+        )
         self.cancel_to_abort = distribution(
             "penstock_cancel_to_abort_seconds", "Cancel heard to engine slot free.", ("model",), buckets=ABORT_BUCKETS
         )
@@ -106,6 +121,8 @@ class Metrics:
         self.processes = gauge("penstock_processes", "Live processes.", ("role",), multiprocess_mode="livesum")
 
         self._dir = Path(metrics_dir) if metrics_dir else None
+        for each in self._folding:
+            registry.register(each)
         self._registry = registry
         self._servers: list[tuple[WSGIServer, threading.Thread]] = []
         self.processes.labels(role).set(1)
@@ -133,9 +150,15 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         return cls(metrics_dir, role, CollectorRegistry())
 
+    def _later(self, kind: type[Folding], *args: Any) -> Folding:
+        each = kind(*args)
+        self._folding.append(each)
+        return each
+
     def fold(self) -> None:
-        """Pass on what the tallies counted. Call once a second or so where a folder is shared (6 us a tally)."""
-        self.time_per_output_token.fold()
+        """Pass on what was counted since. Call once a second or so where a folder is shared (6 us a series)."""
+        for each in self._folding:
+            each.fold()
 
     def expose(self, extra: Iterable[GaugeSample] = ()) -> bytes:
         """The /metrics page: of all processes in the folder, or of this one. `extra` is shown as it is.
@@ -172,75 +195,6 @@ class Metrics:
             server.shutdown()
             server.server_close()
             thread.join()
-
-
-# --- counting per token ------------------------------------------------------------------------------------------
-
-
-class Tally:
-    """A histogram that costs 0.2 us per observation (measured; the library's own: 1.1 us, or 2.7 us in a folder).
-
-    Counts only ever grow and have one writer, the event loop; `fold` passes the growth on. So nothing is lost even
-    when another thread folds in the middle of an observation.
-    """
-
-    __slots__ = ("_bounds", "_counts", "_folded", "_folded_total", "_histogram", "_total")
-
-    def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
-        self._histogram = histogram
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-        self._folded = list(self._counts)
-        self._folded_total = 0.0
-
-    def observe(self, value: float, n: int = 1) -> None:
-        """`n` observations of the same value, in seconds."""
-        self._counts[bisect_left(self._bounds, value)] += n
-        self._total += value * n
-
-    def fold(self) -> None:
-        """Add what came since the last fold to the histogram; not from two threads at once."""
-        counts, total = list(self._counts), self._total
-        if counts == self._folded:
-            return
-        for bucket, now, before in zip(self._histogram._buckets, counts, self._folded, strict=True):
-            if now != before:
-                bucket.inc(now - before)
-        self._histogram._sum.inc(total - self._folded_total)
-        self._folded, self._folded_total = counts, total
-
-
-class Tallies:
-    """A histogram whose children are tallies, one per set of labels; folded whenever it is collected."""
-
-    def __init__(self, name: str, documentation: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
-        from prometheus_client import Histogram  # noqa: PLC0415 - see the module's docstring
-
-        self._histogram = Histogram(name, documentation, labels, registry=None, buckets=bounds)
-        self._bounds = bounds
-        self._by_labels: dict[tuple[str, ...], Tally] = {}
-        self._lock = threading.Lock()
-
-    def labels(self, *values: str) -> Tally:
-        """The tally of these label values; keep it where tokens are counted."""
-        tally = self._by_labels.get(values)
-        if tally is None:
-            tally = self._by_labels[values] = Tally(self._histogram.labels(*values), self._bounds)
-        return tally
-
-    def fold(self) -> None:
-        """Pass on what came since the last time."""
-        with self._lock:
-            for tally in list(self._by_labels.values()):
-                tally.fold()
-
-    def collect(self) -> Iterable[Metric]:
-        self.fold()
-        return self._histogram.collect()
-
-    def describe(self) -> Iterable[Metric]:
-        return self._histogram.describe()
 
 
 # --- numbers read at the moment they are shown -------------------------------------------------------------------
