@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from streaming.messages import State, Terminal
 from telemetry import tracing
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, Span, Tracing
 from workers.attempt import Attempt
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics import MetricWrapperBase
+
+
+MANY_ATTEMPTS = 10
+"""Later ones are counted together: a job that is handed back may have any number."""
 
 
 class Recorder:
@@ -18,15 +27,17 @@ class Recorder:
         self._model, self.metrics, self._tracer = model, metrics, tracer
         self._spans: dict[str, Span] = {}
         self._cancelled: dict[str, float] = {}
+        self._labelled = cache(_labelled)
 
     def claimed(self, attempt: Attempt) -> None:
         """A job was taken from its lane."""
         job, claim = attempt.job, attempt.claim
         waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
-        self.metrics.claims.labels(self._model, job.priority).inc()
-        self.metrics.attempts.labels(self._model, str(claim.attempt)).inc()
+        self._labelled(self.metrics.claims, self._model, job.priority).inc()
+        number = str(claim.attempt) if claim.attempt < MANY_ATTEMPTS else f"{MANY_ATTEMPTS}+"
+        self._labelled(self.metrics.attempts, self._model, number).inc()
         if claim.attempt == 1:
-            self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
+            self._labelled(self.metrics.queue_time, self._model, job.priority).observe(waited_s)
         now_ns = time.time_ns()
         queue = self._tracer.span(
             "queue",
@@ -50,13 +61,13 @@ class Recorder:
     def ended(self, attempt: Attempt, end: Terminal) -> None:
         """A job reached its end here."""
         metrics = self.metrics
-        metrics.jobs.labels(self._model, end.state).inc()
+        self._labelled(metrics.jobs, self._model, end.state).inc()
         for kind, count in (
             ("prompt", end.usage.prompt),
             ("completion", end.usage.completion),
             ("cached", end.usage.cached),
         ):
-            metrics.tokens.labels(self._model, kind).inc(count)
+            self._labelled(metrics.tokens, self._model, kind).inc(count)
         if (heard := self._cancelled.pop(end.job, None)) is not None:
             metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - heard)
         if end.state is State.EXPIRED:
@@ -83,3 +94,8 @@ class Recorder:
         """How full the engine is."""
         self.metrics.worker_slots.labels(self._model).set(slots)
         self.metrics.worker_running.labels(self._model).set(running)
+
+
+def _labelled(metric: MetricWrapperBase, *labels: str) -> Any:
+    """One series of a metric. The library looks for it anew each time, which costs as much as counting does."""
+    return metric.labels(*labels)
