@@ -5,6 +5,7 @@ All keys of a partition share its hash tag, so one script may touch them all, on
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -199,6 +200,9 @@ def channel(kind: str, name: str) -> str:
     return f"{ROOT}{kind}:{name}"
 
 
+JOB_ID = re.compile(r"job_([0-9a-f]{2})[0-9a-f]{30}")
+
+
 def new_job_id(partition: int) -> str:
     """128 bits nobody can guess but for the first byte, which is the partition: an id alone leads to its keys."""
     return f"job_{partition:02x}{secrets.token_hex(15)}"
@@ -206,10 +210,8 @@ def new_job_id(partition: int) -> str:
 
 def partition_of(job_id: str) -> int | None:
     """The partition an id names, or None if it is not an id of ours."""
-    digits = job_id.removeprefix("job_")
-    if len(digits) != 32 or len(job_id) != 36 or not set(digits) <= set("0123456789abcdef"):
-        return None
-    return int(digits[:2], 16)
+    found = JOB_ID.fullmatch(job_id)
+    return int(found[1], 16) if found else None
 
 
 def lua_prelude() -> str:

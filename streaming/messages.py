@@ -132,7 +132,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- what comes back -----------------------------------------------------------------------------------------------
 
 
-class Logprob(msgspec.Struct, frozen=True, array_like=True):
+class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One token's log-probability and its best alternatives as (token text, log-probability)."""
 
     token: str
@@ -140,7 +140,7 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[str, float], ...] = ()
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True):
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A few tokens of one choice of one job. `seq` counts 1, 2, 3... over the whole job, across attempts."""
 
     job: str

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline
+from redis.asyncio.connection import AbstractConnection, Connection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
@@ -22,12 +23,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streaming.address import Address, parse_address
+from streaming.line import Command, Line
 
 MOST_CONNECTIONS = 64
 MOST_CLUSTER_CONNECTIONS = 1024
 """Per node: the cluster client refuses the next command where the others let it wait for a connection."""
-
-Command: TypeAlias = tuple[str | bytes | int, ...]
 
 
 class Topology(Protocol):
@@ -44,6 +44,9 @@ class Topology(Protocol):
 
     async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
         """Send commands over one connection, in order; answers and error answers in the same order."""
+
+    async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        """The same over the connection that all share, where a call costs least: for what does not make it wait."""
 
     async def follow(self, moved: MovedError) -> None:
         """Learn from a server where the keys it was asked for are."""
@@ -68,11 +71,11 @@ def open_topology(url: str, timeout_s: float) -> Topology:
     match address.kind:
         case "server":
             pool = BlockingConnectionPool.from_url(url, max_connections=MOST_CONNECTIONS, timeout=timeout_s, **options)
-            return OneServer(Redis.from_pool(pool))
+            return OneServer(Redis.from_pool(pool), timeout_s)
         case "sentinel":
             return _behind_sentinels(address, timeout_s, options)
         case "cluster":
-            return Cluster(address, options)
+            return Cluster(address, timeout_s, options)
 
 
 def _behind_sentinels(address: Address, timeout_s: float, options: dict[str, Any]) -> OneServer:
@@ -96,7 +99,7 @@ def _behind_sentinels(address: Address, timeout_s: float, options: dict[str, Any
         password=address.password,
         **options,
     )
-    return OneServer(client, sentinel)
+    return OneServer(client, timeout_s, sentinel)
 
 
 class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
@@ -122,8 +125,9 @@ class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
 class OneServer:
     """One server, or the primary that Sentinels name at the moment."""
 
-    def __init__(self, client: Redis, sentinel: Sentinel | None = None) -> None:
+    def __init__(self, client: Redis, timeout_s: float, sentinel: Sentinel | None = None) -> None:
         self.client, self._sentinel = client, sentinel
+        self._line = Line(client.connection_pool.get_connection, client.connection_pool.release, timeout_s)
 
     async def place(self, key: str) -> str:
         return ""
@@ -132,9 +136,15 @@ class OneServer:
         return [""]
 
     async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        answers = await self._answers(commands)
+        return await self._checked(await self._answers(commands))
+
+    async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        return await self._checked(await self._line.run(commands))
+
+    async def _checked(self, answers: list[Any]) -> list[Any]:
         if any(isinstance(answer, ReadOnlyError) for answer in answers):
             # It has become a replica: the next connection may lead to the primary.
+            await self._line.close()
             await self.client.connection_pool.disconnect(inuse_connections=False)
         return answers
 
@@ -156,6 +166,7 @@ class OneServer:
         return self.client.pubsub(ignore_subscribe_messages=True)
 
     async def close(self) -> None:
+        await self._line.close()
         await self.client.aclose()
         if self._sentinel is not None:
             await self._sentinel.aclose()
@@ -169,7 +180,9 @@ class Cluster:
     Unavailable for that partition, and work goes on when the slot has moved.
     """
 
-    def __init__(self, address: Address, options: dict[str, Any]) -> None:
+    def __init__(self, address: Address, timeout_s: float, options: dict[str, Any]) -> None:
+        self._timeout_s = timeout_s
+        self._lines: dict[str, Line] = {}
         self._cluster = ClusterClient(
             startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
             max_connections=MOST_CLUSTER_CONNECTIONS,
@@ -192,13 +205,48 @@ class Cluster:
         return [str(node.name) for node in self._cluster.get_primaries()]
 
     async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        pipeline = self._cluster.pipeline()
+        for command in commands:
+            pipeline.execute_command(*command, target_nodes=self._node(place))
+        return await pipeline.execute(raise_on_error=False, allow_redirections=False)
+
+    async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        line = self._lines.get(place)
+        if line is None:
+            line = self._lines[place] = self._line_to(place)
+        try:
+            answers = await line.run(commands)
+        except LOST:
+            self._cluster.look_again()
+            raise
+        if any(isinstance(answer, LOST) for answer in answers):
+            self._cluster.look_again()
+        return answers
+
+    def _line_to(self, place: str) -> Line:
+        node = self._node(place)
+
+        async def acquire() -> AbstractConnection:
+            nonlocal node
+            node = self._node(place)
+            connection = node.acquire_connection()
+            try:
+                await connection.connect()  # type: ignore[no-untyped-call]
+            except BaseException:
+                node.release(connection)
+                raise
+            return connection
+
+        async def release(connection: AbstractConnection) -> None:
+            node.release(cast(Connection, connection))
+
+        return Line(acquire, release, self._timeout_s)
+
+    def _node(self, place: str) -> ClusterNode:
         node = self._cluster.get_node(node_name=place)
         if node is None:
             raise RedisConnectionError(f"{place} has left the cluster")
-        pipeline = self._cluster.pipeline()
-        for command in commands:
-            pipeline.execute_command(*command, target_nodes=node)
-        return await pipeline.execute(raise_on_error=False, allow_redirections=False)
+        return node
 
     async def follow(self, moved: MovedError) -> None:
         await self._cluster.nodes_manager.move_slot(moved)
@@ -209,6 +257,8 @@ class Cluster:
         return self._cluster.pubsub(node=node, ignore_subscribe_messages=True)
 
     async def close(self) -> None:
+        for line in self._lines.values():
+            await line.close()
         await self._cluster.aclose()
         # A client that was about to look for its nodes anew counts as closed and leaves these open.
         await self._cluster.nodes_manager.aclose()
@@ -226,19 +276,21 @@ class ClusterClient(RedisCluster):
         self._initialize = True
 
 
+LOST = (RedisConnectionError, RedisTimeoutError, ClusterDownError)
+"""After these it may be another node that has to be asked."""
+
+
 class HealingPipeline(ClusterPipeline):
     """The library's own goes on asking a node that is gone."""
-
-    LOST = (RedisConnectionError, RedisTimeoutError, ClusterDownError)
 
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
         """As the library's."""
         client = cast(ClusterClient, self.cluster_client)
         try:
             answers = await super().execute(raise_on_error, allow_redirections)
-        except self.LOST:
+        except LOST:
             client.look_again()
             raise
-        if any(isinstance(answer, self.LOST) for answer in answers):
+        if any(isinstance(answer, LOST) for answer in answers):
             client.look_again()
         return answers

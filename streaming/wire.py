@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
@@ -21,9 +21,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streaming.errors import Fenced, Unavailable
 from streaming.keys import partition_key, prefix
+from streaming.line import Command
 from streaming.scripts import load_scripts
 from streaming.settings import WireSettings
-from streaming.topology import Command, Topology, open_topology
+from streaming.topology import Topology, open_topology
 
 REFUSALS = frozenset(
     {
@@ -118,15 +119,17 @@ class Wire:
     async def _run_at(self, place: str, calls: Sequence[Call]) -> list[Any]:
         groups = [list(group) for _, group in groupby(calls, itemgetter(0, 1))]
         commands = [self._evalsha(group) for group in groups]
+        run = self._topology.run_scripts
         if promised := self._is_promise(calls):
             # WAIT counts only what its own connection wrote, and a repeated script writes nothing.
             commands.append(("SET", partition_key(calls[0][1], "mark"), 1))
             commands.append(("WAIT", 1, int(self.settings.timeout_s * 500)))
-        answers = await self._topology.run(place, commands)
+            run = self._topology.run
+        answers = await run(place, commands)
         if any(isinstance(answer, NoScriptError) for answer in answers):
-            sources = [("SCRIPT LOAD", script.source) for script in self._scripts.values()]
-            checked(await self._topology.run(place, sources))
-            answers = await self._topology.run(place, commands)
+            sources = [("SCRIPT", "LOAD", script.source) for script in self._scripts.values()]
+            checked(await self._topology.run_scripts(place, sources))
+            answers = await run(place, commands)
         if promised and not _moved(answers) and checked(answers)[-1] < 1:
             raise Unavailable("no replica has it yet, which redis.durability D3 asks for")
         return _by_call(groups, answers)
@@ -246,21 +249,37 @@ def checked(answers: list[Any]) -> list[Any]:
     return answers
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn the client library's errors into ours: Unavailable when trying again later may help."""
-    with _cancellable():
-        try:
-            yield
-        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
-            raise Unavailable(f"Redis does not answer: {error}") from error
-        except ResponseError as error:
+class translated:  # noqa: N801 - used like a function
+    """Turn the client library's errors into ours: Unavailable when trying again later may help.
+
+    And let a cancellation through: the client writes under `asyncio.wait_for`, which on Python 3.11 swallows one that
+    comes just as the write ends, and whoever waits for this task to stop would wait for ever.
+    """
+
+    __slots__ = ("_cancels", "_task")
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancels = self._task.cancelling() if self._task else 0
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._task and self._task.cancelling() > self._cancels:
+            raise asyncio.CancelledError
+        if error is not None and (meaning := _meaning(error)):
+            raise Unavailable(meaning) from error
+
+
+def _meaning(error: BaseException) -> str:
+    """Why Redis is unavailable, or "" for an error of another kind."""
+    match error:
+        case RedisConnectionError() | RedisTimeoutError() | OSError():
+            return f"Redis does not answer: {error}"
+        case ResponseError():
             code, words = _refusal(error)
-            if code in REFUSALS:
-                raise Unavailable(f"Redis refuses: {code} {words}") from error
-            raise
-        except (RedisError, RedisClusterException) as error:
-            raise Unavailable(f"Redis: {error}") from error
+            return f"Redis refuses: {code} {words}" if code in REFUSALS else ""
+        case RedisError() | RedisClusterException():
+            return f"Redis: {error}"
+    return ""
 
 
 def _refusal(error: ResponseError) -> tuple[str, str]:
@@ -270,16 +289,3 @@ def _refusal(error: ResponseError) -> tuple[str, str]:
         return error.status_code, text
     code, _, words = text.partition(" ")
     return code, words.strip()
-
-
-@contextmanager
-def _cancellable() -> Iterator[None]:
-    """The client writes under `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that comes just as the
-    write ends: whoever waits for this task to stop would wait for ever."""
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    try:
-        yield
-    finally:
-        if task and task.cancelling() > before:
-            raise asyncio.CancelledError

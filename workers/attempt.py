@@ -160,6 +160,6 @@ class Attempt:
         prompts = range(0, self.job.choices, n)
         return Usage(
             prompt=sum(max(self._prompt_tokens[first : first + n]) for first in prompts),
-            completion=sum(row.n for row in self.rows),
+            completion=sum([row.n for row in self.rows]),
             cached=sum(max(self._cached_tokens[first : first + n]) for first in prompts),
         )

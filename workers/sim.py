@@ -27,6 +27,8 @@ WORDS = tuple(
     "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
     "tide upland valve weir xylem yarrow zephyr basin canal drift eddy ford gate".split()
 )
+INNER = tuple(f" {word}" for word in WORDS)
+"""The same where they do not begin a text."""
 
 DEFAULT_MAX_TOKENS = 128
 HUNG_AFTER_S = 10.0
@@ -45,11 +47,8 @@ def prompt_text(prompt: Sequence[Turn] | str | Sequence[int]) -> str:
 
 def token_text(prompt: str, index: int) -> str:
     """What the simulated model says as token `index` (from 0) after `prompt`."""
-    return _spoken(zlib.crc32(f"{prompt}{index}".encode()), index)
-
-
-def _spoken(number: int, index: int) -> str:
-    return f"{' ' if index else ''}{WORDS[number % len(WORDS)]}{index}"
+    number = zlib.crc32(f"{prompt}{index}".encode())
+    return f"{(INNER if index else WORDS)[number % len(WORDS)]}{index}"
 
 
 def count_tokens(prompt: str) -> int:
@@ -100,6 +99,9 @@ class SimEngine:
         self._model, self._settings = model, settings
         self._batch = _Batch()
         self._by_id: dict[str, _Sequence] = {}
+        # A token is made of its number as text and as bytes, of which each is made once.
+        self._digits = [str(index) for index in range(settings.context + DEFAULT_MAX_TOKENS)]
+        self._numerals = [digits.encode() for digits in self._digits]
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._steps = 0
@@ -255,9 +257,10 @@ class SimEngine:
             return self._last(sequence, failed)
         if self._hung:
             return None
-        number = zlib.crc32(b"%d" % index, sequence.crc)
         sequence.done = index + 1
-        piece = Piece(sequence.id, _spoken(number, index), (number & 0xFFFF,), 1)
+        number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
+        text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]
+        piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
         if sequence.gate is not None:
             return self._gated(sequence, sequence.gate, piece)
         return self._last(sequence, piece, "length") if sequence.done >= sequence.max_tokens else piece

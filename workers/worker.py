@@ -206,18 +206,19 @@ class Worker:
     def on_step(self, pieces: Sequence[Piece]) -> None:
         """Given to the engine: every piece of one step."""
         now = time.monotonic()
+        choices, writers = self._choices, self._writers
         for piece in pieces:
-            choice = self._choices.get(piece.id)
+            choice = choices.get(piece.id)
             if choice is None:
                 continue  # handed back: its next worker goes on from the log
             attempt, index = choice
             delta = attempt.take(index, piece, now)
             if delta is not None:
-                self._writers[attempt.partition].add(delta, attempt.addresses)
-            if piece.last:
-                del self._choices[piece.id]
+                writers[attempt.partition].add(delta, attempt.addresses)
+            if piece.finish or piece.failure is not None:
+                del choices[piece.id]
                 self._end_if_over(attempt)
-        for writer in self._writers:
+        for writer in writers:
             writer.send()
 
     def _end_if_over(self, attempt: Attempt) -> None:
