@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from streaming.messages import Capabilities, Failure, ModelCard, Turn
+from workers.alarm import Alarm
 from workers.engine import Health, Piece, Refused, Request, Stats, Step, Times
 from workers.settings import SimSettings
 from workers.stops import TokenGate, joined
@@ -182,21 +183,22 @@ class SimEngine:
         loop = asyncio.get_running_loop()
         step_s = self._settings.step_ms / 1000
         due = loop.time()
-        while True:
-            if not self._by_id:
-                self._work.clear()
-                self._stepped_at = 0.0
-                await self._work.wait()
-                due = loop.time()
-            self._admit(loop.time())
-            due = max(due + (step_s or self._nothing_s(loop.time())), loop.time() - step_s)
-            await asyncio.sleep(max(0.0, due - loop.time()))
-            if self._hung:
-                await asyncio.Event().wait()
-            pieces = self._step(loop.time())
-            self._stepped_at = loop.time()
-            if pieces:
-                on_step(pieces)
+        with Alarm() as alarm:
+            while True:
+                if not self._by_id:
+                    self._work.clear()
+                    self._stepped_at = 0.0
+                    await self._work.wait()
+                    due = loop.time()
+                self._admit(loop.time())
+                due = max(due + (step_s or self._nothing_s(loop.time())), loop.time() - step_s)
+                await alarm.sleep_until(due)
+                if self._hung:
+                    await asyncio.Event().wait()
+                pieces = self._step(loop.time())
+                self._stepped_at = loop.time()
+                if pieces:
+                    on_step(pieces)
 
     def _nothing_s(self, now: float) -> float:
         """A step that takes no time: until the next look, if it would find nothing to do."""

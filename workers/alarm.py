@@ -1,0 +1,68 @@
+"""Waking at a moment, to a fraction of a millisecond: asyncio's own timers wake up to a whole one late.
+
+Only the simulated engine needs it, so that its steps are as even as those of a machine. On Linux it is a timerfd;
+elsewhere it is asyncio's timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import sys
+from types import TracebackType
+
+CLOCK_MONOTONIC = 1
+"""What the time of an event loop counts."""
+ABSOLUTE = 1
+NS = 1_000_000_000
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Timer(ctypes.Structure):
+    _fields_ = (("interval", _Time), ("at", _Time))
+
+
+class Alarm:
+    """As a context, inside the event loop that uses it; one sleeper at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+        self._fd = -1
+        self._rung = asyncio.Event()
+
+    def __enter__(self) -> Alarm:
+        if self._libc is not None:
+            self._fd = self._libc.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd >= 0:
+            self._loop.add_reader(self._fd, self._ring)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    async def sleep_until(self, moment: float) -> None:
+        """Until that time of the event loop's clock; lets others run even if it is past."""
+        if self._fd < 0 or self._libc is None or moment <= self._loop.time():
+            await asyncio.sleep(max(0.0, moment - self._loop.time()))
+            return
+        self._rung.clear()
+        seconds, nanoseconds = divmod(int(moment * NS), NS)
+        timer = _Timer(at=_Time(seconds, nanoseconds))
+        self._libc.timerfd_settime(self._fd, ABSOLUTE, ctypes.byref(timer), None)
+        await self._rung.wait()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # set anew in the meantime
+            os.read(self._fd, 8)
+            self._rung.set()
