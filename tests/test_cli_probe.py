@@ -64,7 +64,7 @@ def test_a_silent_redis_kills_nobody(asked: House, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_api_process_is_asked_at_its_door(asked: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alive as soon as it answers, ready with the first worker; an address to listen on everywhere is called at home."""
+    """Alive as soon as it answers, ready with the first worker; 0.0.0.0 is called at home."""
     assert probe("api", "--alive") == 3
     asked.start_api()
     monkeypatch.setenv("PENSTOCK_API_HOST", "0.0.0.0")  # noqa: S104
