@@ -20,6 +20,9 @@ endef
 # Every package is checked by hash, and nothing is compiled here.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --require-hashes --only-binary :all:
 
+# What kubectl is given; the kustomizations and KEDA's object have no schema among Kubernetes' own.
+MANIFESTS = $(filter-out %/kustomization.yaml,$(wildcard docker/kubernetes/base/*.yaml docker/kubernetes/overlays/*/*.yaml))
+
 .PHONY: help up test check lock clean
 .DELETE_ON_ERROR:
 
@@ -32,11 +35,15 @@ up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 900
 test: $(VENV)/.dev ## the whole test suite; ARGS="-k relay" passes flags
 	@exec $(BIN)/python -m pytest $(ARGS)
 
-check: $(VENV)/.dev ## style, types and import rules
+check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.tensorrt-llm
+	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose/compose.yaml
+	@$(BIN)/kubernetes-validate --strict --quiet $(MANIFESTS)
+	@$(BIN)/python -m pytest --quiet tests/test_docker_*.py
 
 lock: $(VENV)/.dev ## resolve all dependencies anew into the two lock files
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv

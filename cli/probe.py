@@ -1,0 +1,78 @@
+"""`penstock probe`: whether one process is ready, or at least lives. The exit code is the answer.
+
+For whoever watches a container and can only run a command in it: a HEALTHCHECK, a kubelet's exec probe. An API process
+is asked at its door. Workers and schedulers have none, so the fleet is asked what they last said of themselves there;
+a process whose event loop hangs falls silent and is gone from it ten seconds later.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+
+import click
+
+from api.settings import ApiSettings
+from cli.errors import DONE, UNREACHABLE, Problem
+from cli.options import Command, Where
+from cli.output import note
+from streaming.settings import WireSettings
+
+TIMEOUT_S = 3.0
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
+"""Addresses one listens on but does not call."""
+
+
+@click.command(cls=Command)
+@click.argument("role", type=click.Choice(["api", "worker", "scheduler"]))
+@click.option("--id", "name", help="The process's name in `penstock ps` [this machine's name].")
+@click.option("--alive", is_flag=True, help="Ask only whether it lives, not whether it is ready.")
+def probe(role: str, name: str | None, alive: bool) -> int:
+    """Exit 0 if a process of this ROLE on this machine is ready.
+
+    With --alive a process that is still starting or drains also counts, and so does one nobody can ask about because
+    Redis does not answer: it must not be killed for that.
+    """
+    config = Where().config()
+    if role == "api":
+        return _at_the_door(config.section("api", ApiSettings), "/healthz" if alive else "/readyz")
+    return _in_the_fleet(config.section("redis", WireSettings), role, name or socket.gethostname(), alive=alive)
+
+
+def _at_the_door(settings: ApiSettings, path: str) -> int:
+    host = EVERYWHERE.get(settings.host, settings.host)
+    connection = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        status, body = answer.status, answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise Problem(
+            f"nothing answers at {host}:{settings.port}",
+            cause=str(error) or type(error).__name__,
+            exit_code=UNREACHABLE,
+            code="unreachable",
+        ) from None
+    finally:
+        connection.close()
+    if status != 200:
+        raise Problem(f"{path} answers {status}", cause=body.decode(errors="replace"), code="not_ready")
+    return DONE
+
+
+def _in_the_fleet(settings: WireSettings, role: str, name: str, *, alive: bool) -> int:
+    from cli.registry import processes  # noqa: PLC0415 - a Redis client that an API process's probe does not need
+
+    try:
+        found = processes(settings)
+    except Problem as problem:
+        if not alive:
+            raise
+        note(f"taken to live: {problem.cause}")
+        return DONE
+    state = next((process.state for process in found if (process.role, process.id) == (role, name)), None)
+    if state is None:
+        raise Problem(f"{role} {name} has said nothing lately", next_step="penstock ps", code="not_running")
+    if not alive and state != "ready":
+        raise Problem(f"{role} {name} is {state}", code="not_ready")
+    return DONE

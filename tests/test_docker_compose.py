@@ -1,0 +1,253 @@
+"""The compose deployment: its parts know each other, its settings are settings, and its roles run as it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker_files import (
+    COMPOSE,
+    DOCKER,
+    MONITORING,
+    ROOT,
+    SECTIONS,
+    SLACK_S,
+    VERSION,
+    document,
+    images,
+    is_pinned,
+    new_key,
+    settings_only,
+)
+from house import eventually, free_port, redis_process
+
+from api.keys import Keyring, check_exposure
+from api.settings import ApiSettings, KeySettings
+from streaming.config import Config, load
+from streaming.durability import check_level
+from streaming.settings import ModelSettings, WireSettings
+from streaming.wire import Wire
+from workers.settings import WorkerSettings
+
+FILE: dict[str, Any] = document(COMPOSE / "compose.yaml")
+SERVICES: dict[str, Any] = FILE["services"]
+ROLES = {"api": "api", "worker": "worker", "scheduler": "scheduler"}
+"""Services of ours, and the role of each."""
+
+IMAGES = images()
+
+
+def image_of(service: str) -> str:
+    return str(SERVICES[service]["image"].partition(":")[0])
+
+
+def environ_of(service: str) -> dict[str, str]:
+    """The variables that are ours: the image's, and what compose lays over them."""
+    return settings_only({**IMAGES[image_of(service)][1].environ(), **SERVICES[service]["environment"]})
+
+
+def seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+)s", text)
+    assert match
+    return float(match[1])
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, str]:
+    """penstock.toml as `docker/new-key` makes it, and the key it prints."""
+    return new_key(COMPOSE, tmp_path / "compose")
+
+
+def config_of(service: str, settings: Path) -> Config:
+    return load(SECTIONS[ROLES[service]], path=settings, environ=environ_of(service))
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("service", ROLES)
+def test_its_settings_are_settings(service: str, made: tuple[Path, str]) -> None:
+    """File and variables together are what the role takes, and all roles find the same Redis and model."""
+    config = config_of(service, made[0])
+    assert config.section("redis", WireSettings).url == "redis://redis:6379/0"
+    (model,) = config.table("models", ModelSettings)
+    assert f"--model {model}" == " ".join(SERVICES["worker"]["command"])
+
+
+def test_the_key_opens_the_door(made: tuple[Path, str]) -> None:
+    """What is printed is a key of the file; the door may stand open to other machines; no key is in the tree."""
+    settings, key = made
+    config = config_of("api", settings)
+    keyring = Keyring(config.table("keys", KeySettings))
+    check_exposure(config.section("api", ApiSettings).host, keyring)
+    assert keyring.caller(f"Bearer {key}").tenant == "first"
+    assert key not in settings.read_text() and "[keys" not in (COMPOSE / "penstock.example.toml").read_text()
+
+
+def test_a_key_is_never_replaced(made: tuple[Path, str]) -> None:
+    """A second time nothing is done, and it says why."""
+    again = subprocess.run(["sh", DOCKER / "new-key", made[0].parent], capture_output=True, text=True, check=False)
+    assert again.returncode == 1 and again.stdout == "" and "is there already" in again.stderr
+
+
+def test_the_settings_made_stay_out_of_the_repository() -> None:
+    """They are somebody's own."""
+    for folder in [*DOCKER.rglob("penstock.example.toml")]:
+        path = folder.with_name("penstock.toml").relative_to(ROOT)
+        asked = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
+        assert asked.returncode in (0, 128), f"{path} would be committed"  # 128: an exported tree without git
+
+
+# --- containers ------------------------------------------------------------------------------------------------------
+
+
+def test_every_image_is_pinned() -> None:
+    """Ours at this version; others at a version, by plain name."""
+    ours = {name: service["image"] for name, service in SERVICES.items() if "build" in service}
+    assert set(ours) == set(ROLES)
+    assert all(image.rpartition(":")[2] == VERSION for image in ours.values())
+    assert [service["image"] for service in SERVICES.values() if not is_pinned(service["image"])] == []
+
+
+@pytest.mark.parametrize("service", ROLES)
+def test_what_is_built_is_the_target_of_that_name(service: str) -> None:
+    """Image, target and role agree."""
+    build = SERVICES[service]["build"]
+    assert f"penstock-{build['target']}" == image_of(service)
+    assert IMAGES[image_of(service)][0] == ROLES[service]
+    assert (COMPOSE / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_container_may_little(service: str) -> None:
+    """Nothing is written to an image, no capability is kept, none can be gained, and only this machine may knock."""
+    spec = SERVICES[service]
+    assert spec["read_only"] is True and spec["cap_drop"] == ["ALL"]
+    assert spec["security_opt"] == ["no-new-privileges:true"]
+    assert all(port.startswith("127.0.0.1:") for port in spec.get("ports", ()))
+
+
+def test_what_is_named_is_there() -> None:
+    """Files, volumes and services that parts of the file name."""
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", ())) <= set(SERVICES)
+        for volume in service.get("volumes", ()):
+            source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
+            if source == "./penstock.toml":
+                assert (COMPOSE / "penstock.example.toml").is_file()
+                assert volume["bind"] == {"create_host_path": False}, "else a folder is made in its place"
+            elif source.startswith("."):
+                assert (COMPOSE / source).exists(), source
+            else:
+                assert source in FILE["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("service", "section", "kind"), [("api", "api", ApiSettings), ("worker", "worker", WorkerSettings)]
+)
+def test_there_is_time_to_drain(service: str, section: str, kind: Any, made: tuple[Path, str]) -> None:
+    """Docker kills later than the role has given up waiting."""
+    drain_s = config_of(service, made[0]).section(section, kind).drain_s
+    assert seconds(SERVICES[service]["stop_grace_period"]) >= drain_s + SLACK_S
+
+
+def test_the_processes_do_not_spin_beyond_their_share() -> None:
+    """llama.cpp counts the cores of the machine, not those of the limit."""
+    threads = int(environ_of("worker")["PENSTOCK_LLAMACPP_THREADS"])
+    assert threads < float(SERVICES["worker"]["deploy"]["resources"]["limits"]["cpus"])
+
+
+def test_metrics_and_traces_find_their_way() -> None:
+    """Prometheus asks each role at its port, and the collector listens where spans are sent."""
+    jobs = document(MONITORING / "prometheus.yml")["scrape_configs"]
+    asked = {(name, sd["port"]) for job in jobs for sd in job["dns_sd_configs"] for name in sd["names"]}
+    shown = {(name, int(IMAGES[image_of(name)][1].last("EXPOSE"))) for name in ROLES}
+    assert asked == shown
+    listens = document(MONITORING / "collector.yaml")["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
+    for role in ROLES:
+        assert environ_of(role)["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] == f"http://collector:{listens.rpartition(':')[2]}"
+
+
+# --- alive -----------------------------------------------------------------------------------------------------------
+
+
+async def test_redis_keeps_what_is_promised(tmp_path: Path) -> None:
+    """A server with these very options lacks nothing for the level of the roles."""
+    program, *options = SERVICES["redis"]["command"]
+    assert program == "redis-server"
+    with redis_process(tmp_path, None, *options) as url:
+        wire = Wire.open(WireSettings(url=url))
+        try:
+            assert await check_level(wire) == []
+        finally:
+            await wire.close()
+
+
+class Container:
+    """A role started by its image's entrypoint with compose's arguments, variables and settings; only addresses and the
+    engine differ, for here is no other network and no weights."""
+
+    def __init__(self, service: str, folder: Path, differs: dict[str, str]) -> None:
+        *_, shell, flag, line, zero = IMAGES[image_of(service)][1].command("ENTRYPOINT")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environ = {**environ_of(service), **differs, "PATH": path, "HOSTNAME": os.uname().nodename}
+        self.environ.pop("PENSTOCK_TELEMETRY_OTLP_ENDPOINT")
+        self.folder, self.test = folder, SERVICES[service]["healthcheck"]["test"]
+        words = [shell, flag, line, zero, *SERVICES[service].get("command", ())]
+        self.process = subprocess.Popen(words, cwd=folder, env=self.environ)
+
+    def healthy(self) -> bool:
+        """As compose asks."""
+        kind, *words = self.test
+        assert kind == "CMD"
+        return subprocess.run(words, cwd=self.folder, env=self.environ, check=False).returncode == 0
+
+    def stop(self) -> int:
+        """As compose does; the exit code."""
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Container]]:
+    """All three roles on a Redis of their own."""
+    settings, _ = made
+    settings.write_text(settings.read_text().replace('"llamacpp"', '"sim"'))
+    program, *options = SERVICES["redis"]["command"]
+    data = tmp_path / program
+    data.mkdir()
+    with ExitStack() as stack:
+        url = stack.enter_context(redis_process(data, None, *options))
+        roles: dict[str, Container] = {}
+        for service in ROLES:
+            differs = {"PENSTOCK_REDIS_URL": url}
+            if service == "api":
+                differs |= {"PENSTOCK_API_HOST": "127.0.0.1", "PENSTOCK_API_PORT": str(free_port())}
+            else:
+                differs |= {"PENSTOCK_TELEMETRY_METRICS_HOST": "127.0.0.1"}
+                differs |= {"PENSTOCK_TELEMETRY_METRICS_PORT": str(free_port())}
+            roles[service] = Container(service, settings.parent, differs)
+            stack.callback(roles[service].process.kill)
+        yield roles
+
+
+def test_the_roles_run_as_the_file_says(containers: dict[str, Container]) -> None:
+    """Each becomes healthy by its own check, is known by its container's name, and ends well when stopped."""
+    for container in containers.values():
+        eventually(container.healthy)
+    listed = subprocess.run(
+        [sys.executable, "-m", "cli", "ps", "--redis-url", containers["api"].environ["PENSTOCK_REDIS_URL"]],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = [line.split()[:2] for line in listed.stdout.splitlines()[1:]]
+    assert sorted(names) == sorted([role, os.uname().nodename] for role in ROLES)
+    assert {service: container.stop() for service, container in containers.items()} == dict.fromkeys(ROLES, 0)

@@ -1,0 +1,137 @@
+"""The images, as far as Dockerfiles tell: who runs what in them, with which settings and packages, and its end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from docker_files import PROJECT, ROOT, SECTIONS, Stage, images, is_pinned, settings_only, stages
+from house import House, eventually
+
+from streaming.config import load
+from workers.weights import SMOLLM2
+
+IMAGES = images()
+FILES = ["Dockerfile", "Dockerfile.tensorrt-llm"]
+MODULES = {"api": "api", "scheduler": "scheduler", "worker": "workers"}
+LOCKED = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE))
+
+ONLY = """
+import importlib.abc, runpy, sys
+allowed = set(sys.argv[1].split(",")) | sys.stdlib_module_names
+class Only(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Only())
+sys.argv = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs a module where nothing but the named packages can be imported."""
+
+
+def pip_commands(name: str) -> list[str]:
+    """Every pip command of a Dockerfile that gets or builds something."""
+    lines = {rest for stage in stages(name).values() for instruction, rest in stage.lines if instruction == "RUN"}
+    commands = [command for line in lines for command in re.split(r"&&", line)]
+    return [command for command in commands if re.search(r"-m pip\b", command)]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_one_process_that_may_little_and_ends_well(image: str) -> None:
+    """Not root, nothing written beside /tmp, one module under an init, drained by SIGTERM."""
+    role, stage = IMAGES[image]
+    assert stage.last("USER") == "10001:10001"
+    assert stage.last("STOPSIGNAL") == "SIGTERM"
+    assert stage.environ()["PYTHONDONTWRITEBYTECODE"] == "1"
+    *init, shell, flag, line, zero = stage.command("ENTRYPOINT")
+    assert (init, shell, flag, zero) == (["tini", "--"], "sh", "-c", role)
+    # `exec`: the process gets the signals itself. A name of its own: the fleet knows processes by name.
+    assert re.fullmatch(rf'exec python3? -P -m {MODULES[role]} --id "\$HOSTNAME" "\$@"', line)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_its_health_is_its_process_alone(image: str) -> None:
+    """No process is called unhealthy because another is away."""
+    role, stage = IMAGES[image]
+    assert stage.command("HEALTHCHECK") == ["penstock", "probe", role, "--alive"]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_its_variables_are_settings(image: str) -> None:
+    """Each is known to the role and has a value it takes; metrics and API can be reached from other containers."""
+    role, stage = IMAGES[image]
+    config = load(SECTIONS[role], environ=settings_only(stage.environ()))
+    shown = config.raw["api"] if role == "api" else config.raw["telemetry"]
+    host, port = (shown["host"], shown["port"]) if role == "api" else (shown["metrics_host"], shown["metrics_port"])
+    assert (host, port) == ("0.0.0.0", stage.last("EXPOSE"))  # noqa: S104
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_is_installed_that_the_lock_does_not_name(name: str) -> None:
+    """What comes from outside is checked by hash; everything else comes from what was checked."""
+    commands = pip_commands(name)
+    fetching = [command for command in commands if "--no-index" not in command]
+    assert len(commands) >= 3 and len(fetching) == 1
+    assert "download --no-cache-dir --require-hashes --only-binary :all:" in fetching[0]
+    assert "--requirement requirements.lock" in fetching[0]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bases_are_pinned_and_plainly_named(name: str) -> None:
+    """Whose registry they come from is the builder's business."""
+    assert {stage.base for stage in stages(name).values() if not is_pinned(stage.base)} == set()
+
+
+def test_the_extras_are_the_projects() -> None:
+    """A misspelt extra would only be a warning in the middle of a build."""
+    named = {extra for command in pip_commands("Dockerfile") for extra in re.findall(r"'penstock\[(.*?)\]'", command)}
+    extras = {extra for names in named for extra in names.split(",")}
+    assert {"otlp", "llamacpp"} <= extras <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_tensorrt_llm_is_the_version_the_adapter_is_held_against() -> None:
+    """The image's tag is the version the extra asks for."""
+    (extra,) = PROJECT["project"]["optional-dependencies"]["trtllm"]
+    base = stages("Dockerfile.tensorrt-llm")["worker"].base
+    assert base.rpartition(":")[2] == extra.rpartition(">=")[2]
+
+
+def test_the_default_model_lies_where_the_worker_looks() -> None:
+    """Its file name is the one `fetch` gives it."""
+    stage: Stage = IMAGES["penstock-worker-smollm2"][1]
+    path = Path(stage.environ()["PENSTOCK_LLAMACPP_PATH"])
+    assert path.name == SMOLLM2.result
+    assert ("COPY", f"--from=weights /weights {path.parent}") in stage.lines
+
+
+def test_the_build_sees_what_the_package_is_made_of() -> None:
+    """Everything is kept out of the build but what is let in, and that is all of it."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    project = PROJECT["project"]
+    needed = {*PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], project["readme"]}
+    assert "*" in lines and {*needed, *project["license-files"], "pyproject.toml", "requirements.lock"} == let_in
+
+
+def test_a_worker_needs_no_more_than_the_tensorrt_llm_image_gets(empty_house: House) -> None:
+    """There only a few packages are laid over the image's own: with these alone a worker runs, and can be probed."""
+    (command,) = [line for line in pip_commands("Dockerfile.tensorrt-llm") if "--target" in line]
+    packages = command.split("--target /opt/penstock")[1].split()
+    assert packages[0] == "penstock" and set(packages[1:]) <= LOCKED
+    allowed = ",".join([*PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], *packages[1:]])
+    allowed = allowed.replace("-", "_")
+
+    def run(*words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", ONLY, allowed, *words]
+        return subprocess.Popen(command, env=empty_house.environ, cwd=empty_house.folder)
+
+    worker = run("workers", "--id", "w")
+    try:
+        eventually(lambda: run("cli", "probe", "worker", "--id", "w").wait(30) == 0)
+    finally:
+        worker.terminate()
+    assert worker.wait(30) == 0

@@ -1,0 +1,329 @@
+"""The manifests: objects find each other, pods may little and have time to drain, settings are settings. Their form is
+held against the schemas of Kubernetes by `make check`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker_files import (
+    COMPOSE,
+    KUBERNETES,
+    SECTIONS,
+    SLACK_S,
+    VERSION,
+    document,
+    documents,
+    images,
+    is_pinned,
+    new_key,
+    settings_only,
+)
+
+from api.keys import Keyring, check_exposure
+from api.settings import ApiSettings, KeySettings
+from streaming.config import Config, build, load
+from streaming.settings import ModelSettings, WireSettings
+from workers.settings import LlamacppSettings, TrtllmSettings, WorkerSettings
+
+OVERLAYS = ["cpu", "tensorrt-llm"]
+IMAGES = images()
+ENGINES = {"llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
+COMPONENT = "app.kubernetes.io/component"
+BROUGHT = {"penstock-models"}
+"""Volume claims the cluster's owner makes."""
+
+LONGEST_NAME = 63 - len("-1234567890-12345")
+"""Of a Deployment: with what it adds, its pods' names are host names, by which the scheduler knows their workers."""
+
+Object = dict[str, Any]
+
+
+@cache
+def objects(folder: Path) -> list[Object]:
+    """Everything a kustomization is made of. Ours patch nothing."""
+    kustomization = document(folder / "kustomization.yaml")
+    known = {"apiVersion", "kind", "namespace", "resources", "images", "secretGenerator"}
+    assert set(kustomization) <= known, "this test would not see what another field does"
+    found: list[Object] = []
+    for name in kustomization["resources"]:
+        path = (folder / name).resolve()
+        found += objects(path) if path.is_dir() else documents(path)
+    return found
+
+
+def of_kind(overlay: str, *kinds: str) -> list[Object]:
+    return [each for each in objects(KUBERNETES / "overlays" / overlay) if each["kind"] in kinds]
+
+
+def pods(overlay: str) -> list[Object]:
+    """Whatever makes pods."""
+    return of_kind(overlay, "Deployment", "StatefulSet")
+
+
+def role_of(owner: Object) -> str:
+    return str(owner["metadata"]["labels"][COMPONENT])
+
+
+def template(owner: Object) -> Object:
+    return dict(owner["spec"]["template"])
+
+
+def container(owner: Object) -> Object:
+    (only,) = template(owner)["spec"]["containers"]
+    return dict(only)
+
+
+def environ_of(owner: Object) -> dict[str, str]:
+    """The variables that are ours: the image's, and what the manifest lays over them."""
+    image = IMAGES[container(owner)["image"]][1].environ()
+    return settings_only({**image, **{each["name"]: each["value"] for each in container(owner).get("env", ())}})
+
+
+@pytest.fixture(params=OVERLAYS)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, str]:
+    """An overlay, its penstock.toml as `docker/new-key` makes it, and the key."""
+    overlay: str = request.param
+    return overlay, *new_key(KUBERNETES / "overlays" / overlay, tmp_path / overlay)
+
+
+def config_of(owner: Object, settings: Path) -> Config:
+    return load(SECTIONS[role_of(owner)], path=settings, environ=environ_of(owner))
+
+
+ALL = [(overlay, owner["metadata"]["name"]) for overlay in OVERLAYS for owner in pods(overlay)]
+OURS = [(overlay, name) for overlay, name in ALL if name != "penstock-redis"]
+
+
+def owner_of(overlay: str, name: str) -> Object:
+    (found,) = [owner for owner in pods(overlay) if owner["metadata"]["name"] == name]
+    return found
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("overlay", "name"), ALL)
+def test_a_pod_may_little(overlay: str, name: str) -> None:
+    """What the "restricted" standard asks, and a root file system that cannot be written."""
+    spec, only = template(owner_of(overlay, name))["spec"], container(owner_of(overlay, name))
+    assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert only["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+    assert {"requests", "limits"} <= set(only["resources"]) and "memory" in only["resources"]["limits"]
+
+
+@pytest.mark.parametrize(("overlay", "name"), ALL)
+def test_no_variable_comes_from_a_service(overlay: str, name: str) -> None:
+    """Kubernetes would set PENSTOCK_API_PORT to an address, for a Service penstock-api: no such setting."""
+    assert template(owner_of(overlay, name))["spec"]["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize(("overlay", "name"), ALL)
+def test_only_the_scheduler_may_ask_the_cluster(overlay: str, name: str) -> None:
+    """Nobody else gets a token."""
+    spec = template(owner_of(overlay, name))["spec"]
+    if role_of(owner_of(overlay, name)) == "scheduler":
+        accounts = [account["metadata"]["name"] for account in of_kind(overlay, "ServiceAccount")]
+        assert [spec["serviceAccountName"]] == accounts
+    else:
+        assert spec["automountServiceAccountToken"] is False and "serviceAccountName" not in spec
+
+
+@pytest.mark.parametrize(("overlay", "name"), OURS)
+def test_the_image_runs_as_its_user(overlay: str, name: str) -> None:
+    """The one it was made for."""
+    context = template(owner_of(overlay, name))["spec"]["securityContext"]
+    image = IMAGES[container(owner_of(overlay, name))["image"]][1]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == image.last("USER")
+
+
+@pytest.mark.parametrize(("overlay", "name"), ALL)
+def test_mounts_and_ports_are_there(overlay: str, name: str) -> None:
+    """Every mount has its volume, every probe its port, and what is scraped listens."""
+    owner = owner_of(overlay, name)
+    spec, only = template(owner)["spec"], container(owner)
+    claimed = [claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", ())]
+    volumes = {volume["name"]: volume for volume in spec.get("volumes", ())} | {name: {} for name in claimed}
+    assert {mount["name"] for mount in only["volumeMounts"]} == set(volumes)
+    claims = {
+        volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values() if "persistentVolumeClaim" in volume
+    }
+    assert claims <= BROUGHT
+    ports = {port["name"]: port["containerPort"] for port in only["ports"]}
+    probed = {probe["httpGet"]["port"] for key, probe in only.items() if key.endswith("Probe") and "httpGet" in probe}
+    assert probed <= set(ports)
+    scraped = template(owner)["metadata"].get("annotations", {}).get("prometheus.io/port")
+    assert scraped is None or int(scraped) in ports.values()
+    if only["image"] in IMAGES:
+        assert [str(port) for port in ports.values()] == [IMAGES[only["image"]][1].last("EXPOSE")]
+
+
+@pytest.mark.parametrize(("overlay", "name"), OURS)
+def test_probes_are_what_the_role_answers(overlay: str, name: str) -> None:
+    """The API at its door; the others by what they say in Redis, ready to begin with and alive from then on."""
+    owner = owner_of(overlay, name)
+    role, only = role_of(owner), container(owner)
+    if role == "api":
+        assert only["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        assert only["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    else:
+        assert only["startupProbe"]["exec"]["command"] == ["penstock", "probe", role]
+        assert only["livenessProbe"]["exec"]["command"] == ["penstock", "probe", role, "--alive"]
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_the_settings_are_settings(made: tuple[str, Path, str]) -> None:
+    """Every role takes file and variables; the key that was printed opens the door."""
+    overlay, settings, key = made
+    for owner in pods(overlay):
+        if role_of(owner) != "redis":
+            config = config_of(owner, settings)
+    api = load(SECTIONS["api"], path=settings, environ=environ_of(owner_of(overlay, "penstock-api")))
+    keyring = Keyring(api.table("keys", KeySettings))
+    check_exposure(api.section("api", ApiSettings).host, keyring)
+    assert keyring.caller(f"Bearer {key}").tenant == "first"
+    redis = config.section("redis", WireSettings).url
+    services = {service["metadata"]["name"] for service in of_kind(overlay, "Service")}
+    assert redis.split("/")[2].split(":")[0] in services or "example" in redis, "nobody answers there"
+
+
+def test_every_model_has_its_workers(made: tuple[str, Path, str]) -> None:
+    """One Deployment each, by the name the scheduler looks for, whose number of pods is left to the scheduler."""
+    overlay, settings, _ = made
+    workers = {owner["metadata"]["name"]: owner for owner in pods(overlay) if role_of(owner) == "worker"}
+    config = config_of(next(iter(workers.values())), settings)
+    models = config.table("models", ModelSettings)
+    by_model = {model: "penstock-worker-" + re.sub(r"[^a-z0-9]+", "-", model.lower()) for model in models}
+    assert set(by_model.values()) == set(workers)
+    for model, name in by_model.items():
+        assert len(name) <= LONGEST_NAME
+        assert container(workers[name])["args"] == ["--model", model]
+        assert "replicas" not in workers[name]["spec"], "applying the file again would undo what the scheduler decided"
+        build(ENGINES[models[model].engine], models[model].options, model)
+
+
+def test_there_is_time_to_drain(made: tuple[str, Path, str]) -> None:
+    """The kubelet kills later than the role has given up waiting; its clock runs from before the hook."""
+    overlay, settings, _ = made
+    for owner in pods(overlay):
+        if role_of(owner) not in ("api", "worker"):
+            continue
+        section, kind = ("api", ApiSettings) if role_of(owner) == "api" else ("worker", WorkerSettings)
+        hook = container(owner).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+        needed = int(hook[1]) + config_of(owner, settings).section(section, kind).drain_s + SLACK_S
+        assert template(owner)["spec"]["terminationGracePeriodSeconds"] >= needed
+
+
+# --- objects ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_selectors_find_their_pods(overlay: str) -> None:
+    """Owners select their own pods and no other's; Services, budgets and policies select some."""
+    labels = {owner["metadata"]["name"]: template(owner)["metadata"]["labels"] for owner in pods(overlay)}
+
+    def chosen(selector: dict[str, str]) -> set[str]:
+        return {name for name, have in labels.items() if selector.items() <= have.items()}
+
+    for owner in pods(overlay):
+        assert chosen(owner["spec"]["selector"]["matchLabels"]) == {owner["metadata"]["name"]}
+    for service in of_kind(overlay, "Service"):
+        (name,) = chosen(service["spec"]["selector"])
+        offered = {port["name"] for port in container(owner_of(overlay, name))["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= offered
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        names = chosen(policy["spec"]["podSelector"].get("matchLabels", {}))
+        offered = {port["name"] for name in names for port in container(owner_of(overlay, name))["ports"]}
+        assert names
+        assert {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule["ports"]} <= offered
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_drained_node_takes_one_at_a_time(overlay: str) -> None:
+    """Every Deployment has a disruption budget with its own selector."""
+    budgets = {budget["metadata"]["name"]: budget["spec"] for budget in of_kind(overlay, "PodDisruptionBudget")}
+    deployments = {owner["metadata"]["name"]: owner["spec"] for owner in of_kind(overlay, "Deployment")}
+    assert set(budgets) == set(deployments)
+    for name, budget in budgets.items():
+        assert budget["selector"] == deployments[name]["selector"]
+        assert 1 in (budget.get("minAvailable"), budget.get("maxUnavailable"))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_scheduler_may_do_what_its_pool_does(overlay: str) -> None:
+    """And nothing beyond: Deployments are neither made nor deleted, and nothing is seen outside the namespace."""
+    (role,), (binding,) = of_kind(overlay, "Role"), of_kind(overlay, "RoleBinding")
+    assert of_kind(overlay, "ClusterRole", "ClusterRoleBinding") == []
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    (subject,) = binding["subjects"]
+    (account,) = of_kind(overlay, "ServiceAccount")
+    namespace = document(KUBERNETES / "base/kustomization.yaml")["namespace"]
+    assert (subject["name"], subject["namespace"]) == (account["metadata"]["name"], namespace)
+    allowed = {(group, resource): set(rule["verbs"]) for rule in role["rules"]
+               for group in rule["apiGroups"] for resource in rule["resources"]}  # fmt: skip
+    assert allowed == {
+        ("apps", "deployments"): {"get", "list", "watch", "patch"},
+        ("apps", "deployments/scale"): {"get", "update", "patch"},
+        ("", "pods"): {"get", "list", "watch", "patch", "delete"},
+    }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_images_are_those_that_are_built(overlay: str) -> None:
+    """Ours get this version from the overlay; others are pinned where they stand."""
+    tags = {
+        image["name"]: image["newTag"]
+        for image in document(KUBERNETES / "overlays" / overlay / "kustomization.yaml")["images"]
+    }
+    used = {container(owner)["image"] for owner in pods(overlay)}
+    assert set(tags) == used & set(IMAGES) and set(tags.values()) == {VERSION}
+    assert all(is_pinned(image) for image in used - set(IMAGES))
+
+
+def test_both_deployments_have_the_same_redis() -> None:
+    """One test shows what these options keep: compose's."""
+    services = document(COMPOSE / "compose.yaml")["services"]
+    redis = container(owner_of("cpu", "penstock-redis"))
+    assert redis["image"] == services["redis"]["image"] and redis["args"] == services["redis"]["command"]
+
+
+def test_keda_scales_a_deployment_that_is_there() -> None:
+    """By name, between the bounds its model has in the settings, by queries about that model."""
+    spec = document(KUBERNETES / "keda/scaledobject.yaml")["spec"]
+    target = container(owner_of("cpu", spec["scaleTargetRef"]["name"]))
+    settings = KUBERNETES / "overlays/cpu/penstock.example.toml"
+    models = load(SECTIONS["scheduler"], path=settings, environ={}).table("models", ModelSettings)
+    assert spec["maxReplicaCount"] == models[target["args"][1]].most_workers
+    assert all(f'model="{target["args"][1]}"' in trigger["metadata"]["query"] for trigger in spec["triggers"])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
+def test_kubectl_builds_the_same(made: tuple[str, Path, str], tmp_path: Path) -> None:
+    """Kustomize itself makes of an overlay what this module reads in it, and the secret with the settings."""
+    overlay, settings, _ = made
+    tree = tmp_path / "tree"
+    shutil.copytree(KUBERNETES, tree)
+    shutil.copy(settings, tree / "overlays" / overlay)
+    command = ["kubectl", "kustomize", tree / "overlays" / overlay]
+    built = subprocess.run(command, capture_output=True, text=True, check=True)
+    (tree / "built.yaml").write_text(built.stdout)
+    found = {(each["kind"], each["metadata"]["name"]) for each in documents(tree / "built.yaml")}
+    expected = {(each["kind"], each["metadata"]["name"]) for each in objects(KUBERNETES / "overlays" / overlay)}
+    ((kind, name),) = found - expected
+    assert expected < found and kind == "Secret" and name.startswith("penstock-settings-")
+    assert built.stdout.count(f"secretName: {name}") == len(
+        [owner for owner in pods(overlay) if role_of(owner) != "redis"]
+    )

@@ -1,0 +1,138 @@
+"""Dashboards, alerts and scaling queries ask only for what is counted, and the parts of the monitoring fit together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker_files import COMPOSE, KUBERNETES, MONITORING, document
+from docker_metrics import complaints, known, parsed, selectors
+
+BOARDS = {path.name: json.loads(path.read_text("utf-8")) for path in (MONITORING / "grafana/dashboards").glob("*.json")}
+RULES: list[dict[str, Any]] = [
+    rule for group in document(MONITORING / "alerts.yml")["groups"] for rule in group["rules"]
+]
+SCALING = document(KUBERNETES / "keda/scaledobject.yaml")["spec"]["triggers"]
+
+SHOWN = {
+    "penstock_requests_total", "penstock_errors_total", "penstock_tokens_total", "penstock_queue_time_seconds_bucket",
+    "gen_ai_server_time_to_first_token_seconds_bucket", "gen_ai_server_time_per_output_token_seconds_bucket",
+    "gen_ai_server_request_duration_seconds_bucket", "penstock_lane_waiting", "penstock_lane_oldest_seconds",
+    "penstock_workers_wanted", "penstock_processes", "penstock_worker_running", "penstock_worker_slots",
+    "penstock_lease_reclaims_total", "penstock_jobs_given_up_total",
+}  # fmt: skip
+"""What an operator must be able to see without asking for it."""
+
+
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """(where, query) of everything that asks Prometheus."""
+    for name, board in BOARDS.items():
+        for panel in panels(board):
+            yield from ((f"{name}: {panel['title']}", target["expr"]) for target in panel["targets"])
+    yield from ((rule["alert"], rule["expr"]) for rule in RULES)
+    yield from ((f"keda: trigger {at}", trigger["metadata"]["query"]) for at, trigger in enumerate(SCALING))
+
+
+ALL = dict(enumerate(queries()))
+
+
+@pytest.mark.parametrize("at", ALL, ids=[where for where, _ in ALL.values()])
+def test_what_is_asked_for_is_counted(at: int) -> None:
+    """Metrics, labels and fixed label values are those of telemetry/metrics.py."""
+    assert complaints(ALL[at][1]) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "complaint"),
+    [
+        ("rate(penstock_request_total[5m])", "no metric penstock_request_total"),
+        ("sum by (lane) (penstock_lane_waiting)", "penstock_lane_waiting has no label lane"),
+        ('penstock_lane_waiting{lane="batch"}', "penstock_lane_waiting has no label lane"),
+        ('penstock_lane_waiting{priority="urgent"}', "priority is never urgent"),
+        ("penstock_open_streams unless on (pod) penstock_lane_waiting", "penstock_open_streams has no label pod"),
+    ],
+)
+def test_what_is_not_counted_is_noticed(query: str, complaint: str) -> None:
+    """The test above can fail."""
+    assert complaint in complaints(query)
+
+
+def test_the_catalogue_knows_every_kind() -> None:
+    """Counters, gauges, histograms, tallies and live gauges, under the names of the metrics page."""
+    names = {"penstock_jobs_total", "penstock_open_streams", "penstock_queue_time_seconds_sum", *SHOWN}
+    assert names <= set(known())
+
+
+def test_the_dashboards_show_what_matters() -> None:
+    """All of it, on one board or the other."""
+    shown = {each.name for board in BOARDS.values() for panel in panels(board) for target in panel["targets"]
+             for each in selectors(parsed(target["expr"]))}  # fmt: skip
+    assert SHOWN - shown == set()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_dashboard_is_whole(name: str) -> None:
+    """Panels have ids, titles, a place of their own inside the width, and ask the data source the reader chose."""
+    board = BOARDS[name]
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids) and board["title"] and board["uid"]
+    assert {variable["name"] for variable in board["templating"]["list"]} == {"datasource", "model"}
+    for panel in panels(board):
+        assert panel["title"] and panel["datasource"]["uid"] == "${datasource}"
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+    places = [panel["gridPos"] for panel in board["panels"]]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    for one, other in combinations(places, 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart or below, (one, other)
+
+
+def test_boards_do_not_take_each_others_place() -> None:
+    """Grafana knows a board by its uid."""
+    assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS) == 2
+
+
+def test_every_alert_says_what_and_how_bad() -> None:
+    """And none twice."""
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+
+
+def test_grafana_finds_data_and_boards() -> None:
+    """Provisioning names the places compose mounts them at, and the service that is asked."""
+    compose = document(COMPOSE / "compose.yaml")["services"]
+    mounts = dict(reversed(volume.split(":")[:2]) for volume in compose["grafana"]["volumes"])
+    (provider,) = document(MONITORING / "grafana/provisioning/dashboards/penstock.yaml")["providers"]
+    home = Path(compose["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (COMPOSE / mounts[provider["options"]["path"]] / home.name).is_file()
+    assert str(home.parent) == provider["options"]["path"]
+    (source,) = document(MONITORING / "grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    host, _, port = source["url"].removeprefix("http://").partition(":")
+    assert source["type"] == "prometheus" and f"127.0.0.1:{port}:{port}" in compose[host]["ports"]
+
+
+def test_prometheus_finds_its_rules() -> None:
+    """Beside its configuration, as compose mounts them."""
+    configuration = document(MONITORING / "prometheus.yml")
+    volumes = document(COMPOSE / "compose.yaml")["services"]["prometheus"]["volumes"]
+    for name in configuration["rule_files"]:
+        assert (MONITORING / name).is_file() and f"../monitoring/{name}:/etc/prometheus/{name}:ro" in volumes
+
+
+def test_the_collectors_pipelines_have_all_their_parts() -> None:
+    """A name that is not defined would keep it from starting."""
+    configuration = document(MONITORING / "collector.yaml")
+    for pipeline in configuration["service"]["pipelines"].values():
+        for kind, names in pipeline.items():
+            assert set(names) <= set(configuration[kind])
