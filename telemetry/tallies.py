@@ -40,7 +40,7 @@ class Counts:
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
         from prometheus_client import Counter  # noqa: PLC0415 - it must be imported by Metrics.start
 
-        self._counter = Counter(name, documentation, labels, registry=None)
+        self.instrument = Counter(name, documentation, labels, registry=None)
         self._by_labels: dict[tuple[str, ...], Count] = {}
         self._lock = threading.Lock()
 
@@ -48,7 +48,7 @@ class Counts:
         """The count of these label values."""
         count = self._by_labels.get(values)
         if count is None:
-            count = self._by_labels[values] = Count(self._counter.labels(*values))
+            count = self._by_labels[values] = Count(self.instrument.labels(*values))
         return count
 
     def fold(self) -> None:
@@ -59,10 +59,10 @@ class Counts:
 
     def collect(self) -> Iterable[Metric]:
         self.fold()
-        return self._counter.collect()
+        return self.instrument.collect()
 
     def describe(self) -> Iterable[Metric]:
-        return self._counter.describe()
+        return self.instrument.describe()
 
 
 class Tally:
@@ -105,7 +105,7 @@ class Tallies:
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
         from prometheus_client import Histogram  # noqa: PLC0415 - it must be imported by Metrics.start
 
-        self._histogram = Histogram(name, documentation, labels, registry=None, buckets=bounds)
+        self.instrument = Histogram(name, documentation, labels, registry=None, buckets=bounds)
         self._bounds = bounds
         self._by_labels: dict[tuple[str, ...], Tally] = {}
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class Tallies:
         """The tally of these label values; keep it where tokens are counted."""
         tally = self._by_labels.get(values)
         if tally is None:
-            tally = self._by_labels[values] = Tally(self._histogram.labels(*values), self._bounds)
+            tally = self._by_labels[values] = Tally(self.instrument.labels(*values), self._bounds)
         return tally
 
     def fold(self) -> None:
@@ -125,7 +125,7 @@ class Tallies:
 
     def collect(self) -> Iterable[Metric]:
         self.fold()
-        return self._histogram.collect()
+        return self.instrument.collect()
 
     def describe(self) -> Iterable[Metric]:
-        return self._histogram.describe()
+        return self.instrument.describe()

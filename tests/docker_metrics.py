@@ -10,7 +10,8 @@ import promql_parser
 
 from streaming.messages import Priority, Role
 from telemetry import metrics as catalogue
-from telemetry.metrics import LiveGauge, Metrics, Tallies
+from telemetry.metrics import LiveGauge, Metrics
+from telemetry.tallies import Counts, Tallies
 
 ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 TARGET = {"instance", "job"}
@@ -27,7 +28,7 @@ def known() -> dict[str, set[str]]:
     """The labels of every series of telemetry/metrics.py, by its name."""
     found: dict[str, set[str]] = {}
     for value in vars(Metrics.start("", "api")).values():
-        metric = value._histogram if isinstance(value, Tallies) else value
+        metric = value.instrument if isinstance(value, Counts | Tallies) else value
         for ending in ENDINGS.get(getattr(metric, "_type", ""), ()):
             found[metric._name + ending] = {*metric._labelnames, *(("le",) if ending == "_bucket" else ())}
     gauges = (value for value in vars(catalogue).values() if isinstance(value, LiveGauge))
