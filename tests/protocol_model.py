@@ -29,6 +29,7 @@ class Rule(StrEnum):
     LEAVE_WAITS = "leave is refused while jobs are held"
     STRAYS_ONLY = "a job is handed back as a stray only when no claim is under way"
     RELEASE_QUARANTINED = "release puts a suspect back where it will run alone"
+    RELEASE_OF_ATTEMPT = "release refuses what was sent in an earlier attempt"
 
 
 class Job(NamedTuple):
@@ -64,6 +65,8 @@ class Cell(NamedTuple):
     was not, its finish is sent), between (the two steps of a finish), ended (finish not answered yet)."""
     seq: int = 0
     """The last token the process knows."""
+    late: str = ""
+    """A hand-back that is still on its way: of this attempt, or of an earlier one."""
 
 
 NOTHING = Cell()
@@ -94,11 +97,13 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol:
-    """`tokens` are generated for each job; one that lost `attempts` workers is given up."""
+    """`tokens` are generated for each job; one that lost `attempts` workers is given up. `delays`: what is handed back
+    may arrive at any later time, after a repetition that has arrived already."""
 
     tokens: int = 2
     attempts: int = 2
     without: frozenset[Rule] = frozenset()
+    delays: bool = False
 
     def has(self, rule: Rule) -> bool:
         return rule not in self.without
@@ -120,6 +125,8 @@ class Protocol:
                 yield from self._holding(worker, jobs, at)
             if worker.cells[at].phase:
                 yield from self._writing(worker, jobs, at)
+            if worker.cells[at].late and worker.status != "zombie":
+                yield self._arrival(worker, jobs, at)
 
     def cancels(self, jobs: tuple[Job, ...]) -> Iterator[tuple[str, tuple[Job, ...]]]:
         """cancel.lua, by a client: a waiting job ends, a running one is marked."""
@@ -170,7 +177,7 @@ class Protocol:
     def _holding(self, worker: Worker, jobs: tuple[Job, ...], at: int) -> Iterator[Move]:
         job, cell = jobs[at], worker.cells[at]
         if worker.status == "live" and job.state == "queued" and not cell.phase and self._may_claim(worker, jobs, at):
-            claimed = Cell(True, True, "claiming")
+            claimed = Cell(True, True, "claiming", late="earlier" if cell.late else "")
             after = job._replace(state="running", entry="delivered")
             yield Move(f"{{w}} claims {{{at}}}", _with(worker, at, claimed), _put(jobs, at, after))
         if cell.phase == "claiming":
@@ -183,6 +190,9 @@ class Protocol:
             stray |= cell.phase == "claiming" and not self.has(Rule.STRAYS_ONLY)
             if stray or (worker.status == "draining" and cell.phase == "running"):
                 yield self._release(worker, jobs, at)
+                if self.delays and not cell.late:
+                    sent = cell._replace(phase="", seq=0, late="this")
+                    yield Move(f"{{w}} sends {{{at}}} back", _with(worker, at, sent), jobs, False)
 
     @staticmethod
     def _may_claim(worker: Worker, jobs: tuple[Job, ...], at: int) -> bool:
@@ -197,10 +207,20 @@ class Protocol:
         job, cell = jobs[at], worker.cells[at]
         suspect = job.suspect and self.has(Rule.RELEASE_QUARANTINED)
         after = _end(job, "cancelled") if job.cancel == "asked" else self._requeue(job, suspect)
-        left = Cell(phase="claiming") if cell.phase == "claiming" else NOTHING
+        left = Cell(phase="claiming" if cell.phase == "claiming" else "", late=cell.late)
         return Move(
             f"{{w}} hands {{{at}}} back", _with(worker, at, left), _put(jobs, at, after), cell.phase != "claiming"
         )
+
+    def _arrival(self, worker: Worker, jobs: tuple[Job, ...], at: int) -> Move:
+        """release.lua, late. The process may have claimed the job again, and does not notice."""
+        job, cell = jobs[at], worker.cells[at]
+        label = f"what {{w}} sent of {{{at}}} arrives"
+        mine = cell.claimed and cell.owner and job.state == "running"
+        if not mine or (cell.late == "earlier" and self.has(Rule.RELEASE_OF_ATTEMPT)):
+            return Move(f"{label}: refused", _with(worker, at, cell._replace(late="")), jobs)
+        after = self._release(worker, jobs, at).jobs
+        return Move(label, _with(worker, at, cell._replace(claimed=False, owner=False, late="")), after)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -225,7 +245,8 @@ class Protocol:
         if cell.phase == "running" and job.cancel == "asked":
             yield from self._finish(worker, jobs, at, "cancelled")
         if cell.phase == "ended":
-            yield Move(f"{{w}} hears that {{{at}}} has ended", _with(worker, at, NOTHING), jobs, alive)
+            left = Cell(late=cell.late)
+            yield Move(f"{{w}} hears that {{{at}}} has ended", _with(worker, at, left), jobs, alive)
             yield from self._finish(worker, jobs, at, job.state)
 
     def _append(self, worker: Worker, jobs: tuple[Job, ...], at: int, seq: int) -> Move:
@@ -234,7 +255,7 @@ class Protocol:
         label = f"{{w}} logs token {seq} of {{{at}}}"
         if not worker.works and self.has(Rule.APPEND_FENCED):
             # Its finish travels in the same round trip, behind the refused step.
-            left = cell._replace(phase="refused", seq=seq) if seq == self.tokens else NOTHING
+            left = cell._replace(phase="refused", seq=seq) if seq == self.tokens else Cell(late=cell.late)
             return Move(f"{label}: refused", _with(worker, at, left), jobs, False)
         breaks = "" if seq == job.tokens + 1 and not job.final else "I3"
         after = _put(jobs, at, job._replace(tokens=seq))
@@ -306,6 +327,7 @@ def weight(worker: Worker, jobs: tuple[Job, ...]) -> int:
     total = status + sum(100 for job in jobs if job.state == "queued")
     for cell in worker.cells:
         total += phases[cell.phase] - 4 * cell.seq * (cell.phase in ("running", "unanswered"))
+        total += 500 * bool(cell.late)
         total += 200 * (cell.claimed and (worker.status != "live" or not cell.phase))
     return total
 

@@ -19,6 +19,7 @@ LESSER = {
         {Rule.APPEND_FENCED},
         {Rule.APPEND_NUMBERED},
         {Rule.STRAYS_ONLY},
+        {Rule.RELEASE_OF_ATTEMPT},
     ],
     "I4": [
         {Rule.FINISH_FENCED, Rule.FINISH_OWNED},
@@ -34,8 +35,16 @@ LESSER = {
 """The invariant that falls first when these rules are missing."""
 
 
-def search(workers: int, jobs: int, *, tokens: int = 2, attempts: int = 2, without: set[Rule] | None = None) -> Found:
-    return Search(Protocol(tokens, attempts, frozenset(without or ())), workers, jobs).run()
+def search(
+    workers: int,
+    jobs: int,
+    *,
+    tokens: int = 2,
+    attempts: int = 2,
+    without: set[Rule] | None = None,
+    delays: bool = False,
+) -> Found:
+    return Search(Protocol(tokens, attempts, frozenset(without or ()), delays), workers, jobs).run()
 
 
 @pytest.mark.parametrize(
@@ -51,6 +60,13 @@ def test_no_state_of_the_protocol_breaks_an_invariant(workers: int, jobs: int, t
     assert found.states > 5_000 and found.ends == {"completed", "cancelled", "failed"}
 
 
+def test_a_hand_back_may_arrive_at_any_time() -> None:
+    """Also when its sender has repeated it, and has claimed the same job again."""
+    found = search(2, 1, delays=True)
+    assert found.violation is None, str(found.violation)
+    assert found.states > search(2, 1).states and found.ends == {"completed", "cancelled", "failed"}
+
+
 @pytest.mark.parametrize(
     ("invariant", "missing"),
     [(invariant, missing) for invariant, lesser in LESSER.items() for missing in lesser],
@@ -58,7 +74,8 @@ def test_no_state_of_the_protocol_breaks_an_invariant(workers: int, jobs: int, t
 )
 def test_a_protocol_without_a_rule_breaks_an_invariant(invariant: str, missing: set[Rule]) -> None:
     """Whatever is left out, the search finds what goes wrong, and the shortest way there."""
-    found = search(2, 2, without=missing)
+    late = Rule.RELEASE_OF_ATTEMPT in missing
+    found = search(2, 1 if late else 2, without=missing, delays=late)
     print(found.violation)
     assert found.violation is not None and found.violation.invariant == invariant
     assert 2 <= len(found.violation.trace) <= 9

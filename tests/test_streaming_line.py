@@ -1,0 +1,135 @@
+"""The connection that all tasks share: order, errors, answers nobody waits for any more, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from flow import until
+from house import redis_process
+from redis import Redis
+from redis.asyncio import BlockingConnectionPool
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from streaming.errors import Unavailable
+from streaming.lease import Lease
+from streaming.line import Line, refusal
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+
+@pytest.fixture
+async def line(redis_url: str) -> AsyncIterator[Line]:
+    pool = BlockingConnectionPool.from_url(redis_url, protocol=2)
+    line = Line(pool.get_connection, pool.release, 5)
+    yield line
+    await line.close()
+    await pool.aclose()
+
+
+async def test_many_tasks_share_it_and_each_gets_its_own_answers(line: Line) -> None:
+    """In any number, small and large, begun before there is a connection."""
+
+    async def ask(number: int) -> None:
+        text = f"{number}" * (1 + number * number)
+        answers = await line.run([("ECHO", text), ("PING",), ("ECHO", number)])
+        assert answers == [text.encode(), b"PONG", str(number).encode()]
+
+    await asyncio.gather(*(ask(number) for number in range(100)))
+    assert len(await line.run([("CLIENT", "LIST", "TYPE", "normal")])) == 1
+
+
+async def test_an_error_is_an_answer_like_others(line: Line) -> None:
+    """What follows it in the same round trip is run and answered."""
+    error, pong = await line.run([("EVALSHA", "0" * 40, 0), ("PING",)])
+    assert isinstance(error, NoScriptError) and pong == b"PONG"
+    nested, pong = await line.run([("EVAL", "return {1, redis.error_reply('OOM no')}", 0), ("PING",)])
+    assert isinstance(nested[1], ResponseError) and str(nested[1]) == "OOM no" and pong == b"PONG"
+
+
+async def test_who_leaves_disturbs_nobody(line: Line) -> None:
+    """The answers of a cancelled task are dropped, those behind them are not."""
+    await line.run([("PING",)])
+    for number in range(50):
+        leaving = asyncio.create_task(line.run([("ECHO", "gone"), ("ECHO", "gone too")]))
+        staying = asyncio.create_task(line.run([("ECHO", number)]))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert await staying == [str(number).encode()]
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+
+async def test_a_lost_connection_fails_what_is_under_way_and_the_next_is_new(line: Line, redis_url: str) -> None:
+    """Nothing is repeated by itself."""
+    await line.run([("PING",)])
+    with Redis.from_url(redis_url) as client:
+        for _ in range(3):
+            waiting = asyncio.create_task(line.run([("INCR", "count"), ("BLPOP", "nothing", 0)]))
+            await until(lambda: any(other["cmd"] == "blpop" for other in client.client_list()), 10)
+            client.client_kill_filter(_type="normal", skipme=True)
+            with pytest.raises(RedisConnectionError):
+                await waiting
+            assert await line.run([("PING",)]) == [b"PONG"]
+        assert client.get("count") == b"3"
+
+
+async def test_a_server_that_does_not_answer_is_given_up_in_time(tmp_path: Path) -> None:
+    """Stopped, it keeps the connection open: all who wait hear of it at once, and work goes on when it does."""
+    with redis_process(tmp_path) as url, Redis.from_url(url) as client:
+        pid = client.info()["process_id"]
+        wire = Wire.open(WireSettings(url=url, timeout_s=0.5))
+        lease = Lease(wire, "m")
+        await lease.register()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            calls = [asyncio.create_task(lease.beat(0)) for _ in range(20)]
+            done, _ = await asyncio.wait(calls, timeout=20)
+            assert len(done) == 20
+            for call in calls:
+                with pytest.raises(Unavailable, match="no answer within"):
+                    call.result()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert await lease.beat(0) == {}
+        await wire.close()
+
+
+async def test_a_server_that_is_gone_is_asked_once_for_all(tmp_path: Path) -> None:
+    """However many wait for the connection, each hears that there is none; later there is one again."""
+    with redis_process(tmp_path) as url:
+        port = int(url.rpartition(":")[2].partition("/")[0])
+    wire = Wire.open(WireSettings(url=url))
+    lease = Lease(wire, "m")
+    answers = await asyncio.gather(*(lease.beat(0) for _ in range(100)), return_exceptions=True)
+    assert all(isinstance(answer, Unavailable) for answer in answers)
+    with redis_process(tmp_path, port):
+        await lease.register()
+        assert await lease.beat(0) == {}
+        await wire.close()
+
+
+async def test_a_timeout_ends_the_connection(redis_url: str) -> None:
+    """Late answers are never taken for those of later commands."""
+    pool = BlockingConnectionPool.from_url(redis_url, protocol=2)
+    line = Line(pool.get_connection, pool.release, 0.2)
+    with pytest.raises(RedisTimeoutError):
+        await line.run([("BLPOP", "nothing", 0)])
+    assert await line.run([("ECHO", "later")]) == [b"later"]
+    await line.close()
+    await pool.aclose()
+
+
+def test_refusals_are_known_by_their_code() -> None:
+    """As the library makes them: those somebody asks for by class, and the code either in the text or beside it."""
+    assert isinstance(refusal("READONLY You can't write"), ReadOnlyError)
+    assert (str(refusal("READONLY You can't")), refusal("READONLY x").status_code) == ("You can't", "READONLY")
+    moved = refusal("MOVED 3999 127.0.0.1:6381")
+    assert (moved.slot_id, moved.node_addr) == (3999, ("127.0.0.1", 6381))  # type: ignore[attr-defined]
+    assert str(refusal("OOM command not allowed")) == "OOM command not allowed"
