@@ -40,6 +40,7 @@ def reading(cpu_s: float, *, e2e: float = 2000.0, itl: float = 15.1, ttft: float
         seconds=10.0,
         ttft=Spread(p50=ttft, p99=2 * ttft, most=3 * ttft),
         itl=Spread(p50=15.0, p99=itl, most=itl + 5),
+        stall=itl + 5,
         e2e=Spread(mean=e2e),
         cpu={"api": cpu_s, "redis": 1.0},
         memory={"api": 50.0, "redis": 4.0},
