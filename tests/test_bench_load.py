@@ -19,7 +19,7 @@ from bench.load.answer import Answer, Framing, Heard, hear
 from bench.load.child import LoadFailed, measure
 from bench.load.plan import Plan, Reading
 from bench.load.run import Load, summed
-from bench.load.scripted import ClockError, clock_error
+from bench.load.scripted import GOOD_MS, ClockError, clock_error
 from bench.load.stats import Spread, spread
 from bench.processes import Died, Processes, free_port
 
@@ -113,7 +113,7 @@ def test_its_clock_is_less_than_two_milliseconds_off(tmp_path: Path) -> None:
 
     def close_enough() -> bool:
         with Processes(tmp_path) as processes:
-            return clock_error(processes, requests=2).worst < 2.0
+            return clock_error(processes, requests=2).worst < GOOD_MS
 
     eventually(close_enough, Died, LoadFailed, seconds=90)
 
