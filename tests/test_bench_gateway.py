@@ -17,15 +17,15 @@ from rich.console import Console
 
 from bench.environments import CACHE, PINS, Absent, Environment
 from bench.gateway.__main__ import main
-from bench.gateway.figures import Goals, rows
+from bench.gateway.figures import COLUMNS, Goals, rows
 from bench.gateway.idle import allow_files, idle
 from bench.gateway.options import Options
 from bench.gateway.play import Played, play, prepare
-from bench.gateway.sweep import notes
+from bench.gateway.sweep import draw, notes
 from bench.gateway.system import Say, Serving
 from bench.load.plan import Plan, Reading
 from bench.load.stats import Spread
-from bench.report import load
+from bench.report import Report, load
 from workers.settings import SimSettings
 
 SMALL = ("--levels", "2", "--tokens", "8", "--step-ms", "2", "--prefill-ms", "2", "--requests-per-stream", "2")
@@ -40,6 +40,7 @@ def reading(cpu_s: float, *, e2e: float = 2000.0, itl: float = 15.1, ttft: float
         seconds=10.0,
         ttft=Spread(p50=ttft, p99=2 * ttft, most=3 * ttft),
         itl=Spread(p50=15.0, p99=itl, most=itl + 5),
+        stall=itl + 5,
         e2e=Spread(mean=e2e),
         cpu={"api": cpu_s, "redis": 1.0},
         memory={"api": 50.0, "redis": 4.0},
@@ -180,6 +181,19 @@ def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.Capture
     assert report.command.startswith("penstock bench gateway --quick") and "penstock" in shown and "ratio" in shown
     assert (report.settings["rounds"], report.settings["tokens"], report.settings["levels"]) == (1, 8, [2])
     assert report.settings["systems"]["floor"] == "engine behind a bare asyncio socket server"
+
+
+def test_curves_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    readings = {(name, c): [reading(4)] for name in ("floor", "penstock", "penstock-d0", "dynamo") for c in (1, 64)}
+    found = rows(readings, ["floor", "penstock", "penstock-d0", "dynamo"])
+    report = Report(name="gateway", title="t", command="c", columns=COLUMNS, rows=found)
+    drawn = draw(report, tmp_path)
+    assert {path.name for path in drawn if path.stat().st_size > 1000} == {
+        f"gateway-{what}.{kind}" for what in ("cpu", "ttft", "durability") for kind in ("png", "svg")
+    }
+    shown = [name for name in ("cpu", "durability") if "penstock-d0" in (tmp_path / f"gateway-{name}.svg").read_text()]
+    assert shown == ["durability"]
 
 
 def test_a_burst_on_a_small_scale(tmp_path: Path) -> None:

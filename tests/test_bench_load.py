@@ -19,7 +19,7 @@ from bench.load.answer import Answer, Framing, Heard, hear
 from bench.load.child import LoadFailed, measure
 from bench.load.plan import Plan, Reading
 from bench.load.run import Load, summed
-from bench.load.scripted import ClockError, clock_error
+from bench.load.scripted import GOOD_MS, ClockError, clock_error
 from bench.load.stats import Spread, spread
 from bench.processes import Died, Processes, free_port
 
@@ -58,14 +58,15 @@ def test_an_answer_reads_the_same_however_it_was_cut(cuts: list[int]) -> None:
     framing = Framing()
     assert [framing.ends_with(part) for part in parts] == [False] * (len(parts) - 1) + [True]
     found = hear(Answer(4, 0.0, [(float(at), part) for at, part in enumerate(parts, 1)]))
-    assert found.wrong == "" and len(found.times) == 4 and found.ended == len(parts)
-    assert list(found.times) == sorted(found.times)
+    assert found.wrong == "" and found.tokens == 4 and found.ended == len(parts)
+    assert list(found.chunks) == sorted(found.chunks)
 
 
-def test_tokens_in_one_piece_came_at_the_same_moment() -> None:
-    first, rest = whole("amber0", " brook1 cedar2", " delta3").split(chunk(event(" brook1 cedar2")))
-    found = hear(Answer(4, 0.5, [(1.0, first), (2.0, chunk(event(" brook1 cedar2"))), (3.0, rest)]))
-    assert found.wrong == "" and list(found.times) == [1.0, 2.0, 2.0, 3.0]
+def test_a_chunk_may_bring_several_tokens_and_a_read_several_chunks() -> None:
+    both = chunk(event(" brook1 cedar2"))
+    first, rest = whole("amber0", " brook1 cedar2", " delta3", " ember4").split(both)
+    found = hear(Answer(5, 0.5, [(1.0, first), (2.0, both), (3.0, rest)]))
+    assert found.wrong == "" and list(found.chunks) == [(1.0, 1), (2.0, 2), (3.0, 1), (3.0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -91,12 +92,16 @@ def test_an_answer_with_a_length_ends_with_its_last_byte() -> None:
 
 
 def test_figures_are_of_good_answers_and_failures_are_counted() -> None:
-    good = [Heard(10.0, [10.020, 10.030, 10.045], 10.046), Heard(20.0, [20.030, 20.040, 20.050], 20.050)]
-    bad = [Heard(30.0, [90.0], 90.0, "cut off"), Heard(31.0, [], 31.0, "cut off")]
+    good = [
+        Heard(10.0, [(10.020, 1), (10.050, 2)], 10.046),
+        Heard(20.0, [(20.030, 1), (20.040, 1), (20.050, 1)], 20.050),
+    ]
+    bad = [Heard(30.0, [(90.0, 1)], 90.0, "cut off"), Heard(31.0, [], 31.0, "cut off")]
     reading = summed([*good, *bad], 2.0, {"api": 0.0007}, {}, 0.1, False)
     assert (reading.requests, reading.errors, reading.wrong, reading.tokens) == (2, 2, {"cut off": 2}, 7)
     assert reading.ttft.p50 == pytest.approx(20) and reading.ttft.most == pytest.approx(30)
     assert reading.itl.count == 4 and reading.itl.most == pytest.approx(15) and reading.itl.p50 == pytest.approx(10)
+    assert reading.stall == pytest.approx(30)
     assert reading.e2e.mean == pytest.approx(48)
     assert reading.cpu_us_per_token == pytest.approx(100) and reading.cpu_ms_per_request == pytest.approx(0.35)
     assert reading.tokens_per_s == 3.5
@@ -108,7 +113,7 @@ def test_its_clock_is_less_than_two_milliseconds_off(tmp_path: Path) -> None:
 
     def close_enough() -> bool:
         with Processes(tmp_path) as processes:
-            return clock_error(processes, requests=2).worst < 2.0
+            return clock_error(processes, requests=2).worst < GOOD_MS
 
     eventually(close_enough, Died, LoadFailed, seconds=90)
 

@@ -87,7 +87,7 @@ def _row(at: tuple[str, int], rounds: Sequence[Reading]) -> Row:
             "ttft_max_ms": max(reading.ttft.most for reading in answered),
             "itl_p50_ms": median(reading.itl.p50 for reading in answered),
             "itl_p99_ms": median(reading.itl.p99 for reading in answered),
-            "stall_ms": max(reading.itl.most for reading in answered),
+            "stall_ms": max(reading.stall for reading in answered),
             "e2e_ms": median(reading.e2e.mean for reading in answered),
         }
     return row

@@ -9,17 +9,19 @@ import msgspec
 from rich.console import Console
 
 from bench import plots
-from bench.gateway.figures import COLUMNS, Goals, Row, rows
+from bench.gateway.figures import COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
 from bench.gateway.options import Options
 from bench.gateway.play import Played, play, prepare
 from bench.gateway.stage import Stage
 from bench.gateway.system import Serving, System
 from bench.load.plan import Plan
-from bench.load.scripted import ClockError, clock_error
+from bench.load.scripted import GOOD_MS, ClockError, clock_error
 from bench.processes import Processes
 from bench.report import Ratio, Report
 
 NAME = "gateway"
+VARIANT = "penstock-"
+COST = "CPU microseconds per token, all processes"
 
 
 def sweep(systems: Sequence[System], options: Options, command: str, console: Console) -> Report:
@@ -63,7 +65,7 @@ def sweep(systems: Sequence[System], options: Options, command: str, console: Co
 
 def clock_ratio(clock: ClockError) -> Ratio:
     what = "clock error of the load generator against a scripted server, ms (TTFT, ITL: the worse median)"
-    return Ratio(what=what, value=clock.worst, at_most=2.0)
+    return Ratio(what=what, value=clock.worst, at_most=GOOD_MS)
 
 
 def clock_note(clock: ClockError) -> str:
@@ -89,17 +91,20 @@ def notes(systems: Sequence[System], played: Played, found: Sequence[Row]) -> li
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Cost and first-token time over concurrency; the files written."""
-    x = plots.Axis(title="concurrent streams", log=True)
-    cost = plots.Axis(title="CPU microseconds per token, all processes", log=True)
-    wait = plots.Axis(title="TTFT p99, ms", log=True)
+    """Cost and first-token time over concurrency, and the cost of Penstock's own variants; the files written."""
+    names = list(dict.fromkeys(row["system"] for row in report.rows))
+    others = [name for name in names if not name.startswith(VARIANT)]
+    own = [name for name in names if name == FLOOR or name.startswith(PENSTOCK)]
+    cost, wait = "cpu_us_per_token", "ttft_p99_ms"
     return [
-        *plots.lines(folder / "gateway-cpu", "What a token costs", _curves(report, "cpu_us_per_token"), x=x, y=cost),
-        *plots.lines(folder / "gateway-ttft", "Slowest first tokens", _curves(report, "ttft_p99_ms"), x=x, y=wait),
+        *_lines(report, folder / "gateway-cpu", "What a token costs", others, cost, COST),
+        *_lines(report, folder / "gateway-ttft", "Slowest first tokens", others, wait, "TTFT p99, ms"),
+        *_lines(report, folder / "gateway-durability", "What durability costs", own, cost, COST),
     ]
 
 
-def _curves(report: Report, key: str) -> dict[str, plots.Points]:
-    """One figure over concurrency, for each system."""
-    names = dict.fromkeys(row["system"] for row in report.rows)
-    return {name: [(row["streams"], row.get(key)) for row in report.rows if row["system"] == name] for name in names}
+def _lines(report: Report, stem: Path, title: str, names: Sequence[str], key: str, unit: str) -> list[Path]:
+    """One figure over concurrency, a curve for each system."""
+    series = {name: [(row["streams"], row.get(key)) for row in report.rows if row["system"] == name] for name in names}
+    streams = plots.Axis(title="concurrent streams", log=True)
+    return plots.lines(stem, title, series, x=streams, y=plots.Axis(title=unit, log=True)) if series else []

@@ -33,13 +33,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """An answer as its reader lived it. `times` has one entry per token."""
+    """An answer as its reader lived it. `chunks`: when each came, and how many tokens it brought."""
 
     sent: float
-    times: Sequence[float]
+    chunks: Sequence[tuple[float, int]]
     ended: float
     wrong: str = ""
     """What was wrong with it; "" if every token came, once and in order."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, tokens in self.chunks)
 
 
 class Framing:
@@ -149,14 +153,11 @@ class Text:
         self.done = False
         self.error = ""
 
-    def feed(self, body: bytes) -> int:
-        """How many words begin in what these bytes bring. Raises msgspec.DecodeError."""
+    def feed(self, body: bytes) -> list[int]:
+        """How many words begin in each chunk of text that these bytes bring. Raises msgspec.DecodeError."""
         *lines, self._rest = (self._rest + body).split(b"\n")
-        begun = 0
-        for line in lines:
-            if line.startswith(b"data:"):
-                begun += self._take(line[5:].strip())
-        return begun
+        taken = [self._take(line[5:].strip()) for line in lines if line.startswith(b"data:")]
+        return [tokens for tokens in taken if tokens]
 
     def _take(self, data: bytes) -> int:
         if data == b"[DONE]":
@@ -179,7 +180,7 @@ class Text:
 
 def hear(answer: Answer) -> Heard:
     """Read an answer."""
-    body, text, times = Body(), Text(), []
+    body, text, chunks = Body(), Text(), list[tuple[float, int]]()
     wrong = answer.fault
     ended = answer.sent
     for at, data in answer.arrivals:
@@ -189,11 +190,11 @@ def hear(answer: Answer) -> Heard:
             if body.status not in (0, 200):
                 wrong = wrong or f"status {body.status}: {part[:200].decode(errors='replace')}"
                 break
-            times += [at] * text.feed(part)
+            chunks += [(at, tokens) for tokens in text.feed(part)]
         except (msgspec.DecodeError, ValueError) as error:
             wrong = wrong or f"unreadable: {error}"
             break
-    return Heard(answer.sent, times, ended, wrong or fault_of(text, answer.tokens))
+    return Heard(answer.sent, chunks, ended, wrong or fault_of(text, answer.tokens))
 
 
 def fault_of(text: Text, tokens: int) -> str:

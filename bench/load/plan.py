@@ -29,7 +29,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What the streams saw. Times in ms; `wrong` counts each kind of failed answer."""
+    """What the streams saw, in ms, as telemetry.latency defines it; `wrong` counts each kind of failed answer."""
 
     requests: int
     """Answered in full: every token there, once and in order."""
@@ -38,11 +38,12 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """From the first request to the last answer."""
     ttft: Spread
-    """From the request to the first token."""
     itl: Spread
-    """Between two tokens of one answer; 0 where they came in one piece."""
+    """Of every token but an answer's first."""
+    stall: float = 0.0
+    """The longest wait between two chunks of one answer."""
     e2e: Spread
-    """From the request to the end of the answer."""
+    """To the end of the answer."""
     cpu: dict[str, float] = {}
     """CPU seconds of each watched process."""
     memory: dict[str, float] = {}

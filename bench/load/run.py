@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from bench.load.answer import Answer, Heard, hear
@@ -16,6 +17,7 @@ from bench.load.plan import Plan, Reading
 from bench.load.stats import spread
 from bench.load.streams import Stream, chat
 from bench.processes import cpu_s, memory_mib, tree
+from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
 NO_CONNECTION, NOT_IN_TIME = "no connection", "not answered in time"
 
@@ -101,20 +103,29 @@ def summed(
 ) -> Reading:
     """All answers in one reading; failed ones are counted and not timed."""
     good = [each for each in heard if not each.wrong]
-    gaps = [1e3 * (after - before) for each in good for before, after in itertools.pairwise(each.times)]
+    begun = [each for each in good if each.chunks]
     return Reading(
         requests=len(good),
         wrong=dict(Counter(each.wrong for each in heard if each.wrong)),
-        tokens=sum(len(each.times) for each in heard),
+        tokens=sum(each.tokens for each in heard),
         seconds=seconds,
-        ttft=spread([1e3 * (each.times[0] - each.sent) for each in good if each.times]),
-        itl=spread(gaps),
-        e2e=spread([1e3 * (each.ended - each.sent) for each in good]),
+        ttft=spread([1e3 * time_to_first_token(each.sent, each.chunks[0][0]) for each in begun]),
+        itl=spread([gap for each in begun for gap in _itl_ms(each)]),
+        stall=max(
+            (1e3 * (now - before) for each in begun for (before, _), (now, _) in pairwise(each.chunks)), default=0
+        ),
+        e2e=spread([1e3 * end_to_end(each.sent, each.ended) for each in good]),
         cpu=cpu,
         memory=memory,
         own_cpu=own_cpu,
         cut_short=cut_short,
     )
+
+
+def _itl_ms(heard: Heard) -> Iterator[float]:
+    """One value for each token after the first chunk."""
+    for (before, _), (now, tokens) in pairwise(heard.chunks):
+        yield from [1e3 * inter_token_latency(before, now, tokens)] * tokens
 
 
 def cpu_of(watch: dict[str, int]) -> dict[str, float]:

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 import msgspec
 import uvloop
 
-from bench.load.child import measure
+from bench.load.child import LoadFailed, measure
 from bench.load.plan import Plan, Reading
 from bench.processes import Processes, free_port
 
 TTFT_MS, ITL_MS, TOKENS = 20.0, 10.0, 64
 ACTIVE_S = 0.002
+GOOD_MS = 2.0
+"""What is expected of the clock."""
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"data: [DONE]\n\n"
@@ -79,15 +81,20 @@ class ClockError(msgspec.Struct, frozen=True, kw_only=True):
         return max(abs(self.ttft), abs(self.itl))
 
 
-def clock_error(processes: Processes, requests: int = 4) -> ClockError:
-    """Measure the scripted server as any other. Raises Died, LoadFailed, ValueError."""
+def clock_error(processes: Processes, requests: int = 4, trials: int = 3) -> ClockError:
+    """Measure the scripted server as any other. Of several trials the best, for what else the machine does may disturb
+    one; a clock that is wrong is wrong every time. Raises Died, LoadFailed."""
     port = free_port()
     processes.start("scripted", [sys.executable, "-m", "bench.load.scripted", str(port)])
     processes.wait_port(port)
-    reading = measure(Plan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20))
-    if reading.wrong:
-        raise ValueError(f"the load generator misread the scripted server: {reading.wrong}")
-    return ClockError.of(reading)
+    plan = Plan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20)
+    found: list[ClockError] = []
+    while len(found) < trials and not (found and found[-1].worst < GOOD_MS):
+        reading = measure(plan)
+        if reading.wrong:
+            raise LoadFailed(f"it misread the scripted server: {reading.wrong}")
+        found.append(ClockError.of(reading))
+    return min(found, key=lambda error: error.worst)
 
 
 def main(argv: Sequence[str]) -> int:
