@@ -1,0 +1,176 @@
+"""`python -m bench.table1`: TTFT and TBT by concurrency, of any OpenAI-compatible server, as in the paper's Table 1.
+
+Without --base-url it is a Penstock started for it, with a simulated engine. PENSTOCK_API_KEY is sent as a bearer token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from bench import plots, report
+from bench.gateway.stage import Stage
+from bench.penstock import MODEL, Penstock
+from bench.processes import Died
+from bench.table1.figures import COLUMNS, row
+from bench.table1.play import Protocol, endless, level, model_of
+from bench.table1.prompts import Entry, made_up, read
+from bench.table1.server import NotAServer, Server
+
+NAME = "table1"
+STEP_MS, PREFILL_MS = 15.0, 25.0
+QUICK = Protocol(levels=(1, 8, 64), requests_per_stream=2, tokens=64)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if everything asked for was measured, whatever the figures say."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(words)
+    console = report.console()
+    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found = run(args, " ".join(["penstock bench table1", *words]), console)
+    except (NotAServer, Died, OSError, ValueError) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped; every process has ended")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    console.print(report.table(found))
+    console.print(f"figures: {found.save(args.out / f'{found.name}.json')}")
+    if not args.quick:
+        drawn = draw(found, args.plots)
+        console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+    return 0
+
+
+def run(args: argparse.Namespace, command: str, console: Console) -> report.Report:
+    """Raises NotAServer, Died, OSError, ValueError (a dataset nobody can read)."""
+    protocol = _protocol(args)
+    entries = read(args.dataset) if args.dataset else None
+    total = sum(protocol.levels) * protocol.requests_per_stream * max(1, len(args.base_url))
+    rows = []
+    with (
+        Stage(console, "starting", total) as stage,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        servers(args, stage.folder, runner) as found,
+    ):
+        for streams in protocol.levels:
+            for server in found:
+                stage.say(f"{server.name}, c={streams}")
+                seen = runner.run(level(server, streams, protocol, _prompts(entries), stage.done))
+                rows.append(row(server.name, seen))
+    return report.Report(
+        name=f"{NAME}-quick" if args.quick else NAME,
+        title=f"Table 1: {protocol.requests_per_stream}c requests, up to {protocol.tokens} tokens each",
+        command=command,
+        settings={
+            **asdict(protocol),
+            "prompts": str(args.dataset.name) if args.dataset else "made up, of OpenOrca's shape",
+            "engine": None if args.base_url else f"sim, {STEP_MS:g} ms steps, {PREFILL_MS:g} ms prefill",
+        },
+        columns=COLUMNS,
+        rows=sorted(rows, key=lambda each: str(each["server"])),
+        notes=_notes(rows, protocol),
+    )
+
+
+@contextmanager
+def servers(args: argparse.Namespace, folder: Path, runner: asyncio.Runner) -> Iterator[list[Server]]:
+    """Those named, or one of our own. Raises NotAServer, Died, OSError."""
+    key = os.environ.get("PENSTOCK_API_KEY", "")
+    with ExitStack() as stack:
+        if not args.base_url:
+            settings = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS}
+            own = stack.enter_context(Penstock(folder, settings=settings))
+            yield [Server.at(f"{own.url}/v1", MODEL, name="penstock")]
+            return
+        found = []
+        for url in args.base_url:
+            model = args.model or runner.run(model_of(Server.at(url, "", key)))
+            found.append(Server.at(url, model, key))
+        yield found
+
+
+def _prompts(entries: list[Entry] | None) -> Iterator[Entry]:
+    """The same ones for every server and level."""
+    return endless(entries) if entries else made_up()
+
+
+def _protocol(args: argparse.Namespace) -> Protocol:
+    usual = QUICK if args.quick else Protocol()
+    return Protocol(
+        levels=tuple(args.c or usual.levels),
+        requests_per_stream=args.requests_per_stream or usual.requests_per_stream,
+        tokens=args.tokens or usual.tokens,
+        timeout_s=args.timeout,
+    )
+
+
+def _notes(rows: Sequence[dict[str, object]], protocol: Protocol) -> tuple[str, ...]:
+    said = [
+        f"TTFT and TBT are means over requests that finished within {protocol.timeout_s:g} s; where at least 90 % did "
+        "not, it says Timeout."
+    ]
+    said += [f"{each['server']} at c={each['streams']}: {each['faults']}" for each in rows if each["faults"]]
+    most = max(float(str(each["own_cpu"])) for each in rows)
+    return (*said, f"The load generator used at most {100 * most:.0f} % of one core.")
+
+
+def draw(found: report.Report, folder: Path) -> list[Path]:
+    """TTFT and TBT over concurrency; the files written."""
+    x = plots.Axis(title="concurrent requests", log=True)
+    drawn = []
+    for key, title in (("ttft_ms", "Time to first token"), ("tbt_ms", "Time between tokens")):
+        names = dict.fromkeys(str(each["server"]) for each in found.rows)
+        curves = {
+            name: [(each["streams"], _figure(each[key])) for each in found.rows if each["server"] == name]
+            for name in names
+        }
+        drawn += plots.lines(folder / f"table1-{key[:4]}", title, curves, x=x, y=plots.Axis(title="ms, mean"))
+    return drawn
+
+
+def _figure(value: object) -> float | None:
+    return value if isinstance(value, float) else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock bench table1", description=__doc__)
+    parser.add_argument(
+        "--base-url", action="append", default=[], help="e.g. http://127.0.0.1:8000/v1; may be repeated"
+    )
+    parser.add_argument("--model", help="name of the model (default: the first one the server names)")
+    parser.add_argument("--c", type=_counts, help="concurrencies (default 1,2,4,8,16,32,64)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one request (default 60)")
+    parser.add_argument("--requests-per-stream", type=int, help="in a closed loop (default 20)")
+    parser.add_argument("--tokens", type=int, help="most tokens of an answer (default 512)")
+    parser.add_argument("--dataset", type=Path, help="JSONL with system_prompt and question (default: made-up prompts)")
+    parser.add_argument("--quick", action="store_true", help="c = 1, 8, 64, two requests a stream, 64 tokens")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
+    return parser
+
+
+def _counts(words: str) -> list[int]:
+    counts = sorted({int(word) for word in words.split(",")})
+    if not counts or counts[0] < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return counts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""From answers to the table's rows: pure arithmetic."""
+
+from __future__ import annotations
+
+from math import fsum
+from typing import Any
+
+from bench.load.stats import quantile
+from bench.report import Column
+from bench.table1.play import Level
+
+TIMEOUT = "Timeout"
+
+COLUMNS = (
+    Column("server", "server"),
+    Column("streams", "concurrency"),
+    Column("ttft_ms", "TTFT ms"),
+    Column("ttft_p99_ms", "p99", 1),
+    Column("tbt_ms", "TBT ms", 2),
+    Column("tbt_p99_ms", "p99", 2),
+    Column("tokens_per_s", "tok/s", 0),
+    Column("finished", "finished"),
+    Column("asked", "of"),
+)
+
+
+def row(server: str, level: Level) -> dict[str, Any]:
+    """TTFT and TBT as the mean over the requests that finished, as in the paper; TBT is one request's mean time between
+    tokens, (t6 - t5) / (Ng - 1)."""
+    latencies = [answer.latency for answer in level.finished]
+    ttft = sorted(1e3 * latency.ttft for latency in latencies)
+    tbt = sorted(1e3 * value for latency in latencies if (value := latency.tpot) is not None)
+    found: dict[str, Any] = {
+        "server": server,
+        "streams": level.streams,
+        "finished": len(latencies),
+        "asked": level.asked,
+        "timeout": level.timed_out,
+        "faults": sorted({answer.fault for answer in level.answers if answer.fault})[:3],
+        "own_cpu": level.own_cpu,
+    }
+    if level.timed_out:
+        return found | dict.fromkeys(("ttft_ms", "tbt_ms"), TIMEOUT)
+    return found | {
+        "ttft_ms": _mean(ttft),
+        "ttft_p99_ms": quantile(ttft, 0.99),
+        "tbt_ms": _mean(tbt),
+        "tbt_p99_ms": quantile(tbt, 0.99) if tbt else None,
+        "tokens_per_s": sum(latency.tokens for latency in latencies) / level.seconds,
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return fsum(values) / len(values) if values else None

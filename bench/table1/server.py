@@ -1,0 +1,155 @@
+"""An OpenAI-compatible server by its base URL: connections to it, requests for it, and what its answers say.
+
+Nothing is read while time counts: bytes are stamped as they come and taken apart afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bench.load.answer import Answer, Body
+from bench.load.streams import Stream
+from telemetry.latency import Latency
+
+TIMEOUT = "not finished in time"
+
+
+class NotAServer(ValueError):
+    """What was given as a base URL is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """`https://host[:port]/v1`, say. `key` goes as a bearer token."""
+
+    name: str
+    host: str
+    port: int
+    tls: bool
+    path: str
+    model: str
+    key: str = field(default="", repr=False)
+
+    @classmethod
+    def at(cls, url: str, model: str, key: str = "", name: str = "") -> Server:
+        """Raises NotAServer."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise NotAServer(f"{url!r} is no base URL; one looks like http://127.0.0.1:8000/v1")
+        tls = parts.scheme == "https"
+        port = parts.port or (443 if tls else 80)
+        return cls(name or f"{parts.hostname}:{port}", parts.hostname, port, tls, parts.path.rstrip("/"), model, key)
+
+    def chat(self, messages: Sequence[dict[str, str]], tokens: int) -> bytes:
+        """A streamed chat request as the paper asks it, ready to send."""
+        return self._request(
+            "POST",
+            "/chat/completions",
+            {
+                "model": self.model,
+                "messages": messages,
+                "max_tokens": tokens,
+                "temperature": 0.5,
+                "top_p": 0.7,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        )
+
+    def models(self) -> bytes:
+        """Asks which models there are, ready to send."""
+        return self._request("GET", "/models")
+
+    def _request(self, method: str, path: str, body: object = None) -> bytes:
+        data = b"" if body is None else msgspec.json.encode(body)
+        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {self.host}", f"Content-Length: {len(data)}"]
+        if body is not None:
+            lines.append("Content-Type: application/json")
+        if self.key:
+            lines.append(f"Authorization: Bearer {self.key}")
+        return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+class Line(Stream):
+    """A connection to any host, with TLS where the URL says so."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.port)
+        self._server = server
+
+    async def connect(self) -> None:
+        """Raises OSError."""
+        server = self._server
+        context = ssl.create_default_context() if server.tls else None
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(lambda: self, server.host, server.port, ssl=context)
+        self._transport = transport
+        self._socket = None if server.tls else transport.get_extra_info("socket")
+        self._acknowledge()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One answer: when its pieces came, how many tokens they hold, and what was wrong with it ("" if nothing)."""
+
+    sent: float
+    times: Sequence[float]
+    tokens: int
+    fault: str = ""
+
+    @property
+    def latency(self) -> Latency:
+        """Of an answer without fault."""
+        return Latency(self.sent, self.times[0], self.times[-1], self.tokens)
+
+
+def seen(answer: Answer) -> Seen:
+    """Take an answer apart. Tokens are the server's own count where it gives one, else its pieces."""
+    body, rest = Body(), b""
+    times: list[float] = []
+    tokens, fault = 0, answer.fault
+    for at, data in answer.arrivals:
+        *lines, rest = (rest + body.feed(data)).split(b"\n")
+        for line in lines:
+            try:
+                piece, counted, wrong = _event(line)
+            except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+                piece, counted, wrong = False, 0, f"unreadable: {error!r}"
+            times += [at] * piece
+            tokens, fault = counted or tokens, fault or wrong
+    if not fault and body.status != 200:
+        fault = f"status {body.status}: {rest[:200].decode(errors='replace')}"
+    if not fault and not times:
+        fault = "no token"
+    return Seen(answer.sent, times, tokens or len(times), fault)
+
+
+def _event(line: bytes) -> tuple[bool, int, str]:
+    """Of one line of the stream: whether it brings text, the count of tokens if it says so, an error."""
+    data = line.removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or data == b"[DONE]":
+        return False, 0, ""
+    chunk: dict[str, Any] = msgspec.json.decode(data)
+    if error := chunk.get("error"):
+        return False, 0, f"error in the stream: {str(error)[:200]}"
+    usage = chunk.get("usage") or {}
+    deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
+    text = any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
+    return text, int(usage.get("completion_tokens") or 0), ""
+
+
+def first_model(answer: Answer) -> str:
+    """The first name in a list of models. Raises NotAServer."""
+    body = Body()
+    data = b"".join(body.feed(part) for _, part in answer.arrivals)
+    try:
+        return str(msgspec.json.decode(data)["data"][0]["id"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        raise NotAServer(f"its list of models (status {body.status}) has none: {data[:200]!r}") from None
