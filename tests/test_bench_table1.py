@@ -85,7 +85,7 @@ def test_a_base_url_that_is_none_is_refused(url: str) -> None:
 def test_requests_carry_the_path_and_the_key() -> None:
     server = Server.at("https://host/some/v1/", "m", "secret")
     assert (server.port, server.tls) == (443, True) and "secret" not in repr(server)
-    request = server.chat([{"role": "user", "content": "x"}], 512)
+    request = server.chat([{"role": "user", "content": "x"}], 512, temperature=0.5, top_p=0.7)
     assert request.startswith(b"POST /some/v1/chat/completions HTTP/1.1\r\n") and b"Bearer secret" in request
     assert b'"temperature":0.5,"top_p":0.7' in request and b'"max_tokens":512' in request
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,10 +51,18 @@ class Level:
 async def level(
     server: Server, streams: int, protocol: Protocol, prompts: Iterator[Entry], done: Callable[[], None]
 ) -> Level:
+    """The paper's requests, asked as `closed_loop` says."""
+    entries = itertools.islice(prompts, streams * protocol.requests_per_stream)
+    requests = [server.chat(entry.messages, protocol.tokens, temperature=0.5, top_p=0.7) for entry in entries]
+    return await closed_loop(server, streams, requests, protocol.timeout_s, done)
+
+
+async def closed_loop(
+    server: Server, streams: int, requests: Sequence[bytes], timeout_s: float, done: Callable[[], None]
+) -> Level:
     """Every stream asks again as soon as it is answered, until all requests are made; or, where so many have not
     finished that the rest cannot change it, until it is known to be a timeout."""
-    asked = streams * protocol.requests_per_stream
-    requests = [server.chat(next(prompts).messages, protocol.tokens) for _ in range(asked)]
+    asked, left = len(requests), iter(requests)
     answers: list[Answer] = []
     lost = 0
 
@@ -61,13 +70,15 @@ async def level(
         nonlocal lost
         line = Line(server)
         try:
-            while requests and lost < GIVEN_UP * asked:
-                answers.append(await _ask(line, requests.pop(), protocol.timeout_s))
+            for request in left:
+                answers.append(await _ask(line, request, timeout_s))
                 done()
                 if answers[-1].fault:  # what its connection may still bring belongs to no later answer
                     lost += 1
                     line.close()
                     line = Line(server)
+                if lost >= GIVEN_UP * asked:
+                    return
         finally:
             line.close()
 

@@ -1,0 +1,186 @@
+"""`python -m bench.engine`: tokens per second through Penstock over those of the bare llama.cpp engine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from bench import report
+from bench.engine.plan import Plan, Speed
+from bench.gateway.stage import Stage
+from bench.penstock import MODEL, Penstock
+from bench.processes import Died
+from bench.report import Column, Ratio
+from bench.table1.play import closed_loop
+from bench.table1.server import Server
+from workers.weights import WeightsError, fetch
+
+NAME = "engine"
+GOAL = 0.97
+LIMIT_S = 600.0
+
+COLUMNS = (
+    Column("round", "round"),
+    Column("bare", "bare tok/s"),
+    Column("penstock", "through Penstock tok/s"),
+    Column("share", "share", 3),
+    Column("bare_cpu_ms", "CPU ms/token: bare", 2),
+    Column("worker_cpu_ms", "worker", 2),
+    Column("around_cpu_ms", "around it", 2),
+)
+
+
+class Failed(RuntimeError):
+    """One side gave no figure."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if it was measured, whatever the figures say."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(words)
+    console = report.console()
+    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found = run(args, " ".join(["penstock bench engine", *words]), console)
+    except (Failed, Died, WeightsError, OSError, subprocess.TimeoutExpired) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped; every process has ended")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    console.print(report.table(found))
+    console.print(f"figures: {found.save(args.out / f'{NAME}.json')}")
+    return 0
+
+
+def run(args: argparse.Namespace, command: str, console: Console) -> report.Report:
+    """Raises Failed, Died, WeightsError, OSError, TimeoutExpired."""
+    rows: list[dict[str, Any]] = []
+    with Stage(console, "the model", 2 * args.rounds) as stage:
+        path = args.path or fetch(args.cache, lambda _what, _done, _of: None)
+        threads = args.threads or max(1, (os.cpu_count() or 2) - 1)
+        plan = Plan(
+            path=str(path),
+            threads=threads,
+            streams=args.c,
+            requests_per_stream=args.requests_per_stream,
+            tokens=args.tokens,
+        )
+        for number in range(1, args.rounds + 1):
+            stage.say(f"round {number}/{args.rounds}: bare")
+            without = bare(plan)
+            stage.done()
+            stage.say(f"round {number}/{args.rounds}: through Penstock")
+            folder = stage.folder / str(number)
+            folder.mkdir()
+            through, around_s = penstock(plan, folder)
+            stage.done()
+            rows.append(
+                {
+                    "round": number,
+                    "bare": without.tokens_per_s,
+                    "penstock": through.tokens_per_s,
+                    "share": through.tokens_per_s / without.tokens_per_s,
+                    "bare_cpu_ms": without.cpu_ms_per_token,
+                    "worker_cpu_ms": through.cpu_ms_per_token,
+                    "around_cpu_ms": 1e3 * around_s / through.tokens,
+                    "bare_tokens": without.tokens,
+                    "penstock_tokens": through.tokens,
+                }
+            )
+    share = median(float(row["share"]) for row in rows)
+    per_cpu = median(float(row["bare_cpu_ms"]) / float(row["worker_cpu_ms"]) for row in rows)
+    what = f"tokens/s through Penstock / bare engine, c={plan.streams}, {threads} thread(s), median of rounds"
+    return report.Report(
+        name=NAME,
+        title=f"A real engine through Penstock: {path.name}, {plan.tokens} tokens, greedy",
+        command=command,
+        settings={**msgspec.to_builtins(plan), "path": path.name},
+        columns=COLUMNS,
+        rows=rows,
+        ratios=(
+            Ratio(what=what, value=share, at_least=GOAL, digits=3),
+            Ratio(what="CPU per token, bare engine / worker process, median of rounds", value=per_cpu, digits=3),
+        ),
+        notes=(
+            "Around it: API process, Redis and the load generator. The ratio of CPU times holds on a busy machine too, "
+            "where tokens/s tell who else was there.",
+        ),
+    )
+
+
+def bare(plan: Plan) -> Speed:
+    """In a process of its own, as a worker's engine is. Raises Failed, TimeoutExpired."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.engine.bare"],
+        input=msgspec.json.encode(plan),
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise Failed(f"the bare engine: {done.stderr.decode(errors='replace')[-1000:]}")
+    return msgspec.json.decode(done.stdout, type=Speed)
+
+
+def penstock(plan: Plan, folder: Path) -> tuple[Speed, float]:
+    """The same requests through the HTTP door, and CPU seconds around the engine. Raises Failed, Died."""
+    engine = {"path": plan.path, "slots": plan.streams, "context": plan.context, "threads": plan.threads}
+    settings = {f"llamacpp.{key}": value for key, value in engine.items()}
+    with (
+        Penstock(folder, engine="llamacpp", settings=settings) as system,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        server = Server.at(f"{system.url}/v1", MODEL)
+        runner.run(closed_loop(server, plan.streams, _requests(server, plan, 4)[: plan.streams], LIMIT_S, _nothing))
+        before = system.processes.cpu_s()
+        found = runner.run(closed_loop(server, plan.streams, _requests(server, plan, plan.tokens), LIMIT_S, _nothing))
+        after = system.processes.cpu_s()
+    if faults := {answer.fault for answer in found.answers if answer.fault}:
+        raise Failed(f"through Penstock: {faults}")
+    cpu_s = {name: after[name] - before[name] for name in after}
+    worker = cpu_s.pop("worker-1")
+    tokens = sum(answer.tokens for answer in found.answers)
+    around = sum(cpu_s.values()) + found.own_cpu * found.seconds
+    return Speed(tokens=tokens, seconds=found.seconds, cpu_s=worker), around
+
+
+def _requests(server: Server, plan: Plan, tokens: int) -> list[bytes]:
+    return [server.chat([{"role": "user", "content": prompt}], tokens, temperature=0.0) for prompt in plan.prompts]
+
+
+def _nothing() -> None:
+    """Rounds are counted, not answers."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock bench engine", description=__doc__)
+    parser.add_argument("--c", type=int, default=8, help="concurrent streams, and slots of the engine (default 8)")
+    parser.add_argument("--rounds", type=int, default=3, help="both sides in turn, so often (default 3)")
+    parser.add_argument("--requests-per-stream", type=int, default=4, help="in a closed loop (default 4)")
+    parser.add_argument("--tokens", type=int, default=96, help="of each answer (default 96)")
+    parser.add_argument("--threads", type=int, help="of the engine (default: all cores but one)")
+    parser.add_argument("--path", type=Path, help="a GGUF file (default: the default model)")
+    cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
+    parser.add_argument("--cache", type=Path, default=Path(cache), help="where the default model is kept")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

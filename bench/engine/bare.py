@@ -1,0 +1,70 @@
+"""`python -m bench.engine.bare`: the engine without anything around it. Reads a Plan on stdin, writes a Speed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from bench.engine.plan import Plan, Speed
+from streaming.messages import Sampling, Turn
+from workers.engine import Piece, Request
+from workers.llamacpp import LlamacppEngine
+from workers.settings import LlamacppSettings
+
+
+class Bare:
+    """Callers of one engine."""
+
+    def __init__(self, plan: Plan) -> None:
+        settings = LlamacppSettings(slots=plan.streams, context=plan.context, threads=plan.threads)
+        self._plan, self._engine = plan, LlamacppEngine("bare", settings, Path(plan.path))
+        self._ended: dict[str, asyncio.Future[None]] = {}
+        self._tokens = 0
+
+    async def run(self) -> Speed:
+        """Warm up with one short answer a stream, then measure. Raises EngineDead."""
+        plan = self._plan
+        await self._engine.start(self._on_step, lambda _phase: None)
+        try:
+            await asyncio.gather(*(self._ask(prompt, 4) for prompt in plan.prompts[: plan.streams]))
+            self._tokens = 0
+            left = iter(plan.prompts)
+            began, cpu = time.monotonic(), time.process_time()
+            await asyncio.gather(*(self._ask_on(left) for _ in range(plan.streams)))
+            seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
+            return Speed(tokens=self._tokens, seconds=seconds, cpu_s=cpu_s)
+        finally:
+            await self._engine.stop()
+
+    async def _ask_on(self, prompts: Iterator[str]) -> None:
+        for prompt in prompts:
+            await self._ask(prompt, self._plan.tokens)
+
+    async def _ask(self, prompt: str, tokens: int) -> None:
+        name = str(len(self._ended))
+        self._ended[name] = asyncio.get_running_loop().create_future()
+        sampling = Sampling(max_tokens=tokens, temperature=0.0)
+        self._engine.submit(Request(name, (Turn("user", prompt),), sampling))
+        await self._ended[name]
+
+    def _on_step(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self._tokens += piece.n
+            if piece.last:
+                self._ended[piece.id].set_result(None)
+
+
+def main() -> int:
+    """Returns the exit code."""
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(Bare(plan).run())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
