@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from api import errors
 from api.admission import caller_of, idempotency_key, read_body, services_of
-from api.fields import Body, Metadata
-from api.files import LONGEST_S, SHORTEST_S, listed, page_limit
+from api.batch_schemas import WINDOWS, BatchRequest
+from api.files import listed, page_limit
 from api.jobs import as_json
 from api.keys import Caller
 from api.outputs import so_far
@@ -31,26 +31,6 @@ from streaming.ledger import Outcome
 from streaming.messages import Batch, BatchState, LineFault
 
 MOST_PER_PAGE = 100
-WINDOWS: Mapping[str, int | None] = {"15m": 15 * 60_000, "1h": 3_600_000, "24h": 24 * 3_600_000, "none": None}
-
-
-class OutputExpiry(Body):
-    """When output and error file go."""
-
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=SHORTEST_S, le=LONGEST_S)]
-
-
-class BatchRequest(Body):
-    """The body of POST /v1/batches."""
-
-    input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
-    completion_window: Literal["15m", "1h", "24h", "none"] | None = Field(
-        default="24h", description="From creation to the last line; none: as long as it takes."
-    )
-    metadata: Metadata | None = None
-    output_expires_after: OutputExpiry | None = None
 
 
 async def create(request: Request) -> Response:

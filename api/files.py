@@ -11,6 +11,7 @@ from starlette.responses import FileResponse, Response
 
 from api import errors
 from api.admission import caller_of, services_of
+from api.batch_schemas import LONGEST_S, SHORTEST_S
 from api.jobs import as_json
 from api.services import Services
 from api.uploads import Upload, receive
@@ -21,7 +22,6 @@ BATCH, OUTPUT = "batch", "batch_output"
 PURPOSES = (BATCH, OUTPUT)
 MOST_PER_PAGE = 10_000
 PAGE = 500
-SHORTEST_S, LONGEST_S = 3600, 30 * 86_400
 
 
 async def create(request: Request) -> Response:

@@ -14,7 +14,7 @@ from cli.output import note, print_rows, rfc3339
 from streaming.messages import Process
 from streaming.settings import WireSettings
 
-ORDER = ("redis", "api", "worker", "scheduler")
+ORDER = ("redis", "api", "worker", "scheduler", "offline")
 COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
 
 

@@ -16,9 +16,10 @@ from house import House
 
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
+from offline.settings import OfflineSettings
 from scheduler.settings import SchedulerSettings
 from streaming.config import build, load
-from streaming.settings import ModelSettings, WireSettings
+from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 MODEL = "smollm2-135m-instruct"
 ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
 KINDS = {
+    "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
     "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings, "models": ModelSettings,
     "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "keys": KeySettings, **ENGINES,
 }  # fmt: skip
