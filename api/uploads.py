@@ -173,4 +173,5 @@ async def _next(stream: AsyncIterator[bytes]) -> bytes:
 def _shown(name: str) -> str:
     """A client's name for a file, for people to read: no path, nothing a terminal would obey."""
     last = PurePosixPath(PureWindowsPath(name).name).name
-    return "".join(each for each in last if each.isprintable())[:MOST_NAME] or "file"
+    shown = "".join(each for each in last if each.isprintable())[:MOST_NAME]
+    return shown if shown.strip(". ") else "file"

@@ -63,6 +63,8 @@ class Turn:
         self._verdict = Verdict(hold.now_ms, hold.state, hold.paused)
         self._tokens: int | None = None
         self._saying = asyncio.Lock()
+        self._ended = False
+        """The last word is said, or being said."""
         self._lost = False
         """The batch was taken from us: threads are to stop too."""
         self._lines: Lines | None = None
@@ -101,6 +103,8 @@ class Turn:
     async def _say(self, rest_ms: int | None = None) -> None:
         """`rest_ms` ends the turn. Raises Fenced, Unavailable."""
         async with self._saying:
+            if self._ended:
+                return
             if self._lines is not None:
                 self._progress, self._tokens = self._lines.progress(), self._lines.tokens_left()
             self._verdict = await self._batches.save(
@@ -123,6 +127,7 @@ class Turn:
             progress = msgspec.structs.replace(
                 self._progress, in_queue=0, per_second=0.0, ended_ms=self._verdict.now_ms, **changes
             )
+            self._ended = True
             await self._batches.save(self._hold, state, progress, keep_s=self._bench.keep_s, files=files)
         self._bench.metrics.batches.labels(state.value).inc()
         log.info("batch ended as %s", state, extra={"batch": self._hold.batch.id, "lines": progress.total})

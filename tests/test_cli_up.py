@@ -258,7 +258,7 @@ def test_clean_end(start: Any, number: signal.Signals) -> None:
     assert up.end() == 0
     assert "draining 0 jobs, Ctrl-C again to stop now" in up.said()
     assert not any(map(alive, pids.values()))
-    assert sorted(entry.name for entry in up.data_dir.iterdir()) == ["lock", "logs", "redis"]
+    assert sorted(entry.name for entry in up.data_dir.iterdir()) == ["files", "lock", "logs", "redis"]
     assert up.run("ps").returncode == 3
 
 
@@ -363,7 +363,7 @@ def test_no_workers(start: Any) -> None:
 def test_several_api_processes_and_a_redis_of_ones_own(start: Any, redis_url: str) -> None:
     """They share the port; a configured Redis is used and not supervised."""
     up = start("--api-processes", "2", PENSTOCK_REDIS_URL=redis_url).ready()
-    assert sorted(up.pids()) == ["api-1", "api-2", "scheduler-1", "worker-1"]
+    assert sorted(up.pids()) == ["api-1", "api-2", "offline-1", "scheduler-1", "worker-1"]
     assert "in Redis at 127.0.0.1:" in up.block[2]
     assert up.run("chat", "hello", "--max-tokens", TOKENS).returncode == 0
 
