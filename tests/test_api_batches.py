@@ -219,19 +219,26 @@ def test_lists_in_pages(openai: OpenAI) -> None:
 def test_an_expired_batch_gives_what_it_has(empty_house: House) -> None:
     """Its window is over: finished lines in the output, the others marked, the engines free."""
     house = empty_house
-    house.environ["PENSTOCK_SIM_SLOTS"] = "4"
+    # Half a minute of work, and turns so short that a window shortened by hand is soon seen.
+    house.environ |= {
+        "PENSTOCK_SIM_SLOTS": "4",
+        "PENSTOCK_SIM_STEP_MS": "10",
+        "PENSTOCK_BATCH_WINDOW": "16",
+        "PENSTOCK_OFFLINE_TURN_S": "0.5",
+    }
     house.start("workers")
+    house.start("offline")
     house.start_api()
     house.wait_ready()
     openai = client(house)
-    lines = [line(number, max_tokens=40) for number in range(500)]
+    lines = [line(number, max_tokens=40) for number in range(300)]
     batch = begin(openai, lines, window="15m")
-    _shorten(house, batch.id, 4_000)
-    house.start("offline")
+    reaches(openai, batch, 8)
+    _shorten(house, batch.id, 5_000)
     done = ended(openai, batch)
     assert done.status == "expired" and done.expired_at
     outputs, failed = content(openai, done.output_file_id), content(openai, done.error_file_id)
-    assert sorted(each["line"] for each in outputs + failed) == list(range(1, 501))
+    assert sorted(each["line"] for each in outputs + failed) == list(range(1, 301))
     answers_are_right(outputs, [lines[each["line"] - 1] for each in outputs])
     assert outputs and {each["error"]["code"] for each in failed} == {"batch_expired"}
     assert done.to_dict()["lane"] == "standard"  # it was late, and was put in a higher lane
