@@ -390,6 +390,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     slots: int = 0
     running: int = 0
+    reserved: int = 0
+    """Slots of a worker that lane batch may not fill."""
 
 
 T = TypeVar("T")

@@ -98,6 +98,10 @@ class Metrics:
         self.worker_slots = gauge(
             "penstock_worker_slots", "Texts the workers can generate at once.", ("model",), multiprocess_mode="livesum"
         )
+        self.worker_reserved = gauge(
+            "penstock_worker_reserved_slots", "Slots of them that lane batch may not fill.", ("model",),
+            multiprocess_mode="livesum",
+        )  # fmt: skip
         self.worker_running = gauge(
             "penstock_worker_running", "Texts being generated now.", ("model",), multiprocess_mode="livesum"
         )
