@@ -8,10 +8,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench import report
 from bench.batch.kills import delays, kills
@@ -19,6 +19,8 @@ from bench.batch.memory import memory
 from bench.batch.pace import alone, manners
 from bench.processes import Died
 from bench.report import Column, Ratio, Report
+
+T = TypeVar("T")
 
 Found = tuple[list[dict[str, Any]], list[Ratio]]
 COLUMNS = (Column("part", "part"), Column("what", "what"), Column("figure", "figure", 2))
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"error: no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
         return 2
     # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows, ratios = _kept(args.out, parts)
     try:
         for name in parts:
@@ -50,9 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Died, TimeoutError, OSError) as error:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; every process has ended")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     found = Report(
         name="batch",
         title="Batches",
@@ -92,12 +96,19 @@ def _rows(part: str, figures: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"part": part, "what": what, "figure": figure} for what, figure in figures.items()]
 
 
+async def _until_stopped(running: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM ends it as Ctrl-C does: by cancelling it, so that it can take its processes down."""
+    task = asyncio.ensure_future(running)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
 def _kills(folder: Path, args: argparse.Namespace) -> Found:
     def told(times: int, completed: int) -> None:
         if times % 20 == 0:
             sys.stderr.write(f"{times} kills, {completed} lines\n")
 
-    found = asyncio.run(kills(folder, args.lines, args.kills, args.seed, told))
+    found = asyncio.run(_until_stopped(kills(folder, args.lines, args.kills, args.seed, told)))
     verdict, times = found.verdict, sum(found.kills.values())
     rows = _rows("kills", {
         "lines": found.lines, "kills of Celery workers": found.kills.get("offline", 0),
@@ -115,7 +126,7 @@ def _kills(folder: Path, args: argparse.Namespace) -> Found:
 
 
 def _delays(folder: Path, _args: argparse.Namespace) -> Found:
-    found = asyncio.run(delays(folder, 3))
+    found = asyncio.run(_until_stopped(delays(folder, 3)))
     rows = _rows("delays", {
         "message lost, s": ", ".join(f"{each:.1f}" for each in found.message_lost),
         "worker killed in a turn, s": ", ".join(f"{each:.1f}" for each in found.worker_killed),
