@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from batching import answers_are_right, begin, client, content, ended, jsonl, li
 from house import House, eventually, redis_process
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, UnprocessableEntityError
 
+from workers import weights
 from workers.sim import token_text
 
 
@@ -285,3 +288,28 @@ def test_tenants_quota_and_ceiling(empty_house: House) -> None:
     assert ended(ann, begin(ann, [line(0, max_tokens=4000)])).status == "completed"
     with pytest.raises(ConflictError):
         ann.batches.cancel(over.id)
+
+
+def test_the_whole_flow_on_the_real_model(empty_house: House) -> None:
+    """A few lines on the embedded engine: answered by the model itself, equal ones equally."""
+    pytest.importorskip("xllamacpp")
+    cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
+    model = weights.fetch(Path(cache), lambda _what, _done, _of: None)
+    house = empty_house
+    (house.folder / "penstock.toml").write_text(
+        f'[models.small]\nengine = "llamacpp"\noptions.path = "{model}"\noptions.context = 512\n'
+    )
+    house.start("workers")
+    house.start("offline")
+    house.start_api()
+    house.wait_ready()
+    openai = client(house)
+    texts = ["What is the capital of France?", "Name a river.", "What is the capital of France?", "Say hello."]
+    lines = [line(number, text, model="small", temperature=0) for number, text in enumerate(texts)]
+    done = ended(openai, begin(openai, lines))
+    assert done.status == "completed" and done.model == "small"
+    outputs = content(openai, done.output_file_id)
+    answers = [each["response"]["body"]["choices"][0]["message"]["content"] for each in outputs]
+    assert [each["custom_id"] for each in outputs] == ["r-0", "r-1", "r-2", "r-3"]
+    assert all(answers) and answers[0] == answers[2] and len(set(answers)) == 3
+    assert done.to_dict()["lines_computed"] == 3
