@@ -87,3 +87,7 @@ chaos: $(VENV)/.dev ## kill, stop, cut, fill and flood everything, and judge wha
 
 chaos-long: $(VENV)/.dev ## the same with five times the trials
 	@exec $(BIN)/python -m bench.chaos --long $(ARGS)
+
+.PHONY: chaos-batch
+chaos-batch: $(VENV)/.dev ## batches: 200 kills, lost messages, full speed, beside people, memory; ARGS="--parts kills"
+	@exec $(BIN)/python -m bench.batch $(ARGS)

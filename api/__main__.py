@@ -25,7 +25,7 @@ from streaming.config import FILE, Config, ConfigError, load
 from streaming.fleet import Fleet
 from streaming.messages import Process
 from streaming.presence import present
-from streaming.settings import ModelSettings, WireSettings, served_models
+from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings, served_models
 from streaming.wire import Wire
 from telemetry import logs
 from telemetry.lifeline import Lifeline
@@ -36,6 +36,8 @@ from telemetry.tracing import Tracing
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": ApiSettings,
     "redis": WireSettings,
+    "files": FilesSettings,
+    "batch": BatchSettings,
     "telemetry": TelemetrySettings,
     "models": ModelSettings,
     "keys": KeySettings,
@@ -106,6 +108,8 @@ def _services(config: Config, keyring: Keyring) -> Services:
         metrics=metrics,
         tracing=Tracing.start("penstock-api", telemetry.otlp_endpoint),
         version=version("penstock"),
+        files_settings=config.section("files", FilesSettings),
+        batch_settings=config.section("batch", BatchSettings),
     )
 
 

@@ -72,7 +72,7 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
     if services.refusal:
         raise errors.store_full(services.refusal)
     request.scope["state"]["model"] = asked.model
-    key = _idempotency_key(request)
+    key = idempotency_key(request)
     job_id = services.queue.new_id(caller.tenant, key)
     partition = partition_of(job_id) or 0
     job = to_job(
@@ -141,7 +141,8 @@ async def _join(services: Services, inbox: Inbox, job_id: str) -> Inbox:
     return joined
 
 
-def _idempotency_key(request: HttpRequest) -> str:
+def idempotency_key(request: HttpRequest) -> str:
+    """Raises ApiError (400); "" if there is none."""
     key = request.headers.get("idempotency-key", "")
     if len(key) > MAX_KEY:
         raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY} are taken.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streaming.messages import Priority, State
+from streaming.messages import BatchState, Priority, State
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
 
 Schema = dict[str, Any]
@@ -64,12 +64,72 @@ def answer_schemas() -> dict[str, Schema]:
         "ModelList": _object(object=_word("list"), data=_list(schema("Model"))),
         "DeadLetter": _dead_letter(),
         "DeadLetterList": _object(object=_word("list"), data=_list(schema("DeadLetter"))),
+        "File": _file(),
+        "FileList": _page("File"),
+        "Upload": _object(file={"type": "string", "format": "binary"}, purpose=_word("batch")),
+        "Deleted": _object(id=STRING, object=STRING, deleted=BOOLEAN),
+        "Batch": _batch(),
+        "BatchList": _page("Batch"),
         "Job": _job(fault),
         "JobTiming": _timing(),
         "JobList": _object(
             object=_word("list"), data=_list(schema("Job")), has_more=BOOLEAN, next_cursor=_maybe(STRING)
         ),
     }
+
+
+def _page(name: str) -> Schema:
+    ids = {name: _maybe(STRING) for name in ("first_id", "last_id")}
+    return _object(object=_word("list"), data=_list(schema(name)), has_more=BOOLEAN, **ids)
+
+
+def _file() -> Schema:
+    return _object(
+        id=STRING,
+        object=_word("file"),
+        bytes=INTEGER,
+        created_at=INTEGER,
+        expires_at=INTEGER,
+        filename=STRING,
+        purpose=_word("batch", "batch_output"),
+        status=_word("processed"),
+        status_details=_maybe(STRING),
+    )
+
+
+def _batch() -> Schema:
+    times = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    fault = _object(code=STRING, line=_maybe(INTEGER), message=STRING, param=_maybe(STRING))
+    return _object(
+        id=STRING,
+        object=_word("batch"),
+        endpoint=STRING,
+        model=_maybe(STRING),
+        errors=_maybe(_object(object=_word("list"), data=_list(fault))),
+        input_file_id=STRING,
+        completion_window=STRING,
+        status=_word(*(state.value for state in BatchState)),
+        output_file_id=_maybe(STRING),
+        error_file_id=_maybe(STRING),
+        created_at=INTEGER,
+        **{f"{name}_at": _maybe(INTEGER) for name in times},
+        request_counts=_object(total=INTEGER, completed=INTEGER, failed=INTEGER),
+        usage=_object(
+            input_tokens=INTEGER,
+            input_tokens_details=_object(cached_tokens=INTEGER),
+            output_tokens=INTEGER,
+            output_tokens_details=_object(reasoning_tokens=INTEGER),
+            total_tokens=INTEGER,
+        ),
+        metadata=_maybe({"type": "object", "additionalProperties": STRING}),
+        paused=BOOLEAN,
+        lane=_maybe(STRING),
+        lane_reason=_maybe(STRING),
+        lines_computed=INTEGER,
+        lines_in_queue=INTEGER,
+        lines_retried=INTEGER,
+        lines_per_second=NUMBER,
+    )
 
 
 def _dead_letter() -> Schema:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api import admin, chat, errors, events, health, jobs, models, timing
+from api import admin, batches, chat, errors, events, files, health, jobs, models, timing
 from api.errors import ApiError
 from api.jobs import as_json
 from api.middleware import Observed
@@ -34,6 +34,19 @@ ROUTES = [
     Route("/v1/jobs/{job_id}/events", events.events),
     Route("/v1/jobs/{job_id}/timing", timing.show),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
+    Route("/v1/files", files.create, methods=["POST"]),
+    Route("/v1/files", files.listing),
+    Route("/v1/files/{file_id}", files.show),
+    Route("/v1/files/{file_id}", files.delete, methods=["DELETE"]),
+    Route("/v1/files/{file_id}/content", files.content),
+    Route("/v1/batches", batches.create, methods=["POST"]),
+    Route("/v1/batches", batches.listing),
+    Route("/v1/batches/{batch_id}", batches.show),
+    Route("/v1/batches/{batch_id}/output", batches.output),
+    Route("/v1/batches/{batch_id}/errors", batches.failures),
+    Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/pause", batches.pause, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/resume", batches.resume, methods=["POST"]),
     Route("/admin/dlq", admin.listing),
     Route("/admin/dlq/{letter_id}", admin.show),
     Route("/admin/dlq/{letter_id}", admin.drop, methods=["DELETE"]),

@@ -98,6 +98,15 @@ def unsupported_media_type() -> ApiError:
     return ApiError(415, "unsupported_media_type", message)
 
 
+def unsupported_upload() -> ApiError:
+    message = "The body must be multipart/form-data with the parts 'purpose' and 'file'."
+    return ApiError(415, "unsupported_media_type", message)
+
+
+def upload_stalled(silence_s: float) -> ApiError:
+    return ApiError(408, "upload_stalled", f"Nothing came for {silence_s:g} s. Nothing was kept; send it again.")
+
+
 # --- who asks, and for what ----------------------------------------------------------------------------------------
 
 
@@ -118,6 +127,21 @@ def model_not_found(model: str, known: Iterable[str]) -> ApiError:
 def job_not_found() -> ApiError:
     """The same words whether it never was, or belongs to another tenant."""
     return ApiError(404, "job_not_found", "There is no such job.")
+
+
+def file_not_found() -> ApiError:
+    """The same words whether it never was, was deleted, or belongs to another tenant."""
+    return ApiError(404, "file_not_found", "There is no such file.")
+
+
+def batch_not_found() -> ApiError:
+    """As with files."""
+    return ApiError(404, "batch_not_found", "There is no such batch.")
+
+
+def batch_not_steered(wish: str, status: str) -> ApiError:
+    message = f"A batch with status {status!r} cannot be told to {wish}."
+    return ApiError(409, "batch_not_steerable", message, headers=FINAL)
 
 
 def dead_letter_not_found() -> ApiError:

@@ -24,6 +24,8 @@ class Caller:
     name: str = ""
     admin: bool = False
     """May look after dead letters, of all tenants."""
+    batch_tokens: int | None = None
+    """As in KeySettings."""
 
 
 ANYONE = Caller("local", Priority.INTERACTIVE, admin=True)
@@ -43,7 +45,7 @@ class Keyring:
             if digest in self._callers:
                 twin = self._callers[digest].name
                 raise ConfigError(f"keys.{name}", f"the same key as keys.{twin}", "make a new one")
-            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin)
+            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens)
 
     @property
     def open(self) -> bool:

@@ -17,7 +17,7 @@ READ = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 ENDPOINTS = re.compile(
-    r"/v1/(chat/completions|completions|models|jobs)|/(healthz|readyz|version|metrics|openapi\.json)$"
+    r"/v1/(chat/completions|completions|models|jobs|files|batches)|/(healthz|readyz|version|metrics|openapi\.json)$"
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from pydantic.json_schema import models_json_schema
 
 from api.answers import STRING, Schema, answer_schemas, any_of, ref, schema
+from api.batch_schemas import BatchRequest
 from api.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
 from streaming.messages import State
 
@@ -31,6 +32,8 @@ class Route(NamedTuple):
     """May also answer with a stream of server-sent events."""
     open: bool = False
     """Needs no API key."""
+    form: bool = False
+    """The body is a multipart upload of a file."""
 
 
 _ACCEPT = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
@@ -60,6 +63,28 @@ ROUTES = (
     Route("get", "/v1/jobs/{job_id}/timing", "See where a job's time went", "JobTiming", params=("job_id",),
           errors=(*_READ, 410), headers=("X-Job-Id",)),
     Route("post", "/v1/jobs/{job_id}/cancel", "Cancel a job", "Job", params=("job_id",), errors=_READ),
+    Route("post", "/v1/files", "Upload a file", "File", form=True,
+          errors=(400, 401, 408, 413, 415, 503)),
+    Route("get", "/v1/files", "List your files", "FileList", params=("purpose", "limit", "order", "after"),
+          errors=(400, 401, 503)),
+    Route("get", "/v1/files/{file_id}", "Show a file", "File", params=("file_id",), errors=_READ),
+    Route("delete", "/v1/files/{file_id}", "Delete a file", "Deleted", params=("file_id",), errors=_READ),
+    Route("get", "/v1/files/{file_id}/content", "Read a file", "application/octet-stream", params=("file_id",),
+          errors=_READ),
+    Route("post", "/v1/batches", "Compute every line of a file", "Batch", bodies=("BatchRequest",), params=_KEY,
+          errors=(400, 401, 413, 415, 422, 503)),
+    Route("get", "/v1/batches", "List your batches", "BatchList", params=("limit", "after"), errors=(400, 401, 503)),
+    Route("get", "/v1/batches/{batch_id}", "Show a batch", "Batch", params=("batch_id",), errors=_READ),
+    Route("get", "/v1/batches/{batch_id}/output", "Read the answers there are", "application/jsonl",
+          params=("batch_id",), errors=_READ),
+    Route("get", "/v1/batches/{batch_id}/errors", "Read the lines that failed", "application/jsonl",
+          params=("batch_id",), errors=_READ),
+    Route("post", "/v1/batches/{batch_id}/cancel", "Cancel a batch; finished lines are kept", "Batch",
+          params=("batch_id",), errors=(*_READ, 409)),
+    Route("post", "/v1/batches/{batch_id}/pause", "Begin no more lines", "Batch", params=("batch_id",),
+          errors=(*_READ, 409)),
+    Route("post", "/v1/batches/{batch_id}/resume", "Go on after a pause", "Batch", params=("batch_id",),
+          errors=(*_READ, 409)),
     Route("get", "/admin/dlq", "List dead letters", "DeadLetterList", params=("limit",), errors=(400, 401, 403, 503)),
     Route("get", "/admin/dlq/{letter_id}", "Show a dead letter", "DeadLetter", params=("letter_id",),
           errors=(401, 403, 404, 503)),
@@ -78,9 +103,9 @@ ERRORS = {
     400: "invalid_request_error or context_length_exceeded: `param` names the field.",
     401: "invalid_api_key: no key, or one that is not known here.",
     403: "permission_denied: the key does not reach so far.",
-    404: "model_not_found or job_not_found, the latter also for somebody else's job.",
+    404: "model_not_found, or job_not_found, file_not_found, batch_not_found, also for what is somebody else's.",
     408: "deadline_exceeded_in_queue or deadline_exceeded: the job's deadline passed.",
-    409: "idempotency_in_progress: send it again in a second. job_cancelled: there is no result.",
+    409: "idempotency_in_progress: send it again in a second. job_cancelled: there is no result. batch_not_steerable.",
     410: "result_expired: the retention time is over.",
     413: "payload_too_large: the body is above the limit.",
     415: "unsupported_media_type: the body must be application/json.",
@@ -157,6 +182,9 @@ def _operation(route: Route) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": any_of(*route.bodies)}},
         }
+    if route.form:
+        content = {"multipart/form-data": {"schema": schema("Upload")}}
+        operation["requestBody"] = {"required": True, "content": content}
     if route.open:
         operation["security"] = []
     return operation
@@ -170,7 +198,7 @@ def _operation_id(route: Route) -> str:
 def _content(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if "/" in route.answer:
-        content[route.answer] = {"schema": {"type": "object"} if route.answer.endswith("json") else STRING}
+        content[route.answer] = {"schema": {"type": "object"} if route.answer == "application/json" else STRING}
     else:
         content["application/json"] = {"schema": schema(route.answer)}
     if route.events:
@@ -206,11 +234,15 @@ def _parameters() -> dict[str, Any]:
         param("model", "path", STRING, "The name of a model."),
         param("job_id", "path", STRING, "The id of a job."),
         param("letter_id", "path", STRING, "The id of a dead letter."),
+        param("file_id", "path", STRING, "The id of a file."),
+        param("batch_id", "path", STRING, "The id of a batch."),
+        param("purpose", "query", STRING, "Only files of this purpose: batch or batch_output."),
+        param("order", "query", {"enum": ["asc", "desc"]}, "By the time of creation."),
         param("status", "query", {"enum": [state.value for state in State]}, "Only jobs that stand so."),
         param("cursor", "query", STRING, "`next_cursor` of the page before."),
-        param("limit", "query", {"type": "integer", "minimum": 1, "maximum": 100}, "Rows on a page."),
+        param("limit", "query", {"type": "integer", "minimum": 1}, "Rows on a page; at most 100, of files 10,000."),
         param("wait", "query", {"type": "number", "minimum": 0}, "Seconds to wait for the job's end."),
-        param("after", "query", STRING, "As Last-Event-ID, for clients that cannot set headers."),
+        param("after", "query", STRING, "Go on behind this: of events as Last-Event-ID, of lists the last id seen."),
         param("Last-Event-ID", "header", STRING, "Go on behind this event."),
         param("Prefer", "header", STRING, "`respond-async`: answer 202 with the job at once."),
         param("Idempotency-Key", "header", STRING, "The same key and body give the same job, however often sent."),
@@ -220,7 +252,7 @@ def _parameters() -> dict[str, Any]:
 
 def _request_schemas() -> dict[str, Schema]:
     """All models in one call, or what they share would dangle."""
-    models = (ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest)
+    models = (ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest)
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )

@@ -224,7 +224,7 @@ Request: TypeAlias = ChatRequest | CompletionRequest
 
 def parse(kind: Kind, body: bytes) -> Request:
     """Read a body of at most the accepted size. Raises ApiError (400) that names the field, never its value."""
-    fields = _object(body)
+    fields = read_object(body)
     model = _model(kind, fields)
     _refuse_unhonoured(fields)
     try:
@@ -296,7 +296,8 @@ def _extras(part: Body, path: str) -> Iterator[str]:
                 yield from _extras(item, f"{path}{name}[].")
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
+    """A JSON object of bounded depth. Raises ApiError (400)."""
     try:
         fields = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:  # the parser's words: what it expected, at which line and column

@@ -16,11 +16,13 @@ from api.openapi import document
 from api.pace import Pace
 from api.settings import ApiSettings
 from streaming.backlog import Backlog
+from streaming.batches import Batches
 from streaming.clock import Clock
 from streaming.config import ConfigError
 from streaming.deliveries import Deliveries
 from streaming.durability import check_level
 from streaming.errors import Unavailable
+from streaming.files import Files
 from streaming.fleet import Fleet
 from streaming.journal import Journal
 from streaming.memory import Headroom
@@ -28,7 +30,8 @@ from streaming.messages import ModelCard
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.relay import Relay
-from streaming.settings import ModelSettings
+from streaming.settings import BatchSettings, FilesSettings, ModelSettings
+from streaming.shelf import Shelf
 from streaming.wire import Wire
 from telemetry.lag import watch_lag
 from telemetry.metrics import Metrics
@@ -53,6 +56,8 @@ class Services:
     metrics: Metrics
     tracing: Tracing
     version: str
+    files_settings: FilesSettings = field(default_factory=FilesSettings)
+    batch_settings: BatchSettings = field(default_factory=BatchSettings)
     pace: Pace = field(default_factory=Pace)
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """What workers found when they loaded the models; follows the fleet a moment behind."""
@@ -63,7 +68,8 @@ class Services:
     def __post_init__(self) -> None:
         self.queue, self.journal, self.fleet = Queue(self.wire), Journal(self.wire), Fleet(self.wire)
         self.backlog, self.relay = Backlog(self.wire), Relay(self.wire)
-        self.headroom = Headroom(self.wire)
+        self.files, self.batches = Files(self.wire), Batches(self.wire)
+        self.headroom, self.shelf = Headroom(self.wire), Shelf(self.files_settings.dir)
         self.clock, self.deliveries = Clock(self.wire), Deliveries(self.wire)
 
     @cached_property

@@ -36,3 +36,5 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The highest lane this key may use."""
     admin: bool = False
     """May look after dead letters, of all tenants."""
+    batch_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Tokens this tenant's unfinished batches may add up to; None: as [batch] enqueued_tokens says."""

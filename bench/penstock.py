@@ -73,11 +73,12 @@ class Penstock:
         engine: str = "sim",
         apis: int = 1,
         workers: int = 1,
+        offline: int = 0,
         redis_url: str = "",
         settings: Mapping[str, object] | None = None,
         data_dir: Path | None = None,
     ) -> None:
-        self.folder, self.engine, self.apis, self.workers = folder, engine, apis, workers
+        self.folder, self.engine, self.apis, self.workers, self.offline = folder, engine, apis, workers, offline
         self.redis_url, self._data_dir = redis_url, data_dir
         self.settings = dict(settings or {})
         rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
@@ -117,6 +118,8 @@ class Penstock:
             for number in range(1, self.workers + 1):
                 argv = [*_role("workers", number), "--data-dir", str(self._data_dir or self.folder / "data")]
                 self.processes.start_role(f"worker-{number}", argv)
+            for number in range(1, self.offline + 1):
+                self.processes.start_role(f"offline-{number}", _role("offline", number))
             self.processes.wait_ready()
 
     def _environ(self) -> dict[str, str]:

@@ -18,6 +18,7 @@ class LazyGroup(click.Group):
         "chat": ("cli.chat:chat", "Ask the model; the answer streams to stdout."),
         "submit": ("cli.submit:submit", "Put a job in the queue; its id goes to stdout."),
         "jobs": ("cli.jobs:jobs", "List, show, follow and cancel jobs."),
+        "batch": ("cli.batch:batch", "Run files of prompts, and look after batches."),
         "dlq": ("cli.dlq:dlq", "List, show, replay and drop what was given up."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "probe": ("cli.probe:probe", "Say by exit code whether one process here is ready."),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Self
 from urllib.parse import urlsplit
 
 import httpx2
@@ -60,6 +60,12 @@ class Client:
         api = config.section("api", ApiSettings)
         return cls(f"http://{api.host}:{api.port}", key)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
     def default_model(self) -> str:
         """The instance's own default, or the first model served."""
         if not self._model:
@@ -78,6 +84,35 @@ class Client:
 
     def delete(self, path: str) -> dict[str, Any]:
         return self._json("DELETE", path)
+
+    def upload(
+        self, path: str, name: str, file: BinaryIO, *, on_read: Callable[[int], None], **fields: str
+    ) -> dict[str, Any]:
+        """A file as a form, read as it is sent; `on_read` hears how many bytes were."""
+        reader = _Counted(file, on_read)
+        return self._json("POST", path, data=fields, files={"file": (name, reader, "application/jsonl")})
+
+    def download(self, path: str, write: Callable[[bytes], object]) -> None:
+        """An answer's bytes as they come."""
+        with self._streamed(path) as response:
+            for chunk in response.iter_bytes():
+                write(chunk)
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """An answer of JSON lines, one by one."""
+        with self._streamed(path) as response:
+            rest = b""
+            for chunk in response.iter_bytes():
+                *whole, rest = (rest + chunk).split(b"\n")
+                yield from filter(None, whole)
+
+    @contextmanager
+    def _streamed(self, path: str) -> Iterator[httpx2.Response]:
+        with self._reached(), self._http.stream("GET", path) as response:
+            if response.status_code >= 400:
+                response.read()
+                raise refusal(response)
+            yield response
 
     @contextmanager
     def events(
@@ -120,6 +155,19 @@ class Client:
             exit_code=UNREACHABLE,
             code="unreachable",
         )
+
+
+class _Counted:
+    """A file that tells how far it was read."""
+
+    def __init__(self, file: BinaryIO, on_read: Callable[[int], None]) -> None:
+        self._file, self._on_read = file, on_read
+        self.seek, self.tell, self.fileno = file.seek, file.tell, file.fileno
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._on_read(self._file.tell())
+        return data
 
 
 def refusal(response: httpx2.Response) -> Problem:

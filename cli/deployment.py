@@ -16,9 +16,10 @@ from api.settings import ApiSettings, KeySettings
 from cli.child import Program
 from cli.instance import DataDir
 from cli.settings import UpSettings, settings_file
+from offline.settings import OfflineSettings
 from scheduler.settings import SchedulerSettings
 from streaming.config import Config, ConfigError, load, nearest
-from streaming.settings import ModelSettings, WireSettings, check_model_names
+from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings, check_model_names
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
@@ -26,6 +27,9 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "up": UpSettings,
     "api": ApiSettings,
     "redis": WireSettings,
+    "files": FilesSettings,
+    "batch": BatchSettings,
+    "offline": OfflineSettings,
     "worker": WorkerSettings,
     "scheduler": SchedulerSettings,
     "telemetry": TelemetrySettings,
@@ -50,6 +54,7 @@ class Deployment:
     up: UpSettings
     api: ApiSettings
     worker: WorkerSettings
+    offline: OfflineSettings
     models: dict[str, ModelSettings]
     keys: dict[str, KeySettings]
     redis_url: str | None
@@ -79,6 +84,7 @@ class Deployment:
         config.raw.setdefault("redis", {})["url"] = redis_url
         config.raw.setdefault("api", {})["port"] = port
         config.raw.setdefault("telemetry", {})["metrics_dir"] = str(home.metrics)
+        config.raw.setdefault("files", {}).setdefault("dir", str(home.files))
         if weights is not None:
             config.raw.setdefault("llamacpp", {})["path"] = str(weights)
         config.save(home.settings)
@@ -91,6 +97,9 @@ class Deployment:
     def worker_program(self, home: DataDir, worker_id: str, model: str) -> Program:
         words = ("--model", model)
         return _program("worker", worker_id, home, words, model=model, grace_s=self.worker.drain_s + SLACK_S)
+
+    def offline_program(self, home: DataDir, number: int) -> Program:
+        return _program("offline", f"offline-{number}", home, (), grace_s=self.offline.drain_s + SLACK_S)
 
     def scheduler_program(self, home: DataDir) -> Program:
         return _program("scheduler", "scheduler-1", home, ())
@@ -110,6 +119,7 @@ def load_deployment(
         up=up,
         api=config.section("api", ApiSettings),
         worker=config.section("worker", WorkerSettings),
+        offline=config.section("offline", OfflineSettings),
         models=models,
         keys=config.table("keys", KeySettings),
         redis_url=config.raw.get("redis", {}).get("url"),

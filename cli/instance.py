@@ -52,7 +52,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataDir:
-    """The folder of one deployment: queue, weights, logs, and `run/` while it runs."""
+    """The folder of one deployment: queue, files, weights, logs, and `run/` while it runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -62,6 +62,7 @@ class DataDir:
         self.logs = self.path / "logs"
         self.redis = self.path / "redis"
         self.weights = self.path / "weights"
+        self.files = self.path / "files"
         self.api_key = self.path / "api-key"
         self._state = self.run / "state.json"
         self._lock = self.path / "lock"

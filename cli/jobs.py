@@ -145,7 +145,7 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
 def _fields(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in job.items():
         match value:
-            case None | {} | "":
+            case _ if value in (None, "", {}):
                 continue
             case {"message": message, "code": code}:
                 yield name, f"{code}: {message}"

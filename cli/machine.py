@@ -32,7 +32,7 @@ from streaming.wire import Wire
 
 COUNT_S = 0.5
 REDIS_GRACE_S = 10.0
-OURS = ("api", "worker", "scheduler")
+OURS = ("api", "worker", "scheduler", "offline")
 """Roles that are drained together, before Redis."""
 WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach them, not where to listen
 
@@ -96,6 +96,8 @@ class Machine:
         for number in range(1, deployment.api.processes + 1):
             self._supervisor.start(deployment.api_program(home, number, self._listener.fileno()))
         self._supervisor.start(deployment.scheduler_program(home))
+        for number in range(1, deployment.offline.processes + 1):
+            self._supervisor.start(deployment.offline_program(home, number))
         for name, model in deployment.models.items():
             pool = Pool(self._supervisor, name, model.min_workers, model.most_workers, self._worker_maker(name))
             pool.resize(pool.least, "the fewest there may be")

@@ -51,6 +51,12 @@ class Progress:
             self.phase(text)
             self._amount = amount(done, total)
 
+    def steps(self, text: str, done: int, total: int, detail: str) -> None:
+        """How far a phase has come in steps, and a few words behind."""
+        with self._lock:
+            self.phase(text)
+            self._amount = f"  {bar(done, total)} {done}/{total}  {detail}"
+
     def say(self, line: str) -> None:
         """A lasting line; the phase goes on below it."""
         with self._lock:
@@ -104,6 +110,11 @@ def amount(done: int, total: int) -> str:
     """A bar and megabytes, megabytes alone while the total is not known; small numbers are steps, not bytes."""
     if total <= 0:
         return f"  {done / 1e6:.1f} MB"
-    filled = min(BAR, BAR * done // total)
     numbers = f"{done}/{total}" if total < MOST_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
-    return f"  [{'#' * filled}{'.' * (BAR - filled)}] {numbers}"
+    return f"  {bar(done, total)} {numbers}"
+
+
+def bar(done: int, total: int) -> str:
+    """How much of it is done; empty while the total is not known."""
+    filled = min(BAR, BAR * done // total) if total > 0 else 0
+    return f"[{'#' * filled}{'.' * (BAR - filled)}]"

@@ -14,7 +14,8 @@ from cli.output import note, print_rows, rfc3339
 from streaming.messages import Process
 from streaming.settings import WireSettings
 
-ORDER = ("redis", "api", "worker", "scheduler")
+ORDER = ("redis", "api", "worker", "scheduler", "offline")
+FLEET_COLUMNS = ("role", "id", "pid", "state", "since", "model", "running", "slots", "reserved")
 COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
 
 
@@ -36,7 +37,7 @@ def ps(where: Where, as_json: bool) -> int:
     config = where.config()
     if "url" not in config.raw.get("redis", {}):
         where.home().running()  # raises: nothing is
-    print_rows(_in_order(map(fleet_row, _fleet(config.section("redis", WireSettings)))), COLUMNS, as_json=as_json)
+    print_rows(_in_order(map(fleet_row, _fleet(config.section("redis", WireSettings)))), FLEET_COLUMNS, as_json=as_json)
     return DONE
 
 
@@ -66,6 +67,7 @@ def fleet_row(process: Process) -> dict[str, Any]:
         "host": process.host,
         "slots": process.slots,
         "running": process.running,
+        "reserved": process.reserved,
     }
 
 

@@ -19,7 +19,10 @@ import msgspec
 FILE = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 
-SECTIONS = ("up", "api", "redis", "worker", "scheduler", "telemetry", "sim", "llamacpp", "trtllm", "models", "keys")
+SECTIONS = (
+    *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "telemetry"),
+    *("sim", "llamacpp", "trtllm", "models", "keys"),
+)
 """Every section there is; a process that reads only some still refuses a section nobody has."""
 
 TABLES = ("models", "keys")

@@ -49,3 +49,15 @@ class KeyReused(StreamingError):
 
 class UnknownJob(StreamingError):
     """Raised when no job of that id is kept."""
+
+
+class UnknownFile(StreamingError):
+    """Raised when no file of that id is kept."""
+
+
+class UnknownBatch(StreamingError):
+    """Raised when no batch of that id is kept."""
+
+
+class Stale(StreamingError):
+    """Raised when a batch need not be worked on: it was told of anew since, or another works on it."""

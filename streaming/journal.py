@@ -13,6 +13,7 @@ from typing import Any, cast
 from streaming.bundle import Bundle
 from streaming.errors import DecodeError, UnknownJob
 from streaming.keys import partition_key, partition_of
+from streaming.listing import page
 from streaming.messages import (
     Delivered,
     Delta,
@@ -155,23 +156,8 @@ class Journal:
             key = partition_key(partition, "jobs", tenant)
             with translated():
                 await self._wire.redis.zremrangebyscore(key, "-inf", horizon)
-                found += await self._page(key, before, limit)
+            found += await page(self._wire, key, before, limit)
         return sorted(found, key=lambda item: (item[1], item[0]), reverse=True)[:limit]
-
-    async def _page(self, key: str, before: tuple[int, str] | None, limit: int) -> list[tuple[str, int]]:
-        """Jobs accepted in the same millisecond are told apart by their id, so no page skips one."""
-        highest, skip = str(before[0]) if before else "+inf", 0
-        found: list[tuple[str, int]] = []
-        while len(found) < limit:
-            page: Any = await self._wire.redis.zrevrangebyscore(
-                key, highest, "-inf", start=skip, num=limit, withscores=True
-            )
-            items = [(member.decode(), int(score)) for member, score in page]
-            found += [item for item in items if before is None or (item[1], item[0]) < before]
-            skip += len(items)
-            if len(items) < limit:
-                break
-        return found[:limit]
 
     async def was_known(self, tenant: str, job_id: str) -> bool:
         """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""

@@ -5,6 +5,7 @@ All keys of a partition share its hash tag, so one script may touch them all, on
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from streaming.messages import Priority
 ROOT = "penstock:"
 GROUP = "workers"
 """The consumer group of every lane; a consumer is a worker's lease id."""
+
+KEPT_ID = re.compile(r"(?:file-|batch_)([0-9a-f]{2})[0-9a-f]{30}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,55 @@ CATALOGUE = (
         "for ever",
         "dead letters: entries nobody could read and jobs given up, with the reason",
     ),
+    Key(
+        "batch",
+        "batch:{}",
+        "hash",
+        "put_batch; steer, due, hold, save, reserve",
+        "until retention after its end",
+        "one batch of lines: what was asked, status, progress, turn, and who works on it (holder, epoch, lease)",
+    ),
+    Key(
+        "batches",
+        "batches:{}",
+        "zset",
+        "put_batch; forget",
+        "an entry until its batch is forgotten",
+        "by tenant: batch ids by creation time (ms)",
+    ),
+    Key(
+        "due",
+        "due",
+        "zset",
+        "put_batch, steer, due, hold, save",
+        "an entry until its batch's end",
+        "unfinished batches by the Redis time (ms) at which somebody must be told to work on them",
+    ),
+    Key(
+        "enqueued",
+        "enqueued:{}",
+        "hash",
+        "reserve; save",
+        "a field until its batch's end",
+        "by tenant: tokens still to be computed, by batch id",
+    ),
+    Key("file", "file:{}", "string", "put_file, save; forget", "until it is deleted or expires", "what a file is"),
+    Key(
+        "files",
+        "files:{}",
+        "zset",
+        "put_file, save; forget",
+        "an entry until its file is forgotten",
+        "by tenant: file ids by creation time (ms)",
+    ),
+    Key(
+        "expiring",
+        "expiring",
+        "zset",
+        "put_file, save; forget",
+        "an entry until it is forgotten",
+        "files and ended batches by the Redis time (ms) at which they are forgotten",
+    ),
 )
 """Keys of a partition. Each name becomes a function of the Lua scripts: job_key(id), lane_key(model, priority)..."""
 
@@ -175,6 +227,10 @@ FLEET = {
     "leader": "string, the scheduler that acts; its lease",
 }
 """Keys of the one slot all processes share."""
+
+
+BROKER = f"{ROOT}celery:"
+"""What the names of all keys of Celery's broker begin with. They hold reminders, never work: all of it may be lost."""
 
 
 def prefix(partition: int) -> str:
@@ -211,6 +267,35 @@ def new_job_id(partition: int) -> str:
 def partition_of(job_id: str) -> int | None:
     """The partition an id names, or None if it is not an id of ours."""
     found = JOB_ID.fullmatch(job_id)
+    return int(found[1], 16) if found else None
+
+
+def tenant_partition(tenant: str, partitions: int) -> int:
+    """Where a tenant's files and batches are, all in one partition: they are listed and counted together."""
+    return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:4]) % partitions
+
+
+def new_file_id(partition: int) -> str:
+    """As a job's."""
+    return f"file-{partition:02x}{secrets.token_hex(15)}"
+
+
+def new_batch_id(partition: int, seed: str = "") -> str:
+    """As a job's; the same for the same seed, which nobody but its owner may know."""
+    rest = hashlib.sha256(seed.encode()).hexdigest()[:30] if seed else secrets.token_hex(15)
+    return f"batch_{partition:02x}{rest}"
+
+
+def line_job_id(batch_id: str, line: int, attempt: int, partitions: int) -> str:
+    """The job of one line of a batch, the same whoever asks: to put it again changes nothing. Nobody who does not
+    know the batch's id can guess it."""
+    digest = hashlib.sha256(f"{batch_id}:{line}:{attempt}".encode())
+    return f"job_{digest.digest()[-1] % partitions:02x}{digest.hexdigest()[:30]}"
+
+
+def kept_partition(kept_id: str) -> int | None:
+    """The partition the id of a file or a batch names, or None if it is neither."""
+    found = KEPT_ID.fullmatch(kept_id)
     return int(found[1], 16) if found else None
 
 

@@ -96,10 +96,11 @@ class Lease:
         """Raises Unavailable."""
         await self._wire.calls([("register", p, (self.id, self._model, self._lease_ms)) for p in self._wire.partitions])
 
-    async def claim(self, partition: int, want: int, *, alone: bool = False) -> Claimed:
-        """Up to `want` waiting jobs, highest lane first; or, `alone`, one suspect. Fewer than asked: this worker is
-        noted as idle and will be woken. Raises Fenced, Unavailable."""
-        args = (self.id, self._model, 1 if alone else want, self._lease_ms, "1" if alone else "")
+    async def claim(self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
+        """Up to `want` waiting jobs, highest lane first, at most `lowest` of them from the lowest; or, `alone`, one
+        suspect. Fewer than asked: this worker is noted as idle and will be woken. Raises Fenced, Unavailable."""
+        most = "" if alone or lowest is None else lowest
+        args = (self.id, self._model, 1 if alone else want, self._lease_ms, "1" if alone else "", most)
         now, frame, suspects, *taken = await self._wire.call("claim", partition, *args)
         return Claimed([self._claimed(item, now, frame) for item in taken], bool(suspects))
 

@@ -257,6 +257,94 @@ class Follow(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 Control: TypeAlias = Wake | Cancel | Follow
 
 
+# --- files and batches ---------------------------------------------------------------------------------------------
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a file. Its bytes lie in the folder of files, under its id; `name` is for people only."""
+
+    id: str
+    tenant: str
+    name: str
+    size: int
+    purpose: str
+    created_ms: int
+    expires_ms: int
+
+
+class BatchState(StrEnum):
+    """Where a batch stands, in OpenAI's words."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self in (BatchState.COMPLETED, BatchState.FAILED, BatchState.EXPIRED, BatchState.CANCELLED)
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for: every line of a file as a request to one endpoint."""
+
+    id: str
+    tenant: str
+    ceiling: Priority
+    """The highest lane its lines may use."""
+    endpoint: str
+    input_file: str
+    window: str
+    """As the client said it: 15m, 1h, 24h or none."""
+    window_ms: int | None = None
+    """From creation to the last line."""
+    output_keep_ms: int
+    metadata: dict[str, str] = {}
+    token_limit: int | None = None
+    """Tokens its tenant may have waiting, this batch's among them."""
+
+
+class LineFault(msgspec.Struct, frozen=True):
+    """What is wrong with one line, or with a whole file (line 0)."""
+
+    line: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a batch is. Times are Redis milliseconds, 0 for "not yet"."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    computed: int = 0
+    """Lines that differ: the others get a copy of their twin's answer."""
+    in_queue: int = 0
+    """Lines that wait in a lane or run."""
+    retried: int = 0
+    usage: Usage = Usage()
+    model: str = ""
+    """"" if the lines name several."""
+    lane: str = ""
+    lane_reason: str = ""
+    per_second: float = 0.0
+    """Lines that ended a second, lately."""
+    faults: tuple[LineFault, ...] = ()
+    output_file: str = ""
+    error_file: str = ""
+    began_ms: int = 0
+    finalizing_ms: int = 0
+    ended_ms: int = 0
+    tokens: int = 0
+    """Estimate of the tokens to compute, taken when the lines were read."""
+
+
 # --- what processes say of themselves ------------------------------------------------------------------------------
 
 
@@ -284,7 +372,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds of the first load."""
 
 
-Role: TypeAlias = Literal["redis", "api", "worker", "scheduler"]
+Role: TypeAlias = Literal["redis", "api", "worker", "scheduler", "offline"]
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,6 +390,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     slots: int = 0
     running: int = 0
+    reserved: int = 0
+    """Slots of a worker that lane batch may not fill."""
 
 
 T = TypeVar("T")
@@ -311,6 +401,9 @@ _CONTROL = msgspec.msgpack.Decoder(Control)
 _JOB = msgspec.msgpack.Decoder(Job)
 _TERMINAL = msgspec.msgpack.Decoder(Terminal)
 _DELIVERED = msgspec.msgpack.Decoder(Delivered)
+_FILE = msgspec.msgpack.Decoder(StoredFile)
+_BATCH = msgspec.msgpack.Decoder(Batch)
+_PROGRESS = msgspec.msgpack.Decoder(Progress)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -344,6 +437,21 @@ def decode_terminal(data: bytes) -> Terminal:
 def decode_delivered(data: bytes) -> Delivered:
     """Raises DecodeError."""
     return _decode(_DELIVERED, data)
+
+
+def decode_file(data: bytes) -> StoredFile:
+    """Raises DecodeError."""
+    return _decode(_FILE, data)
+
+
+def decode_batch(data: bytes) -> Batch:
+    """Raises DecodeError."""
+    return _decode(_BATCH, data)
+
+
+def decode_progress(data: bytes) -> Progress:
+    """Of a batch nobody has worked on yet it is empty. Raises DecodeError."""
+    return _decode(_PROGRESS, data) if data else Progress()
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

@@ -16,6 +16,15 @@
 | reap     | any             | fence lapsed workers, put their jobs back, expire waiting jobs         |
 | rewound  | any             | a new epoch, when the store was found to have lost data                |
 | deliver  | api             | note when answers were handed on, for their timing                     |
+| ended    | offline         | which of these jobs have ended                                         |
+| put_file | api             | the record of a file                                                   |
+| put_batch| api             | the record of a batch, due at once                                     |
+| steer    | api             | cancel, pause or resume a batch                                        |
+| due      | offline         | the batches somebody must be told to work on, each told once           |
+| hold     | offline         | take a batch to work on it, unless another does                        |
+| reserve  | offline         | fenced: count a batch's tokens against its tenant's quota              |
+| save     | offline         | fenced: how far a batch is, its end and the files it leaves            |
+| forget   | api, offline    | drop the record of a file or a batch                                   |
 """
 
 from __future__ import annotations
@@ -42,6 +51,15 @@ NAMES = (
     "reap",
     "rewound",
     "deliver",
+    "ended",
+    "put_file",
+    "put_batch",
+    "steer",
+    "due",
+    "hold",
+    "reserve",
+    "save",
+    "forget",
 )
 
 EACH = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -40,6 +41,32 @@ class WireSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         parse_address(self.url)
+
+
+class FilesSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [files]."""
+
+    dir: Path = Path(".penstock/files")
+    """Where files lie. API and offline processes need the same folder, on shared storage if they run on several
+    machines; `penstock up` keeps it in its data folder."""
+    size_limit: Annotated[int, msgspec.Meta(ge=1024)] = 200 * 1024 * 1024
+    """Bytes of one uploaded file."""
+    retention_s: Annotated[int, msgspec.Meta(ge=60)] = 30 * 86_400
+    """How long files, and batches that have ended, are kept if nobody says otherwise."""
+
+
+class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [batch]."""
+
+    max_lines: Positive = 50_000
+    """Lines of one batch."""
+    window: Positive = 1024
+    """Lines of one batch that are in the queue at the same time, at most; the others wait in the file."""
+    retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    """How often a line is tried again after a fault of the engine."""
+    enqueued_tokens: Positive | None = None
+    """Tokens one tenant's unfinished batches may add up to (about four characters a token, and max_tokens); a key may
+    have its own (`batch_tokens` in its [keys] row). None: no limit."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):

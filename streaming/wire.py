@@ -37,7 +37,7 @@ REFUSALS = frozenset(
 
 PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
 
-KEPT = frozenset({"put", "cancel", "finish"})
+KEPT = frozenset({"put", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
 """Scripts whose answer is a promise: at D3 it is given only once a replica has what they wrote."""
 
 Call = tuple[str, int, Sequence[str | bytes | int]]

@@ -104,10 +104,19 @@ class Metrics:
         )
         self.deadline_misses = count("penstock_deadline_misses_total", "Jobs expired (queue | running).", ("where",))
 
+        # --- batches, counted by the offline processes --------------------------------------------------------------
+        self.batches = count("penstock_batches_total", "Batches that reached a final state.", ("state",))
+        self.batch_lines = count("penstock_batch_lines_total", "Lines of batches whose job has ended.")
+        self.batch_turns = count("penstock_batch_turns_total", "Turns at batches (done | taken | failed).", ("end",))
+
         # --- workers and the gate ---------------------------------------------------------------------------------
         self.worker_slots = gauge(
             "penstock_worker_slots", "Texts the workers can generate at once.", ("model",), multiprocess_mode="livesum"
         )
+        self.worker_reserved = gauge(
+            "penstock_worker_reserved_slots", "Slots of them that lane batch may not fill.", ("model",),
+            multiprocess_mode="livesum",
+        )  # fmt: skip
         self.worker_running = gauge(
             "penstock_worker_running", "Texts being generated now.", ("model",), multiprocess_mode="livesum"
         )

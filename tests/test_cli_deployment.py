@@ -126,6 +126,7 @@ def test_command_lines_of_the_roles(tmp_path: Path) -> None:
     assert api.argv == (*start, "api", *settings, "--id", "api-1", "--listen-fd", "7")
     assert worker.argv == (*start, "workers", *settings, "--id", "worker-2", "--model", "sim")
     assert scheduler.argv == (*start, "scheduler", *settings, "--id", "scheduler-1")
+    assert deployment.offline_program(home, 2).argv == (*start, "offline", *settings, "--id", "offline-2")
     assert api.fds == (7,)
     assert worker.grace_s > deployment.worker.drain_s
 

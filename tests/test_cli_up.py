@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from house import eventually
 
-ROLES = ["redis", "api", "worker", "scheduler"]
+ROLES = ["redis", "api", "worker", "scheduler", "offline"]
 TOKENS = "20"
 TWO_WORKERS = """
 [models.toy]
@@ -154,7 +154,7 @@ def test_ready_block(shared: Up) -> None:
     assert len(shared.block) == len(shapes)
     for line, shape in zip(shared.block, shapes, strict=True):
         assert re.fullmatch(shape, line), line
-    phases = re.compile(r"penstock \S+|(redis|api|worker|scheduler)-1: .+")
+    phases = re.compile(r"penstock \S+|(redis|api|worker|scheduler|offline)-1: .+")
     assert all(phases.fullmatch(line) for line in shared.said().strip().split("\n"))
 
 
@@ -181,7 +181,7 @@ def test_ps_through_redis(shared: Up) -> None:
     """The same processes by --redis-url, as they say of themselves."""
     state = json.loads((shared.data_dir / "run" / "state.json").read_text())
     done = run("ps", "--json", "--redis-url", state["redis_url"], env=shared.environ)
-    assert [json.loads(line)["role"] for line in done.stdout.strip().split("\n")] == ["api", "worker", "scheduler"]
+    assert [json.loads(line)["role"] for line in done.stdout.strip().split("\n")] == ROLES[1:]
 
 
 def test_ps_as_a_table(shared: Up) -> None:
@@ -258,7 +258,7 @@ def test_clean_end(start: Any, number: signal.Signals) -> None:
     assert up.end() == 0
     assert "draining 0 jobs, Ctrl-C again to stop now" in up.said()
     assert not any(map(alive, pids.values()))
-    assert sorted(entry.name for entry in up.data_dir.iterdir()) == ["lock", "logs", "redis"]
+    assert sorted(entry.name for entry in up.data_dir.iterdir()) == ["files", "lock", "logs", "redis"]
     assert up.run("ps").returncode == 3
 
 
@@ -357,13 +357,13 @@ def test_no_workers(start: Any) -> None:
     """--workers 0 starts none, and is ready without."""
     up = start("--workers", "0").ready()
     assert "0 workers" in up.block[0]
-    assert [row["role"] for row in up.ps()] == ["redis", "api", "scheduler"]
+    assert [row["role"] for row in up.ps()] == ["redis", "api", "scheduler", "offline"]
 
 
 def test_several_api_processes_and_a_redis_of_ones_own(start: Any, redis_url: str) -> None:
     """They share the port; a configured Redis is used and not supervised."""
     up = start("--api-processes", "2", PENSTOCK_REDIS_URL=redis_url).ready()
-    assert sorted(up.pids()) == ["api-1", "api-2", "scheduler-1", "worker-1"]
+    assert sorted(up.pids()) == ["api-1", "api-2", "offline-1", "scheduler-1", "worker-1"]
     assert "in Redis at 127.0.0.1:" in up.block[2]
     assert up.run("chat", "hello", "--max-tokens", TOKENS).returncode == 0
 

@@ -16,9 +16,10 @@ from house import House
 
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
+from offline.settings import OfflineSettings
 from scheduler.settings import SchedulerSettings
 from streaming.config import build, load
-from streaming.settings import ModelSettings, WireSettings
+from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 MODEL = "smollm2-135m-instruct"
 ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
 KINDS = {
+    "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
     "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings, "models": ModelSettings,
     "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "keys": KeySettings, **ENGINES,
 }  # fmt: skip
@@ -48,6 +50,7 @@ def served(empty_house: House) -> House:
     (empty_house.folder / "penstock.toml").write_text(f'[models."{MODEL}"]\nengine = "sim"\n')
     empty_house.start("scheduler")
     empty_house.start("workers")
+    empty_house.start("offline")
     empty_house.start_api()
     empty_house.wait_ready()
     return empty_house
@@ -75,8 +78,11 @@ def test_the_readmes_curl_lines_work(served: House) -> None:
 def test_the_readmes_penstock_lines_work(served: House) -> None:
     """Every command but `up` and `doctor`, which need a machine of their own, ends well and says something."""
     lines = [shlex.split(line) for line in commands(ROOT / "README.md") if re.match(r"(\.venv/bin/)?penstock ", line)]
-    assert {line[1] for line in lines} == {"submit", "up", "ps", "chat", "jobs", "dlq", "doctor"}
+    assert {line[1] for line in lines} == {"submit", "up", "ps", "chat", "jobs", "batch", "dlq", "doctor"}
     environ = {**os.environ, **served.environ, "PENSTOCK_API_PORT": str(served.port)}
+    for line in commands(ROOT / "README.md"):
+        if line.startswith("printf"):  # files that the commands read
+            subprocess.run(["sh", "-c", line], cwd=served.folder, check=True)
     for line in lines:
         if line[1] not in ("up", "doctor"):
             done = subprocess.run(

@@ -9,9 +9,10 @@ import pytest
 
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
+from offline.settings import OfflineSettings
 from scheduler.settings import SchedulerSettings
 from streaming.config import Config, ConfigError, load
-from streaming.settings import ModelSettings, WireSettings
+from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
@@ -77,6 +78,7 @@ def test_every_setting_is_documented() -> None:
     sections = {
         "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
         "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "models.<name>": ModelSettings,
+        "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
         "keys.<name>": KeySettings, "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
     }  # fmt: skip
     text = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from telemetry.tracing import Tracing
 from workers.record import Recorder
 from workers.settings import SimSettings, WorkerSettings
 from workers.sim import SimEngine, prompt_text, token_text
-from workers.worker import Worker
+from workers.worker import Worker, reserved_slots
 
 FAST = SimSettings(step_ms=1, prefill_ms=1, slots=8)
 
@@ -414,3 +414,37 @@ async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: Wire, s
     record = await journal.record(job.id)
     seqs = [row.seq for row in await journal.deltas(record)]
     assert record.state is State.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200
+
+
+async def test_slots_are_kept_for_higher_lanes(wire: Wire, start: Start) -> None:
+    """However much waits in lane batch, it leaves them empty, and a chat is begun at once; of several choices too."""
+    slow = SimSettings(step_ms=20, prefill_ms=1, slots=8)
+    running = await start(slow, WorkerSettings(reserved_slots=2, drain_s=5))
+    queue = Queue(wire)
+
+    async def six_run() -> list[object]:
+        async def so() -> bool:
+            return len(running.engine._batch.running) == 6
+
+        await until(so)
+        return list(running.engine._batch.running)
+
+    for number in range(20):
+        await queue.put(a_job(queue, f"line {number}", 400, priority=Priority.BATCH))
+    held = {id(each) for each in await six_run()}
+    await asyncio.sleep(0.6)
+    assert running.worker.running == 6 and running.worker.reserved == 2
+    chats = [await queue.put(a_job(queue, f"chat {number}", 3, priority=priority))
+             for number, priority in enumerate((Priority.INTERACTIVE, Priority.STANDARD))]  # fmt: skip
+    for chat in chats:
+        assert (await ended(wire, chat.id)).state is State.COMPLETED
+    assert {id(each) for each in running.engine._batch.running} == held, "a chat waited for a line to end"
+
+
+@pytest.mark.parametrize(
+    ("slots", "wanted", "kept"),
+    [(256, None, 8), (4, None, 1), (2, None, 1), (1, None, 0), (8, 0, 0), (8, 3, 3), (8, 99, 7)],
+)
+def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
+    """One in thirty-two, at least one, never all."""
+    assert reserved_slots(slots, wanted) == kept

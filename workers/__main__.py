@@ -170,7 +170,7 @@ class WorkerProcess:
         log.info("ready", extra={"model": card.name, "lease": self._worker.lease.id, "context": card.context})
         while not run.done():
             stats = self._engine.stats()
-            recorder.load(stats.slots, stats.running)
+            recorder.load(stats.slots, stats.running, self._worker.reserved)
             self._metrics.fold()
             await asyncio.wait([run], timeout=1.0)
         return self._failed(run.result()) if run.result() else 0
@@ -202,6 +202,7 @@ class WorkerProcess:
             model=self._model,
             slots=stats.slots if stats else 0,
             running=stats.running if stats else 0,
+            reserved=self._worker.reserved if self._worker else 0,
         )
 
 

@@ -79,7 +79,8 @@ class Recorder:
         if span := self._spans.pop(job_id, None):
             span.end(attributes={tracing.JOB_STATE: "released"})
 
-    def load(self, slots: int, running: int) -> None:
+    def load(self, slots: int, running: int, reserved: int = 0) -> None:
         """How full the engine is."""
         self.metrics.worker_slots.labels(self._model).set(slots)
         self.metrics.worker_running.labels(self._model).set(running)
+        self.metrics.worker_reserved.labels(self._model).set(reserved)

@@ -17,6 +17,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs held beyond what runs now, so that a free slot is filled without a round trip."""
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long running jobs may finish after SIGTERM; what is left is handed back to the queue."""
+    reserved_slots: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Slots that lane batch may not fill, so that a chat does not wait for a line of a batch to end. None: one in
+    thirty-two, at least one (of an engine with more than one)."""
     poll_ms: Positive = 250
     """How often an idle worker looks at its lanes even if nobody woke it."""
 

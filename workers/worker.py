@@ -19,7 +19,18 @@ from streaming.errors import DecodeError, Fenced, Unavailable
 from streaming.journal import Journal
 from streaming.keys import partition_of
 from streaming.lease import Broken, Claim, Finish, Held, Lease
-from streaming.messages import Cancel, Control, Delta, Failure, Follow, ModelCard, State, Terminal, Wake
+from streaming.messages import (
+    Cancel,
+    Control,
+    Delta,
+    Failure,
+    Follow,
+    ModelCard,
+    Priority,
+    State,
+    Terminal,
+    Wake,
+)
 from streaming.reaper import Reaper
 from streaming.wire import Wire
 from telemetry.lag import watch_lag
@@ -34,6 +45,11 @@ log = logging.getLogger(__name__)
 SWEEP_S = 1.0
 KV_BATCH = 4
 """Jobs claimed at once when the engine is limited by its KV cache, whose room is known only after a submit."""
+
+
+def reserved_slots(slots: int, wanted: int | None) -> int:
+    """Slots kept for higher lanes than batch, never all of them. None: one in thirty-two, at least one."""
+    return min(slots - 1, max(1, slots // 32) if wanted is None else wanted)
 
 
 class Worker:
@@ -72,6 +88,11 @@ class Worker:
     def running(self) -> int:
         """Jobs held now."""
         return len(self._attempts)
+
+    @property
+    def reserved(self) -> int:
+        """Slots that lane batch may not fill."""
+        return reserved_slots(self._engine.stats().slots, self._settings.reserved_slots)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
@@ -129,7 +150,7 @@ class Worker:
         alone = partition in self._suspects
         self._claiming.add(partition)
         try:
-            claimed = await self.lease.claim(partition, want, alone=alone)
+            claimed = await self.lease.claim(partition, want, alone=alone, lowest=self._room_for_batch())
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             for claim in claimed.jobs:
                 if isinstance(claim, Broken):
@@ -158,6 +179,13 @@ class Worker:
         if stats.kv_tokens and stats.waiting >= max(1, self._settings.prefetch):
             return 0
         return min(want, KV_BATCH) if stats.kv_tokens else want
+
+    def _room_for_batch(self) -> int | None:
+        """How many more jobs of lane batch may be held, so that the slots kept for others stay empty. None: any."""
+        if not (reserved := self.reserved):
+            return None
+        held = sum(attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values())
+        return max(0, self._engine.stats().slots - reserved - held)
 
     async def _begin(self, claim: Claim) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated."""

@@ -14,6 +14,9 @@ RELAY = "tests/test_streaming_relay.py::test_"
 WORKER = "tests/test_workers_worker.py::test_"
 RENDER = "tests/test_api_render.py::test_"
 KEYS = "tests/test_api_keys.py::test_"
+BATCHES = "tests/test_streaming_batches.py::test_"
+LEDGER = "tests/test_streaming_ledger.py::test_"
+SURVEY = "tests/test_offline_survey.py::test_"
 
 
 def _lua(script: str, old: str, new: str) -> Edit:
@@ -310,4 +313,61 @@ CALLERS = (
     ),
 )
 
-BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *CALLERS)
+LINES = (
+    Bug(
+        "a batch without its fence",
+        "A process that was overtaken goes on saying how far the batch is, and ends it.",
+        (_lua("save", "s[1] ~= epoch or ", ""),),
+        (BATCHES + "one_works_on_it_at_a_time",),
+    ),
+    Bug(
+        "two that work on one batch",
+        "Every message that says that there is work begins a turn, whoever has the batch.",
+        (
+            _lua("hold", "if s[8] and tonumber(s[8]) > now then return 'held' end\n", ""),
+            _lua("due", "now + again", "now"),
+        ),
+        (BATCHES + "one_works_on_it_at_a_time", BATCHES + "a_new_batch_is_due_once"),
+    ),
+    Bug(
+        "a batch that is told of once",
+        "A message that Celery loses is never sent again: the batch stands still for ever.",
+        (
+            _lua("due", "redis.call('ZADD', due_key(), now + again, id)", "redis.call('ZREM', due_key(), id)"),
+            _lua("hold", " or not redis.call('ZSCORE', due_key(), id)", ""),
+        ),
+        (BATCHES + "a_new_batch_is_due_once",),
+    ),
+    Bug(
+        "a cancel that progress undoes",
+        "A word about how far a batch is takes its owner's cancel back.",
+        (_lua("save", "if s[2] == 'cancelling' and not final[status] then status = 'cancelling' end\n", ""),),
+        (BATCHES + "what_the_owner_wants_is_heard",),
+    ),
+    Bug(
+        "a half-written row counts",
+        "A process killed while it wrote leaves a line with an answer of something else.",
+        (Edit("streaming/ledger.py", 'if zlib.crc32(packed).to_bytes(4, "little") != check:', "if not check:"),),
+        (LEDGER + "a_spoilt_row_and_what_follows_do_not_count",),
+    ),
+    Bug(
+        "the last answer is right",
+        "A process that was overtaken changes answers that were given.",
+        (Edit("streaming/ledger.py", "if self.ends[row.line] is None:", "if row.outcome.ends:"),),
+        (LEDGER + "the_first_turn_that_ended_a_line_is_right",),
+    ),
+    Bug(
+        "equal prompts are equal requests",
+        "A line gets the answer of one that asked for something else, or for another sample.",
+        (Edit("api/lines.py", "(request.model, job_prompt, sampling)", "(request.model, job_prompt)"),),
+        (SURVEY + "equal_lines_are_computed_once_if_their_answer_is_sure",),
+    ),
+    Bug(
+        "a custom_id twice",
+        "Two lines of the output have the same name, and nobody knows which is which.",
+        (Edit("offline/survey.py", "return earlier if earlier != number else 0", "return 0"),),
+        (SURVEY + "a_bad_line_is_named",),
+    ),
+)
+
+BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *CALLERS, *LINES)

@@ -1,9 +1,10 @@
 -- Give a live worker up to `want` waiting jobs of its model, highest lane first, lost ones before new ones.
 -- Suspects (jobs whose workers keep dying) are run alone: one worker of a model at a time takes them, singly.
--- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead
+-- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most of them from the lowest lane | ''
 -- Returns: 'fenced' | {now, frame number, 1 if this worker is to finish what it has and then take suspects,
 --                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at}...}
 local worker, model, want, lease, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
+local spare = tonumber(ARGV[6]) or want
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame')
 if mine[1] ~= 'live' then return 'fenced' end
 local exact = exact_ms()
@@ -43,9 +44,9 @@ end
 
 -- Only jobs that were never begun may wait too long; a lane read to its end is left for the next.
 local out = {now, tonumber(mine[2]), 0}
-local function take_from(lane)
-  while #out - 3 < want do
-    local entries = read(lane, want - (#out - 3))
+local function take_from(lane, most)
+  while #out - 3 < most do
+    local entries = read(lane, most - (#out - 3))
     if entries.err then return entries end
     if #entries == 0 then return nil end
     for _, item in ipairs(entries) do
@@ -72,8 +73,9 @@ for _, priority in ipairs(PRIORITIES) do
   local lanes = alone and {suspects_key(model, priority)} or {retry_key(model, priority), lane_key(model, priority)}
   -- A worker that is to run suspects takes nothing new until it has.
   if alone and out[3] == 0 or not alone and out[3] == 1 then lanes = {} end
+  local most = priority == PRIORITIES[#PRIORITIES] and math.min(want, #out - 3 + spare) or want
   for _, lane in ipairs(lanes) do
-    local failed = take_from(lane)
+    local failed = take_from(lane, most)
     if failed then return failed end
   end
 end

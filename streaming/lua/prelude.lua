@@ -90,3 +90,10 @@ local function requeue(id, now, suspect)
   if s[6] then redis.call('ZADD', timers_key(), s[6], id) end
   wake(s[4], now)
 end
+
+-- Keep a file's record until it expires.
+local function keep_file(id, tenant, record, now, expires)
+  redis.call('SET', file_key(id), record)
+  redis.call('ZADD', files_key(tenant), now, id)
+  redis.call('ZADD', expiring_key(), expires, id)
+end

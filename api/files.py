@@ -1,0 +1,184 @@
+"""/v1/files: upload, list, show, read and delete files, as OpenAI's clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from api import errors
+from api.admission import caller_of, services_of
+from api.batch_schemas import LONGEST_S, SHORTEST_S
+from api.jobs import as_json
+from api.services import Services
+from api.uploads import Upload, receive
+from streaming.errors import UnknownFile
+from streaming.messages import StoredFile
+
+BATCH, OUTPUT = "batch", "batch_output"
+PURPOSES = (BATCH, OUTPUT)
+MOST_PER_PAGE = 10_000
+PAGE = 500
+
+
+async def create(request: Request) -> Response:
+    """POST /v1/files: the file, once all of it is on the disk and known."""
+    services, caller = services_of(request), caller_of(request)
+    if services.refusal:
+        raise errors.store_full(services.refusal)
+    limit = services.files_settings.size_limit
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit + 64 * 1024:  # the other parts are small
+        raise errors.payload_too_large(limit)
+    try:
+        kind = request.headers.get("content-type", "")
+        silence_s = services.settings.send_timeout_s
+        upload = await receive(request.stream(), kind, services.shelf, limit, silence_s)
+        file = await _keep(services, caller.tenant, upload)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise errors.store_full("the disk that holds files is full") from None
+    return as_json(file_object(file))
+
+
+async def _keep(services: Services, tenant: str, upload: Upload) -> StoredFile:
+    """Raises ApiError (400), OSError, Unavailable; then nothing of it stays."""
+    incoming = upload.incoming
+    try:
+        if incoming is None:
+            raise errors.invalid_request("The body must have a part named 'file'.", "file")
+        if upload.fields.get("purpose") != BATCH:
+            raise errors.invalid_request(f"purpose must be {BATCH!r}: files are the input of batches.", "purpose")
+        most = services.batch_settings.max_lines
+        if upload.lines > most:
+            raise errors.invalid_request(f"The file has more than {most} lines, the most one batch may have.", "file")
+        now_ms = await services.wire.now_ms()
+        file = StoredFile(
+            id=services.files.new_id(tenant),
+            tenant=tenant,
+            name=upload.name,
+            size=incoming.size,
+            purpose=BATCH,
+            created_ms=now_ms,
+            expires_ms=now_ms + 1000 * _keep_s(upload, services.files_settings.retention_s),
+        )
+        await asyncio.to_thread(services.shelf.keep, incoming, file.id)
+    finally:
+        if incoming is not None:
+            incoming.discard()
+    try:
+        await services.files.put(file)
+    except BaseException:
+        await asyncio.to_thread(services.shelf.remove, file.id)
+        raise
+    return file
+
+
+def _keep_s(upload: Upload, default: int) -> int:
+    """`expires_after` in seconds."""
+    anchor, seconds = upload.fields.get("expires_after[anchor]"), upload.fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return default
+    if anchor != "created_at":
+        raise errors.invalid_request("expires_after.anchor must be 'created_at'.", "expires_after.anchor")
+    if seconds is None or not seconds.isdecimal() or not SHORTEST_S <= int(seconds) <= LONGEST_S:
+        message = f"expires_after.seconds must be a whole number from {SHORTEST_S} to {LONGEST_S}."
+        raise errors.invalid_request(message, "expires_after.seconds")
+    return int(seconds)
+
+
+async def listing(request: Request) -> Response:
+    """GET /v1/files[?purpose=&limit=&order=&after=]."""
+    services, caller, query = services_of(request), caller_of(request), request.query_params
+    limit = page_limit(query.get("limit"), MOST_PER_PAGE, MOST_PER_PAGE)
+    order, purpose = query.get("order", "desc"), query.get("purpose")
+    if order not in ("asc", "desc"):
+        raise errors.invalid_request("order must be asc or desc.", "order")
+    after = await _file(services, caller.tenant, query["after"], "after") if "after" in query else None
+    found: list[StoredFile] = []
+    more = True
+    while more and len(found) <= limit:
+        page = await services.files.recent(caller.tenant, after, PAGE, newest_first=order == "desc")
+        found += [file for file in page if purpose in (None, file.purpose)]
+        after = page[-1] if page else after
+        more = len(page) == PAGE
+    return as_json(listed([file_object(file) for file in found], limit))
+
+
+async def show(request: Request) -> Response:
+    """GET /v1/files/{id}."""
+    return as_json(file_object(await own_file(request)))
+
+
+async def content(request: Request) -> Response:
+    """GET /v1/files/{id}/content: its bytes, from the disk as they are read."""
+    services, file = services_of(request), await own_file(request)
+    path = services.shelf.path(file.id)
+    if not await asyncio.to_thread(path.exists):
+        raise errors.file_not_found()
+    return FileResponse(
+        path, media_type="application/octet-stream", filename=file.name, headers={"X-Content-Type-Options": "nosniff"}
+    )
+
+
+async def delete(request: Request) -> Response:
+    """DELETE /v1/files/{id}. A batch that was made of it goes on."""
+    services, file = services_of(request), await own_file(request)
+    await asyncio.to_thread(services.shelf.remove, file.id)
+    await services.files.forget(file)
+    return as_json({"id": file.id, "object": "file", "deleted": True})
+
+
+async def own_file(request: Request) -> StoredFile:
+    """The file in the path, if it is the caller's. Raises ApiError (404)."""
+    services, caller = services_of(request), caller_of(request)
+    return await _file(services, caller.tenant, request.path_params["file_id"])
+
+
+async def _file(services: Services, tenant: str, file_id: str, param: str = "") -> StoredFile:
+    try:
+        return await services.files.get(file_id, tenant)
+    except UnknownFile:
+        if param:
+            raise errors.invalid_request(f"{param} names no file of yours.", param) from None
+        raise errors.file_not_found() from None
+
+
+def file_object(file: StoredFile) -> dict[str, Any]:
+    """OpenAI's file object."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size,
+        "created_at": file.created_ms // 1000,
+        "expires_at": file.expires_ms // 1000,
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def page_limit(text: str | None, default: int, most: int) -> int:
+    """Raises ApiError (400)."""
+    if text is None:
+        return default
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise errors.invalid_request(f"limit must be a whole number from 1 to {most}.", "limit")
+    return int(text)
+
+
+def listed(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """OpenAI's list of the first `limit` of these."""
+    shown = objects[:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(objects) > limit,
+    }

@@ -1,0 +1,177 @@
+"""Reading a multipart upload as it comes: the file's bytes go to the disk, never more than a block of them in memory,
+and the limits hold while it is read. Knows nothing of who may upload or what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath, PureWindowsPath
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from api import errors
+from streaming.shelf import Incoming, Shelf
+
+BLOCK = 256 * 1024
+"""Bytes written to the disk in one go."""
+MOST_PARTS = 16
+MOST_HEADER = 4096
+MOST_FIELD = 1024
+MOST_NAME = 255
+
+
+@dataclass(slots=True)
+class Upload:
+    """What was sent: the plain fields, and the file, which is to be kept or discarded."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    incoming: Incoming | None = None
+    name: str = ""
+    lines: int = 0
+
+
+async def receive(
+    stream: AsyncIterator[bytes], content_type: str, shelf: Shelf, limit: int, silence_s: float
+) -> Upload:
+    """Read a body of at most one file of at most `limit` bytes. On any error nothing of it stays.
+
+    Raises ApiError (400, 408, 413, 415), OSError.
+    """
+    reader = _Reader(_boundary(content_type), shelf, limit)
+    try:
+        await reader.read(stream, silence_s)
+    except BaseException:
+        if reader.upload.incoming is not None:
+            reader.upload.incoming.discard()
+        raise
+    return reader.upload
+
+
+def _boundary(content_type: str) -> bytes:
+    kind, options = parse_options_header(content_type)
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise errors.unsupported_upload()
+    return options[b"boundary"]
+
+
+class _Reader:
+    """The parser's callbacks. They only collect; `read` writes."""
+
+    def __init__(self, boundary: bytes, shelf: Shelf, limit: int) -> None:
+        self.upload = Upload()
+        self._shelf, self._limit = shelf, limit
+        self._header, self._value = bytearray(), bytearray()
+        self._headers: dict[bytes, bytes] = {}
+        self._field, self._is_file = "", False
+        self._text, self._block = bytearray(), bytearray()
+        self._parts = self._size = 0
+        self._opening = self._ended = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._part_begin,
+                "on_header_field": self._header_field,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_end,
+                "on_headers_finished": self._headers_finished,
+                "on_part_data": self._part_data,
+                "on_part_end": self._part_end,
+                "on_end": self._end,
+            },
+        )
+
+    async def read(self, stream: AsyncIterator[bytes], silence_s: float) -> None:
+        try:
+            while chunk := await asyncio.wait_for(_next(stream), silence_s):
+                self._parser.write(chunk)
+                await self._write(BLOCK)
+        except FormParserError as error:
+            raise errors.invalid_request(f"The body is not valid multipart/form-data: {error}.") from None
+        except TimeoutError:
+            raise errors.upload_stalled(silence_s) from None
+        if not self._ended:
+            raise errors.invalid_request("The body ends before its last part does.")
+        await self._write(1)
+
+    async def _write(self, least: int) -> None:
+        """Bring what was collected to the disk, if it is enough."""
+        if self._opening:
+            self._opening = False
+            self.upload.incoming = await asyncio.to_thread(self._shelf.open_incoming)
+        if self.upload.incoming is not None and len(self._block) >= least:
+            block, self._block = bytes(self._block), bytearray()
+            self.upload.lines += block.count(b"\n")
+            await asyncio.to_thread(self.upload.incoming.write, block)
+
+    # --- what the parser finds ---------------------------------------------------------------------------------------
+
+    def _part_begin(self) -> None:
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise errors.invalid_request(f"The body has more than {MOST_PARTS} parts.")
+        self._headers.clear()
+        self._text.clear()
+        self._field, self._is_file = "", False
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+        self._bounded()
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+        self._bounded()
+
+    def _bounded(self) -> None:
+        if len(self._header) + len(self._value) > MOST_HEADER:
+            raise errors.invalid_request("A part of the body has too long a header.")
+
+    def _header_end(self) -> None:
+        self._headers[bytes(self._header).lower()] = bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+
+    def _headers_finished(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._field = options.get(b"name", b"").decode("utf-8", "replace")
+        self._is_file = b"filename" in options
+        if not self._is_file:
+            return
+        if self._field != "file" or self._opening or self.upload.incoming is not None:
+            raise errors.invalid_request("The body must have one file, in a part named 'file'.", "file")
+        self.upload.name = _shown(options[b"filename"].decode("utf-8", "replace"))
+        self._opening = True
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file:
+            self._size += end - start
+            if self._size > self._limit:
+                raise errors.payload_too_large(self._limit)
+            self._block += data[start:end]
+        else:
+            self._text += data[start:end]
+            if len(self._text) > MOST_FIELD:
+                raise errors.invalid_request(f"{self._field[:64]} is too long.", self._field[:64])
+
+    def _part_end(self) -> None:
+        if not self._is_file:
+            self.upload.fields[self._field] = self._text.decode("utf-8", "replace")
+
+    def _end(self) -> None:
+        self._ended = True
+
+
+async def _next(stream: AsyncIterator[bytes]) -> bytes:
+    """The next bytes; b"" at the end."""
+    async for chunk in stream:
+        if chunk:
+            return chunk
+    return b""
+
+
+def _shown(name: str) -> str:
+    """A client's name for a file, for people to read: no path, nothing a terminal would obey."""
+    last = PurePosixPath(PureWindowsPath(name).name).name
+    shown = "".join(each for each in last if each.isprintable())[:MOST_NAME]
+    return shown if shown.strip(". ") else "file"

@@ -1,0 +1,1 @@
+"""Batches under kills, at full speed, and beside people."""

@@ -1,0 +1,181 @@
+"""`python -m bench.batch`: batches under kills, at full speed, beside people. Exits 1 if a goal is missed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench import report
+from bench.batch.kills import delays, kills
+from bench.batch.memory import memory
+from bench.batch.pace import alone, manners
+from bench.processes import Died
+from bench.report import Column, Ratio, Report
+
+T = TypeVar("T")
+
+Found = tuple[list[dict[str, Any]], list[Ratio]]
+COLUMNS = (Column("part", "part"), Column("what", "what"), Column("figure", "figure", 2))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="python -m bench.batch", description=__doc__)
+    parser.add_argument("--parts", default=",".join(PARTS), help="only these (default: all)")
+    parser.add_argument("--lines", type=int, default=5000, help="lines of the batch under kills and of the one alone")
+    parser.add_argument("--kills", type=int, default=200, help="kills (default: 200)")
+    parser.add_argument("--seed", type=int, default=1, help="another one is another run")
+    parser.add_argument("--out", type=Path, default=report.RESULTS / "batch.json", help="where the figures go")
+    args = parser.parse_args(words)
+    console = report.console()
+    parts = args.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        console.print(f"error: no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+        return 2
+    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    rows, ratios = _kept(args.out, parts)
+    try:
+        for name in parts:
+            with console.status(name), _folder(name) as folder:
+                more, judged = PARTS[name](folder, args)
+            rows, ratios = rows + more, ratios + judged
+    except (Died, TimeoutError, OSError) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("stopped; every process has ended")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    found = Report(
+        name="batch",
+        title="Batches",
+        command=" ".join(["python -m bench.batch", *words]),
+        settings={"lines": args.lines, "seed": args.seed},
+        columns=COLUMNS,
+        rows=rows,
+        ratios=tuple(ratios),
+    )
+    console.print(report.table(found))
+    console.print(f"figures in {found.save(args.out)}")
+    return 0 if all(ratio.holds is not False for ratio in ratios) else 1
+
+
+def _kept(path: Path, parts: Sequence[str]) -> Found:
+    """What an earlier run found of the parts that are not run now."""
+    if set(parts) == set(PARTS) or not path.exists():
+        return [], []
+    before = report.load(path)
+    rows = [row for row in before.rows if row["part"] not in parts]
+    return rows, [ratio for ratio in before.ratios if ratio.what.partition(":")[0] not in parts]
+
+
+@contextmanager
+def _folder(name: str) -> Iterator[Path]:
+    """Of its own for each part; kept, and told, if it came to grief."""
+    folder = Path(tempfile.mkdtemp(prefix=f"penstock-batch-{name}-"))
+    try:
+        yield folder
+    except BaseException:
+        sys.stderr.write(f"logs and data are in {folder}\n")
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rows(part: str, figures: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"part": part, "what": what, "figure": figure} for what, figure in figures.items()]
+
+
+async def _until_stopped(running: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM ends it as Ctrl-C does: by cancelling it, so that it can take its processes down."""
+    task = asyncio.ensure_future(running)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
+def _kills(folder: Path, args: argparse.Namespace) -> Found:
+    def told(times: int, completed: int) -> None:
+        if times % 20 == 0:
+            sys.stderr.write(f"{times} kills, {completed} lines\n")
+
+    found = asyncio.run(_until_stopped(kills(folder, args.lines, args.kills, args.seed, told)))
+    verdict, times = found.verdict, sum(found.kills.values())
+    rows = _rows("kills", {
+        "lines": found.lines, "kills of Celery workers": found.kills.get("offline", 0),
+        "kills of engine workers": found.kills.get("workers", 0), "answered": verdict.answered,
+        "failed": verdict.failed, "wrong answers": verdict.wrong, "seconds": found.seconds, "turns": found.turns,
+        "tokens counted": found.tokens, "tokens asked for": found.tokens_asked,
+    })  # fmt: skip
+    return rows, [
+        Ratio(what="kills: how many", value=float(times), at_least=float(args.kills), digits=0),
+        Ratio(what="kills: lines lost", value=float(verdict.lost), at_most=0, digits=0),
+        Ratio(what="kills: lines doubled", value=float(verdict.doubled), at_most=0, digits=0),
+        Ratio(what="kills: lines out of order or misnamed", value=float(verdict.disordered), at_most=0, digits=0),
+        Ratio(what="kills: lines wrong or failed", value=float(verdict.wrong + verdict.failed), at_most=0, digits=0),
+    ]
+
+
+def _delays(folder: Path, _args: argparse.Namespace) -> Found:
+    found = asyncio.run(_until_stopped(delays(folder, 3)))
+    rows = _rows("delays", {
+        "message lost, s": ", ".join(f"{each:.1f}" for each in found.message_lost),
+        "worker killed in a turn, s": ", ".join(f"{each:.1f}" for each in found.worker_killed),
+    })  # fmt: skip
+    longest = max(*found.message_lost, *found.worker_killed)
+    return rows, [Ratio(what="delays: longest after a loss of Celery's, s", value=longest, at_most=60, digits=1)]
+
+
+def _pace(folder: Path, args: argparse.Namespace) -> Found:
+    found = alone(folder, args.lines, args.seed)
+    cpu = {f"CPU seconds of {name}": spent for name, spent in found.cpu_s.items()}
+    rows = _rows("pace", {
+        "lines": found.lines, "lines a second": found.per_second, "engine's capacity, lines a second": found.capacity,
+        "seconds in all": found.whole_s, **cpu,
+    })  # fmt: skip
+    return rows, [Ratio(what="pace: share of the engine's capacity", value=found.share, at_least=0.95, digits=3)]
+
+
+def _manners(folder: Path, _args: argparse.Namespace) -> Found:
+    found = manners(folder, 400, 3)
+    rows = _rows("manners", {
+        "TTFT p50 alone, ms": found.alone.p50, "TTFT p99 alone, ms": found.alone.p99,
+        "TTFT p50 beside a batch, ms": found.beside.p50, "TTFT p99 beside a batch, ms": found.beside.p99,
+        "rounds": len(found.rounds), "wrong answers": sum(each["wrong"] for each in found.rounds),
+        "the batch had work all the time": all(each["batch_was_running"] for each in found.rounds),
+    })  # fmt: skip
+    return rows, [Ratio(what="manners: TTFT p99 beside a batch to alone", value=found.ratio, at_most=1.25)]
+
+
+def _memory(folder: Path, _args: argparse.Namespace) -> Found:
+    found = memory(folder, 50_000)
+    rows = _rows("memory", {
+        "lines": found.lines, "input, MB": found.input_mb, "output, MB": found.output_mb,
+        "lines lost or doubled": found.doubled_or_lost,
+    })  # fmt: skip
+    return rows, [
+        Ratio(what="memory: growth of the API process, MiB", value=found.api_mib, at_most=64, digits=1),
+        Ratio(what="memory: growth of the offline process, MiB", value=found.offline_mib, at_most=64, digits=1),
+    ]
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace], Found]] = {
+    "kills": _kills,
+    "delays": _delays,
+    "pace": _pace,
+    "manners": _manners,
+    "memory": _memory,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Kill -9 of Celery workers and engine workers at random while a batch runs, and of Celery's messages one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.batch.door import Door, Line, Verdict, judge, write
+from bench.chaos.processes import Child
+from bench.chaos.servers import Server
+from bench.chaos.waiting import until
+from bench.processes import free_port
+from streaming.batches import Batches
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+TOKENS = 24
+LATEST_S = 900.0
+PATIENCE_S = 10.0
+
+ENVIRON = {
+    "PENSTOCK_SIM_STEP_MS": "15",
+    "PENSTOCK_SIM_SLOTS": "8",
+    # Workers are killed for no fault of the lines: none of them may be taken for a killer.
+    "PENSTOCK_REDIS_MAX_ATTEMPTS": "1000",
+    "PENSTOCK_TELEMETRY_LOG_LEVEL": "info",
+}
+
+
+class Killed(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    lines: int
+    kills: dict[str, int]
+    """By role."""
+    verdict: Verdict
+    tokens: int
+    """Counted by the batch."""
+    tokens_asked: int
+    seconds: float
+    turns: int
+
+
+class Stage:
+    """Two of each kind of worker, an API process, a scheduler; each is started again whenever it ends."""
+
+    def __init__(self, folder: Path, lease_ms: int, **environ: str) -> None:
+        self.folder, self.server = folder, Server(folder)
+        self.port = free_port()
+        rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        self.environ = {
+            **rest,
+            **ENVIRON,
+            "PENSTOCK_REDIS_URL": self.server.url,
+            "PENSTOCK_REDIS_LEASE_MS": str(lease_ms),
+            "PENSTOCK_API_PORT": str(self.port),
+            **environ,
+        }
+        self.wire = Wire.open(WireSettings(url=self.server.url, lease_ms=lease_ms))
+        self.victims = [self._child(role, number) for role in ("workers", "offline") for number in (1, 2)]
+        self._others = [self._child("api", 1), self._child("scheduler", 1)]
+        self.door = Door(f"http://127.0.0.1:{self.port}")
+
+    def _child(self, role: str, number: int) -> Child:
+        name = f"{role}-{number}"
+        return Child(name, [sys.executable, "-m", role, "--id", name], self.environ, self.folder)
+
+    async def start(self) -> None:
+        """Until the API answers."""
+        await self.server.start()
+        await asyncio.gather(*(child.start() for child in [*self.victims, *self._others]))
+        await until(lambda: asyncio.to_thread(self.door.is_ready), 60, 0.1)
+
+    async def close(self) -> None:
+        """End every process."""
+        self.door.close()
+        await asyncio.gather(*(child.end() for child in [*self.victims, *self._others]))
+        await self.wire.close()
+        await self.server.child.end()
+
+
+async def kills(folder: Path, lines: int, times: int, seed: int, on_progress: Callable[[int, int], None]) -> Killed:
+    """`times` kills of random victims at random moments, all over the batch. Raises TimeoutError."""
+    chance = random.Random(seed)  # noqa: S311 - so that a run can be repeated
+    stage = Stage(folder, 1000)
+    asked = [Line(number, f"line {number} of the batch", TOKENS, "sim") for number in range(1, lines + 1)]
+    try:
+        await stage.start()
+        began = time.monotonic()
+        batch_id = await asyncio.to_thread(stage.door.begin, write(folder / "input.jsonl", asked), "none")
+        count: Counter[str] = Counter()
+        for number in range(times):
+            completed = await _comes_to(stage, batch_id, number * lines // times)
+            await asyncio.sleep(chance.uniform(0.0, 0.6))
+            child = chance.choice([each for each in stage.victims if each.alive] or stage.victims)
+            child.kill()
+            count[child.name.partition("-")[0]] += 1
+            on_progress(number + 1, completed)
+        batch = await asyncio.to_thread(stage.door.ended, batch_id, LATEST_S)
+        outputs, failures = stage.door.lines(batch["output_file_id"]), stage.door.lines(batch["error_file_id"])
+        verdict = await asyncio.to_thread(judge, asked, outputs, failures)
+        turns = sum(child.log.read_bytes().count(b"turn ") for child in stage.victims)
+        seconds = time.monotonic() - began
+        return Killed(lines, dict(count), verdict, batch["usage"]["output_tokens"], lines * TOKENS, seconds, turns)
+    finally:
+        await stage.close()
+
+
+async def _comes_to(stage: Stage, batch_id: str, lines: int) -> int:
+    """Wait until so many lines have their answer, or for PATIENCE_S: kills fall into work, and are spread over it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        batch = await asyncio.to_thread(stage.door.show, batch_id)
+        completed = int(batch["request_counts"]["completed"])
+        if completed >= lines or time.monotonic() > deadline:
+            return completed
+        await asyncio.sleep(0.05)
+
+
+class Delays(msgspec.Struct, frozen=True):
+    """Seconds until a batch went on, one for each trial."""
+
+    message_lost: list[float]
+    """The message that said that there is work was lost by Celery."""
+    worker_killed: list[float]
+    """The Celery worker was killed in the middle of a turn."""
+
+
+async def delays(folder: Path, trials: int) -> Delays:
+    """With the leases people run with. Raises TimeoutError."""
+    stage = Stage(folder, WireSettings().lease_ms)
+    lost, killed = [], []
+    try:
+        await stage.start()
+        path = write(folder / "input.jsonl", [Line(n, f"line {n}", 400, "sim") for n in range(1, 400)])
+        for _ in range(trials):
+            lost.append(await _message_lost(stage, path))
+            killed.append(await _worker_killed(stage, path))
+        return Delays(lost, killed)
+    finally:
+        await stage.close()
+
+
+async def _message_lost(stage: Stage, path: Path) -> float:
+    """The telling is taken here, as by a worker that is killed before it has noted that it took it."""
+    for child in _offline(stage):
+        child.send(signal.SIGSTOP)
+    batch_id = await asyncio.to_thread(stage.door.begin, path)
+    told: list[tuple[str, int]] = []
+    while not told:
+        told = await Batches(stage.wire).due(10)
+    began = time.monotonic()
+    for child in _offline(stage):
+        child.send(signal.SIGCONT)
+    await _until(stage, batch_id, lambda batch: batch["status"] != "validating")
+    seconds = time.monotonic() - began
+    await _away_with(stage, batch_id)
+    return seconds
+
+
+async def _worker_killed(stage: Stage, path: Path) -> float:
+    batch_id = await asyncio.to_thread(stage.door.begin, path)
+    batch = await _until(stage, batch_id, lambda batch: batch["lines_in_queue"] > 0)
+    for child in _offline(stage):  # one of them has the batch; the other has nothing to lose
+        child.kill()
+    began = time.monotonic()
+    done = batch["request_counts"]["completed"]
+    await asyncio.sleep(0.5)
+    before = (await asyncio.to_thread(stage.door.show, batch_id))["request_counts"]["completed"]
+    await _until(stage, batch_id, lambda batch: batch["request_counts"]["completed"] > max(before, done))
+    seconds = time.monotonic() - began
+    await _away_with(stage, batch_id)
+    return seconds
+
+
+def _offline(stage: Stage) -> Sequence[Child]:
+    return [child for child in stage.victims if child.name.startswith("offline")]
+
+
+async def _until(stage: Stage, batch_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    deadline = time.monotonic() + 120
+    while not condition(batch := await asyncio.to_thread(stage.door.show, batch_id)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the batch does not go on: {batch['status']}")
+        await asyncio.sleep(0.05)
+    return batch
+
+
+async def _away_with(stage: Stage, batch_id: str) -> None:
+    await asyncio.to_thread(stage.door.cancel, batch_id)
+    await asyncio.to_thread(stage.door.ended, batch_id, 120)

@@ -1,0 +1,133 @@
+"""How much of the engine a batch uses when it is alone, and what people notice of it when it is not."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.batch.door import Door, Line, write
+from bench.load.child import measure
+from bench.load.plan import Plan, Reading
+from bench.load.stats import Spread
+from bench.penstock import MODEL, Penstock
+
+STEP_MS, PREFILL_MS, SLOTS = 15.0, 25.0, 256
+SHORTEST, LONGEST = 64, 192
+STREAMS, CHAT_TOKENS = 4, 32
+SETTINGS: dict[str, object] = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS, "sim.slots": SLOTS}
+
+
+def some_lines(count: int, seed: int) -> list[Line]:
+    """Answers of many lengths, as people ask for."""
+    chance = random.Random(seed)  # noqa: S311 - so that a run can be repeated
+    return [Line(n, f"line {n} of the batch", chance.randint(SHORTEST, LONGEST), MODEL) for n in range(1, count + 1)]
+
+
+def capacity(lines: list[Line]) -> float:
+    """Lines a second of one engine whose slots are all taken all the time: a slot is a line's for the steps of its
+    prefill and one step per token."""
+    steps = math.ceil(PREFILL_MS / STEP_MS) + sum(line.tokens for line in lines) / len(lines)
+    return SLOTS / (steps * STEP_MS / 1000)
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """Lines a second, from the tenth of the batch that ended first to the tenth that ended last."""
+
+    lines: int
+    per_second: float
+    capacity: float
+    whole_s: float
+    cpu_s: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        return self.per_second / self.capacity
+
+
+def alone(folder: Path, lines: int, seed: int) -> Pace:
+    """One worker, nothing else to do."""
+    asked = some_lines(lines, seed)
+    path = write(folder / "input.jsonl", asked)
+    with Penstock(folder, offline=1, settings=SETTINGS) as penstock:
+        door = Door(penstock.url)
+        cpu = penstock.processes.cpu_s()
+        began = time.monotonic()
+        batch_id = door.begin(path, "none")
+        marks: list[tuple[float, int]] = []
+        while (batch := door.show(batch_id))["status"] in ("validating", "in_progress"):
+            counts = batch["request_counts"]
+            if not marks or counts["completed"] > marks[-1][1]:
+                marks.append((time.monotonic(), counts["completed"]))
+            time.sleep(0.05)
+        whole_s = time.monotonic() - began
+        door.ended(batch_id, 60)
+        door.close()
+        after = penstock.processes.cpu_s()
+    spent = {name: after[name] - cpu.get(name, 0.0) for name in after}
+    return Pace(lines, _rate(marks, lines), capacity(asked), whole_s, spent)
+
+
+def _rate(marks: list[tuple[float, int]], lines: int) -> float:
+    steady = [mark for mark in marks if lines * 0.1 <= mark[1] <= lines * 0.9]
+    (first, before), (last, after) = steady[0], steady[-1]
+    return (after - before) / (last - first)
+
+
+class Manners(msgspec.Struct, frozen=True):
+    """Time to first token of light interactive traffic, in ms."""
+
+    alone: Spread
+    beside: Spread
+    """Beside a batch that takes all it may have."""
+    rounds: list[dict[str, Any]]
+
+    @property
+    def ratio(self) -> float:
+        return self.beside.p99 / self.alone.p99
+
+
+def manners(folder: Path, requests: int, rounds: int) -> Manners:
+    """Rounds of people alone and people beside a batch, by turns, on one set of processes."""
+    found: list[dict[str, Any]] = []
+    path = write(folder / "input.jsonl", some_lines(20_000, 1))
+    with Penstock(folder, offline=1, settings=SETTINGS) as penstock:
+        door = Door(penstock.url)
+        for number in range(rounds):
+            quiet = _people(penstock, requests)
+            batch_id = door.begin(path, "none")
+            _wait_until_it_saturates(door, batch_id)
+            beside = _people(penstock, requests)
+            batch = door.show(batch_id)
+            door.cancel(batch_id)
+            door.ended(batch_id, 120)
+            found.append({
+                "round": number + 1, "alone_p50": quiet.ttft.p50, "alone_p99": quiet.ttft.p99,
+                "beside_p50": beside.ttft.p50, "beside_p99": beside.ttft.p99, "wrong": quiet.errors + beside.errors,
+                "batch_was_running": batch["status"] == "in_progress" and batch["lines_in_queue"] >= SLOTS,
+            })  # fmt: skip
+        door.close()
+    return Manners(_middle(found, "alone"), _middle(found, "beside"), found)
+
+
+def _people(penstock: Penstock, requests: int) -> Reading:
+    plan = Plan(port=penstock.port, model=MODEL, streams=STREAMS, requests=requests, tokens=CHAT_TOKENS, limit_s=120)
+    return measure(plan)
+
+
+def _wait_until_it_saturates(door: Door, batch_id: str) -> None:
+    deadline = time.monotonic() + 60
+    while door.show(batch_id)["request_counts"]["completed"] < SLOTS:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the batch does not get going")
+        time.sleep(0.2)
+
+
+def _middle(rounds: list[dict[str, Any]], what: str) -> Spread:
+    """The median of the rounds: one stall of the machine is no property of ours."""
+    p50, p99 = (sorted(each[f"{what}_{name}"] for each in rounds)[len(rounds) // 2] for name in ("p50", "p99"))
+    return Spread(count=len(rounds), p50=p50, p99=p99)

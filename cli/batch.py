@@ -1,0 +1,241 @@
+"""`penstock batch`: run a file of prompts, and list, show, cancel, pause and resume batches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.batch_input import Recipe
+from cli.batch_run import Run, duration, watched
+from cli.client import Client
+from cli.errors import DONE
+from cli.options import Command, Where, json_option, where_options
+from cli.output import note, print_json, print_rows, print_table, rfc3339
+
+COLUMNS = ("id", "status", "lines", "failed", "per_second", "window", "created_at")
+FAULTS = ("line", "custom_id", "code", "message")
+STEMS = ("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+TIMES = tuple(f"{stem}_at" for stem in STEMS)
+PAGE = 100
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def batch() -> None:
+    """Run files of prompts, and look after batches."""
+
+
+@batch.command("run", cls=Command)
+@click.argument("source", metavar="INPUT", type=click.Path(exists=True, path_type=Path))
+@click.option("-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), required=True,
+              help="Answers, as JSON lines; what failed goes to <name>.errors.jsonl beside it.")  # fmt: skip
+@click.option("--template", default="", help="The prompt, with {column} for each column's value.")
+@click.option("--id-column", default="", help="Column that names a row [custom_id, else its number].")
+@click.option("--model", help="Model to ask [the instance's default].")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="At 0 equal prompts are computed once.")
+@click.option("--window", type=click.Choice(["15m", "1h", "24h", "none"]), default="24h", show_default=True,
+              help="Until when all of it is wanted.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Start over, whatever an earlier run has done.")
+@where_options(url=True)
+@json_option
+def run(
+    source: Path,
+    target: Path,
+    template: str,
+    id_column: str,
+    model: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    window: str,
+    again: bool,
+    where: Where,
+    as_json: bool,
+) -> int:
+    """Compute every line of INPUT and write the answers to a file.
+
+    INPUT is a file of JSON lines (requests of a batch, or objects with `messages`, `prompt` or the template's columns),
+    a CSV table, or a folder of .txt and .md files (columns `name` and `text`). The same command again goes on where
+    this one was stopped. Exit code 5: some lines failed, or not all were computed.
+    """
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    given = {name: value for name, value in options.items() if value is not None}
+    with Client.find(where) as client:
+        recipe = Recipe(model or client.default_model(), template, id_column, given)
+        work = Run(client, source, target, recipe, window, again)
+        ended, code = watched(work)
+    if ended is None:
+        return code
+    if as_json:
+        print_json(_timed(ended))
+    else:
+        _tell(ended, work)
+    return code
+
+
+@batch.command("ls", cls=Command)
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many, newest first.")
+@where_options(url=True)
+@json_option
+def ls(limit: int, where: Where, as_json: bool) -> int:
+    """List batches, newest first."""
+    with Client.find(where) as client:
+        found = list(_pages(client, limit))
+    if as_json:
+        print_rows(map(_timed, found), COLUMNS, as_json=True)
+    elif found:
+        print_rows(map(_row, found), COLUMNS, as_json=False)
+    else:
+        note("no batches")
+    return DONE
+
+
+@batch.command("show", cls=Command)
+@click.argument("batch_id")
+@where_options(url=True)
+@json_option
+def show(batch_id: str, where: Where, as_json: bool) -> int:
+    """Show one: how far it is, how fast, in which lane and why, and its files."""
+    with Client.find(where) as client:
+        found = _timed(client.get(f"/v1/batches/{batch_id}"))
+    if as_json:
+        print_json(found)
+    else:
+        print_table(("FIELD", "VALUE"), list(_fields(found)))
+    return DONE
+
+
+@batch.command("output", cls=Command)
+@click.argument("batch_id")
+@where_options(url=True)
+def output(batch_id: str, where: Where) -> int:
+    """Print the answers there are, also while it runs."""
+    with Client.find(where) as client:
+        client.download(f"/v1/batches/{batch_id}/output", sys.stdout.buffer.write)
+    return DONE
+
+
+@batch.command("errors", cls=Command)
+@click.argument("batch_id")
+@where_options(url=True)
+@json_option
+def errors(batch_id: str, where: Where, as_json: bool) -> int:
+    """List what is wrong with the input, and the lines that failed, by their numbers."""
+    with Client.find(where) as client:
+        faults = (client.get(f"/v1/batches/{batch_id}")["errors"] or {}).get("data", [])
+        rows = [*faults, *map(_failure, client.lines(f"/v1/batches/{batch_id}/errors"))]
+    if rows or as_json:
+        print_rows(rows, FAULTS, as_json=as_json)
+    else:
+        note("no errors")
+    return DONE
+
+
+@batch.command("cancel", cls=Command)
+@click.argument("batch_id")
+@where_options(url=True)
+@json_option
+def cancel(batch_id: str, where: Where, as_json: bool) -> int:
+    """Cancel one; finished lines are kept."""
+    return _steer(where, batch_id, "cancel", as_json=as_json)
+
+
+@batch.command("pause", cls=Command)
+@click.argument("batch_id")
+@where_options(url=True)
+@json_option
+def pause(batch_id: str, where: Where, as_json: bool) -> int:
+    """Begin no more lines; its window goes on."""
+    return _steer(where, batch_id, "pause", as_json=as_json)
+
+
+@batch.command("resume", cls=Command)
+@click.argument("batch_id")
+@where_options(url=True)
+@json_option
+def resume(batch_id: str, where: Where, as_json: bool) -> int:
+    """Go on after a pause."""
+    return _steer(where, batch_id, "resume", as_json=as_json)
+
+
+def _steer(where: Where, batch_id: str, wish: str, *, as_json: bool) -> int:
+    with Client.find(where) as client:
+        found = _timed(client.post(f"/v1/batches/{batch_id}/{wish}", {}))
+    if as_json:
+        print_json(found)
+    else:
+        sys.stdout.write(f"{found['id']} {_state(found)}\n")
+    return DONE
+
+
+def _tell(ended: dict[str, Any], work: Run) -> None:
+    """The last words: what is where."""
+    counts = ended["request_counts"]
+    sys.stdout.write(f"{ended['id']} {ended['status']}: {counts['completed']} of {counts['total']} lines\n")
+    if ended["output_file_id"]:
+        note(f"answers in {work.target}")
+    if ended["error_file_id"]:
+        note(f"{counts['failed']} lines without an answer in {work.errors}")
+    for fault in (ended["errors"] or {}).get("data", [])[:10]:
+        note(f"line {fault['line'] or '-'}: {fault['message']}")
+
+
+def _pages(client: Client, limit: int) -> Iterator[dict[str, Any]]:
+    after = None
+    while limit > 0:
+        page = client.get("/v1/batches", after=after, limit=min(limit, PAGE))
+        yield from page["data"]
+        limit -= len(page["data"])
+        after = page["last_id"]
+        if not page["has_more"]:
+            return
+
+
+def _timed(found: dict[str, Any]) -> dict[str, Any]:
+    return found | {name: rfc3339(found[name]) for name in TIMES if found.get(name) is not None}
+
+
+def _state(found: dict[str, Any]) -> str:
+    return "paused" if found["paused"] else str(found["status"])
+
+
+def _row(found: dict[str, Any]) -> dict[str, Any]:
+    counts = found["request_counts"]
+    return _timed(found) | {
+        "status": _state(found),
+        "lines": f"{counts['completed'] + counts['failed']}/{counts['total']}",
+        "failed": counts["failed"] or "",
+        "per_second": f"{found['lines_per_second']:.1f}" if found["lines_per_second"] and not found["paused"] else "",
+        "window": found["completion_window"],
+    }
+
+
+def _fields(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    counts, rate = found["request_counts"], found["lines_per_second"]
+    for name, value in found.items():
+        match value:
+            case _ if not value:
+                continue
+            case {"total": _, "completed": _, "failed": _}:
+                yield name, f"{counts['completed']} completed, {counts['failed']} failed, {counts['total']} in all"
+            case {"data": [first, *_] as faults}:
+                yield name, f"{len(faults)}, the first: {first['message']}"
+            case {"total_tokens": total, "output_tokens": out}:
+                yield name, f"{total} tokens, {out} of them generated"
+            case dict():
+                yield name, ", ".join(f"{key} {item}" for key, item in value.items())
+            case _:
+                yield name, str(value)
+    if rate and not found["paused"]:
+        yield "eta", duration((counts["total"] - counts["completed"] - counts["failed"]) / rate)
+
+
+def _failure(line: bytes) -> dict[str, Any]:
+    """A line of the error file as a row."""
+    found = json.loads(line)
+    error = found["error"] or found["response"]["body"]["error"]
+    return {"line": found["line"], "custom_id": found["custom_id"], "code": error["code"], "message": error["message"]}

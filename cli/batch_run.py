@@ -1,0 +1,182 @@
+"""Running a batch from the command line: upload, watch, fetch; and going on where an earlier run stopped.
+
+What was begun stands in a small file beside the output, written before each step that must not be done twice.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from cli.batch_input import Prepared, Recipe, prepare
+from cli.client import Client
+from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, USAGE, Problem
+from cli.output import note
+from cli.progress import Progress
+
+FINAL = ("completed", "failed", "expired", "cancelled")
+POLL_S = 0.5
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What an earlier run did already."""
+
+    digest: str
+    """Of the input and its options."""
+    key: str
+    """The batch's idempotency key: created twice it is one batch."""
+    file: str = ""
+    batch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What to do: the command's arguments."""
+
+    client: Client
+    source: Path
+    target: Path
+    recipe: Recipe
+    window: str
+    again: bool
+
+    @property
+    def errors(self) -> Path:
+        """Where failed lines go."""
+        return self.target.with_name(f"{self.target.stem}.errors{self.target.suffix or '.jsonl'}")
+
+    @property
+    def _note(self) -> Path:
+        return self.target.with_name(self.target.name + ".batch")
+
+    def start(self) -> dict[str, Any]:
+        """Everything, to the end; the batch as it ended. Ctrl-C stops watching, not the batch."""
+        with Progress(sys.stderr, os.environ) as progress:
+            batch = self._batch(progress)
+            while batch["status"] not in FINAL:
+                show(progress, batch)
+                time.sleep(POLL_S)
+                batch = self.client.get(f"/v1/batches/{batch['id']}")
+            progress.phase("fetching the answers")
+            self._fetch(batch["output_file_id"], self.target)
+            self._fetch(batch["error_file_id"], self.errors)
+        return batch
+
+    def _batch(self, progress: Progress) -> dict[str, Any]:
+        """The batch, made now or by an earlier run."""
+        progress.phase(f"reading {self.source}")
+        with tempfile.TemporaryFile() as lines:
+            prepared = prepare(self.source, self.recipe, lines)
+            begun = self._begun(prepared)
+            if begun.batch:
+                try:
+                    return self.client.get(f"/v1/batches/{begun.batch}")
+                except Problem as problem:
+                    if problem.code != "batch_not_found":
+                        raise
+                    begun = self._begin(prepared)
+            if not begun.file:
+                uploaded = self._upload(progress, lines)
+                begun = self._keep(msgspec.structs.replace(begun, file=uploaded["id"]))
+        body = {"input_file_id": begun.file, "endpoint": prepared.endpoint, "completion_window": self.window}
+        batch = self.client.post("/v1/batches", body, **{"Idempotency-Key": begun.key})
+        self._keep(msgspec.structs.replace(begun, batch=batch["id"]))
+        return batch
+
+    def _begun(self, prepared: Prepared) -> Begun:
+        try:
+            begun = msgspec.json.decode(self._note.read_bytes(), type=Begun)
+        except FileNotFoundError:
+            return self._begin(prepared)
+        except (msgspec.MsgspecError, OSError) as error:
+            raise Problem(f"{self._note} cannot be read", cause=str(error), next_step=f"rm {self._note}") from None
+        if self.again:
+            return self._begin(prepared)
+        if begun.digest != self._digest(prepared):
+            raise Problem(
+                f"{self.target} belongs to another run",
+                cause="its input or its options were different",
+                next_step="another -o, or --again to start over",
+                exit_code=USAGE,
+                code="another_run",
+            )
+        if begun.batch:
+            note(f"going on with {begun.batch}")
+        return begun
+
+    def _begin(self, prepared: Prepared) -> Begun:
+        return self._keep(Begun(digest=self._digest(prepared), key=secrets.token_hex(16)))
+
+    def _digest(self, prepared: Prepared) -> str:
+        return f"{prepared.digest}:{self.window}"
+
+    def _keep(self, begun: Begun) -> Begun:
+        fresh = self._note.with_suffix(".new")
+        try:
+            fresh.write_bytes(msgspec.json.encode(begun))
+            fresh.replace(self._note)
+        except OSError as error:
+            raise Problem(f"cannot write {self._note}", cause=error.strerror or str(error)) from None
+        return begun
+
+    def _upload(self, progress: Progress, lines: BinaryIO) -> dict[str, Any]:
+        total = lines.seek(0, os.SEEK_END)
+        lines.seek(0)
+        name = f"{self.source.stem or 'batch'}.jsonl"
+        return self.client.upload(
+            "/v1/files", name, lines, on_read=lambda done: progress.amount("uploading", done, total), purpose="batch"
+        )
+
+    def _fetch(self, file_id: str | None, target: Path) -> None:
+        """Whole or not at all; without a file an older one is not left to be taken for its output."""
+        if not file_id:
+            target.unlink(missing_ok=True)
+            return
+        part = target.with_name(target.name + ".part")
+        try:
+            with part.open("wb") as file:
+                self.client.download(f"/v1/files/{file_id}/content", file.write)
+            part.replace(target)
+        except OSError as error:
+            raise Problem(f"cannot write {target}", cause=error.strerror or str(error)) from None
+
+
+def show(progress: Progress, batch: dict[str, Any]) -> None:
+    """One line: how far, how fast, how long still, how many failed."""
+    counts = batch["request_counts"]
+    done, total = counts["completed"] + counts["failed"], counts["total"]
+    state = "paused" if batch["paused"] else batch["status"]
+    words = [state] if state != "in_progress" else []
+    if rate := batch["lines_per_second"]:
+        words += [f"{rate:.1f}/s", f"ETA {duration((total - done) / rate)}"]
+    if counts["failed"]:
+        words.append(f"{counts['failed']} failed")
+    progress.steps(str(batch["id"]), done, total, "  ".join(words))
+
+
+def duration(seconds: float) -> str:
+    """For people: the two largest units."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def watched(run: Run) -> tuple[dict[str, Any] | None, int]:
+    """The batch as it ended, and the exit code that stands for it; None if nobody watched to the end."""
+    try:
+        batch = run.start()
+    except KeyboardInterrupt:
+        note("\nnot watching any more; the batch goes on, and the same command takes it up again")
+        return None, INTERRUPTED
+    failed = batch["request_counts"]["failed"]
+    return batch, DONE if batch["status"] == "completed" and not failed else ENDED_BADLY

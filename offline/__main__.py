@@ -1,0 +1,221 @@
+"""`python -m offline`: one Celery worker process, for what nobody waits for; and the bell that rings for it.
+
+Celery runs in a thread with a pool of threads; the work itself is done in this process's event loop. Nothing is lost
+when the process is killed: others go on where the files and the store say it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+from celery import Celery
+from celery.worker import WorkController
+from celery.worker import state as celery_state
+
+from offline.app import HARD_LIMIT_S, build_app
+from offline.bell import Bell
+from offline.desk import Desk
+from offline.lines import Tools
+from offline.settings import OfflineSettings
+from offline.turn import Bench
+from streaming.batches import Batches
+from streaming.config import FILE, Config, ConfigError, load
+from streaming.errors import Unavailable
+from streaming.fleet import Fleet
+from streaming.memory import Headroom
+from streaming.messages import Process
+from streaming.presence import present
+from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings, served_models
+from streaming.shelf import Shelf
+from streaming.wire import Wire
+from telemetry import logs
+from telemetry.lag import watch_lag
+from telemetry.lifeline import Lifeline
+from telemetry.metrics import Metrics
+from telemetry.settings import TelemetrySettings
+
+log = logging.getLogger("offline")
+
+EXIT_STUCK = 75
+TIDY_S = 60.0
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "redis": WireSettings,
+    "files": FilesSettings,
+    "batch": BatchSettings,
+    "offline": OfflineSettings,
+    "telemetry": TelemetrySettings,
+    "models": ModelSettings,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, configure, run. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m offline", description=__doc__)
+    parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
+    parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
+    parser.add_argument("--id", default="offline-1", help="this process's name in `penstock ps`")
+    args = parser.parse_args(argv)
+    lifeline = Lifeline.from_environ()
+    try:
+        config = _config(args)
+        process = OfflineProcess(args.id, config, lifeline)
+    except (ConfigError, OSError) as error:
+        lifeline.say("failed", str(error))
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    asyncio.run(process.run())
+    return 0
+
+
+def _config(args: argparse.Namespace) -> Config:
+    if args.settings:
+        return Config.saved(args.settings)
+    path = args.config or (Path(FILE) if Path(FILE).exists() else None)
+    return load(SECTIONS, path=path, environ=os.environ)
+
+
+class OfflineProcess:
+    """The process around the desk. Raises ConfigError, or OSError when the folder of files cannot be used."""
+
+    def __init__(self, name: str, config: Config, lifeline: Lifeline) -> None:
+        telemetry = config.section("telemetry", TelemetrySettings)
+        logs.setup("offline", telemetry.log_level)
+        logging.getLogger("celery").setLevel("WARNING")  # each task twice at info level
+        files = config.section("files", FilesSettings)
+        self._settings = config.section("offline", OfflineSettings)
+        self._redis = config.section("redis", WireSettings)
+        self._batch = config.section("batch", BatchSettings)
+        self._models = tuple(served_models(config.table("models", ModelSettings)))
+        self._name, self._lifeline, self._since = name, lifeline, time.time()
+        self._metrics = Metrics.start(telemetry.metrics_dir, "offline")
+        self._shelf = Shelf(files.dir)
+        self._shelf.prepare()
+        self._keep_s = files.retention_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._desk: Desk | None = None
+        self._app = build_app(self._settings, self._redis, self._look_at_batch)
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT."""
+        self._loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, stop.set)
+        wire = Wire.open(self._redis)
+        headroom = Headroom(wire)
+        tools = Tools(wire, headroom, self._models, self._batch)
+        say_s = min(1.0, self._redis.lease_ms / 2000)
+        bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self._settings.turn_s, say_s)
+        self._desk = desk = Desk(bench)
+        await self._wait_for_redis(wire, stop)
+        bell = Bell(Batches(wire), self._app)
+        loops = (bell.keep_ringing(), desk.keep_tidy(TIDY_S), headroom.keep_looking(), watch_lag(), self._fold())
+        tasks = [asyncio.create_task(each) for each in loops]
+        celery = _CeleryThread(self._app, self._settings.concurrency, self._name)
+        try:
+            async with present(Fleet(wire), self._describe):
+                celery.start()
+                self._lifeline.say("ready")
+                await self._until_stopped(stop, tasks, celery)
+                self._lifeline.say("draining")
+                desk.stop.set()
+                await asyncio.to_thread(celery.stop, self._settings.drain_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await wire.close()
+            self._metrics.close()
+
+    async def _wait_for_redis(self, wire: Wire, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await wire.ping()
+            except Unavailable as error:
+                self._lifeline.say("starting", f"waiting for Redis: {error}")
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+    async def _until_stopped(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]], celery: _CeleryThread) -> None:
+        """Raises what one of the loops raises; ends the process when Celery has ended by itself."""
+        while not stop.is_set():
+            if not celery.is_alive():
+                raise SystemExit("Celery's worker ended by itself")
+            for task in tasks:
+                if task.done():
+                    task.result()
+            with contextlib.suppress(TimeoutError):  # the usual case
+                await asyncio.wait_for(stop.wait(), 1.0)
+
+    async def _fold(self) -> None:
+        while True:
+            self._metrics.fold()
+            await asyncio.sleep(2.0)
+
+    def _look_at_batch(self, batch_id: str, telling: int) -> None:
+        """The task's body, in one of Celery's threads: wait for the turn, which the event loop does."""
+        assert self._loop is not None and self._desk is not None
+        turn = asyncio.run_coroutine_threadsafe(self._desk.look_at_batch(batch_id, telling), self._loop)
+        try:
+            turn.result(HARD_LIMIT_S)
+        except TimeoutError:
+            # A disk or a file system that does not answer: whatever held on to it goes with the process.
+            log.critical("a turn did not end within %d s; a fresh process is needed", HARD_LIMIT_S)
+            logging.shutdown()
+            os._exit(EXIT_STUCK)
+
+    def _describe(self) -> Process:
+        desk = self._desk
+        return Process(
+            role="offline",
+            id=self._name,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            state="draining" if desk is not None and desk.stop.is_set() else "ready",
+            since=self._since,
+            slots=self._settings.concurrency,
+            running=desk.running if desk is not None else 0,
+        )
+
+
+class _CeleryThread:
+    """Celery's worker beside the event loop. It takes no signals; it is asked to stop by its own state."""
+
+    def __init__(self, app: Celery, concurrency: int, name: str) -> None:
+        self._worker = WorkController(
+            app=app,
+            hostname=name,
+            pool="threads",
+            concurrency=concurrency,
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+        )
+        self._thread = threading.Thread(target=self._worker.start, name="celery", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self, seconds: float) -> None:
+        """Take nothing more, let tasks end; what has not ended then ends with the process."""
+        celery_state.should_stop = 0
+        self._thread.join(seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

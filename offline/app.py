@@ -1,0 +1,89 @@
+"""The one Celery app, and how it is set. Celery reminds; it keeps nothing that matters.
+
+Over Redis, Celery loses a message when its worker is killed between taking it and noting that it took it, and gives a
+long task to a second worker after the visibility timeout. So a message here only says "look at this batch"; the batch
+itself, its fence and its next reminder stand in our own keys, and a lost message is sent again (see offline.bell).
+A further kind of work gets a task here, and its own reminders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from celery import Celery
+
+from offline.settings import OfflineSettings
+from streaming.address import Address, parse_address
+from streaming.config import ConfigError
+from streaming.keys import BROKER
+from streaming.settings import WireSettings
+
+QUEUE = "offline"
+LOOK_AT_BATCH = "penstock.batch"
+"""Task: (id of a batch, number of the telling)."""
+
+VISIBILITY_S = 3600
+HARD_LIMIT_S = VISIBILITY_S // 2 - 60
+"""No task outlives this, so that none is given to a second worker while it runs."""
+
+SETTINGS: dict[str, Any] = {
+    "task_acks_late": True,
+    "task_reject_on_worker_lost": True,
+    "task_ignore_result": True,
+    "task_default_queue": QUEUE,
+    "task_serializer": "json",
+    "result_serializer": "json",
+    "accept_content": ["json"],
+    "result_accept_content": ["json"],
+    "worker_prefetch_multiplier": 1,
+    "worker_hijack_root_logger": False,
+    "worker_enable_remote_control": False,
+    "broker_connection_retry_on_startup": True,
+    "broker_connection_max_retries": None,
+    "broker_connection_timeout": 4,
+}
+"""Late acknowledgement, JSON alone, no message held beyond those worked on, a broker waited for however long."""
+
+
+def build_app(settings: OfflineSettings, redis: WireSettings, look_at_batch: Callable[[str, int], None]) -> Celery:
+    """`look_at_batch` does the task's work, in a thread of Celery's. Raises ConfigError."""
+    url, options = broker(settings, redis)
+    app = Celery("penstock", broker=url, set_as_current=False)
+    app.conf.update(SETTINGS, broker_transport_options=options)
+    app.task(name=LOOK_AT_BATCH)(look_at_batch)
+    app.finalize()
+    return app
+
+
+def broker(settings: OfflineSettings, redis: WireSettings) -> tuple[str, dict[str, Any]]:
+    """Address and transport options of the broker, as kombu spells them. Raises ConfigError."""
+    if settings.broker_url:
+        return settings.broker_url, {"visibility_timeout": VISIBILITY_S}
+    options: dict[str, Any] = {
+        "visibility_timeout": VISIBILITY_S,
+        "global_keyprefix": BROKER,
+        "socket_timeout": max(4.0, 2 * redis.timeout_s),
+        "socket_connect_timeout": redis.timeout_s,
+        "socket_keepalive": True,
+    }
+    address = parse_address(redis.url)
+    match address.kind:
+        case "server":
+            return redis.url.replace("unix://", "redis+socket://", 1), options
+        case "sentinel":
+            return _sentinels(address), options | {"master_name": address.service}
+        case "cluster":
+            raise ConfigError(
+                "offline.broker_url",
+                "Celery cannot use a Redis cluster",
+                "give it a server of its own: a small Redis, or RabbitMQ (amqp://...)",
+            )
+
+
+def _sentinels(address: Address) -> str:
+    who = ""
+    if address.password:
+        who = f"{quote(address.username or '', safe='')}:{quote(address.password, safe='')}@"
+    return ";".join(f"sentinel://{who}{host}:{port}/{address.db}" for host, port in address.hosts)

@@ -1,0 +1,299 @@
+"""Computing the lines of a batch: a bounded number of them in the queue, answers written down as they come.
+
+A line's job has an id that follows from batch, line and attempt, so to put it again is harmless, and what is in the
+queue need not be remembered: whoever goes on with the batch finds the same jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from api.lines import answer, envelope, job_of, request_of, worth_retrying
+from offline.urgency import Standing, lane_of, window_of
+from streaming.batches import Hold
+from streaming.errors import LaneFull
+from streaming.fleet import Fleet
+from streaming.journal import Journal, Record
+from streaming.keys import line_job_id
+from streaming.ledger import Ledger, Outcome, Plan, Row, Segment
+from streaming.memory import Headroom
+from streaming.messages import Job, Priority, Progress, State, Usage
+from streaming.queue import Queue
+from streaming.settings import BatchSettings
+from streaming.wire import Wire
+
+AT_ONCE = 64
+"""Jobs put, or records read, in one round trip."""
+FADE_S = 600
+"""How long the record of a line's job is kept once its answer is on disk."""
+PACE_S = 10.0
+SLOTS_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every turn works with."""
+
+    wire: Wire
+    headroom: Headroom
+    models: Sequence[str]
+    settings: BatchSettings
+
+
+class Lines:
+    """One turn at the lines of one batch. `now_ms` is kept by whoever hears the store's time."""
+
+    def __init__(self, tools: Tools, hold: Hold, folder: Path) -> None:
+        self._tools, self._hold, self._folder = tools, hold, folder
+        self._queue, self._journal, self._fleet = Queue(tools.wire), Journal(tools.wire), Fleet(tools.wire)
+        self.plan, self.ledger = Plan(), Ledger(folder, 0)
+        self.base = hold.progress
+        """What of the progress is not about lines."""
+        self.now_ms = hold.now_ms
+        self._source: BinaryIO | None = None
+        self._segment = Segment(folder, hold.epoch)
+        self._copies: Sequence[int] = ()
+        self._waiting: deque[int] = deque()
+        """Lines that are not in the queue and have no answer, in the order they are to be put."""
+        self._queued: dict[str, int] = {}
+        """Lines in the queue, by their job."""
+        self._giving_up = False
+        """What is cancelled now was cancelled by us, for good."""
+        self._completed = self._failed = self._retried = 0
+        self._usage = Usage()
+        self._ends: deque[tuple[float, int]] = deque()
+        """When how many lines ended."""
+        self._slots, self._slots_at = 0, float("-inf")
+        self._lane, self._reason = Priority.BATCH, ""
+
+    # --- taking up what earlier turns left ---------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Read the ledger and find the lines that are in the queue. Raises Unavailable, OSError."""
+        await asyncio.to_thread(self._load)
+        # Lines are put in order and only so many at once: those in the queue are among the first.
+        most = 2 * max(self._tools.settings.window, self._hold.progress.in_queue)
+        first = {self._job_id(line): line for line in list(self._waiting)[:most]}
+        known = await self._queue.known(list(first))
+        self._queued = {job_id: first[job_id] for job_id in known}
+        taken = set(self._queued.values())
+        self._waiting = deque(line for line in self._waiting if line not in taken)
+
+    def _load(self) -> None:
+        self.plan = Plan.load(self._folder)
+        self.ledger = Ledger.load(self._folder, len(self.plan))
+        self._copies = self.plan.copies()
+        self._source = (self._folder / "input").open("rb")
+        self._waiting.extend(line for line in self.plan.order if self.ledger.ends[line] is None)
+        self._retried = sum(self.ledger.failures)
+        self._count([end for end in self.ledger.ends if end is not None])
+
+    def close(self) -> None:
+        """What was not written down is found again. Blocks."""
+        if self._source is not None:
+            self._source.close()
+        self._segment.close()
+
+    # --- the work ----------------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether every line has its answer."""
+        return not self._waiting and not self._queued
+
+    @property
+    def idle(self) -> bool:
+        """Whether no line is in the queue."""
+        return not self._queued
+
+    async def collect(self) -> int:
+        """Write down the answers of jobs that have ended; how many. Raises Unavailable, OSError."""
+        ended = await self._queue.ended(self._queued)
+        written: list[str] = []
+        for at in range(0, len(ended), AT_ONCE):
+            part = ended[at : at + AT_ONCE]
+            for job_id, record in zip(part, await self._journal.records(part), strict=True):
+                line = self._queued.pop(job_id)
+                if record is None or record.terminal is None:  # the store has lost it: the same job once more
+                    self._waiting.appendleft(line)
+                else:
+                    self._settle(line, record)
+                    written.append(job_id)
+            await self._commit()
+        if written:
+            await self._queue.fade(written, FADE_S)
+        return len(written)
+
+    async def feed(self) -> None:
+        """Put as many lines as belong into the queue. Raises Unavailable, OSError."""
+        left_ms = self._left_ms()
+        if not self._waiting or self._tools.headroom.full or (left_ms is not None and left_ms <= 0):
+            return
+        room = window_of(await self._slots_there(), self._tools.settings.window) - len(self._queued)
+        self._lane, self._reason = lane_of(self._standing(), self._hold.batch.ceiling)
+        while room > 0 and self._waiting:
+            lines = [self._waiting.popleft() for _ in range(min(room, AT_ONCE, len(self._waiting)))]
+            room -= len(lines)
+            if not await self._put(lines, left_ms):
+                return
+
+    async def withdraw(self) -> None:
+        """Take out of the queue what nobody has begun; it will be put again. Raises Unavailable, OSError."""
+        for part in self._parts():
+            # Written before it is done: were this process lost in between, the end of the old job as cancelled would
+            # be taken for the line's.
+            for line in part.values():
+                self._segment.add(line, Outcome.WITHDRAWN, self.ledger.attempts[line] + 1)
+            await self._commit()
+            self._take_back(part, await self._queue.stop(list(part), waiting_only=True))
+
+    async def give_up(self) -> None:
+        """Cancel what is in the queue, begun or not, for good. Raises Unavailable."""
+        self._giving_up = True
+        for part in self._parts():
+            self._take_back(part, await self._queue.stop(list(part), waiting_only=False))
+
+    def _parts(self) -> list[dict[str, int]]:
+        items = list(self._queued.items())
+        return [dict(items[at : at + AT_ONCE]) for at in range(0, len(items), AT_ONCE)]
+
+    def _take_back(self, part: dict[str, int], states: Sequence[State | None]) -> None:
+        for (job_id, line), state in zip(part.items(), states, strict=True):
+            if state in (State.QUEUED, None):
+                del self._queued[job_id]
+                self._waiting.appendleft(line)
+
+    async def _put(self, lines: list[int], left_ms: int | None) -> bool:
+        """False once the lane is full: the lines it did not take go on waiting."""
+        jobs = await asyncio.to_thread(self._jobs, lines, left_ms)
+        try:
+            answers = await self._queue.put_parts(jobs)
+        except BaseException:
+            self._waiting.extendleft(reversed(lines))
+            raise
+        refused = []
+        for line, job, accepted in zip(lines, jobs, answers, strict=True):
+            if isinstance(accepted, LaneFull):
+                refused.append(line)
+            else:
+                self._queued[job.id] = line
+        self._waiting.extendleft(reversed(refused))
+        return not refused
+
+    def _jobs(self, lines: list[int], left_ms: int | None) -> list[Job]:
+        """These lines' requests have been read once without error."""
+        assert self._source is not None
+        batch, jobs = self._hold.batch, []
+        for line in lines:
+            request = request_of(envelope(self.plan.read(self._source, line), batch.endpoint), None)
+            number = self.plan.numbers[line]
+            jobs.append(
+                job_of(request, batch, job_id=self._job_id(line), number=number, lane=self._lane, left_ms=left_ms)
+            )
+        return jobs
+
+    def _job_id(self, line: int) -> str:
+        partitions = self._tools.wire.settings.partitions
+        return line_job_id(self._hold.batch.id, line, self.ledger.attempts[line], partitions)
+
+    def _settle(self, line: int, record: Record) -> None:
+        """What the end of a line's job means for the line."""
+        assert record.terminal is not None
+        attempt = self.ledger.attempts[line]
+        if (record.state is State.CANCELLED and self._giving_up) or self._out_of_time(record):
+            self._waiting.appendleft(line)
+        elif worth_retrying(record) and self.ledger.failures[line] < self._tools.settings.retries:
+            self._segment.add(line, Outcome.RETRIED, attempt + 1)
+            self._waiting.appendleft(line)
+        else:
+            good, kept = answer(record)
+            self._segment.add(line, Outcome.DONE if good else Outcome.FAILED, attempt, kept, record.terminal.usage)
+
+    def _out_of_time(self, record: Record) -> bool:
+        """Whether it was the batch's time that was over, not one the line set itself."""
+        expires_ms = self._hold.expires_ms
+        return record.state is State.EXPIRED and bool(expires_ms) and record.deadline_ms >= expires_ms
+
+    async def _commit(self) -> None:
+        rows = await asyncio.to_thread(self._segment.commit)
+        failures = sum(row.outcome is Outcome.RETRIED for row in rows)
+        ended = self._count(self.ledger.take(rows))
+        self._retried += failures
+        if ended:
+            self._ends.append((asyncio.get_running_loop().time(), ended))
+
+    # --- how it stands -----------------------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        """The batch's, brought up to now."""
+        return msgspec.structs.replace(
+            self.base,
+            completed=self._completed,
+            failed=self._failed,
+            computed=len(self.plan.order),
+            in_queue=len(self._queued),
+            retried=self._retried,
+            usage=self._usage,
+            lane=str(self._lane),
+            lane_reason=self._reason,
+            per_second=round(self._pace(), 3),
+        )
+
+    def tokens_left(self) -> int:
+        """Estimate of what is still to be computed."""
+        tokens = self.plan.tokens
+        return sum(tokens[line] for line in self._waiting) + sum(tokens[line] for line in self._queued.values())
+
+    def _count(self, rows: Sequence[Row]) -> int:
+        """Count these ends, for their twins too; how many lines that were."""
+        ended, used = 0, self._usage
+        prompt, completion, cached = used.prompt, used.completion, used.cached
+        for row in rows:
+            lines = self._copies[row.line]
+            ended += lines
+            if row.outcome is Outcome.DONE:
+                self._completed += lines
+            else:
+                self._failed += lines
+            prompt, completion = prompt + row.usage.prompt, completion + row.usage.completion
+            cached += row.usage.cached
+        self._usage = Usage(prompt, completion, cached)
+        return ended
+
+    def _standing(self) -> Standing:
+        left_ms, window_ms = self._left_ms(), self._hold.batch.window_ms
+        return Standing(
+            lines_left=len(self.plan) - self._completed - self._failed,
+            per_second=self._pace(),
+            left_s=None if left_ms is None else left_ms / 1000,
+            window_s=None if window_ms is None else window_ms / 1000,
+        )
+
+    def _left_ms(self) -> int | None:
+        return self._hold.expires_ms - self.now_ms if self._hold.expires_ms else None
+
+    def _pace(self) -> float:
+        """Lines a second over the last seconds; what earlier turns said until this one knows better."""
+        now = asyncio.get_running_loop().time()
+        while self._ends and self._ends[0][0] < now - PACE_S:
+            self._ends.popleft()
+        if not self._ends or now - self._ends[0][0] < 1.0:
+            return self._hold.progress.per_second
+        return sum(count for _, count in self._ends) / (now - self._ends[0][0])
+
+    async def _slots_there(self) -> int:
+        """Texts the workers can generate at once."""
+        now = asyncio.get_running_loop().time()
+        if now - self._slots_at > SLOTS_S:
+            models = {self._hold.progress.model} if self._hold.progress.model else set(self._tools.models)
+            workers = await self._fleet.processes("worker")
+            self._slots = sum(worker.slots for worker in workers if worker.model in models)
+            self._slots_at = now
+        return self._slots

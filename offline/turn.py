@@ -1,0 +1,299 @@
+"""One turn at one batch: read its input, compute its lines, put its files together, end it; as far as the turn goes.
+
+Whoever has the batch says so about once a second and hears what its owner wants meanwhile. A turn may be cut off at
+any point: what counts is on disk and in the store, and the next turn goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from api.outputs import blocks, output_lines
+from offline.lines import Lines, Tools
+from offline.survey import Interrupted, Survey, Terms, survey
+from streaming.batches import Batches, Hold, Verdict
+from streaming.errors import Fenced, Unavailable
+from streaming.files import Files
+from streaming.ledger import Ledger, Outcome, Plan, Segment
+from streaming.messages import BatchState, LineFault, StoredFile
+from streaming.shelf import Incoming, Shelf
+from telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""How often the queue is asked which lines have ended."""
+SAY_S = 1.0
+STOPPING_S = 30.0
+"""How long running lines of a cancelled batch may take to stop."""
+ASLEEP_MS = 24 * 3600 * 1000
+"""A paused batch without a deadline is looked at again after so long."""
+OUTPUT = "batch_output"
+
+Why: TypeAlias = Literal["", "expired", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a turn works with."""
+
+    tools: Tools
+    shelf: Shelf
+    metrics: Metrics
+    keep_s: int
+    """How long files and the record are kept."""
+    turn_s: float
+    say_s: float = SAY_S
+
+
+class Turn:
+    """`stop` ends it early, in good order."""
+
+    def __init__(self, bench: Bench, hold: Hold, stop: asyncio.Event) -> None:
+        self._bench, self._hold, self._stop = bench, hold, stop
+        self._batches, self._files = Batches(bench.tools.wire), Files(bench.tools.wire)
+        self._folder = bench.shelf.work(hold.batch.id)
+        self._state, self._progress = hold.state, hold.progress
+        self._verdict = Verdict(hold.now_ms, hold.state, hold.paused)
+        self._tokens: int | None = None
+        self._saying = asyncio.Lock()
+        self._ended = False
+        """The last word is said, or being said."""
+        self._lost = False
+        """The batch was taken from us: threads are to stop too."""
+        self._lines: Lines | None = None
+
+    async def run(self) -> None:
+        """Raises Fenced when the batch was taken over, Unavailable, OSError."""
+        saying = asyncio.create_task(self._keep_saying())
+        working = asyncio.create_task(self._work())
+        try:
+            await asyncio.wait({saying, working}, return_when=asyncio.FIRST_COMPLETED)
+            self._lost = not working.done()
+            if not working.done():
+                working.cancel()
+        finally:
+            self._lost = True
+            for task in (saying, working):
+                task.cancel()
+            ends = await asyncio.gather(working, saying, return_exceptions=True)
+            if self._lines is not None:
+                await asyncio.to_thread(self._lines.close)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    # --- saying how far it is ----------------------------------------------------------------------------------------
+
+    async def _keep_saying(self) -> None:
+        """While the store is away nothing is said; if that lasts, another turn will have the batch."""
+        while True:
+            await asyncio.sleep(self._bench.say_s)
+            try:
+                await self._say()
+            except Unavailable as error:
+                log.warning("how far a batch is could not be said: %s", error, extra={"batch": self._hold.batch.id})
+
+    async def _say(self, rest_ms: int | None = None) -> None:
+        """`rest_ms` ends the turn. Raises Fenced, Unavailable."""
+        async with self._saying:
+            if self._ended:
+                return
+            if self._lines is not None:
+                self._progress, self._tokens = self._lines.progress(), self._lines.tokens_left()
+            self._verdict = await self._batches.save(
+                self._hold, self._state, self._progress, tokens=self._tokens, rest_ms=rest_ms
+            )
+            if self._lines is not None:
+                self._lines.now_ms = self._verdict.now_ms
+
+    async def _enter(self, state: BatchState, **changes: Any) -> None:
+        """A new state; the owner may have wished for another meanwhile."""
+        self._state = state
+        self._progress = msgspec.structs.replace(self._progress, **changes)
+        if self._lines is not None:
+            self._lines.base = self._progress
+        await self._say()
+
+    async def _end(self, state: BatchState, files: Sequence[StoredFile] = (), **changes: Any) -> None:
+        """The last word about this batch. Raises Fenced, Unavailable."""
+        async with self._saying:
+            progress = msgspec.structs.replace(
+                self._progress, in_queue=0, per_second=0.0, ended_ms=self._verdict.now_ms, **changes
+            )
+            self._ended = True
+            await self._batches.save(self._hold, state, progress, keep_s=self._bench.keep_s, files=files)
+        self._bench.metrics.batches.labels(state.value).inc()
+        log.info("batch ended as %s", state, extra={"batch": self._hold.batch.id, "lines": progress.total})
+        await asyncio.to_thread(self._bench.shelf.end_work, self._hold.batch.id)
+
+    def _go_on(self) -> bool:
+        return not self._lost and not self._stop.is_set()
+
+    # --- the work ----------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        if self._hold.state is BatchState.VALIDATING and not await self._read_input():
+            return
+        why = await self._compute()
+        if why is not None:
+            await self._put_together(why)
+
+    async def _read_input(self) -> bool:
+        """Whether there is something to compute."""
+        tools, batch = self._bench.tools, self._hold.batch
+        segment = Segment(self._folder, self._hold.epoch)
+        terms = Terms(batch.endpoint, frozenset(tools.models), tools.settings.max_lines)
+        try:
+            source = self._bench.shelf.input_of(batch.id)
+            found = await asyncio.to_thread(survey, source, terms, segment, self._go_on)
+            if not found.faults:
+                await asyncio.to_thread(segment.commit)
+                await asyncio.to_thread(found.plan.save, self._folder)
+        except Interrupted:
+            await self._say(rest_ms=0)
+            return False
+        except FileNotFoundError:
+            await self._fail([LineFault(0, "file_not_found", "The input file is gone.", "input_file_id")])
+            return False
+        finally:
+            segment.close()
+        faults = found.faults or await self._over_quota(found)
+        if faults:
+            await self._fail(faults)
+            return False
+        await self._enter(
+            BatchState.IN_PROGRESS,
+            total=len(found.plan),
+            failed=found.refused,
+            computed=len(found.plan.order),
+            model=next(iter(found.models)) if len(found.models) == 1 else "",
+            tokens=found.tokens,
+            began_ms=self._verdict.now_ms,
+        )
+        self._hold = replace(self._hold, progress=self._progress)
+        return True
+
+    async def _over_quota(self, found: Survey) -> list[LineFault]:
+        room, waiting = await self._batches.reserve(self._hold, found.tokens)
+        if room:
+            return []
+        message = (
+            f"This batch has about {found.tokens} tokens and {waiting} are waiting in others; "
+            f"at most {self._hold.batch.token_limit} may wait at once."
+        )
+        return [LineFault(0, "token_limit_exceeded", message)]
+
+    async def _fail(self, faults: Sequence[LineFault]) -> None:
+        await self._end(BatchState.FAILED, faults=tuple(faults))
+
+    async def _compute(self) -> Why | None:
+        """Why it is over for the lines, "" if all have their answer; None if only the turn is over."""
+        if not await asyncio.to_thread((self._folder / "plan").exists):  # cancelled before it was read
+            return "cancelled"
+        self._lines = lines = Lines(self._bench.tools, self._hold, self._folder)
+        await lines.open()
+        loop = asyncio.get_running_loop()
+        until, stopping = loop.time() + self._bench.turn_s, 0.0
+        while True:
+            ended = await lines.collect()
+            if lines.done:
+                return ""
+            if why := self._called_off():
+                if not stopping:
+                    stopping = loop.time() + STOPPING_S
+                    await lines.give_up()
+                if lines.idle or loop.time() > stopping:
+                    return why
+            elif self._stop.is_set() or loop.time() > until:
+                await self._say(rest_ms=0)
+                return None
+            elif self._verdict.paused:
+                await lines.withdraw()
+                if lines.idle:
+                    await self._say(rest_ms=self._sleep_ms())
+                    return None
+            else:
+                await lines.feed()
+            self._bench.metrics.batch_lines.inc(ended)
+            await self._pause(LOOK_S)
+
+    def _called_off(self) -> Why:
+        if self._verdict.state is BatchState.CANCELLING:
+            return "cancelled"
+        expires_ms = self._hold.expires_ms
+        return "expired" if expires_ms and self._verdict.now_ms >= expires_ms else ""
+
+    def _sleep_ms(self) -> int:
+        expires_ms = self._hold.expires_ms
+        return max(0, expires_ms - self._verdict.now_ms) if expires_ms else ASLEEP_MS
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter if the turn is to end."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            pass  # the usual case
+
+    async def _put_together(self, why: Why) -> None:
+        """Output and error file, in the order of the input, and the end."""
+        if self._lines is None:
+            await self._end(BatchState.CANCELLED)
+            return
+        if self._verdict.state is not BatchState.CANCELLING:
+            await self._enter(BatchState.FINALIZING, finalizing_ms=self._verdict.now_ms)
+        lines = self._lines
+        made: list[tuple[Outcome, StoredFile]] = []
+        try:
+            for outcome in (Outcome.DONE, Outcome.FAILED):
+                file = await asyncio.to_thread(self._assemble, lines.plan, lines.ledger, outcome, why)
+                if file is not None:
+                    made.append((outcome, file))
+            self._progress = lines.progress()
+            states: dict[Why, BatchState] = {"": BatchState.COMPLETED, "expired": BatchState.EXPIRED}
+            named = {outcome: file.id for outcome, file in made}
+            await self._end(
+                states.get(why, BatchState.CANCELLED),
+                [file for _, file in made],
+                failed=self._progress.total - self._progress.completed,
+                output_file=named.get(Outcome.DONE, ""),
+                error_file=named.get(Outcome.FAILED, ""),
+            )
+        except Fenced:
+            for _, file in made:  # whoever has the batch now makes its own
+                await asyncio.to_thread(self._bench.shelf.remove, file.id)
+            raise
+
+    def _assemble(self, plan: Plan, ledger: Ledger, outcome: Outcome, why: Why) -> StoredFile | None:
+        """None if it would be empty. Blocks."""
+        batch, shelf = self._hold.batch, self._bench.shelf
+        incoming = shelf.open_incoming()
+        try:
+            for block in blocks(output_lines(batch.id, self._folder, plan, ledger, outcome, why)):
+                incoming.write(block)
+                if self._lost:
+                    raise Interrupted
+            return self._keep(incoming, outcome) if incoming.size else None
+        finally:
+            incoming.discard()
+
+    def _keep(self, incoming: Incoming, outcome: Outcome) -> StoredFile:
+        batch, now_ms = self._hold.batch, self._verdict.now_ms
+        file = StoredFile(
+            id=self._files.new_id(batch.tenant),
+            tenant=batch.tenant,
+            name=f"{batch.id}_{'output' if outcome is Outcome.DONE else 'error'}.jsonl",
+            size=incoming.size,
+            purpose=OUTPUT,
+            created_ms=now_ms,
+            expires_ms=now_ms + batch.output_keep_ms,
+        )
+        self._bench.shelf.keep(incoming, file.id)
+        return file

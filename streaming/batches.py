@@ -1,0 +1,221 @@
+"""Batches on the wire: what was asked, who works on it under which fence, how far it is, what its owner wants.
+
+A batch is worked on by one process at a time, for one turn. The fence is the batch's epoch, which grows with every
+turn: whoever was overtaken is refused at its next word. Nothing here knows lines or files' contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+from streaming.errors import KeyReused, Stale, StreamingError, UnknownBatch
+from streaming.keys import kept_partition, new_batch_id, partition_key, tenant_partition
+from streaming.listing import overdue, page
+from streaming.messages import (
+    Batch,
+    BatchState,
+    Progress,
+    StoredFile,
+    decode_batch,
+    decode_progress,
+    encode,
+)
+from streaming.wire import Wire, translated
+
+Wish: TypeAlias = Literal["cancel", "pause", "resume"]
+
+FIELDS = ("asked", "status", "paused", "created", "expires", "cancelling", "progress", "tenant")
+
+LEASES_HELD = 2
+LEASES_TOLD = 4
+"""A batch is this worker's for so many leases after its last word, and told of again after so many without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """A batch as it stands. Times are Redis milliseconds, 0 for "not yet" or "never"."""
+
+    batch: Batch
+    state: BatchState
+    paused: bool
+    created_ms: int
+    expires_ms: int
+    cancelling_ms: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A batch that is ours to work on, for as long as we go on saying so."""
+
+    batch: Batch
+    epoch: int
+    now_ms: int
+    state: BatchState
+    paused: bool
+    created_ms: int
+    expires_ms: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the store says to a word of ours: the time, and what the owner wants by now."""
+
+    now_ms: int
+    state: BatchState
+    paused: bool
+
+
+class Batches:
+    """Stateless; many may share a wire. Every method that waits raises Unavailable."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._lease_ms = LEASES_HELD * wire.settings.lease_ms
+
+    # --- its owner's side --------------------------------------------------------------------------------------------
+
+    def new_id(self, tenant: str, idempotency_key: str = "") -> str:
+        """The same for the same key."""
+        seed = f"{tenant}\0{idempotency_key}" if idempotency_key else ""
+        return new_batch_id(tenant_partition(tenant, self._wire.settings.partitions), seed)
+
+    async def create(self, batch: Batch, digest: str) -> bool:
+        """Accept a batch for good; False if it was there already. Raises KeyReused."""
+        args = (batch.id, batch.tenant, encode(batch), digest, batch.window_ms or "")
+        answer = await self._wire.call("put_batch", self._partition(batch.id), *args)
+        if answer == b"reused":
+            raise KeyReused("this idempotency key was used with another request body")
+        return bool(answer == b"new")
+
+    async def get(self, batch_id: str, tenant: str) -> BatchRecord:
+        """Raises UnknownBatch, also for somebody else's."""
+        (record,) = await self._records([batch_id])
+        if record is None or record.batch.tenant != tenant:
+            raise UnknownBatch(batch_id)
+        return record
+
+    async def recent(self, tenant: str, after: BatchRecord | None, limit: int) -> list[BatchRecord]:
+        """A tenant's batches, newest first, behind `after`."""
+        key = partition_key(tenant_partition(tenant, self._wire.settings.partitions), "batches", tenant)
+        behind = (after.created_ms, after.batch.id) if after else None
+        ids = [name for name, _ in await page(self._wire, key, behind, limit)]
+        return [record for record in await self._records(ids) if record is not None]
+
+    async def steer(self, batch_id: str, wish: Wish) -> BatchState:
+        """Say what the owner wants; the state it was found in. Raises UnknownBatch."""
+        answer = await self._wire.call("steer", self._partition(batch_id), batch_id, wish)
+        if answer == b"unknown":
+            raise UnknownBatch(batch_id)
+        return BatchState(answer.decode())
+
+    # --- the worker's side -------------------------------------------------------------------------------------------
+
+    async def due(self, limit: int) -> list[tuple[str, int]]:
+        """Batches somebody must be told to work on, each with the number of this telling."""
+        again_ms = LEASES_TOLD * self._wire.settings.lease_ms
+        answers = await self._wire.calls([("due", partition, (limit, again_ms)) for partition in self._wire.partitions])
+        return [(name.decode(), turn) for answer in answers for name, turn in answer]
+
+    async def hold(self, batch_id: str, turn: int) -> Hold:
+        """Begin a turn. Raises Stale when there is nothing to do for whoever was told by this number."""
+        answer = await self._wire.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
+        match answer:
+            case [epoch, now, status, paused, created, expires, asked, progress]:
+                return Hold(
+                    batch=decode_batch(asked),
+                    epoch=epoch,
+                    now_ms=now,
+                    state=BatchState(status.decode()),
+                    paused=bool(paused),
+                    created_ms=created,
+                    expires_ms=_number(expires),
+                    progress=decode_progress(progress),
+                )
+            case b"gone" | b"stale" | b"held":
+                raise Stale(f"{batch_id} is {answer.decode()}")
+        raise StreamingError(f"hold answered {answer!r}")
+
+    async def reserve(self, hold: Hold, tokens: int) -> tuple[bool, int]:
+        """Count its tokens against the tenant's quota: whether there is room, and how many wait. Raises Fenced."""
+        limit = hold.batch.token_limit
+        args = (hold.batch.id, hold.epoch, hold.batch.tenant, tokens, "" if limit is None else limit)
+        room, waiting = await self._wire.call("reserve", self._partition(hold.batch.id), *args)
+        return bool(room), int(waiting)
+
+    async def save(
+        self,
+        hold: Hold,
+        state: BatchState,
+        progress: Progress,
+        *,
+        tokens: int | None = None,
+        rest_ms: int | None = None,
+        keep_s: int = 0,
+        files: Sequence[StoredFile] = (),
+    ) -> Verdict:
+        """Say how far it is. `rest_ms` ends the turn: somebody must go on in so many milliseconds. A final state ends
+        the batch, keeps its record for `keep_s` and makes `files` known. Raises Fenced."""
+        args: list[str | bytes | int] = [
+            hold.batch.id, hold.epoch, self._lease_ms, state, encode(progress), "" if tokens is None else tokens,
+            "" if rest_ms is None else rest_ms, keep_s,
+        ]  # fmt: skip
+        for file in files:
+            args += [file.id, encode(file), file.expires_ms - file.created_ms]
+        now, status, paused = await self._wire.call("save", self._partition(hold.batch.id), *args)
+        return Verdict(now, BatchState(status.decode()), bool(paused))
+
+    async def forget_expired(self, limit: int) -> list[str]:
+        """Drop the records of ended batches whose time is over; their ids."""
+        now, gone = await self._wire.now_ms(), []
+        for partition in self._wire.partitions:
+            ids = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
+            names = [name for name in ids if name.startswith("batch_")]
+            for name, record in zip(names, await self._records(names), strict=True):
+                tenant = record.batch.tenant if record else ""
+                await self._wire.call("forget", partition, "batch", name, tenant)
+                gone.append(name)
+        return gone
+
+    async def known(self, batch_ids: Sequence[str]) -> set[str]:
+        """Those of these ids that have a record and have not ended."""
+        records = await self._records(batch_ids)
+        return {record.batch.id for record in records if record is not None and not record.state.final}
+
+    # --- below -------------------------------------------------------------------------------------------------------
+
+    async def _records(self, ids: Sequence[str]) -> list[BatchRecord | None]:
+        pipeline = self._wire.redis.pipeline(transaction=False)
+        for batch_id in ids:
+            pipeline.hmget(partition_key(self._partition(batch_id), "batch", batch_id), list(FIELDS))
+        with translated():
+            found: list[list[bytes | None]] = await pipeline.execute() if ids else []
+        return [_record(values) for values in found]
+
+    def _partition(self, batch_id: str) -> int:
+        partition = kept_partition(batch_id)
+        if partition not in self._wire.partitions or not batch_id.startswith("batch_"):
+            raise UnknownBatch(batch_id)
+        return cast(int, partition)
+
+
+def _record(values: Sequence[bytes | None]) -> BatchRecord | None:
+    raw: dict[str, Any] = dict(zip(FIELDS, values, strict=True))
+    if raw["asked"] is None:
+        return None
+    return BatchRecord(
+        batch=decode_batch(raw["asked"]),
+        state=BatchState(raw["status"].decode()),
+        paused=bool(raw["paused"]),
+        created_ms=int(float(raw["created"])),
+        expires_ms=_number(raw["expires"]),
+        cancelling_ms=_number(raw["cancelling"]),
+        progress=decode_progress(raw["progress"]),
+    )
+
+
+def _number(value: bytes | None) -> int:
+    return int(float(value)) if value else 0

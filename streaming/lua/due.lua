@@ -1,0 +1,14 @@
+-- The batches somebody must be told to work on now. Each is told once, and again when nothing came of it for a while.
+-- ARGV: most of them, ms until it is told again
+-- Returns: {id, number of this telling}...; whoever is told by an earlier number need not begin
+local most, again = ARGV[1], tonumber(ARGV[2])
+local now, told = now_ms(), {}
+for _, id in ipairs(redis.call('ZRANGE', due_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most)) do
+  if redis.call('EXISTS', batch_key(id)) == 1 then
+    redis.call('ZADD', due_key(), now + again, id)
+    told[#told + 1] = {id, redis.call('HINCRBY', batch_key(id), 'turn', 1)}
+  else
+    redis.call('ZREM', due_key(), id)
+  end
+end
+return told

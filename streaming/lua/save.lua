@@ -1,0 +1,27 @@
+#!lua flags=allow-oom
+-- How far a batch is, said by whoever works on it and by nobody else.
+-- ARGV: id, epoch, lease in ms, status, progress, tokens still to be computed | '',
+--       ms until somebody must go on with it, or '' while this one does; seconds to keep it after its end,
+--       then for every file it leaves: id, record, ms from now to keep it
+-- Returns: 'fenced' (another has it, or it has ended) | {now, status, paused}: what its owner wants may have changed
+local id, epoch, lease, status, progress, tokens = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
+local rest, keep = ARGV[7], tonumber(ARGV[8])
+local batch = batch_key(id)
+local s = redis.call('HMGET', batch, 'epoch', 'status', 'paused', 'tenant')
+local final = {failed = true, completed = true, expired = true, cancelled = true}
+if s[1] ~= epoch or final[s[2]] then return 'fenced' end
+if s[2] == 'cancelling' and not final[status] then status = 'cancelling' end
+local now = now_ms()
+redis.call('HSET', batch, 'status', status, 'progress', progress)
+for i = 9, #ARGV, 3 do keep_file(ARGV[i], s[4], ARGV[i + 1], now, now + ARGV[i + 2]) end
+if final[status] then
+  redis.call('HSET', batch, 'lease', 0, 'paused', '')
+  redis.call('ZREM', due_key(), id)
+  redis.call('HDEL', enqueued_key(s[4]), id)
+  redis.call('ZADD', expiring_key(), now + 1000 * keep, id)
+else
+  redis.call('HSET', batch, 'lease', rest == '' and now + lease or 0)
+  redis.call('ZADD', due_key(), now + (rest == '' and lease or rest), id)
+  if tokens ~= '' then redis.call('HSET', enqueued_key(s[4]), id, tokens) end
+end
+return {now, status, s[3]}

@@ -1,0 +1,315 @@
+"""/v1/batches with the official client, against real processes: the whole flow, and every way a batch can end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import answers_are_right, begin, client, content, ended, jsonl, line, nothing_left_over, reaches
+from house import House, eventually, redis_process
+from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, UnprocessableEntityError
+
+from workers import weights
+from workers.sim import token_text
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One of each role; requests may ask for faults."""
+    folder = tmp_path_factory.mktemp("house")
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_SLOTS": "16"}
+        try:
+            house.start("workers")
+            house.start("offline")
+            house.start_api()
+            house.wait_ready()
+            yield house
+        finally:
+            house.close()
+
+
+@pytest.fixture
+def openai(house: House) -> OpenAI:
+    return client(house)
+
+
+def test_the_whole_flow(house: House, openai: OpenAI) -> None:
+    """Upload, create, watch, read; order, names, counts and tokens are right, and nothing is left over."""
+    lines = [line(number) for number in range(150)]
+    batch = begin(
+        openai, lines, metadata={"for": "a test"}, output_expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert (batch.object, batch.endpoint, batch.completion_window) == ("batch", "/v1/chat/completions", "24h")
+    assert batch.expires_at is not None and batch.expires_at - batch.created_at == 86_400
+    done = ended(openai, batch)
+    assert (done.status, done.errors, done.error_file_id, done.model) == ("completed", None, None, "sim")
+    assert done.request_counts and done.request_counts.to_dict() == {"total": 150, "completed": 150, "failed": 0}
+    assert done.usage and done.usage.output_tokens == 150 * 6
+    assert done.metadata == {"for": "a test"}
+    assert done.created_at <= (done.in_progress_at or 0) <= (done.finalizing_at or 0) <= (done.completed_at or 0)
+    answers_are_right(content(openai, done.output_file_id), lines)
+    file = openai.files.retrieve(done.output_file_id or "")
+    assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert file.expires_at is not None and file.expires_at - file.created_at == 3600
+    nothing_left_over(house.folder)
+    assert openai.batches.list(limit=1).data[0] == done
+    assert house.get("/v1/jobs")[1] == b'{"object":"list","data":[],"has_more":false,"next_cursor":null}'
+
+
+def test_plain_completions_too(openai: OpenAI) -> None:
+    """Any endpoint the engines serve."""
+    body = {"model": "sim", "prompt": "hello", "max_tokens": 3}
+    file = openai.files.create(
+        file=jsonl([{"custom_id": "é\u2028", "method": "POST", "url": "/v1/completions", "body": body}]),
+        purpose="batch",
+    )
+    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    (output,) = content(openai, ended(openai, batch).output_file_id)
+    assert output["custom_id"] == "é\u2028"
+    assert output["response"]["body"]["choices"][0]["text"] == "".join(token_text("hello", index) for index in range(3))
+
+
+def test_a_bad_file_fails_with_its_lines(openai: OpenAI) -> None:
+    """Nothing is run; each bad line has its number, code and words."""
+    done = ended(openai, begin(openai, [line(0), line(1) | {"method": "GET"}, line(0), "no object"]))
+    assert done.status == "failed" and done.failed_at and done.output_file_id is None
+    assert done.errors and done.errors.data
+    assert [(each.line, each.code, each.param) for each in done.errors.data] == [
+        (2, "invalid_method", "method"),
+        (3, "duplicate_custom_id", "custom_id"),
+        (4, "invalid_request", None),
+    ]
+    assert all(each.message for each in done.errors.data)
+
+
+def test_wrong_and_failing_lines_are_in_the_error_file(openai: OpenAI) -> None:
+    """In order, each with its status; the others are answered. A failing engine is tried again, a wrong request not."""
+    lines = [line(0), line(1, temperature=7), line(2, "[[fail@2]]"), line(3, max_tokens=9000), line(4)]
+    done = ended(openai, begin(openai, lines))
+    assert done.status == "completed"
+    assert done.request_counts and done.request_counts.to_dict() == {"total": 5, "completed": 2, "failed": 3}
+    assert done.to_dict()["lines_retried"] == 2
+    answers_are_right(content(openai, done.output_file_id), [lines[0], lines[4]])
+    failed = content(openai, done.error_file_id)
+    assert [(each["line"], each["custom_id"], each["response"]["status_code"]) for each in failed] == [
+        (2, "r-1", 400), (3, "r-2", 500), (4, "r-3", 400),
+    ]  # fmt: skip
+    assert [each["response"]["body"]["error"]["code"] for each in failed] == [
+        "invalid_request_error", "engine_error", "context_length_exceeded",
+    ]  # fmt: skip
+
+
+def test_equal_lines_are_computed_once(openai: OpenAI) -> None:
+    """And all answered, each under its own name."""
+    lines = [line(number, f"same {number % 3}", temperature=0) for number in range(60)]
+    done = ended(openai, begin(openai, lines))
+    answers_are_right(content(openai, done.output_file_id), lines)
+    more = done.to_dict()
+    assert more["lines_computed"] == 3 and done.usage and done.usage.output_tokens == 3 * 6
+
+
+def test_it_can_be_read_while_it_runs_paused_and_resumed(house: House, openai: OpenAI) -> None:
+    """While paused no line is begun; what there is can be read, in order; then all of it is right."""
+    lines = [line(number, max_tokens=150) for number in range(200)]
+    batch = begin(openai, lines, window="none")
+    assert batch.expires_at is None
+    reaches(openai, batch, 20)
+    status, _, body = house.post(f"/v1/batches/{batch.id}/pause", {})
+    assert status == 200 and json.loads(body)["paused"]
+
+    def resting() -> Any:
+        now = openai.batches.retrieve(batch.id).to_dict()
+        return now if now["lines_in_queue"] == 0 else None
+
+    now: Any = eventually(resting)
+    counts = now["request_counts"]
+    assert now["status"] == "in_progress" and now["paused"] and 20 <= counts["completed"] < 200
+    so_far = [json.loads(each) for each in house.get(f"/v1/batches/{batch.id}/output")[1].split(b"\n")[:-1]]
+    assert len(so_far) == counts["completed"]
+    by_name = {each["custom_id"]: each for each in lines}
+    answers_are_right(so_far, [by_name[each["custom_id"]] for each in so_far])
+    numbers = [each["line"] for each in so_far]
+    assert numbers == sorted(numbers)
+    assert house.post(f"/v1/batches/{batch.id}/resume", {})[0] == 200
+    done = ended(openai, batch)
+    assert done.status == "completed"
+    answers_are_right(content(openai, done.output_file_id), lines)
+    assert house.get(f"/v1/batches/{batch.id}/output")[1] == openai.files.content(done.output_file_id or "").content
+    for wish in ("pause", "resume", "cancel"):
+        assert house.post(f"/v1/batches/{batch.id}/{wish}", {})[0] == 409
+
+
+def test_cancelling_keeps_what_is_finished(openai: OpenAI) -> None:
+    """Every line is in one of the two files, once; engines are free again."""
+    lines = [line(number, max_tokens=200) for number in range(300)]
+    batch = begin(openai, lines)
+    reaches(openai, batch, 10)
+    assert openai.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    assert openai.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    done = ended(openai, batch)
+    assert done.status == "cancelled" and done.cancelling_at and done.cancelled_at
+    outputs, failed = content(openai, done.output_file_id), content(openai, done.error_file_id)
+    assert sorted(each["line"] for each in outputs + failed) == list(range(1, 301))
+    assert 10 <= len(outputs) < 300
+    answers_are_right(outputs, [lines[each["line"] - 1] for each in outputs])
+    assert {each["error"]["code"] for each in failed} == {"batch_cancelled"}
+
+
+def test_cancelled_before_it_began(openai: OpenAI) -> None:
+    """It ends all the same."""
+    batch = begin(openai, [line(number, max_tokens=400) for number in range(3000)])
+    openai.batches.cancel(batch.id)
+    assert ended(openai, batch).status == "cancelled"
+
+
+def test_the_same_key_is_the_same_batch(house: House, openai: OpenAI) -> None:
+    """Also when its file is gone by then; another body is refused."""
+    file = openai.files.create(file=jsonl([line(0)]), purpose="batch")
+    body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    header = {"Idempotency-Key": "once"}
+    first = openai.batches.create(**body, extra_headers=header)  # type: ignore[call-overload]
+    assert ended(openai, first).status == "completed"
+    openai.files.delete(file.id)
+    again = openai.batches.create(**body, extra_headers=header)  # type: ignore[call-overload]
+    assert again.id == first.id and again.status == "completed"
+    with pytest.raises(UnprocessableEntityError):
+        openai.batches.create(**body, metadata={"a": "b"}, extra_headers=header)  # type: ignore[call-overload]
+
+
+def test_a_file_deleted_meanwhile_takes_nothing_from_the_batch(openai: OpenAI) -> None:
+    """The batch has its own."""
+    lines = [line(number, max_tokens=100) for number in range(100)]
+    batch = begin(openai, lines)
+    openai.files.delete(batch.input_file_id)
+    answers_are_right(content(openai, ended(openai, batch).output_file_id), lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint must be"),
+        ({"completion_window": "25h"}, "completion_window must be"),
+        ({"input_file_id": "file-" + "0" * 32}, "input_file_id names no file"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
+    ],
+)
+def test_wrong_requests_are_refused(openai: OpenAI, changes: dict[str, Any], words: str) -> None:
+    """400 that names the field; nothing is made."""
+    file = openai.files.create(file=b"{}\n", purpose="batch")
+    before = len(openai.batches.list(limit=100).data)
+    body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"} | changes
+    with pytest.raises(BadRequestError, match=words):
+        openai.batches.create(**body)  # type: ignore[arg-type]
+    assert len(openai.batches.list(limit=100).data) == before
+
+
+def test_lists_in_pages(openai: OpenAI) -> None:
+    """The client's own paging sees each once, newest first."""
+    made = [begin(openai, [line(number)]).id for number in range(5)]
+    assert [batch.id for batch in openai.batches.list(limit=2)][:5] == made[::-1]
+    with pytest.raises(BadRequestError):
+        openai.batches.list(after="batch_" + "0" * 32)
+
+
+def test_an_expired_batch_gives_what_it_has(empty_house: House) -> None:
+    """Its window is over: finished lines in the output, the others marked, the engines free."""
+    house = empty_house
+    # Half a minute of work, and turns so short that a window shortened by hand is soon seen.
+    house.environ |= {
+        "PENSTOCK_SIM_SLOTS": "4",
+        "PENSTOCK_SIM_STEP_MS": "10",
+        "PENSTOCK_BATCH_WINDOW": "16",
+        "PENSTOCK_OFFLINE_TURN_S": "0.5",
+    }
+    house.start("workers")
+    house.start("offline")
+    house.start_api()
+    house.wait_ready()
+    openai = client(house)
+    lines = [line(number, max_tokens=40) for number in range(300)]
+    batch = begin(openai, lines, window="15m")
+    reaches(openai, batch, 8)
+    _shorten(house, batch.id, 5_000)
+    done = ended(openai, batch)
+    assert done.status == "expired" and done.expired_at
+    outputs, failed = content(openai, done.output_file_id), content(openai, done.error_file_id)
+    assert sorted(each["line"] for each in outputs + failed) == list(range(1, 301))
+    answers_are_right(outputs, [lines[each["line"] - 1] for each in outputs])
+    assert outputs and {each["error"]["code"] for each in failed} == {"batch_expired"}
+    assert done.to_dict()["lane"] == "standard"  # it was late, and was put in a higher lane
+
+
+def _shorten(house: House, batch_id: str, left_ms: int) -> None:
+    """Let a window be over soon: nobody can wait a quarter of an hour."""
+    from redis import Redis  # noqa: PLC0415
+
+    from streaming.keys import partition_key  # noqa: PLC0415
+
+    with Redis.from_url(house.redis_url) as redis:
+        key = partition_key(0, "batch", batch_id)
+        seconds, micros = redis.time()  # type: ignore[misc]
+        redis.hset(key, "expires", seconds * 1000 + micros // 1000 + left_ms)
+
+
+def test_tenants_quota_and_ceiling(empty_house: House) -> None:
+    """Somebody else's batch is none; too many tokens waiting is a failed batch that says so; a low key stays low."""
+    house = empty_house
+    rows = [
+        f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n{more}\n'
+        for name, more in (("ann", "batch_tokens = 5000"), ("bob", 'priority = "batch"'))
+    ]
+    (house.folder / "penstock.toml").write_text("".join(rows))
+    house.environ["PENSTOCK_SIM_SLOTS"] = "1"
+    house.start("workers")
+    house.start("offline")
+    house.start_api()
+    house.wait_ready()
+    ann, bob = client(house, "ann"), client(house, "bob")
+    first = begin(ann, [line(number, max_tokens=400) for number in range(10)])
+    eventually(lambda: ann.batches.retrieve(first.id).status == "in_progress")
+    over = ended(ann, begin(ann, [line(number, max_tokens=400) for number in range(10)]))
+    assert over.status == "failed" and over.errors and over.errors.data
+    assert over.errors.data[0].code == "token_limit_exceeded"
+    for call in (bob.batches.retrieve, bob.batches.cancel):
+        with pytest.raises(NotFoundError):
+            call(first.id)
+    assert {batch.id for batch in ann.batches.list()} == {first.id, over.id}
+    ann.batches.cancel(first.id)
+    assert ended(ann, first).status == "cancelled"
+    assert ended(bob, begin(bob, [line(0), line(1)], window="15m")).status == "completed"
+    assert ended(ann, begin(ann, [line(0, max_tokens=4000)])).status == "completed"
+    with pytest.raises(ConflictError):
+        ann.batches.cancel(over.id)
+
+
+def test_the_whole_flow_on_the_real_model(empty_house: House) -> None:
+    """A few lines on the embedded engine: answered by the model itself, equal ones equally."""
+    pytest.importorskip("xllamacpp")
+    cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
+    model = weights.fetch(Path(cache), lambda _what, _done, _of: None)
+    house = empty_house
+    (house.folder / "penstock.toml").write_text(
+        f'[models.small]\nengine = "llamacpp"\noptions.path = "{model}"\noptions.context = 512\n'
+    )
+    house.start("workers")
+    house.start("offline")
+    house.start_api()
+    house.wait_ready()
+    openai = client(house)
+    texts = ["What is the capital of France?", "Name a river.", "What is the capital of France?", "Say hello."]
+    lines = [line(number, text, model="small", temperature=0) for number, text in enumerate(texts)]
+    done = ended(openai, begin(openai, lines))
+    assert done.status == "completed" and done.model == "small"
+    outputs = content(openai, done.output_file_id)
+    answers = [each["response"]["body"]["choices"][0]["message"]["content"] for each in outputs]
+    assert [each["custom_id"] for each in outputs] == ["r-0", "r-1", "r-2", "r-3"]
+    assert all(answers) and answers[0] == answers[2] and len(set(answers)) == 3
+    assert done.to_dict()["lines_computed"] == 3

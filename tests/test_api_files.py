@@ -1,0 +1,181 @@
+"""/v1/files with the official client: what is uploaded is what is read, within limits, and nobody else's."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from batching import client, jsonl, line
+from house import House, eventually, redis_process
+from openai import BadRequestError, NotFoundError, OpenAI
+
+LIMIT = 64 * 1024
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """An API process with two tenants and a small limit; nothing behind it."""
+    folder = tmp_path_factory.mktemp("door")
+    rows = [
+        f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n'
+        for name in ("ann", "bob")
+    ]
+    (folder / "penstock.toml").write_text(f"[files]\nsize_limit = {LIMIT}\n[batch]\nmax_lines = 50\n" + "".join(rows))
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        try:
+            house.start_api()
+            yield house
+        finally:
+            house.close()
+
+
+@pytest.fixture
+def ann(door: House) -> OpenAI:
+    return client(door, "ann")
+
+
+def on_disk(door: House) -> list[str]:
+    """Names of all there is."""
+    folder = door.folder / ".penstock" / "files"
+    return sorted(path.name for part in ("files", "incoming") for path in (folder / part).glob("*"))
+
+
+def test_what_is_uploaded_is_what_is_read(door: House, ann: OpenAI, tmp_path: Path) -> None:
+    """Every field of the file object; the bytes, whole and in part; gone after delete."""
+    data = jsonl([line(number) for number in range(20)]) + "\u2028\x85é".encode()
+    path = tmp_path / "in put.jsonl"
+    path.write_bytes(data)
+    with path.open("rb") as source:
+        file = ann.files.create(file=source, purpose="batch")
+    assert (file.object, file.bytes, file.filename, file.purpose, file.status) == (
+        "file", len(data), "in put.jsonl", "batch", "processed",
+    )  # fmt: skip
+    assert file.expires_at is not None and file.expires_at - file.created_at == 30 * 86_400
+    assert ann.files.retrieve(file.id) == file
+    assert ann.files.wait_for_processing(file.id) == file
+    assert ann.files.content(file.id).content == data
+    status, headers, part = door.request(
+        "GET", f"/v1/files/{file.id}/content", headers={"Authorization": "Bearer ann", "Range": "bytes=3-7"}
+    )
+    assert (status, part, headers["x-content-type-options"]) == (206, data[3:8], "nosniff")
+    assert headers["content-type"] == "application/octet-stream"
+    assert on_disk(door) == [file.id]
+    assert ann.files.delete(file.id).deleted
+    assert on_disk(door) == []
+    for call in (ann.files.retrieve, ann.files.content, ann.files.delete):
+        with pytest.raises(NotFoundError):
+            call(file.id)
+
+
+def test_expiry_is_as_asked(ann: OpenAI) -> None:
+    """Within OpenAI's bounds; anything else names the field."""
+    file = ann.files.create(file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 7200})
+    assert file.expires_at is not None and file.expires_at - file.created_at == 7200
+    ann.files.delete(file.id)
+    with pytest.raises(BadRequestError, match="seconds must be a whole number from 3600"):
+        ann.files.create(file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 5})
+
+
+def test_what_is_wrong_is_refused_and_leaves_nothing(door: House, ann: OpenAI) -> None:
+    """Purpose, lines, size; size also while it comes without a length."""
+    with pytest.raises(BadRequestError, match="purpose must be 'batch'"):
+        ann.files.create(file=b"x", purpose="assistants")
+    with pytest.raises(BadRequestError, match="more than 50 lines"):
+        ann.files.create(file=b"{}\n" * 51, purpose="batch")
+    assert _raw(door, b"x" * (LIMIT + 1), chunked=False) == 413
+    assert _raw(door, b"x" * (LIMIT + 1), chunked=True) == 413
+    assert _raw(door, b"x" * LIMIT, chunked=True) == 200
+    (kept,) = ann.files.list()
+    ann.files.delete(kept.id)
+    assert on_disk(door) == []
+
+
+def _raw(door: House, data: bytes, *, chunked: bool) -> int:
+    """The status of an upload, sent with a length or in chunks."""
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n' + data + b"\r\n--b--\r\n"
+    )
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=30)
+    headers = {"Authorization": "Bearer ann", "Content-Type": "multipart/form-data; boundary=b"}
+    try:
+        parts = iter([body[at : at + 1000] for at in range(0, len(body), 1000)])
+        connection.request("POST", "/v1/files", parts if chunked else body, headers, encode_chunked=chunked)
+        return connection.getresponse().status
+    except (BrokenPipeError, ConnectionResetError):
+        return 413  # refused before all of it was sent
+    finally:
+        connection.close()
+
+
+def test_lists_in_pages_and_orders(ann: OpenAI) -> None:
+    """The client's own paging sees each once, newest or oldest first."""
+    made = [ann.files.create(file=(f"{number}.jsonl", b"{}\n"), purpose="batch").id for number in range(7)]
+    assert [file.id for file in ann.files.list(limit=3)] == made[::-1]
+    assert [file.id for file in ann.files.list(limit=2, order="asc")] == made
+    assert [file.id for file in ann.files.list(purpose="batch_output")] == []
+    assert ann.files.list(limit=3, after=made[2]).data[0].id == made[1]
+    with pytest.raises(BadRequestError, match="after names no file"):
+        ann.files.list(after="file-" + "0" * 32)
+    for name in made:
+        ann.files.delete(name)
+
+
+def test_nobody_sees_anothers(door: House, ann: OpenAI) -> None:
+    """The same 404 as for what never was; and no key, no file."""
+    file, bob = ann.files.create(file=b"secret", purpose="batch"), client(door, "bob")
+    for call in (bob.files.retrieve, bob.files.content, bob.files.delete):
+        with pytest.raises(NotFoundError) as mine:
+            call(file.id)
+        with pytest.raises(NotFoundError) as none:
+            call("file-" + "0" * 32)
+        assert mine.value.body == none.value.body
+    assert bob.files.list().data == []
+    with pytest.raises(BadRequestError):
+        bob.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    assert door.get(f"/v1/files/{file.id}")[0] == 401
+    assert ann.files.content(file.id).content == b"secret"
+    ann.files.delete(file.id)
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "file-../x", "%2e%2e%2fx", "file-" + "0" * 31 + "%00"])
+def test_ids_lead_nowhere_else(door: House, name: str) -> None:
+    """What is no id of ours is 404, whatever it looks like."""
+    assert door.request("GET", f"/v1/files/{name}", headers={"Authorization": "Bearer ann"})[0] == 404
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only where the kernel tells")
+def test_a_large_upload_stays_out_of_memory(tmp_path: Path) -> None:
+    """100 MB in, and the process has grown by less than 64 MiB."""
+    path = tmp_path / "large.jsonl"
+    row = json.dumps(line(1, "x" * 4000)).encode() + b"\n"
+    with path.open("wb") as file:
+        for _ in range(100_000_000 // len(row)):
+            file.write(row)
+    with redis_process(tmp_path, None, "--appendonly", "no") as url:
+        house = House(url, tmp_path)
+        try:
+            process = house.start_api(PENSTOCK_REDIS_DURABILITY="D0")
+            openai = client(house)
+            openai.files.create(file=b"warm", purpose="batch")
+            before = peak(process.pid)
+            with path.open("rb") as source:
+                stored = openai.files.create(file=source, purpose="batch", timeout=120)
+            with openai.files.with_streaming_response.content(stored.id) as answer:
+                size = sum(len(chunk) for chunk in answer.iter_bytes(1 << 16))
+            assert size == stored.bytes == path.stat().st_size
+            assert peak(process.pid) - before < 64 * 1024
+        finally:
+            house.close()
+
+
+def peak(pid: int) -> int:
+    """The most memory a process has had, in KiB."""
+    found = eventually(lambda: [row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in row])
+    assert isinstance(found, list)
+    return int(found[0].split()[1])

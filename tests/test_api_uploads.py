@@ -1,0 +1,123 @@
+"""Multipart uploads: cut anywhere they are the same, what is wrong is refused, and nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.errors import ApiError
+from api.uploads import receive
+from streaming.shelf import Shelf
+
+KIND = "multipart/form-data; boundary=cut"
+LIMIT = 4096
+
+
+def form(data: bytes = b"one\ntwo\n", name: str = "in.jsonl", purpose: str = "batch") -> bytes:
+    return (
+        b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n' + purpose.encode() + b"\r\n"
+        b'--cut\r\nContent-Disposition: form-data; name="file"; filename="' + name.encode() + b'"\r\n'
+        b"Content-Type: application/jsonl\r\n\r\n" + data + b"\r\n--cut--\r\n"
+    )
+
+
+async def chunks(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def take(shelf: Shelf, parts: Sequence[bytes], kind: str = KIND, limit: int = LIMIT) -> Any:
+    return await receive(chunks(parts), kind, shelf, limit, 5)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    shelf = Shelf(tmp_path / "files")
+    shelf.prepare()
+    return shelf
+
+
+def left(shelf: Shelf) -> list[Path]:
+    return list((shelf.folder / "incoming").iterdir())
+
+
+async def test_cut_at_every_byte_it_is_the_same(shelf: Shelf) -> None:
+    """Boundaries, headers and data may lie across any two chunks."""
+    whole = form(b"a\r\n--cu\n--cut\nb")
+    for at in range(len(whole)):
+        upload = await take(shelf, [whole[:at], whole[at:]])
+        upload.incoming.finish()
+        assert upload.incoming.path.read_bytes() == b"a\r\n--cu\n--cut\nb"
+        assert (upload.fields, upload.name, upload.lines) == ({"purpose": "batch"}, "in.jsonl", 3)
+        upload.incoming.discard()
+    assert left(shelf) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "status"),
+    [
+        ([form(b"x" * (LIMIT + 1))], KIND, 413),
+        ([form()[:-10]], KIND, 400),
+        ([b"nonsense"], KIND, 400),
+        ([form()], "multipart/form-data", 415),
+        ([form()], "application/json", 415),
+        ([form().replace(b'name="file"', b'name="other"')], KIND, 400),
+        ([form(purpose="p" * 2000)], KIND, 400),
+        ([form().replace(b"Content-Type", b"X" * 5000)], KIND, 400),
+        ([form()[:-8] + form()], KIND, 400),
+    ],
+)
+async def test_what_is_wrong_is_refused_and_leaves_nothing(
+    shelf: Shelf, parts: list[bytes], kind: str, status: int
+) -> None:
+    """The right status, and no file."""
+    with pytest.raises(ApiError) as refused:
+        await take(shelf, parts, kind)
+    assert refused.value.status == status
+    assert left(shelf) == []
+
+
+async def test_the_limit_holds_while_it_is_read(shelf: Shelf) -> None:
+    """What comes behind the limit is not even asked for."""
+    given = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal given
+        yield form()[:-15]
+        while True:
+            given += 1
+            yield b"x" * 1024
+
+    with pytest.raises(ApiError) as refused:
+        await receive(endless(), KIND, shelf, LIMIT, 5)
+    assert refused.value.status == 413 and given <= LIMIT // 1024 + 1
+    assert left(shelf) == []
+
+
+async def test_a_sender_that_stops_is_cut_off(shelf: Shelf) -> None:
+    """408, and nothing stays."""
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield form()[:-15]
+        await asyncio.Event().wait()
+
+    with pytest.raises(ApiError) as refused:
+        await receive(stalled(), KIND, shelf, LIMIT, 0.05)
+    assert refused.value.status == 408
+    assert left(shelf) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("../../etc/passwd", "passwd"), ("C:\\\\x\\\\y.jsonl", "y.jsonl"), ("a\x1b[31mb", "a[31mb"), ("..", "file")],
+)
+async def test_names_are_for_people_only(shelf: Shelf, name: str, shown: str) -> None:
+    """No path, nothing a terminal would obey; the bytes lie elsewhere anyway."""
+    upload = await take(shelf, [form(name=name)])
+    assert upload.name == shown
+    assert upload.incoming.path.parent == shelf.folder / "incoming"
+    upload.incoming.discard()

@@ -1,0 +1,191 @@
+"""`penstock batch`: what people hand over becomes lines, and a run goes on where it stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import answers_are_right, jsonl, line, said
+from house import House, eventually, redis_process
+
+from cli.__main__ import main
+from cli.batch_input import Recipe, batch_lines, prepare
+from cli.batch_run import duration
+from cli.errors import Problem
+
+RECIPE = Recipe("sim", options={"max_tokens": 6})
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One of each role."""
+    folder = tmp_path_factory.mktemp("house")
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        house.environ |= {"PENSTOCK_SIM_SLOTS": "8"}
+        try:
+            for role in ("workers", "offline"):
+                house.start(role)
+            house.start_api()
+            house.wait_ready()
+            yield house
+        finally:
+            house.close()
+
+
+@pytest.fixture
+def here(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own, and commands that find the house."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_URL", house.url)
+    return tmp_path
+
+
+def prompts(source: Path, recipe: Recipe = RECIPE) -> dict[str, str]:
+    """Prompt by name."""
+    return {each["custom_id"]: each["body"]["messages"][0]["content"] for each in batch_lines(source, recipe)}
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    """Requests as they are; objects with messages, a prompt, or the template's fields."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(jsonl([line(1)]) + b"\n" + jsonl([{"prompt": "p"}, {"custom_id": "x", "messages": [], "n": 2}]))
+    whole, prompt, chat = batch_lines(path, RECIPE)
+    assert whole == line(1)
+    assert (prompt["custom_id"], prompt["body"]) == (
+        "row-3",
+        {"model": "sim", "messages": [{"role": "user", "content": "p"}], "max_tokens": 6},
+    )
+    assert (chat["custom_id"], chat["body"]) == ("x", {"model": "sim", "messages": [], "max_tokens": 6, "n": 2})
+
+
+def test_a_table_with_a_template(tmp_path: Path) -> None:
+    """Columns by name, other braces left alone; a byte order mark and newlines in cells do no harm."""
+    path = tmp_path / "in.csv"
+    path.write_text('\ufeffid,word,text\na,été,"two\nlines"\nb,x,\n', encoding="utf-8")
+    assert prompts(path, Recipe("m", 'Say {word}: {text} {"a": 1}', "id")) == {
+        "a": 'Say été: two\nlines {"a": 1}',
+        "b": 'Say x:  {"a": 1}',
+    }
+    assert prompts(path) == {"row-1": "two\nlines", "row-2": ""}
+
+
+def test_a_folder_of_texts(tmp_path: Path) -> None:
+    """Each file is a row, named by its path, in the order of the names."""
+    for name in ("b.txt", "a/c.md", "a/ignored.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}", encoding="utf-8")
+    assert list(prompts(tmp_path).items()) == [("a/c.md", "text of a/c.md"), ("b.txt", "text of b.txt")]
+    assert prompts(tmp_path, Recipe("m", "{name}!"))["b.txt"] == "b!"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "template", "words"),
+    [
+        ("in.jsonl", b"{}\nx\n", "t", "line 2 is not JSON"),
+        ("in.jsonl", b"[]\n", "", "line 1 is not an object"),
+        ("in.jsonl", b"\n", "", "nothing to compute"),
+        ("in.csv", b"a,b\n1,2\n", "", "which column is the text?"),
+        ("in.csv", b"a,b\n1,2\n", "{c}", "row 1 has no column 'c'"),
+        ("in.csv", b"a,b\n\xff,2\n", "{a}", "not a CSV table in UTF-8"),
+        ("in.jsonl", jsonl([line(1), line(2) | {"url": "/v1/completions"}]), "", "several endpoints"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes, template: str, words: str) -> None:
+    """Wrong usage, with the row."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(Problem, match=words) as problem:
+        prepare(tmp_path / name, Recipe("m", template), io.BytesIO())
+    assert problem.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(4.4, "4 s"), (61, "1 min 1 s"), (7320, "2 h 2 min")])
+def test_durations(seconds: float, words: str) -> None:
+    """Two units at most."""
+    assert duration(seconds) == words
+
+
+def outputs(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in path.read_bytes().split(b"\n")[:-1]]
+
+
+def test_run_from_a_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers in order under the ids of a column; again, it is there already and nothing is computed."""
+    (here / "in.csv").write_text("id,text\n" + "".join(f"k{number},hello {number}\n" for number in range(20)))
+    command = ["batch", "run", "in.csv", "-o", "out.jsonl", "--template", "{text}", "--id-column", "id"]
+    assert main([*command, "--max-tokens", "6"]) == 0
+    assert "20 of 20 lines" in capsys.readouterr().out
+    found = outputs(here / "out.jsonl")
+    assert [each["custom_id"] for each in found] == [f"k{number}" for number in range(20)]
+    assert found[7]["response"]["body"]["choices"][0]["message"]["content"] == said("hello 7")
+    assert main([*command, "--max-tokens", "6", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["id"] in captured.err
+    assert main([*command, "--max-tokens", "7"]) == 2
+    assert "belongs to another run" in capsys.readouterr().err
+    assert main([*command, "--max-tokens", "7", "--again"]) == 0
+    assert "completed" in capsys.readouterr().out
+
+
+def test_failed_lines_are_told_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 5; the answers, the errors beside them, and the list of them."""
+    (here / "in.jsonl").write_bytes(jsonl([line(0), line(1, temperature=5), line(2)]))
+    assert main(["batch", "run", "in.jsonl", "-o", "out.jsonl"]) == 5
+    assert "1 lines without an answer in out.errors.jsonl" in capsys.readouterr().err
+    answers_are_right(outputs(here / "out.jsonl"), [line(0), line(2)])
+    (failed,) = outputs(here / "out.errors.jsonl")
+    assert failed["custom_id"] == "r-1"
+    assert main(["batch", "ls", "--limit", "1", "--json"]) == 0
+    batch_id = json.loads(capsys.readouterr().out)["id"]
+    assert main(["batch", "errors", batch_id]) == 0
+    assert "2     r-1        invalid_request_error" in capsys.readouterr().out
+    assert main(["batch", "errors", batch_id, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["line"] == 2
+    assert main(["batch", "show", batch_id]) == 0
+    assert "2 completed, 1 failed, 3 in all" in capsys.readouterr().out
+
+
+def test_a_bad_file_says_which_lines(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 5, nothing computed, the lines on the screen."""
+    (here / "in.jsonl").write_bytes(jsonl([line(0), line(0)]))
+    assert main(["batch", "run", "in.jsonl", "-o", "out.jsonl"]) == 5
+    captured = capsys.readouterr()
+    assert "failed" in captured.out and "line 2: Line 1 has the same custom_id." in captured.err
+    assert not (here / "out.jsonl").exists()
+
+
+def test_an_interrupted_run_goes_on(here: Path, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed while it watches: paused, shown, resumed, cancelled from elsewhere; the same command fetches the rest."""
+    lines = [line(number, max_tokens=60) for number in range(400)]
+    (here / "in.jsonl").write_bytes(jsonl(lines))
+    words = ["batch", "run", "in.jsonl", "-o", "out.jsonl"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli", *words],
+        env={**os.environ, "PENSTOCK_URL": house.url},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    note = here / "out.jsonl.batch"
+    eventually(lambda: note.exists() and json.loads(note.read_bytes())["batch"])
+    process.send_signal(signal.SIGINT)
+    _, said_by_it = process.communicate(timeout=30)
+    assert process.returncode == 130 and "the same command takes it up again" in said_by_it
+    batch_id = json.loads(note.read_bytes())["batch"]
+    for wish, words_of_it in (("pause", "paused"), ("resume", "")):
+        assert main(["batch", wish, batch_id]) == 0
+        assert words_of_it in capsys.readouterr().out
+    assert main(words) == 0
+    assert f"going on with {batch_id}" in capsys.readouterr().err
+    answers_are_right(outputs(here / "out.jsonl"), lines)
+    assert main(["batch", "output", batch_id]) == 0
+    assert capsys.readouterr().out == (here / "out.jsonl").read_text()
+    assert main(["batch", "cancel", batch_id]) == 1
+    assert "cannot be told to cancel" in capsys.readouterr().err

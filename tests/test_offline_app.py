@@ -1,0 +1,92 @@
+"""The Celery app: set as it must be, on a broker found from the queue's own address; and messages that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from flow import until
+from redis import Redis
+
+from offline.app import HARD_LIMIT_S, LOOK_AT_BATCH, QUEUE, VISIBILITY_S, broker, build_app
+from offline.bell import Bell
+from offline.settings import OfflineSettings
+from streaming.batches import Batches
+from streaming.config import ConfigError
+from streaming.keys import BROKER
+from streaming.messages import Batch, Priority
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+
+def nothing(_batch: str, _telling: int) -> None:
+    """A task without work."""
+
+
+def at(url: str, **own: str) -> tuple[str, dict[str, Any]]:
+    return broker(OfflineSettings(**own), WireSettings(url=url))
+
+
+@pytest.mark.parametrize(
+    ("url", "theirs", "options"),
+    [
+        ("redis://:pw@h:1/2", "redis://:pw@h:1/2", {}),
+        ("rediss://h:1/0", "rediss://h:1/0", {}),
+        ("unix:///run/redis.sock", "redis+socket:///run/redis.sock", {}),
+        (
+            "redis+sentinel://u:p%40w@a:1,b:2/main/3",
+            "sentinel://u:p%40w@a:1/3;sentinel://u:p%40w@b:2/3",
+            {"master_name": "main"},
+        ),
+    ],
+)
+def test_the_queues_own_redis_is_the_broker(url: str, theirs: str, options: dict[str, Any]) -> None:
+    """Under a prefix of its own."""
+    address, found = at(url)
+    assert address == theirs
+    assert found["global_keyprefix"] == BROKER
+    assert found.items() >= options.items()
+
+
+def test_a_cluster_needs_another() -> None:
+    """Said with the setting that helps; any broker may be given."""
+    with pytest.raises(ConfigError, match=r"offline.broker_url: Celery cannot use a Redis cluster"):
+        at("redis+cluster://h:1")
+    assert at("redis+cluster://h:1", broker_url="amqp://h//")[0] == "amqp://h//"
+
+
+def test_it_is_set_as_it_must_be() -> None:
+    """Late acknowledgement, JSON alone, one message a task, no task beyond half the visibility timeout."""
+    app = build_app(OfflineSettings(), WireSettings(), nothing)
+    conf = app.conf
+    assert conf.task_acks_late and conf.task_reject_on_worker_lost and conf.worker_prefetch_multiplier == 1
+    assert conf.accept_content == conf.result_accept_content == ["json"] and conf.task_serializer == "json"
+    assert conf.broker_transport_options["visibility_timeout"] == VISIBILITY_S > 2 * HARD_LIMIT_S
+    assert conf.result_backend is None and conf.task_ignore_result
+    assert LOOK_AT_BATCH in app.tasks
+
+
+async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis_url: str) -> None:
+    """However many bells ring; a lost message is sent again after a while, and the old one is worth nothing."""
+    settings = WireSettings(url=redis_url, lease_ms=400)
+    wire, app = Wire.open(settings), build_app(OfflineSettings(), settings, nothing)
+    batches = Batches(wire)
+    try:
+        for _ in range(3):
+            batch = Batch(
+                id=batches.new_id("t"), tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
+                input_file="f", window="none", output_keep_ms=1,
+            )  # fmt: skip
+            await batches.create(batch, "digest")
+        bells = [Bell(batches, app) for _ in range(4)]
+        assert sum(await asyncio.gather(*(bell.ring() for bell in bells))) == 3
+        with Redis.from_url(redis_url) as redis:
+            assert redis.llen(f"{BROKER}{QUEUE}") == 3
+            redis.delete(f"{BROKER}{QUEUE}")
+            assert await until(bells[0].ring) == 3
+            assert redis.llen(f"{BROKER}{QUEUE}") == 3
+            assert all(key.startswith(b"penstock:") for key in redis.scan_iter("*"))
+    finally:
+        app.close()
+        await wire.close()

@@ -1,0 +1,193 @@
+"""Kill -9 of what works on batches, in short: no line is lost, none answered twice, whatever Celery loses.
+
+The long form, with hundreds of kills, is `make chaos-batch`.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import answers_are_right, begin, client, content, ended, jsonl, line, nothing_left_over, reaches
+from house import House, eventually, redis_process
+from redis import Redis
+
+from streaming.keys import BROKER
+
+LINES = 160
+
+
+@pytest.fixture
+def served(empty_house: House) -> House:
+    """Slow enough to be hit in the middle; a lost worker is noticed within a second."""
+    house = empty_house
+    house.environ |= {
+        "PENSTOCK_SIM_SLOTS": "8",
+        "PENSTOCK_SIM_STEP_MS": "5",
+        "PENSTOCK_REDIS_LEASE_MS": "500",
+        "PENSTOCK_REDIS_MAX_ATTEMPTS": "50",
+    }
+    house.start("scheduler")
+    house.start_api()
+    return house
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_offline_and_engine_workers_are_killed_again_and_again(served: House) -> None:
+    """In all phases: 160 lines, each answered once, in order, and nothing is left over."""
+    openai = client(served)
+    worker, offline = served.start("workers"), served.start("offline")
+    lines = [line(number) for number in range(LINES)]
+    batch = begin(openai, lines)
+    for completed in (1, 30, 80, 130, 155):
+        reaches(openai, batch, completed)
+        kill(offline)
+        if completed in (30, 130):
+            kill(worker)
+            worker = served.start("workers")
+        offline = served.start("offline")
+    done = ended(openai, batch)
+    assert done.status == "completed" and done.error_file_id is None
+    answers_are_right(content(openai, done.output_file_id), lines)
+    assert done.usage and done.usage.output_tokens == LINES * 6
+    nothing_left_over(served.folder)
+
+
+def test_two_offline_processes_share_the_work(served: House) -> None:
+    """A stopped one is overtaken; when it wakes up it is refused and spoils nothing."""
+    openai = client(served)
+    served.start("workers")
+    first = served.start("offline", "--id", "offline-1")
+    lines = [line(number, max_tokens=60) for number in range(LINES)]
+    batch = begin(openai, lines)
+    reaches(openai, batch, 5)
+    first.send_signal(signal.SIGSTOP)
+    served.start("offline", "--id", "offline-2")
+    before = openai.batches.retrieve(batch.id).request_counts
+    assert before
+    reaches(openai, batch, before.completed + 20)
+    first.send_signal(signal.SIGCONT)
+    done = ended(openai, batch)
+    answers_are_right(content(openai, done.output_file_id), lines)
+    eventually(lambda: "another process has the batch now" in served.log("offline"))
+
+
+def test_what_celery_loses_is_said_again(served: House) -> None:
+    """Its queue is emptied under its hands, once before the batch began and once while it runs."""
+    openai = client(served)
+    served.start("workers")
+    with Redis.from_url(served.redis_url) as redis:
+        batch = begin(openai, [line(number, max_tokens=40) for number in range(LINES)])
+        offline = served.start("offline")
+        offline.send_signal(signal.SIGSTOP)  # whatever it has sent by now nobody takes
+        time.sleep(0.1)
+        lost = redis.delete(*redis.keys(f"{BROKER}*"), "nothing")
+        offline.send_signal(signal.SIGCONT)
+        reaches(openai, batch, 30)
+        kill(offline)
+        eventually(lambda: redis.zcard("penstock:{0}:due") == 1)
+        redis.delete(*redis.keys(f"{BROKER}*"), "nothing")
+        served.start("offline")
+        done = ended(openai, batch)
+    assert done.status == "completed" and done.request_counts and done.request_counts.completed == LINES, lost
+
+
+def test_after_a_restart_of_everything_it_goes_on(tmp_path: Path) -> None:
+    """Redis too, all killed at once."""
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    lines = [line(number, max_tokens=30) for number in range(LINES)]
+    with redis_process(tmp_path, None, *options) as url:
+        house = _all_roles(url, tmp_path)
+        openai = client(house)
+        batch = begin(openai, lines)
+        reaches(openai, batch, 40)
+        for process in house._processes:
+            kill(process)
+    with redis_process(tmp_path, int(url.rpartition(":")[2].split("/")[0]), *options) as url:
+        house = _all_roles(url, tmp_path)
+        try:
+            openai = client(house)
+            done = ended(openai, batch)
+            answers_are_right(content(openai, done.output_file_id), lines)
+        finally:
+            house.close()
+
+
+def _all_roles(url: str, folder: Path) -> House:
+    house = House(url, folder)
+    house.environ |= {"PENSTOCK_SIM_SLOTS": "8", "PENSTOCK_REDIS_LEASE_MS": "500"}
+    for role in ("scheduler", "workers", "offline"):
+        house.start(role)
+    house.start_api()
+    house.wait_ready()
+    return house
+
+
+def test_a_drained_offline_process_ends_soon_and_loses_nothing(served: House) -> None:
+    """SIGTERM in the middle: exit 0 within its time; another goes on at once."""
+    openai = client(served)
+    served.start("workers")
+    offline = served.start("offline")
+    lines = [line(number, max_tokens=40) for number in range(LINES)]
+    batch = begin(openai, lines)
+    reaches(openai, batch, 20)
+    offline.terminate()
+    assert offline.wait(10) == 0
+    served.start("offline")
+    answers_are_right(content(openai, ended(openai, batch).output_file_id), lines)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only where the kernel tells")
+def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
+    """90 MB in and 100 MB out, and the process has grown by less than 64 MiB."""
+    openai = client(served)
+    served.start("workers")
+    offline = served.start("offline")
+    warm = ended(openai, begin(openai, [line(0)]))
+    assert warm.status == "completed"
+    before = _peak(offline.pid)
+    padding = "x" * 2000
+    rows: list[Any] = [
+        line(number, f"{padding} {number % 25}", temperature=0, max_tokens=300) for number in range(40_000)
+    ]
+    path = served.folder / "large.jsonl"
+    path.write_bytes(jsonl(rows))
+    del rows
+    with path.open("rb") as source:
+        file = openai.files.create(file=source, purpose="batch", timeout=120)
+    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    done = ended(openai, batch, 120)
+    assert done.status == "completed" and done.request_counts and done.request_counts.completed == 40_000
+    assert done.to_dict()["lines_computed"] == 25
+    assert openai.files.retrieve(done.output_file_id or "").bytes > 80_000_000
+    assert _peak(offline.pid) - before < 64 * 1024
+
+
+def _peak(pid: int) -> int:
+    """The most memory a process has had, in KiB."""
+    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM"))
+
+
+def test_a_turn_that_fails_stops_no_other(served: House) -> None:
+    """A file system that refuses: the process goes on, and so does the batch when it can."""
+    openai = client(served)
+    batch = begin(openai, [line(number) for number in range(50)])
+    source = served.folder / ".penstock" / "files" / "batches" / batch.id / "input"
+    aside = source.rename(source.with_name("aside"))
+    source.mkdir()
+    served.start("workers")
+    served.start("offline")
+    eventually(lambda: "a turn failed" in served.log("offline"))
+    assert ended(openai, begin(openai, [line(0)])).status == "completed"
+    source.rmdir()
+    aside.rename(source)
+    assert ended(openai, batch).status == "completed"

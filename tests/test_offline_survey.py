@@ -1,0 +1,116 @@
+"""Reading an input: what is wrong has its line number, equal lines are found, lines that begin alike come together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import jsonl, line
+
+from offline.survey import MOST_FAULTS, Interrupted, Survey, Terms, survey
+from streaming.ledger import Ledger, Outcome, Segment
+
+TERMS = Terms("/v1/chat/completions", {"sim", "other"}, 1000)
+
+
+def surveyed(folder: Path, data: bytes, terms: Terms = TERMS, **more: Any) -> tuple[Survey, Ledger]:
+    (folder / "input").write_bytes(data)
+    segment = Segment(folder, 1)
+    found = survey(folder / "input", terms, segment, **more)
+    segment.commit()
+    segment.close()
+    return found, Ledger.load(folder, len(found.plan))
+
+
+def test_a_good_input(tmp_path: Path) -> None:
+    """Every line in its place; reading one gives it back."""
+    lines = [line(number) for number in range(5)]
+    found, ledger = surveyed(tmp_path, jsonl(lines[:2]) + b"\n" + jsonl(lines[2:]))
+    assert (found.faults, found.models, list(found.plan.numbers)) == ([], {"sim"}, [1, 2, 4, 5, 6])
+    assert list(found.plan.order) == [0, 1, 2, 3, 4]
+    assert found.tokens == sum(found.plan.tokens) > 5 * 6
+    assert ledger.ends == [None] * 5
+    with (tmp_path / "input").open("rb") as source:
+        assert [json.loads(found.plan.read(source, place)) for place in range(5)] == lines
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (b"{not json", "invalid_json_line"),
+        (b"\xff\xfe", "invalid_json_line"),
+        (b"[1]", "invalid_request"),
+        (b'{"custom_id": 1, "method": "POST", "url": "/v1/chat/completions", "body": {}}', "invalid_request"),
+        (jsonl([line(9) | {"method": "GET"}]), "invalid_method"),
+        (jsonl([line(9) | {"url": "/v1/completions"}]), "mismatched_endpoint"),
+        (jsonl([line(9) | {"custom_id": ""}]), "invalid_custom_id"),
+        (jsonl([line(9) | {"custom_id": "x" * 513}]), "invalid_custom_id"),
+        (jsonl([line(0)]), "duplicate_custom_id"),
+        (jsonl([line(9, "x" * 3000)]), "line_too_long"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, bad: bytes, code: str) -> None:
+    """Its number and what is wrong; nothing of the batch is run."""
+    terms = Terms("/v1/chat/completions", {"sim"}, 1000, longest=2000)
+    data = jsonl([line(0), line(1)]) + bad.rstrip() + b"\n" + jsonl([line(2)])
+    found, _ = surveyed(tmp_path, data, terms)
+    assert [(fault.line, fault.code) for fault in found.faults] == [(3, code)]
+
+
+def test_many_bad_lines_are_named_up_to_a_number(tmp_path: Path) -> None:
+    """All of the first hundred, each with its number."""
+    found, _ = surveyed(tmp_path, b"x\n" * 500)
+    assert [fault.line for fault in found.faults] == list(range(1, MOST_FAULTS + 1))
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [(b"", "empty_file"), (b"\n \n", "empty_file"), (jsonl([line(n) for n in range(4)]), "too_many_lines")],
+)
+def test_too_few_and_too_many(tmp_path: Path, data: bytes, code: str) -> None:
+    """A file without lines, and one with more than may be."""
+    found, _ = surveyed(tmp_path, data, Terms("/v1/chat/completions", {"sim"}, 3))
+    assert [fault.code for fault in found.faults] == [code]
+
+
+def test_a_wrong_request_is_that_lines_answer(tmp_path: Path) -> None:
+    """The others are run."""
+    lines = [line(0), line(1, model="gone"), line(2, temperature=9), line(3, messages=[]), line(4)]
+    found, ledger = surveyed(tmp_path, jsonl(lines))
+    assert (found.faults, found.refused, list(found.plan.order)) == ([], 3, [0, 4])
+    assert [end.outcome if end else None for end in ledger.ends] == [None, *[Outcome.FAILED] * 3, None]
+
+
+def test_equal_lines_are_computed_once_if_their_answer_is_sure(tmp_path: Path) -> None:
+    """At temperature 0 or with a seed; with another model, seed or length it is another request."""
+    cold: dict[str, Any] = {"temperature": 0}
+    lines = [
+        line(0, "same", **cold), line(1, "same", **cold), line(2, "same"), line(3, "same"),
+        line(4, "same", seed=1), line(5, "same", seed=1), line(6, "same", seed=2),
+        line(7, "same", model="other", **cold), line(8, "same", max_tokens=9, **cold),
+        line(9, "same", user="somebody", metadata={"a": "b"}, **cold),
+    ]  # fmt: skip
+    found, _ = surveyed(tmp_path, jsonl(lines))
+    assert list(found.plan.twins) == [0, 0, 2, 3, 4, 4, 6, 7, 8, 0]
+    assert sorted(found.plan.order) == [0, 2, 3, 4, 6, 7, 8]
+
+
+def test_lines_that_begin_alike_follow_each_other(tmp_path: Path) -> None:
+    """Long common beginnings, then longer ones; what has none keeps its place."""
+    a, b = "a" * 300, "b" * 300
+    deep = a + "c" * 1000
+    texts = [a + "1", b + "1", "short 1", deep + "1", b + "2", a + "2", "short 2", deep + "2"]
+    found, _ = surveyed(tmp_path, jsonl([line(number, text) for number, text in enumerate(texts)]))
+    assert [texts[place] for place in found.plan.order] == [
+        a + "1", a + "2", deep + "1", deep + "2", b + "1", b + "2", "short 1", "short 2",
+    ] or [texts[place] for place in found.plan.order] == [
+        a + "1", deep + "1", deep + "2", a + "2", b + "1", b + "2", "short 1", "short 2",
+    ]  # fmt: skip
+
+
+def test_it_stops_when_it_is_to(tmp_path: Path) -> None:
+    """In the middle of a long input."""
+    with pytest.raises(Interrupted):
+        surveyed(tmp_path, jsonl([line(number) for number in range(500)]), go_on=lambda: False)

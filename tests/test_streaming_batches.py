@@ -1,0 +1,210 @@
+"""Batches on the wire: one process works on one at a time, is fenced when overtaken, and no batch is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from flow import until
+
+from streaming.batches import LEASES_HELD, LEASES_TOLD, Batches, Hold
+from streaming.errors import Fenced, KeyReused, Stale, UnknownBatch
+from streaming.files import Files
+from streaming.keys import line_job_id, partition_of
+from streaming.messages import Batch, BatchState, Priority, Progress, StoredFile
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+LEASE_MS = 400
+
+
+@pytest.fixture
+async def wire(redis_url: str) -> Any:
+    """Leases short enough to wait for."""
+    wire = Wire.open(WireSettings(url=redis_url, lease_ms=LEASE_MS, partitions=3))
+    yield wire
+    await wire.close()
+
+
+@pytest.fixture
+def batches(wire: Wire) -> Batches:
+    return Batches(wire)
+
+
+async def made(batches: Batches, tenant: str = "t", *, key: str = "", **more: Any) -> Batch:
+    batch = Batch(
+        id=batches.new_id(tenant, key),
+        tenant=tenant,
+        ceiling=Priority.INTERACTIVE,
+        endpoint="/v1/completions",
+        input_file="file-1",
+        window="none",
+        output_keep_ms=60_000,
+        **more,
+    )
+    await batches.create(batch, "digest")
+    return batch
+
+
+async def held(batches: Batches) -> Hold:
+    """The next batch that is due."""
+    ((batch_id, telling),) = await until(lambda: batches.due(10))
+    return await batches.hold(batch_id, telling)
+
+
+async def test_a_new_batch_is_due_once(batches: Batches) -> None:
+    """Told at once, not again while it is fresh, and again when nothing came of it."""
+    batch = await made(batches)
+    assert await batches.due(10) == [(batch.id, 1)]
+    assert await batches.due(10) == []
+    began = asyncio.get_running_loop().time()
+    assert await until(lambda: batches.due(10)) == [(batch.id, 2)]
+    assert asyncio.get_running_loop().time() - began > LEASES_TOLD * LEASE_MS / 1000 * 0.8
+    with pytest.raises(Stale, match="stale"):
+        await batches.hold(batch.id, 1)  # a message that came late
+    assert (await batches.hold(batch.id, 2)).batch == batch
+
+
+async def test_one_works_on_it_at_a_time(batches: Batches) -> None:
+    """Until it has said nothing for a while; then it is refused, and the next one has it."""
+    await made(batches)
+    first = await held(batches)
+    for _ in range(6):
+        await asyncio.sleep(LEASE_MS / 2000)
+        await batches.save(first, BatchState.IN_PROGRESS, Progress(total=5))
+        assert await batches.due(10) == []
+    second = await held(batches)
+    assert second.epoch == first.epoch + 1 and second.progress.total == 5
+    assert second.now_ms - first.now_ms > LEASES_HELD * LEASE_MS
+    with pytest.raises(Fenced):
+        await batches.save(first, BatchState.COMPLETED, Progress())
+    await batches.save(second, BatchState.IN_PROGRESS, Progress(total=6))
+
+
+async def test_a_turn_that_ends_hands_it_on_when_it_says(batches: Batches) -> None:
+    """At once, or later."""
+    await made(batches)
+    first = await held(batches)
+    await batches.save(first, BatchState.IN_PROGRESS, Progress(), rest_ms=0)
+    second = await held(batches)
+    await batches.save(second, BatchState.IN_PROGRESS, Progress(), rest_ms=3_600_000)
+    await asyncio.sleep(LEASES_TOLD * LEASE_MS / 1000)
+    assert await batches.due(10) == []
+
+
+async def test_the_end_is_the_end(batches: Batches, wire: Wire) -> None:
+    """A final state never changes, its files are known with it, and it is due no more."""
+    batch = await made(batches, token_limit=10)
+    hold = await held(batches)
+    assert await batches.reserve(hold, 10) == (True, 0)
+    file = StoredFile(id=Files(wire).new_id("t"), tenant="t", name="o", size=1, purpose="batch_output",
+                      created_ms=hold.now_ms, expires_ms=hold.now_ms + 60_000)  # fmt: skip
+    await batches.save(hold, BatchState.COMPLETED, Progress(total=1, completed=1), keep_s=60, files=[file])
+    with pytest.raises(Fenced):
+        await batches.save(hold, BatchState.FINALIZING, Progress())
+    assert await Files(wire).get(file.id, "t") == file
+    assert (await batches.get(batch.id, "t")).state is BatchState.COMPLETED
+    assert await batches.steer(batch.id, "cancel") is BatchState.COMPLETED
+    assert await batches.due(10) == []
+    other = await made(batches, token_limit=10)
+    assert await batches.reserve(await held(batches), 10) == (True, 0), other  # its tokens are given back
+
+
+async def test_what_the_owner_wants_is_heard(batches: Batches) -> None:
+    """Cancelling is not undone by a word about progress; a wish makes it due at once."""
+    batch = await made(batches)
+    hold = await held(batches)
+    assert await batches.steer(batch.id, "pause") is BatchState.VALIDATING
+    verdict = await batches.save(hold, BatchState.IN_PROGRESS, Progress())
+    assert verdict.paused and verdict.state is BatchState.IN_PROGRESS
+    await batches.save(hold, BatchState.IN_PROGRESS, Progress(), rest_ms=3_600_000)
+    await batches.steer(batch.id, "resume")
+    hold = await held(batches)
+    assert not hold.paused
+    await batches.steer(batch.id, "cancel")
+    for state in (BatchState.IN_PROGRESS, BatchState.FINALIZING):
+        assert (await batches.save(hold, state, Progress())).state is BatchState.CANCELLING
+    record = await batches.get(batch.id, "t")
+    assert record.state is BatchState.CANCELLING and record.cancelling_ms > 0
+    assert (await batches.save(hold, BatchState.CANCELLED, Progress())).state is BatchState.CANCELLED
+
+
+async def test_the_quota_counts_all_batches_of_a_tenant(batches: Batches) -> None:
+    """And nobody else's; as lines end, room comes back."""
+    holds = []
+    for _ in range(2):
+        await made(batches, token_limit=100)
+        holds.append(await held(batches))
+    first, second = holds
+    assert await batches.reserve(first, 60) == (True, 0)
+    assert await batches.reserve(first, 60) == (True, 0)  # once more after a lost answer
+    assert await batches.reserve(second, 60) == (False, 60)
+    await batches.save(first, BatchState.IN_PROGRESS, Progress(), tokens=30)
+    assert await batches.reserve(second, 60) == (True, 30)
+    await made(batches, "somebody else", token_limit=100)
+    assert await batches.reserve(await held(batches), 100) == (True, 0)
+
+
+async def test_the_same_key_is_the_same_batch(batches: Batches) -> None:
+    """For the same tenant and the same body."""
+    batch = await made(batches, key="k")
+    assert await batches.create(batch, "digest") is False
+    with pytest.raises(KeyReused):
+        await batches.create(batch, "another")
+    assert batches.new_id("t", "k") == batch.id != batches.new_id("other", "k")
+
+
+async def test_nobody_sees_anothers(batches: Batches) -> None:
+    """Not by id, not in lists, and an id of anything else is none."""
+    batch = await made(batches)
+    for name, tenant in (
+        (batch.id, "x"),
+        ("batch_zz", "t"),
+        (f"file-{batch.id[6:]}", "t"),
+        ("batch_ff" + "0" * 30, "t"),
+    ):
+        with pytest.raises(UnknownBatch):
+            await batches.get(name, tenant)
+    assert await batches.recent("x", None, 10) == []
+
+
+async def test_lists_come_in_pages(batches: Batches) -> None:
+    """Newest first, none twice, none left out, also of those made in one millisecond."""
+    for _ in range(25):
+        await made(batches)
+    seen: list[str] = []
+    after = None
+    while page := await batches.recent("t", after, 7):
+        seen += [record.batch.id for record in page]
+        after = page[-1]
+    assert len(seen) == len(set(seen)) == 25
+    times = [(await batches.get(name, "t")).created_ms for name in seen]
+    assert times == sorted(times, reverse=True)
+
+
+async def test_what_expired_is_forgotten(batches: Batches, wire: Wire) -> None:
+    """Records of ended batches and of files, and nothing else."""
+    batch = await made(batches)
+    hold = await held(batches)
+    files = Files(wire)
+    now = await wire.now_ms()
+    file = StoredFile(
+        id=files.new_id("t"), tenant="t", name="f", size=1, purpose="batch", created_ms=now, expires_ms=now
+    )
+    await files.put(file)
+    await batches.save(hold, BatchState.FAILED, Progress(), keep_s=0)
+    running = await made(batches)
+    assert await until(lambda: files.expired(10)) == [file]
+    await files.forget(file)
+    assert await files.expired(10) == [] and await files.recent("t", None, 10) == []
+    assert await until(lambda: batches.forget_expired(10)) == [batch.id]
+    assert [record.batch.id for record in await batches.recent("t", None, 10)] == [running.id]
+
+
+def test_a_lines_job_is_the_same_whoever_asks() -> None:
+    """And differs by batch, line and attempt; its partition is one there is."""
+    ids = {line_job_id(batch, line, attempt, 3) for batch in "ab" for line in range(50) for attempt in range(3)}
+    assert len(ids) == 300
+    assert {partition_of(each) for each in ids} == {0, 1, 2}
+    assert line_job_id("a", 1, 0, 3) == line_job_id("a", 1, 0, 3)

@@ -1,0 +1,129 @@
+"""The ledger of a batch: torn anywhere it says nothing false, and turns that were overtaken spoil nothing."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from streaming.ledger import ROW_BYTES, Answers, Ledger, Outcome, Plan, Segment, lines_of
+from streaming.messages import Usage
+
+
+def written(folder: Path, epoch: int, rows: dict[int, bytes], outcome: Outcome = Outcome.DONE) -> None:
+    segment = Segment(folder, epoch)
+    for line, answer in rows.items():
+        segment.add(line, outcome, 0, answer, Usage(3, 2, 1))
+    segment.commit()
+    segment.close()
+
+
+def read(folder: Path, lines: int) -> list[bytes | None]:
+    ledger = Ledger.load(folder, lines)
+    with Answers(folder) as answers:
+        return [None if end is None else answers.read(end) for end in ledger.ends]
+
+
+def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Every column; a missing plan is no plan."""
+    with pytest.raises(FileNotFoundError):
+        Plan.load(tmp_path)
+    plan = Plan()
+    for number in (1, 3, 4):
+        plan.add(number, 100 * number, number)
+    plan.twins[2], plan.tokens[0] = 0, 7
+    plan.order.extend([1, 0])
+    plan.save(tmp_path)
+    again = Plan.load(tmp_path)
+    assert [list(again.numbers), list(again.offsets), list(again.lengths)] == [[1, 3, 4], [100, 300, 400], [1, 3, 4]]
+    assert [list(again.order), list(again.twins), list(again.tokens)] == [[1, 0], [0, 1, 0], [7, 0, 0]]
+    assert list(again.copies()) == [2, 1, 0]
+
+
+def test_cut_at_every_byte_whole_rows_count(tmp_path: Path) -> None:
+    """A killed process leaves a part of a row: everything before it counts, nothing of it does."""
+    answers = {line: f"answer {line}".encode() for line in range(4)}
+    written(tmp_path, 1, answers)
+    index = tmp_path / "00000001.index"
+    data = index.read_bytes()
+    assert len(data) == 4 * ROW_BYTES
+    for length in range(len(data) + 1):
+        index.write_bytes(data[:length])
+        whole = length // ROW_BYTES
+        assert read(tmp_path, 4) == [answers[line] if line < whole else None for line in range(4)]
+
+
+@pytest.mark.parametrize("at", range(ROW_BYTES))
+def test_a_spoilt_row_and_what_follows_do_not_count(tmp_path: Path, at: int) -> None:
+    """A disk that wrote something else than it was given."""
+    written(tmp_path, 1, {0: b"a", 1: b"b", 2: b"c"})
+    index = tmp_path / "00000001.index"
+    data = bytearray(index.read_bytes())
+    data[ROW_BYTES + at] ^= 0x10
+    index.write_bytes(data)
+    assert read(tmp_path, 3) == [b"a", None, None]
+
+
+def test_what_was_not_committed_does_not_count(tmp_path: Path) -> None:
+    """Rows in memory are nothing."""
+    segment = Segment(tmp_path, 1)
+    segment.add(0, Outcome.DONE, 0, b"x")
+    assert read(tmp_path, 1) == [None]
+    segment.commit()
+    segment.add(0, Outcome.DONE, 0, b"y")
+    segment.close()
+    assert read(tmp_path, 1) == [b"x"]
+
+
+def test_the_first_turn_that_ended_a_line_is_right(tmp_path: Path) -> None:
+    """One that was overtaken and still writes changes no answer that was given."""
+    overtaken = Segment(tmp_path, 1)
+    overtaken.add(0, Outcome.DONE, 0, b"first")
+    overtaken.commit()
+    written(tmp_path, 2, {0: b"later", 1: b"second's"})
+    overtaken.add(2, Outcome.DONE, 0, b"late but alone")
+    overtaken.commit()
+    overtaken.close()
+    assert read(tmp_path, 3) == [b"first", b"second's", b"late but alone"]
+
+
+def test_attempts_and_failures_are_counted(tmp_path: Path) -> None:
+    """A withdrawn line gets a new job without having failed."""
+    segment = Segment(tmp_path, 1)
+    segment.add(0, Outcome.RETRIED, 1)
+    segment.add(0, Outcome.WITHDRAWN, 2)
+    segment.add(1, Outcome.WITHDRAWN, 1)
+    segment.commit()
+    segment.close()
+    ledger = Ledger.load(tmp_path, 2)
+    assert (list(ledger.attempts), list(ledger.failures), ledger.ends) == ([2, 1], [1, 0], [None, None])
+
+
+def test_a_store_that_counts_its_turns_again_spoils_no_segment(tmp_path: Path) -> None:
+    """After a loss of data an epoch may come twice."""
+    written(tmp_path, 7, {0: b"old"})
+    written(tmp_path, 3, {0: b"new", 1: b"more"})
+    assert read(tmp_path, 2) == [b"old", b"more"]
+
+
+def test_tokens_come_back(tmp_path: Path) -> None:
+    """Counts survive with the answers they belong to."""
+    written(tmp_path, 1, {0: b"x"})
+    (end,) = Ledger.load(tmp_path, 1).ends
+    assert end is not None and end.usage == Usage(3, 2, 1)
+
+
+def test_lines_end_at_newlines_alone() -> None:
+    """Blank ones are skipped but counted; other separators are text; a long one is cut."""
+    source = io.BytesIO("a\n\n\u2028b\x85\r\n  \n".encode() + b"x" * 50 + b"\nlast")
+    found = list(lines_of(source, 20))
+    assert [(number, data.strip()) for number, _, data in found] == [
+        (1, b"a"),
+        (3, "\u2028b\x85".encode()),
+        (5, b"x" * 21),
+        (6, b"last"),
+    ]
+    for number, offset, data in found:
+        source.seek(offset)
+        assert source.read(len(data)) == data, number
