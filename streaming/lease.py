@@ -140,14 +140,12 @@ class Lease:
             args += [address, encode(Frame(self.id, number, tuple(deltas)))]
         return ("append", partition, args)
 
-    def finish_call(self, *finishes: Finish) -> Call:
-        """Terminal records and acknowledgements of jobs of one partition for `calls`; harmless when repeated."""
-        args: list[str | bytes | int] = [self.id]
-        for finish in finishes:
-            end = finish.terminal
-            message = b"" if finish.with_rows else encode(without_rows(end))
-            args += [end.job, finish.attempt, end.state, encode(end), message, end.first_ms or "", finish.dead]
-        return ("finish", partition_of(finishes[0].terminal.job) or 0, args)
+    def finish_call(self, finish: Finish) -> Call:
+        """The terminal record and the acknowledgement for `calls`; harmless when repeated."""
+        end = finish.terminal
+        message = b"" if finish.with_rows else encode(without_rows(end))
+        args = (self.id, end.job, finish.attempt, end.state, encode(end), message, end.first_ms or "", finish.dead)
+        return ("finish", partition_of(end.job) or 0, args)
 
     async def calls(self, calls: Sequence[Call]) -> None:
         """Write appends and finishes, in order, in one round trip.

@@ -10,8 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from typing import Any
 
 from redis.asyncio.client import PubSub
@@ -39,6 +38,9 @@ PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DO
 
 KEPT = frozenset({"put", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
 """Scripts whose answer is a promise: at D3 it is given only once a replica has what they wrote."""
+
+MOST_CALLS = 16
+"""In one command: the server does nothing else until they have run."""
 
 Call = tuple[str, int, Sequence[str | bytes | int]]
 """A script by name, the partition it runs in, its arguments."""
@@ -117,7 +119,7 @@ class Wire:
         return answers
 
     async def _run_at(self, place: str, calls: Sequence[Call]) -> list[Any]:
-        groups = [list(group) for _, group in groupby(calls, itemgetter(0, 1))]
+        groups = _grouped(calls)
         commands = [self._evalsha(group) for group in groups]
         run = self._topology.run_scripts
         if promised := self._is_promise(calls):
@@ -227,6 +229,17 @@ def _setting(answer: Any) -> str:
 
 def _is_online(value: object) -> bool:
     return isinstance(value, dict) and value.get("state") == "online"
+
+
+def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
+    """In order, those of one script and partition that follow each other together."""
+    groups: list[list[Call]] = []
+    for call in calls:
+        if groups and groups[-1][0][:2] == call[:2] and len(groups[-1]) < MOST_CALLS:
+            groups[-1].append(call)
+        else:
+            groups.append([call])
+    return groups
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:

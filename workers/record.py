@@ -10,6 +10,9 @@ from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, Span, Tracing
 from workers.attempt import Attempt
 
+MANY_ATTEMPTS = 10
+"""Later ones are counted together: a job that is handed back may have any number."""
+
 
 class Recorder:
     """One per worker process."""
@@ -24,7 +27,8 @@ class Recorder:
         job, claim = attempt.job, attempt.claim
         waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
         self.metrics.claims.labels(self._model, job.priority).inc()
-        self.metrics.attempts.labels(self._model, str(claim.attempt)).inc()
+        number = str(claim.attempt) if claim.attempt < MANY_ATTEMPTS else f"{MANY_ATTEMPTS}+"
+        self.metrics.attempts.labels(self._model, number).inc()
         if claim.attempt == 1:
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
         now_ns = time.time_ns()

@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 
 MOST_PAUSE_S = 1.0
 
-FINISHES_A_CALL = 16
-"""Jobs ended by one script: together they cost less, but the server does nothing else meanwhile."""
-
 Rows = defaultdict[str, list[Delta]]
 """By reply address."""
 
@@ -87,8 +84,7 @@ class Writer:
                 self._idle.set()
 
     def _calls(self, rows: Rows, finishes: Sequence[Finish]) -> list[Call]:
-        starts = range(0, len(finishes), FINISHES_A_CALL)
-        ends = [self._lease.finish_call(*finishes[start : start + FINISHES_A_CALL]) for start in starts]
+        ends = [self._lease.finish_call(finish) for finish in finishes]
         return [self._append(rows), *ends] if rows else ends
 
     def _append(self, rows: Rows, *, forced: bool = False) -> Call:

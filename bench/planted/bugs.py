@@ -81,8 +81,8 @@ ENDS = (
         (
             _lua(
                 "finish",
-                "  if s[1] ~= 'in_progress' or s[2]",
-                "  drop_entry(s[4], s[5])\n  if s[1] ~= 'in_progress' or s[2]",
+                "if s[1] ~= 'in_progress' or s[2]",
+                "drop_entry(s[4], s[5])\nif s[1] ~= 'in_progress' or s[2]",
             ),
         ),
         (REGRESSIONS + "a_finish_behind_the_hand_back_leaves_the_job_in_the_queue",),
@@ -90,7 +90,7 @@ ENDS = (
     Bug(
         "ended but not acknowledged",
         "Entries of jobs that have ended fill their lane.",
-        (_lua("finish", "  drop_entry(s[4], s[5])\n", ""),),
+        (_lua("finish", "drop_entry(s[4], s[5])\n", ""),),
         (PROTOCOL + "a_job_is_put_claimed_logged_and_finished",),
     ),
     Bug(
