@@ -12,6 +12,7 @@ PROGRAMS = {
     "table1": "TTFT and TBT by concurrency, of any OpenAI-compatible server.",
     "breakdown": "Where the time of a request goes, by concurrency.",
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
+    "growth": "How the cost grows: tokens, streams, partitions, API processes.",
     "engine": "Tokens per second through Penstock over those of the bare engine.",
     "chaos": "The fault matrix: kill, stop, cut, fill and flood everything.",
 }

@@ -1,0 +1,146 @@
+"""`python -m bench.growth`: how Penstock's cost grows with tokens, streams, partitions and API processes."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from bench import plots, report
+from bench.gateway.stage import Stage
+from bench.growth.figures import APIS, COLUMNS, PARTITIONS, ROLES, STREAMS, TOKENS, Point, Row, row, unit_costs
+from bench.load.child import LoadFailed, measure
+from bench.load.plan import Plan
+from bench.penstock import MODEL, Penstock
+from bench.processes import Died
+from bench.report import Report
+
+NAME = "growth"
+STEP_MS, PREFILL_MS = 15.0, 25.0
+SETTLE_S = 0.5
+
+POINTS = (
+    *(Point(series=TOKENS, tokens=tokens) for tokens in (1, 16, 64, 256)),
+    *(Point(series=STREAMS, streams=streams) for streams in (1, 4, 16, 64, 256)),
+    *(Point(series=PARTITIONS, partitions=partitions) for partitions in (1, 2, 4, 8)),
+    *(Point(series=APIS, apis=apis) for apis in (1, 2, 4)),
+)
+QUICK = (
+    *(Point(series=TOKENS, streams=8, tokens=tokens) for tokens in (1, 16)),
+    *(Point(series=STREAMS, streams=streams, tokens=16) for streams in (1, 8)),
+    *(Point(series=PARTITIONS, streams=8, tokens=16, partitions=partitions) for partitions in (1, 2)),
+    *(Point(series=APIS, streams=8, tokens=16, apis=apis) for apis in (1, 2)),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if everything was measured, whatever the figures say."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(words)
+    console = report.console()
+    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found = run(args, " ".join(["penstock bench growth", *words]), console)
+    except (Died, LoadFailed, OSError) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped; every process has ended")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    console.print(report.table(found))
+    console.print(f"figures: {found.save(args.out / f'{found.name}.json')}")
+    if not args.quick:
+        drawn = draw(found, args.plots)
+        console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+    return 0
+
+
+def run(args: argparse.Namespace, command: str, console: Console) -> Report:
+    """Raises Died, LoadFailed."""
+    points = QUICK if args.quick else POINTS
+    rows: list[Row] = []
+    with Stage(console, "starting", len(points)) as stage:
+        for number, point in enumerate(points):
+            stage.say(f"{point.series} = {point.value}")
+            folder = stage.folder / str(number)
+            folder.mkdir()
+            rows.append(_measured(point, folder, args.seconds))
+            stage.done()
+    return Report(
+        name=f"{NAME}-quick" if args.quick else NAME,
+        title=f"How the cost grows, {STEP_MS:g} ms steps",
+        command=command,
+        settings={
+            "step_ms": STEP_MS,
+            "prefill_ms": PREFILL_MS,
+            "seconds": args.seconds,
+            "unit_costs_us": msgspec.to_builtins(unit_costs(rows)),
+        },
+        columns=COLUMNS,
+        rows=rows,
+        notes=("Each row is one run of a Penstock of its own with one worker; the load generator is not counted.",),
+    )
+
+
+def _measured(point: Point, folder: Path, seconds: float) -> Row:
+    settings = {
+        "sim.step_ms": STEP_MS,
+        "sim.prefill_ms": PREFILL_MS,
+        "redis.partitions": point.partitions,
+        "telemetry.metrics_dir": folder / "metrics",
+    }
+    (folder / "metrics").mkdir()
+    with Penstock(folder, apis=point.apis, settings=settings) as penstock:
+        time.sleep(SETTLE_S)
+        each_s = (PREFILL_MS + point.tokens * STEP_MS) / 1000
+        plan = Plan(
+            port=penstock.port,
+            model=MODEL,
+            streams=point.streams,
+            requests=point.streams * max(2, round(seconds / each_s)),
+            tokens=point.tokens,
+            limit_s=10 * seconds,
+            watch=penstock.processes.pids(),
+        )
+        return row(point, measure(plan))
+
+
+def draw(found: Report, folder: Path) -> list[Path]:
+    """A curve of each role's cost for each series; the files written."""
+    titles = {
+        TOKENS: ("What a request costs by its length", "tokens of an answer", "us_per_request", "tokens"),
+        STREAMS: ("What a token costs by concurrency", "concurrent streams", "us_per_token", None),
+        PARTITIONS: ("What a token costs by partitions", "partitions", "us_per_token", None),
+        APIS: ("What a token costs by API processes", "API processes", "us_per_token", None),
+    }
+    drawn: list[Path] = []
+    for series, (title, x, total, times) in titles.items():
+        rows = [each for each in found.rows if each["series"] == series]
+        curves: dict[str, plots.Points] = {"all": [(each["value"], each[total]) for each in rows]}
+        for role in ROLES:
+            curves[role] = [(each["value"], each[role] * (each[times] if times else 1)) for each in rows]
+        y = plots.Axis(title="CPU microseconds per request" if times else "CPU microseconds per token", log=not times)
+        drawn += plots.lines(folder / f"growth-{series}", title, curves, x=plots.Axis(title=x, log=True), y=y)
+    return drawn
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock bench growth", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="about so long for each point (default 5)")
+    parser.add_argument("--quick", action="store_true", help="few small points, no plots")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""From readings to rows, and from rows to unit costs: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from bench.load.plan import Reading
+from bench.report import Column
+
+TOKENS, STREAMS, PARTITIONS, APIS = "tokens", "streams", "partitions", "apis"
+"""The series: what grows while the rest stays."""
+
+ROLES = ("api", "redis", "worker")
+
+COLUMNS = (
+    Column("series", "what grows"),
+    Column("value", "to"),
+    Column("streams", "c"),
+    Column("tokens", "tokens"),
+    Column("partitions", "partitions"),
+    Column("apis", "API processes"),
+    Column("us_per_token", "CPU us/token"),
+    Column("us_per_request", "us/request", 0),
+    Column("api", "API us/token", 2),
+    Column("redis", "Redis", 2),
+    Column("worker", "worker", 2),
+    Column("errors", "errors"),
+)
+
+Row = dict[str, Any]
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting that is measured."""
+
+    series: str
+    streams: int = 64
+    tokens: int = 128
+    partitions: int = 1
+    apis: int = 1
+
+    @property
+    def value(self) -> int:
+        """Of what grows."""
+        return int(getattr(self, self.series))
+
+
+def row(point: Point, reading: Reading) -> Row:
+    """CPU of all processes of a role together."""
+    by_role = {role: 1e6 * _of(role, reading.cpu) / max(1, reading.tokens) for role in ROLES}
+    total = sum(by_role.values())
+    return {
+        "value": point.value,
+        **msgspec.to_builtins(point),
+        **by_role,
+        "us_per_token": total,
+        "us_per_request": total * reading.tokens / max(1, reading.requests),
+        "errors": reading.errors,
+        "own_cpu": reading.own_cpu,
+    }
+
+
+def _of(role: str, cpu: Mapping[str, float]) -> float:
+    return sum(seconds for name, seconds in cpu.items() if name.split("-")[0] == role)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """y = base + slope * x."""
+
+    base: float
+    slope: float
+
+
+def fit(points: Iterable[tuple[float, float]]) -> Line:
+    """Least squares through at least two points with different x. Raises ValueError."""
+    known = list(points)
+    mean_x = sum(x for x, _ in known) / max(1, len(known))
+    mean_y = sum(y for _, y in known) / max(1, len(known))
+    spread = sum((x - mean_x) ** 2 for x, _ in known)
+    if not spread:
+        raise ValueError("a line needs two points with different x")
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in known) / spread
+    return Line(mean_y - slope * mean_x, slope)
+
+
+class UnitCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU microseconds; none below 0, which a fit through noise may give."""
+
+    api_request: float
+    """A request, apart from its tokens."""
+    api_token: float
+    redis_request: float
+    redis_step: float
+    """One engine step of one worker, apart from its tokens."""
+    redis_token: float
+    redis_frame: float
+    """One more API process that a step's tokens go to."""
+    redis_partition: float
+    """One more partition that a step's tokens go to."""
+    worker_token: float
+
+
+def unit_costs(rows: Sequence[Row]) -> UnitCosts:
+    """By fits over the series. Raises ValueError where a series has less than two points."""
+
+    def series(name: str, role: str, per: str) -> Line:
+        chosen = [each for each in rows if each["series"] == name]
+        return fit((each[name], each[role] * each[per]) for each in chosen)
+
+    # CPU of a request over its tokens; CPU of a step (one token of each stream) over what grows.
+    api, redis, worker = (series(TOKENS, role, "tokens") for role in ROLES)
+    step, frame, partition = (series(name, "redis", "streams") for name in (STREAMS, APIS, PARTITIONS))
+    return UnitCosts(
+        api_request=max(0.0, api.base),
+        api_token=max(0.0, api.slope),
+        redis_request=max(0.0, redis.base),
+        redis_step=max(0.0, step.base),
+        redis_token=max(0.0, step.slope),
+        redis_frame=max(0.0, frame.slope),
+        redis_partition=max(0.0, partition.slope),
+        worker_token=max(0.0, worker.slope),
+    )
