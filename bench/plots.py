@@ -41,6 +41,7 @@ STYLE: Mapping[str, Any] = {
     "legend.frameon": False,
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "penstock",
+    "svg.fonttype": "none",
 }
 
 Points = Sequence[tuple[float, float | None]]

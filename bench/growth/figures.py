@@ -113,12 +113,14 @@ def unit_costs(rows: Sequence[Row]) -> UnitCosts:
     # CPU of a request over its tokens; CPU of a step (one token of each stream) over what grows.
     api, redis, worker = (series(TOKENS, role, "tokens") for role in ROLES)
     step, frame, partition = (series(name, "redis", "streams") for name in (STREAMS, APIS, PARTITIONS))
+    lengths = [each["tokens"] for each in rows if each["series"] == STREAMS]
+    request_in_token = max(0.0, redis.base) * len(lengths) / sum(lengths)
     return UnitCosts(
         api_request=max(0.0, api.base),
         api_token=max(0.0, api.slope),
         redis_request=max(0.0, redis.base),
         redis_step=max(0.0, step.base),
-        redis_token=max(0.0, step.slope),
+        redis_token=max(0.0, step.slope - request_in_token),
         redis_frame=max(0.0, frame.slope),
         redis_partition=max(0.0, partition.slope),
         worker_token=max(0.0, worker.slope),

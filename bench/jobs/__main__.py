@@ -89,7 +89,7 @@ def _notes(chosen: Sequence[System], played: Played, found: Sequence[dict[str, o
 
 def draw(found: report.Report, folder: Path) -> list[Path]:
     """CPU per job, the callers' share and the rest; the files written."""
-    names = [row["system"] for row in found.rows]
+    names = [row["system"].replace("-", "\n") for row in found.rows]
     client = [row["client_ms_per_job"] or 0.0 for row in found.rows]
     rest = [(row["cpu_ms_per_job"] or 0.0) - own for row, own in zip(found.rows, client, strict=True)]
     y = plots.Axis(title="CPU ms per job")

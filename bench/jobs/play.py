@@ -70,17 +70,18 @@ def play(
                     _clear(url)
                     with system.serve(place, url) as serving:
                         time.sleep(STARTED_S)
-                        _load(system.name, serving, store, options, played)
+                        _load(system, serving, store, options, played)
                 except (Died, ClientFailed, Absent, OSError) as error:
                     played.fail(system.name, error)
                 done()
 
 
-def _load(name: str, serving: Serving, store: Processes, options: Options, played: Played) -> None:
+def _load(system: System, serving: Serving, store: Processes, options: Options, played: Played) -> None:
     alone = Plan(serving.url, 1, options.warmup_s / 2, options.seconds / 2)
-    played.alone.setdefault(name, []).append(measure(serving, store, alone))
-    crowd = Plan(serving.url, options.callers, options.warmup_s, options.seconds)
-    played.crowd.setdefault(name, []).append(measure(serving, store, crowd))
+    played.alone.setdefault(system.name, []).append(measure(serving, store, alone))
+    callers = min(options.callers, system.most_callers)
+    crowd = Plan(serving.url, callers, options.warmup_s, options.seconds)
+    played.crowd.setdefault(system.name, []).append(measure(serving, store, crowd))
 
 
 def _clear(url: str) -> None:

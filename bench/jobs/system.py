@@ -25,6 +25,8 @@ ROOT = Path(bench.__file__).parent.parent
 
 Say = Callable[[str], None]
 
+MANY = 1_000_000
+
 SPARE_S = 60.0
 """For a client to start, beyond its plan."""
 
@@ -66,6 +68,10 @@ class System(Protocol):
     def title(self) -> str:
         """What it is, in a few words."""
 
+    @property
+    def most_callers(self) -> int:
+        """With more it does less."""
+
     def prepare(self, say: Say) -> None:
         """Once, before anything is measured. Raises Absent."""
 
@@ -81,6 +87,7 @@ class Door:
     title: str
     form: str
     apis: int
+    most_callers: int = MANY
 
     def prepare(self, say: Say) -> None:
         """Nothing is needed."""
@@ -105,6 +112,7 @@ class Guest:
     client: str
     """Module of its callers."""
     workers: int = 1
+    most_callers: int = MANY
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self, say: Say) -> None:

@@ -53,4 +53,4 @@ def _celery(name: str, title: str, pool: str, concurrency: int) -> Guest:
     options = ("--pool", pool, "--concurrency", str(concurrency), "--loglevel", "WARNING")
     lean = ("--without-gossip", "--without-mingle", "--without-heartbeat")
     words = ("-m", "celery", "-A", "bench.jobs.guests.celery_app", "worker", *options, *lean)
-    return Guest(name, title, CELERY, words, "bench.jobs.guests.celery_client")
+    return Guest(name, f"{title}, 64 callers", CELERY, words, "bench.jobs.guests.celery_client", most_callers=64)

@@ -1,0 +1,61 @@
+"""`python -m bench.document`: write the tables of docs/performance.md out of bench/results, between their marks.
+
+A page says `<!-- results: jobs -->`, and behind the table `<!-- end -->`; what stands between is never typed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench import report
+from bench.growth import thousand
+from bench.growth.figures import UnitCosts
+
+PAGE = Path("docs/performance.md")
+
+MARKED = re.compile(r"(<!-- (results|paper): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str, results: Path) -> str:
+    """The page with every marked part written anew. Raises OSError, msgspec.ValidationError for a broken result."""
+    return MARKED.sub(lambda found: f"{found[1]}{_part(found[2], found[3], results)}\n{found[4]}", page)
+
+
+def _part(kind: str, name: str, results: Path) -> str:
+    path = results / f"{name}.json"
+    if not path.exists():
+        return f"Not measured yet: `penstock bench {name.partition('-')[0]}`."
+    return WRITERS[kind](report.load(path))
+
+
+def _paper(found: report.Report) -> str:
+    costs = msgspec.convert(found.settings["unit_costs_us"], UnitCosts)
+    return thousand.as_markdown(costs, thousand.Load())
+
+
+WRITERS: Mapping[str, Callable[[report.Report], str]] = {"results": report.as_markdown, "paper": _paper}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 1 if --check found that the page is behind."""
+    parser = argparse.ArgumentParser(prog="python -m bench.document", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if something would change")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--results", type=Path, default=report.RESULTS)
+    args = parser.parse_args(argv)
+    before = args.page.read_text(encoding="utf-8")
+    after = filled(before, args.results)
+    if args.check:
+        return 0 if after == before else 1
+    args.page.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

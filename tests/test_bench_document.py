@@ -1,0 +1,52 @@
+"""The tables of the docs are those of the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.document import filled, main
+from bench.report import Column, Report
+
+ROOT = Path(__file__).parent.parent
+
+PAGE = """# A page
+
+<!-- results: example -->
+old
+<!-- end -->
+
+Words.
+
+<!-- results: other-burst -->
+<!-- end -->
+"""
+
+REPORT = Report(
+    name="example", title="t", command="penstock bench example", columns=(Column("x", "x"),), rows=[{"x": 1.0}]
+)
+
+
+def test_marked_parts_are_written_anew_and_the_rest_stays(tmp_path: Path) -> None:
+    REPORT.save(tmp_path / "example.json")
+    page = filled(PAGE, tmp_path)
+    assert "| 1.0 |" in page and "old" not in page and "Words." in page
+    assert "Not measured yet: `penstock bench other`." in page
+    assert filled(page, tmp_path) == page
+
+
+def test_check_says_whether_a_page_is_behind(tmp_path: Path) -> None:
+    REPORT.save(tmp_path / "example.json")
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    words = ["--page", str(page), "--results", str(tmp_path)]
+    assert main(["--check", *words]) == 1 and page.read_text() == PAGE
+    assert main(words) == 0 and main(["--check", *words]) == 0
+
+
+@pytest.mark.parametrize("page", ["docs/performance.md"])
+def test_the_docs_tables_are_those_of_the_results(page: str) -> None:
+    """Else: python -m bench.document."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert filled(text, ROOT / "bench" / "results") == text
