@@ -71,6 +71,12 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
 	@$(INSTALL) --quiet --requirement requirements-dev.lock
 	@touch $@
 
+.PHONY: bench
+bench: $(VENV)/.dev ## measure everything of docs/performance.md, in turn, and write its tables and plots anew
+	@$(BIN)/penstock bench gateway --all
+	@for program in breakdown table1 jobs engine growth; do $(BIN)/penstock bench $$program || exit 1; done
+	@exec $(BIN)/python -m bench.document
+
 .PHONY: planted
 planted: $(VENV)/.dev ## plant known bugs in copies of the tree: the suite must catch each; ARGS="--only fence"
 	@exec $(BIN)/python -m bench.planted $(ARGS)

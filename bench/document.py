@@ -1,6 +1,7 @@
 """`python -m bench.document`: write the tables of docs/performance.md out of bench/results, between their marks.
 
-A page says `<!-- results: jobs -->`, and behind the table `<!-- end -->`; what stands between is never typed.
+A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
+the calculation; behind it stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from bench.growth.figures import UnitCosts
 
 PAGE = Path("docs/performance.md")
 
-MARKED = re.compile(r"(<!-- (results|paper): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (results|plot|paper): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def filled(page: str, results: Path) -> str:
+def filled(page: str, results: Path, plots: Path) -> str:
     """The page with every marked part written anew. Raises OSError, msgspec.ValidationError for a broken result."""
-    return MARKED.sub(lambda found: f"{found[1]}{_part(found[2], found[3], results)}\n{found[4]}", page)
+    return MARKED.sub(lambda found: f"{found[1]}{_part(found[2], found[3], results, plots)}\n{found[4]}", page)
 
 
-def _part(kind: str, name: str, results: Path) -> str:
-    path = results / f"{name}.json"
+def _part(kind: str, name: str, results: Path, plots: Path) -> str:
+    path = plots / f"{name}.png" if kind == "plot" else results / f"{name}.json"
+    if path.exists() and kind == "plot":
+        return f"[![{name}]({plots.name}/{name}.png)]({plots.name}/{name}.svg)"
     if not path.exists():
         return f"Not measured yet: `penstock bench {name.partition('-')[0]}`."
     return WRITERS[kind](report.load(path))
@@ -50,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
     before = args.page.read_text(encoding="utf-8")
-    after = filled(before, args.results)
+    after = filled(before, args.results, args.page.parent / "plots")
     if args.check:
         return 0 if after == before else 1
     args.page.write_text(after, encoding="utf-8")

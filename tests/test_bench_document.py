@@ -30,10 +30,18 @@ REPORT = Report(
 
 def test_marked_parts_are_written_anew_and_the_rest_stays(tmp_path: Path) -> None:
     REPORT.save(tmp_path / "example.json")
-    page = filled(PAGE, tmp_path)
+    page = filled(PAGE, tmp_path, tmp_path)
     assert "| 1.0 |" in page and "old" not in page and "Words." in page
     assert "Not measured yet: `penstock bench other`." in page
-    assert filled(page, tmp_path) == page
+    assert filled(page, tmp_path, tmp_path) == page
+
+
+def test_a_picture_is_shown_when_it_is_there(tmp_path: Path) -> None:
+    page = "<!-- plot: jobs-cpu -->\n<!-- end -->\n"
+    assert "Not measured yet" in filled(page, tmp_path, tmp_path / "plots")
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "jobs-cpu.png").touch()
+    assert "[![jobs-cpu](plots/jobs-cpu.png)](plots/jobs-cpu.svg)" in filled(page, tmp_path, tmp_path / "plots")
 
 
 def test_check_says_whether_a_page_is_behind(tmp_path: Path) -> None:
@@ -49,4 +57,4 @@ def test_check_says_whether_a_page_is_behind(tmp_path: Path) -> None:
 def test_the_docs_tables_are_those_of_the_results(page: str) -> None:
     """Else: python -m bench.document."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert filled(text, ROOT / "bench" / "results") == text
+    assert filled(text, ROOT / "bench" / "results", ROOT / "docs" / "plots") == text

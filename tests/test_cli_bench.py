@@ -1,0 +1,43 @@
+"""`penstock bench`: programs by name, imported when they are used and not before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from cli.__main__ import main
+from cli.bench import PROGRAMS
+
+LISTS = """
+import sys
+from cli.__main__ import main
+assert main(["bench", "--help"]) == 0
+heavy = [name for name in sys.modules if name.startswith(("bench.", "matplotlib", "redis", "uvloop"))]
+assert heavy == [], heavy
+"""
+
+
+def test_the_list_of_programs_imports_none_of_them() -> None:
+    done = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in PROGRAMS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_is_there_and_says_what_it_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_spec(f"bench.{name}") is not None
+    assert main(["bench", name, "--help"]) == 0
+    assert "--out" in capsys.readouterr().out
+
+
+def test_wrong_arguments_are_the_programs_own_to_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "jobs", "--nope"]) == 2
+    assert "unrecognized arguments: --nope" in capsys.readouterr().err
+
+
+def test_a_program_nobody_has_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "nope"]) == 2
+    assert "penstock bench --help" in capsys.readouterr().err
