@@ -161,8 +161,9 @@ async def _wait(services: Services, record: Record, seconds: float) -> Record:
     inbox = services.relay.open(record.job.id, whole=True)
     deadline = time.monotonic() + seconds
     try:
-        await services.relay.follow(inbox)
-        while inbox.terminal is None and (left := deadline - time.monotonic()) > 0:
+        # From here on its end is sent to this process; one that came before shows in the state.
+        state = await services.queue.follow(record.job.id, services.relay.address)
+        while not state.final and inbox.terminal is None and (left := deadline - time.monotonic()) > 0:
             await inbox.take(left)
     finally:
         services.relay.close(inbox)
