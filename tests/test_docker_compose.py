@@ -175,6 +175,14 @@ def test_metrics_and_traces_find_their_way() -> None:
         assert environ_of(role)["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] == f"http://collector:{listens.rpartition(':')[2]}"
 
 
+def test_the_page_names_what_is_there() -> None:
+    """Files and folders of docs/deployment.md exist, the settings that are yet to be made aside."""
+    page = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
+    named = {path.rstrip("./") for path in re.findall(r"docker/[\w./-]+", page)}
+    assert len(named) > 8
+    assert {path for path in named if not (ROOT / path).exists()} - {"docker/compose/penstock.toml"} == set()
+
+
 # --- alive -----------------------------------------------------------------------------------------------------------
 
 
