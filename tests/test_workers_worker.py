@@ -443,8 +443,8 @@ async def test_slots_are_kept_for_higher_lanes(wire: Wire, start: Start) -> None
 
 @pytest.mark.parametrize(
     ("slots", "wanted", "kept"),
-    [(256, None, 8), (4, None, 1), (2, None, 1), (1, None, 0), (8, 0, 0), (8, 3, 3), (8, 99, 7)],
+    [(256, None, 4), (4, None, 1), (2, None, 1), (1, None, 0), (8, 0, 0), (8, 3, 3), (8, 99, 7)],
 )
 def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
-    """One in thirty-two, at least one, never all."""
+    """One in sixty-four, at least one, never all."""
     assert reserved_slots(slots, wanted) == kept

@@ -19,7 +19,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long running jobs may finish after SIGTERM; what is left is handed back to the queue."""
     reserved_slots: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Slots that lane batch may not fill, so that a chat does not wait for a line of a batch to end. None: one in
-    thirty-two, at least one (of an engine with more than one)."""
+    sixty-four, at least one: where there are many slots, one is free again in no time."""
     poll_ms: Positive = 250
     """How often an idle worker looks at its lanes even if nobody woke it."""
 

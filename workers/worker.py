@@ -48,8 +48,8 @@ KV_BATCH = 4
 
 
 def reserved_slots(slots: int, wanted: int | None) -> int:
-    """Slots kept for higher lanes than batch, never all of them. None: one in thirty-two, at least one."""
-    return min(slots - 1, max(1, slots // 32) if wanted is None else wanted)
+    """Slots kept for higher lanes than batch, never all of them. None: one in sixty-four, at least one."""
+    return min(slots - 1, max(1, slots // 64) if wanted is None else wanted)
 
 
 class Worker:

@@ -146,7 +146,7 @@ def _pace(folder: Path, args: argparse.Namespace) -> Found:
 
 
 def _manners(folder: Path, _args: argparse.Namespace) -> Found:
-    found = manners(folder, 400, 3)
+    found = manners(folder, 300, 3)
     rows = _rows("manners", {
         "TTFT p50 alone, ms": found.alone.p50, "TTFT p99 alone, ms": found.alone.p99,
         "TTFT p50 beside a batch, ms": found.beside.p50, "TTFT p99 beside a batch, ms": found.beside.p99,

@@ -18,7 +18,7 @@ from bench.penstock import MODEL, Penstock
 
 STEP_MS, PREFILL_MS, SLOTS = 15.0, 25.0, 256
 SHORTEST, LONGEST = 64, 192
-STREAMS, CHAT_TOKENS = 4, 32
+STREAMS, CHAT_TOKENS = 4, 16
 SETTINGS: dict[str, object] = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS, "sim.slots": SLOTS}
 
 
