@@ -1,4 +1,4 @@
-"""/admin/webhooks: webhook messages, for whoever runs the house: list, show, replay. Needs a key with `admin = true`."""
+"""/admin/webhooks: webhook messages, list, show, replay, for a key with `admin = true`."""
 
 from __future__ import annotations
 

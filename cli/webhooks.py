@@ -29,7 +29,8 @@ def webhooks() -> None:
 @json_option
 def ls(limit: int, where: Where, as_json: bool) -> int:
     """List messages, newest first."""
-    messages = [_timed(message) for message in Client.find(where).get("/admin/webhooks", limit=limit)["data"]]
+    with Client.find(where) as client:
+        messages = [_timed(message) for message in client.get("/admin/webhooks", limit=limit)["data"]]
     if messages or as_json:
         print_rows(messages, COLUMNS, as_json=as_json)
     else:
@@ -43,7 +44,8 @@ def ls(limit: int, where: Where, as_json: bool) -> int:
 @json_option
 def show(message_id: str, where: Where, as_json: bool) -> int:
     """Show one: what it tells, its attempts and the last answer."""
-    message = _timed(Client.find(where).get(f"/admin/webhooks/{message_id}"))
+    with Client.find(where) as client:
+        message = _timed(client.get(f"/admin/webhooks/{message_id}"))
     if as_json:
         print_json(message)
         return DONE
@@ -57,7 +59,8 @@ def show(message_id: str, where: Where, as_json: bool) -> int:
 @json_option
 def replay(message_id: str, where: Where, as_json: bool) -> int:
     """Send one once more, with the same webhook-id."""
-    message = _timed(Client.find(where).post(f"/admin/webhooks/{message_id}/replay", {}))
+    with Client.find(where) as client:
+        message = _timed(client.post(f"/admin/webhooks/{message_id}/replay", {}))
     if as_json:
         print_json(message)
     else:

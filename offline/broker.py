@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from kombu import Connection, Message, Producer, Queue
+from kombu.connection import Connection
+from kombu.entity import Queue
 from kombu.exceptions import KombuError
+from kombu.message import Message
+from kombu.messaging import Producer
 
 ANSWER_S = 10.0
 HEARTBEAT_S = 20
 """For a connection that is listened to."""
 VISIBILITY_S = 300
-"""On brokers without acknowledgements of their own, such as Redis, a message held by a process that was killed comes back
-after so long."""
+"""On brokers without acknowledgements of their own, such as Redis: when a message comes back whose taker was killed."""
 
 
 class Broken(Exception):
@@ -65,10 +68,8 @@ class Broker:
             time.sleep(seconds)
 
     def _listen(self, seconds: float) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):  # nothing came: the usual case
             self._connection.drain_events(timeout=seconds)
-        except TimeoutError:
-            pass  # nothing came: the usual case
         self._connection.heartbeat_check()
 
     def publish(self, queue: str, body: bytes, content_type: str, message_id: str, headers: dict[str, str]) -> None:
@@ -93,10 +94,8 @@ class Broker:
 
     def close(self) -> None:
         """What is held comes again, to whoever takes next. Never raises."""
-        try:
+        with contextlib.suppress(Broken):  # it was closed already, from the other side
             self._guard(self._connection.release)
-        except Broken:
-            pass  # it was closed already, from the other side
 
     def _guard(self, step: Any) -> None:
         try:

@@ -14,6 +14,7 @@ from batching import begin, client, ended, line
 from house import House, eventually
 from openai import InvalidWebhookSignatureError, OpenAI
 from receiver import Receiver, receiving
+from redis import Redis
 
 from cli.__main__ import main
 from offline.backoff import after_failure
@@ -41,11 +42,11 @@ def an_errand(**more: Any) -> Errand:
     return Errand(**fields | more)
 
 
-# --- signatures --------------------------------------------------------------------------------------------------------
+# --- signatures ------------------------------------------------------------------------------------------------------
 
 
 def test_the_signature_is_what_openssl_makes_of_it() -> None:
-    r"""printf 'msg_1.1700000000.{"a":1}' | openssl dgst -sha256 -hmac 0123456789abcdef0123456789abcdef -binary | base64"""
+    """By hand: printf 'msg_1.1700000000.{"a":1}' | openssl dgst -sha256 -hmac <the secret's bytes> -binary | base64"""
     headers = signed_headers(SECRET, "msg_1", 1_700_000_000, b'{"a":1}')
     assert headers == {
         "webhook-id": "msg_1",
@@ -54,9 +55,7 @@ def test_the_signature_is_what_openssl_makes_of_it() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "secret", ["", "whsec_", "whsec_c2hvcnQ=", "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=", "whsec_%"]
-)
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_c2hvcnQ=", SECRET.removeprefix("whsec_"), "whsec_%"])
 def test_what_is_no_secret_is_refused_without_saying_it(secret: str) -> None:
     """At the start, in plain words."""
     with pytest.raises(ConfigError, match="whsec_ and 24 to 64 bytes") as caught:
@@ -68,52 +67,19 @@ def test_a_secret_is_its_bytes() -> None:
     assert signing_key(SECRET) == b"0123456789abcdef" * 2
 
 
-# --- where webhooks may go ---------------------------------------------------------------------------------------------
+# --- where webhooks may go -------------------------------------------------------------------------------------------
 
 INTERNAL = [
-    "127.0.0.1",
-    "127.8.9.1",
-    "0.0.0.0",
-    "0.1.2.3",
-    "10.0.0.1",
-    "172.16.0.1",
-    "172.31.255.255",
-    "192.168.1.1",
-    "169.254.169.254",
-    "169.254.0.1",
-    "100.64.0.1",
-    "100.127.255.254",
-    "192.0.0.8",
-    "192.0.2.1",
-    "198.18.0.1",
-    "198.51.100.7",
-    "203.0.113.9",
-    "192.88.99.1",
-    "224.0.0.1",
-    "239.255.255.250",
-    "240.0.0.1",
-    "255.255.255.255",
-    "::",
-    "::1",
-    "::127.0.0.1",
-    "::ffff:127.0.0.1",
-    "::ffff:10.0.0.1",
-    "::ffff:169.254.169.254",
-    "fe80::1",
-    "fe80::1%eth0",
-    "fc00::1",
-    "fd00:ec2::254",
-    "fec0::1",
-    "ff02::1",
-    "64:ff9b::7f00:1",
-    "64:ff9b::a9fe:a9fe",
-    "64:ff9b:1::1",
-    "2002:7f00:1::",
-    "2002:a00:1::",
-    "2001::1",
-    "2001:db8::1",
-    "100::1",
-]
+    "127.0.0.1", "127.8.9.1", "0.0.0.0", "0.1.2.3", "10.0.0.1",  # noqa: S104
+    "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254", "169.254.0.1",
+    "100.64.0.1", "100.127.255.254", "192.0.0.8", "192.0.2.1", "198.18.0.1",
+    "198.51.100.7", "203.0.113.9", "192.88.99.1", "224.0.0.1", "239.255.255.250",
+    "240.0.0.1", "255.255.255.255", "::", "::1", "::127.0.0.1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "fe80::1", "fe80::1%eth0",
+    "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2002:7f00:1::", "2002:a00:1::", "2001::1",
+    "2001:db8::1", "100::1",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("address", INTERNAL)
@@ -186,15 +152,15 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("http://example.com", "https://"), ("ftp://example.com", "https://"), ("https://u:p@example.com", "without a user"),
-     ("https://", "https://host"), ("https://example.com:99999", "ort")],
+    [("http://example.com", "https://"), ("ftp://example.com", "https://"),
+     ("https://u:p@example.com", "without a user"), ("https://", "https://host"), ("https://example.com:99999", "ort")],
 )  # fmt: skip
 def test_addresses_that_cannot_be_are_refused_at_the_start(url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings_of(url=url)
 
 
-# --- when to try again -------------------------------------------------------------------------------------------------
+# --- when to try again -----------------------------------------------------------------------------------------------
 
 
 def test_waits_grow_to_their_longest_and_end() -> None:
@@ -216,7 +182,7 @@ def test_an_endpoint_that_is_gone_is_not_tried_again() -> None:
     assert after_failure(1, 0, 410, 86_400, 0.5).wait_s is None
 
 
-# --- the whole way -----------------------------------------------------------------------------------------------------
+# --- the whole way ---------------------------------------------------------------------------------------------------
 
 
 def configure(house: House, receiver: Receiver, **more: Any) -> None:
@@ -327,8 +293,6 @@ def test_killed_in_between_another_delivers(empty_house: House) -> None:
 
 def test_a_job_that_nobody_asked_about_leaves_nothing(house: House) -> None:
     """Without settings no record names anybody, and no outbox is made."""
-    from redis import Redis
-
     submit(house)
     with Redis.from_url(house.redis_url) as redis:
         eventually(lambda: json.loads(house.get("/v1/jobs")[1])["data"][0]["status"] == "completed")
