@@ -16,7 +16,7 @@ from kombu.messaging import Producer
 ANSWER_S = 10.0
 HEARTBEAT_S = 20
 """For a connection that is listened to."""
-VISIBILITY_S = 300
+VISIBILITY_S = 60
 """On brokers without acknowledgements of their own, such as Redis: when a message comes back whose taker was killed."""
 
 

@@ -34,7 +34,10 @@ def receiving(receiver: Receiver) -> Iterator[Receiver]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            size = int(self.headers["content-length"])
+            body = self.rfile.read(size)
+            if len(body) < size:
+                return  # the sender was killed in the middle
             with lock:
                 receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
                 number = len(receiver.got)
