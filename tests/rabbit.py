@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from house import eventually, free_port
@@ -64,7 +64,7 @@ class Rabbit:
     def kill(self) -> None:
         """At once, as a power cut would."""
         for process in self._processes:
-            with _gone():
+            with suppress(ProcessLookupError):  # it has ended by itself
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._processes.clear()
@@ -88,14 +88,6 @@ class Rabbit:
 
     def _said(self) -> str:
         return (self._folder / "node.log").read_text(errors="replace")[-2000:]
-
-
-@contextmanager
-def _gone() -> Iterator[None]:
-    try:
-        yield
-    except ProcessLookupError:
-        pass  # it has ended by itself
 
 
 @contextmanager
