@@ -22,10 +22,19 @@ from api.keys import Keyring, check_exposure
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from streaming.config import FILE, Config, ConfigError, load
+from streaming.events import Wanted
 from streaming.fleet import Fleet
 from streaming.messages import Process
 from streaming.presence import present
-from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings, served_models
+from streaming.settings import (
+    BatchSettings,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    WebhookSettings,
+    WireSettings,
+    served_models,
+)
 from streaming.wire import Wire
 from telemetry import logs
 from telemetry.lifeline import Lifeline
@@ -41,6 +50,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "telemetry": TelemetrySettings,
     "models": ModelSettings,
     "keys": KeySettings,
+    "webhooks": WebhookSettings,
+    "events": EventSettings,
 }
 
 SEND_BUFFER = 64 * 1024
@@ -108,6 +119,7 @@ def _services(config: Config, keyring: Keyring) -> Services:
         metrics=metrics,
         tracing=Tracing.start("penstock-api", telemetry.otlp_endpoint),
         version=version("penstock"),
+        wanted=Wanted(config.section("events", EventSettings), config.table("webhooks", WebhookSettings)),
         files_settings=config.section("files", FilesSettings),
         batch_settings=config.section("batch", BatchSettings),
     )

@@ -20,7 +20,7 @@ MOST = 100
 
 async def listing(request: Request) -> Response:
     """GET /admin/dlq[?limit=]: the newest first."""
-    letters = await _letters(request).recent(_limit(request.query_params.get("limit")))
+    letters = await _letters(request).recent(page_limit(request.query_params.get("limit")))
     return as_json({"object": "list", "data": [_object(letter) for letter in letters]})
 
 
@@ -60,12 +60,15 @@ async def drop(request: Request) -> Response:
     return as_json({"id": letter.id, "object": "dead_letter", "deleted": True})
 
 
-def _letters(request: Request) -> DeadLetters:
-    """Raises ApiError (401, 403)."""
+def checked_admin(request: Request) -> Services:
+    """The services, for whoever may look after the house. Raises ApiError (401, 403)."""
     if not caller_of(request).admin:
         raise errors.permission_denied("This key may not administer the queue (admin = true in its [keys] row).")
-    services: Services = services_of(request)
-    return DeadLetters(services.wire)
+    return services_of(request)
+
+
+def _letters(request: Request) -> DeadLetters:
+    return DeadLetters(checked_admin(request).wire)
 
 
 async def _found(request: Request) -> DeadLetter:
@@ -77,7 +80,8 @@ async def _found(request: Request) -> DeadLetter:
         raise errors.dead_letter_not_found() from None
 
 
-def _limit(text: str | None) -> int:
+def page_limit(text: str | None) -> int:
+    """Raises ApiError (400)."""
     if text is None:
         return MOST
     if not text.isdecimal() or not 1 <= int(text) <= MOST:

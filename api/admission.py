@@ -84,6 +84,7 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
         trace=request.scope["state"]["trace"],
         received_us=services.clock.at(request.scope["state"]["received"], partition),
         clock_us=services.clock.error_us(partition),
+        events="" if waits else services.wanted.of_jobs(caller.tenant),
     )
     card = services.cards.get(job.model)
     if card is not None and (failure := unsupported(job, card.capabilities)):

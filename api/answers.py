@@ -64,6 +64,8 @@ def answer_schemas() -> dict[str, Schema]:
         "ModelList": _object(object=_word("list"), data=_list(schema("Model"))),
         "DeadLetter": _dead_letter(),
         "DeadLetterList": _object(object=_word("list"), data=_list(schema("DeadLetter"))),
+        "WebhookMessage": _webhook_message(),
+        "WebhookMessageList": _object(object=_word("list"), data=_list(schema("WebhookMessage"))),
         "File": _file(),
         "FileList": _page("File"),
         "Upload": _object(file={"type": "string", "format": "binary"}, purpose=_word("batch")),
@@ -129,6 +131,20 @@ def _batch() -> Schema:
         lines_in_queue=INTEGER,
         lines_retried=INTEGER,
         lines_per_second=NUMBER,
+    )
+
+
+def _webhook_message() -> Schema:
+    words = ("id", "endpoint", "event", "type", "subject", "tenant", "status")
+    return _object(
+        object=_word("webhook_message"),
+        **dict.fromkeys(words, STRING),
+        at=NUMBER,
+        attempts=INTEGER,
+        last_attempt_at=_maybe(NUMBER),
+        next_attempt_at=_maybe(NUMBER),
+        last_status_code=_maybe(INTEGER),
+        last_error=_maybe(STRING),
     )
 
 

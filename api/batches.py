@@ -76,6 +76,7 @@ def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: st
         window_ms=WINDOWS[window],
         output_keep_ms=1000 * (expiry.seconds if expiry else services.files_settings.retention_s),
         metadata=asked.metadata or {},
+        events=services.wanted.of_batches(caller.tenant),
         token_limit=tokens if tokens is not None else services.batch_settings.enqueued_tokens,
     )
 

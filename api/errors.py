@@ -148,6 +148,10 @@ def dead_letter_not_found() -> ApiError:
     return ApiError(404, "dead_letter_not_found", "There is no such dead letter. It may have been replayed or dropped.")
 
 
+def webhook_not_found() -> ApiError:
+    return ApiError(404, "webhook_not_found", "There is no such webhook message. It may have been forgotten.")
+
+
 def result_expired(job_id: str) -> ApiError:
     return ApiError(410, "result_expired", f"The result of {job_id} was kept for the retention time and is gone.")
 

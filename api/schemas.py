@@ -243,6 +243,7 @@ def to_job(
     trace: dict[str, str],
     received_us: int = 0,
     clock_us: int = 0,
+    events: str = "",
 ) -> Job:
     """The job a request asks for, in the highest lane that is both asked for and allowed. `received_us`: see Job."""
     queue = request.queue
@@ -263,6 +264,7 @@ def to_job(
         on_disconnect=queue.on_disconnect or request.ON_DISCONNECT,
         received_us=received_us,
         clock_us=clock_us,
+        events=events,
     )
 
 

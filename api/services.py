@@ -22,6 +22,7 @@ from streaming.config import ConfigError
 from streaming.deliveries import Deliveries
 from streaming.durability import check_level
 from streaming.errors import Unavailable
+from streaming.events import Wanted
 from streaming.files import Files
 from streaming.fleet import Fleet
 from streaming.journal import Journal
@@ -30,7 +31,7 @@ from streaming.messages import ModelCard
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.relay import Relay
-from streaming.settings import BatchSettings, FilesSettings, ModelSettings
+from streaming.settings import BatchSettings, EventSettings, FilesSettings, ModelSettings
 from streaming.shelf import Shelf
 from streaming.wire import Wire
 from telemetry.lag import watch_lag
@@ -58,6 +59,7 @@ class Services:
     version: str
     files_settings: FilesSettings = field(default_factory=FilesSettings)
     batch_settings: BatchSettings = field(default_factory=BatchSettings)
+    wanted: Wanted = field(default_factory=lambda: Wanted(EventSettings(), {}))
     pace: Pace = field(default_factory=Pace)
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """What workers found when they loaded the models; follows the fleet a moment behind."""

@@ -19,7 +19,15 @@ from cli.settings import UpSettings, settings_file
 from offline.settings import OfflineSettings
 from scheduler.settings import SchedulerSettings
 from streaming.config import Config, ConfigError, load, nearest
-from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings, check_model_names
+from streaming.settings import (
+    BatchSettings,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    WebhookSettings,
+    WireSettings,
+    check_model_names,
+)
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
@@ -38,6 +46,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "trtllm": TrtllmSettings,
     "models": ModelSettings,
     "keys": KeySettings,
+    "webhooks": WebhookSettings,
+    "events": EventSettings,
 }
 """Every section of a deployment and the struct that checks it."""
 

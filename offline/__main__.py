@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from celery import Celery
@@ -25,18 +28,31 @@ from celery.worker import state as celery_state
 
 from offline.app import HARD_LIMIT_S, build_app
 from offline.bell import Bell
+from offline.consumer import Consumer
 from offline.desk import Desk
+from offline.intake import Intake
 from offline.lines import Tools
+from offline.postman import Postman
+from offline.publisher import Publisher
 from offline.settings import OfflineSettings
 from offline.turn import Bench
 from streaming.batches import Batches
 from streaming.config import FILE, Config, ConfigError, load
 from streaming.errors import Unavailable
+from streaming.events import Wanted
 from streaming.fleet import Fleet
 from streaming.memory import Headroom
 from streaming.messages import Process
 from streaming.presence import present
-from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings, served_models
+from streaming.settings import (
+    BatchSettings,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    WebhookSettings,
+    WireSettings,
+    served_models,
+)
 from streaming.shelf import Shelf
 from streaming.wire import Wire
 from telemetry import logs
@@ -57,6 +73,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "offline": OfflineSettings,
     "telemetry": TelemetrySettings,
     "models": ModelSettings,
+    "webhooks": WebhookSettings,
+    "events": EventSettings,
 }
 
 
@@ -97,7 +115,9 @@ class OfflineProcess:
         self._settings = config.section("offline", OfflineSettings)
         self._redis = config.section("redis", WireSettings)
         self._batch = config.section("batch", BatchSettings)
-        self._models = tuple(served_models(config.table("models", ModelSettings)))
+        self._served = served_models(config.table("models", ModelSettings))
+        self._events = config.section("events", EventSettings)
+        self._webhooks = config.table("webhooks", WebhookSettings)
         self._name, self._lifeline, self._since = name, lifeline, time.time()
         self._metrics = Metrics.start(telemetry.metrics_dir, "offline")
         self._shelf = Shelf(files.dir)
@@ -114,22 +134,27 @@ class OfflineProcess:
             self._loop.add_signal_handler(number, stop.set)
         wire = Wire.open(self._redis)
         headroom = Headroom(wire)
-        tools = Tools(wire, headroom, self._models, self._batch)
+        tools = Tools(wire, headroom, tuple(self._served), self._batch)
         say_s = min(1.0, self._redis.lease_ms / 2000)
         bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self._settings.turn_s, say_s)
         self._desk = desk = Desk(bench)
         await self._wait_for_redis(wire, stop)
         bell = Bell(Batches(wire), self._app)
         loops = (bell.keep_ringing(), desk.keep_tidy(TIDY_S), headroom.keep_looking(), watch_lag(), self._fold())
-        tasks = [asyncio.create_task(each) for each in loops]
+        tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(wire))]
+        consumer = self._consumer(wire, headroom)
         celery = _CeleryThread(self._app, self._settings.concurrency, self._name)
         try:
             async with present(Fleet(wire), self._describe):
                 celery.start()
+                if consumer is not None:
+                    consumer.start()
                 self._lifeline.say("ready")
                 await self._until_stopped(stop, tasks, celery)
                 self._lifeline.say("draining")
                 desk.stop.set()
+                if consumer is not None:
+                    await consumer.stop()
                 await asyncio.to_thread(celery.stop, self._settings.drain_s)
         finally:
             for task in tasks:
@@ -137,6 +162,21 @@ class OfflineProcess:
             await asyncio.gather(*tasks, return_exceptions=True)
             await wire.close()
             self._metrics.close()
+
+    def _outward(self, wire: Wire) -> list[Coroutine[Any, Any, None]]:
+        """What passes events on; its name is new in every life, so that what an earlier one held is taken over."""
+        name, loops = f"{self._name}-{secrets.token_hex(4)}", []
+        if self._webhooks:
+            loops.append(Postman(wire, name, self._webhooks, self._metrics).keep_going())
+        if self._events.publish_url:
+            loops.append(Publisher(wire, name, self._events, self._metrics).keep_publishing())
+        return loops
+
+    def _consumer(self, wire: Wire, headroom: Headroom) -> Consumer | None:
+        if not self._events.take_url:
+            return None
+        wanted = Wanted(self._events, self._webhooks)
+        return Consumer(Intake(wire, headroom, self._served, self._events, wanted), self._events, self._metrics)
 
     async def _wait_for_redis(self, wire: Wire, stop: asyncio.Event) -> None:
         while not stop.is_set():

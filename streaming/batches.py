@@ -85,7 +85,7 @@ class Batches:
 
     async def create(self, batch: Batch, digest: str) -> bool:
         """Accept a batch for good; False if it was there already. Raises KeyReused."""
-        args = (batch.id, batch.tenant, encode(batch), digest, batch.window_ms or "")
+        args = (batch.id, batch.tenant, encode(batch), digest, batch.window_ms or "", batch.events)
         answer = await self._wire.call("put_batch", self._partition(batch.id), *args)
         if answer == b"reused":
             raise KeyReused("this idempotency key was used with another request body")

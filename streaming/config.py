@@ -22,10 +22,11 @@ ENV_PREFIX = "PENSTOCK_"
 SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "telemetry"),
     *("sim", "llamacpp", "trtllm", "models", "keys"),
+    *("webhooks", "events"),
 )
 """Every section there is; a process that reads only some still refuses a section nobody has."""
 
-TABLES = ("models", "keys")
+TABLES = ("models", "keys", "webhooks")
 """Sections that hold one table per name; they have no environment variables of their own."""
 
 ALIASES = {

@@ -59,5 +59,9 @@ class UnknownBatch(StreamingError):
     """Raised when no batch of that id is kept."""
 
 
+class UnknownMessage(StreamingError):
+    """Raised when no webhook message of that id is kept."""
+
+
 class Stale(StreamingError):
     """Raised when a batch need not be worked on: it was told of anew since, or another works on it."""

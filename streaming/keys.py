@@ -16,7 +16,7 @@ ROOT = "penstock:"
 GROUP = "workers"
 """The consumer group of every lane; a consumer is a worker's lease id."""
 
-KEPT_ID = re.compile(r"(?:file-|batch_)([0-9a-f]{2})[0-9a-f]{30}")
+KEPT_ID = re.compile(r"(?:file-|batch_|msg_)([0-9a-f]{2})[0-9a-f]{30}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +211,38 @@ CATALOGUE = (
         "an entry until it is forgotten",
         "files and ended batches by the Redis time (ms) at which they are forgotten",
     ),
+    Key(
+        "outbox",
+        "outbox:{}",
+        "stream",
+        "put, claim, finish, cancel, reap, release, save; dispatch, posted",
+        "for ever; an entry until it is passed on",
+        "by whom it is for (broker, webhooks): what happened to which job or batch, read through the group",
+    ),
+    Key(
+        "hook",
+        "hook:{}",
+        "hash",
+        "dispatch; outgoing, settle, redeliver",
+        "until retention after its end",
+        "one webhook message for one endpoint: the event, state, attempts, the last answer",
+    ),
+    Key(
+        "hook_due",
+        "hook_due:{}",
+        "zset",
+        "dispatch, outgoing, settle, redeliver",
+        "an entry until its message's end",
+        "by endpoint: messages by the Redis time (ms) of their next attempt",
+    ),
+    Key(
+        "hooks",
+        "hooks",
+        "zset",
+        "dispatch; list",
+        "an entry until its message is forgotten",
+        "webhook messages by the time (ms) of their event",
+    ),
 )
 """Keys of a partition. Each name becomes a function of the Lua scripts: job_key(id), lane_key(model, priority)..."""
 
@@ -293,8 +325,13 @@ def line_job_id(batch_id: str, line: int, attempt: int, partitions: int) -> str:
     return f"job_{digest.digest()[-1] % partitions:02x}{digest.hexdigest()[:30]}"
 
 
+def message_id(partition: int, event_id: str, endpoint: str) -> str:
+    """A webhook message, the same whoever makes it: an event is made into one message for each endpoint."""
+    return f"msg_{partition:02x}{hashlib.sha256(f'{event_id}:{endpoint}'.encode()).hexdigest()[:30]}"
+
+
 def kept_partition(kept_id: str) -> int | None:
-    """The partition the id of a file or a batch names, or None if it is neither."""
+    """The partition the id of a file, a batch or a webhook message names, or None if it is none of these."""
     found = KEPT_ID.fullmatch(kept_id)
     return int(found[1], 16) if found else None
 

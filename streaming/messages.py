@@ -115,6 +115,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     received_us: int = 0
     """When its API process had the request's head, in microseconds of Redis time, within `clock_us`; 0: not known."""
     clock_us: int = 0
+    events: str = ""
+    """Whom its events are for, as in streaming.events; "": nobody."""
 
     @property
     def choices(self) -> int:
@@ -306,6 +308,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     token_limit: int | None = None
     """Tokens its tenant may have waiting, this batch's among them."""
+    events: str = ""
+    """Whom its end is for, as in streaming.events; "": nobody."""
 
 
 class LineFault(msgspec.Struct, frozen=True):

@@ -93,7 +93,7 @@ class Queue:
         args = (
             job.id, encode(job), job.tenant, job.model, job.priority, job.reply_to, _or_empty(job.max_queue_ms),
             _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
-            "1" if part else "",
+            "1" if part else "", job.events,
         )  # fmt: skip
         return ("put", self._partition(job.id), args)
 

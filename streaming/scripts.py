@@ -25,6 +25,12 @@
 | reserve  | offline         | fenced: count a batch's tokens against its tenant's quota              |
 | save     | offline         | fenced: how far a batch is, its end and the files it leaves            |
 | forget   | api, offline    | drop the record of a file or a batch                                   |
+| collect  | offline         | take events that nobody has passed on yet                              |
+| posted   | offline         | these events are passed on                                             |
+| dispatch | offline         | an event becomes a webhook message for each endpoint                   |
+| outgoing | offline         | take webhook messages whose time has come                              |
+| settle   | offline         | fenced: what came of an attempt to deliver one                         |
+| redeliver| api             | a webhook message is sent once more                                    |
 """
 
 from __future__ import annotations
@@ -60,6 +66,12 @@ NAMES = (
     "reserve",
     "save",
     "forget",
+    "collect",
+    "posted",
+    "dispatch",
+    "outgoing",
+    "settle",
+    "redeliver",
 )
 
 EACH = """

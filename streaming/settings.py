@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 
 from streaming.address import parse_address
+from streaming.messages import Priority
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 Durability: TypeAlias = Literal["D0", "D1", "D2", "D3"]
+
+End: TypeAlias = Literal[
+    "job.completed", "job.failed", "job.cancelled", "job.expired",
+    "batch.completed", "batch.failed", "batch.cancelled", "batch.expired",
+]  # fmt: skip
+ENDS: tuple[End, ...] = get_args(End)
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
@@ -67,6 +77,74 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_tokens: Positive | None = None
     """Tokens one tenant's unfinished batches may add up to (about four characters a token, and max_tokens); a key may
     have its own (`batch_tokens` in its [keys] row). None: no limit."""
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of [webhooks.<name>]: an endpoint that hears how jobs and batches of one tenant ended."""
+
+    url: str
+    secret: str
+    """whsec_ and 24 to 64 random bytes in base64, as the receiver has it too."""
+    tenant: str = "local"
+    """Whose jobs and batches; `local` is the caller at a door without keys."""
+    events: tuple[End, ...] = ENDS
+    networks: tuple[str, ...] = ()
+    """Networks that are not public in which the endpoint may be, such as 10.1.0.0/16; without any it must be public."""
+    allow_http: bool = False
+    """Also without TLS: what is sent can be read on the way."""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
+    """For one attempt, from the name's look-up to the answer."""
+    give_up_s: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 86_400.0
+    """How long attempts go on, ever further apart."""
+
+    def __post_init__(self) -> None:
+        check_endpoint(self)
+
+
+def check_endpoint(endpoint: WebhookSettings) -> None:
+    """Raises ValueError, which never holds the secret."""
+    url = urlsplit(endpoint.url)
+    if url.scheme not in ("https", "http") or not url.hostname or url.username is not None:
+        raise ValueError("url must be https://host/path, without a user")
+    if url.scheme == "http" and not endpoint.allow_http:
+        raise ValueError("url must begin with https:// (allow_http = true lifts that)")
+    assert url.port is None or url.port > 0  # reading it raises ValueError for what is no port
+    for network in endpoint.networks:
+        ipaddress.ip_network(network)
+    signing_key(endpoint.secret)
+
+
+def signing_key(secret: str) -> bytes:
+    """The bytes behind a whsec_ secret. Raises ValueError, which never holds the secret."""
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        key = b""
+    if not secret.startswith("whsec_") or not 24 <= len(key) <= 64:
+        raise ValueError("secret must be whsec_ and 24 to 64 bytes in base64")
+    return key
+
+
+class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [events]."""
+
+    publish_url: str = ""
+    """Broker, in kombu's form, to which what happens to jobs goes (redis://..., amqp://...); empty: none."""
+    publish_queue: str = "penstock.events"
+    source: str = "/penstock"
+    """The CloudEvents `source`: which deployment this is."""
+    results: bool = False
+    """Whether the event of a job that completed has its result too: whoever reads the queue reads the answers."""
+    take_url: str = ""
+    """Broker from which jobs are taken; empty: none."""
+    take_queue: str = "penstock.jobs"
+    """What cannot be a job goes to the queue of this name with `.rejected` behind it."""
+    take_tenant: str = "local"
+    """Whose jobs these are, whatever a message says."""
+    take_priority: Priority = Priority.STANDARD
+    """The highest lane they may use."""
+    take_ahead: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 32
+    """Messages held by one process at a time."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,6 +109,14 @@ class Metrics:
         self.batch_lines = count("penstock_batch_lines_total", "Lines of batches whose job has ended.")
         self.batch_turns = count("penstock_batch_turns_total", "Turns at batches (done | taken | failed).", ("end",))
 
+        # --- events, counted by the offline processes -----------------------------------------------------------------
+        self.webhooks = count(
+            "penstock_webhook_attempts_total", "Webhooks by what came of an attempt (delivered | retried | failed).",
+            ("end",),
+        )  # fmt: skip
+        self.events = count("penstock_events_published_total", "Events given to the broker.")
+        self.taken = count("penstock_events_taken_total", "Messages from the broker (accepted | rejected).", ("end",))
+
         # --- workers and the gate ---------------------------------------------------------------------------------
         self.worker_slots = gauge(
             "penstock_worker_slots", "Texts the workers can generate at once.", ("model",), multiprocess_mode="livesum"

@@ -25,7 +25,7 @@ end
 local function take(lane, entry, id)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'runs', 'entry', 'created',
-    'attempt', 'started')
+    'attempt', 'started', 'events')
   if s[1] ~= 'queued' or s[7] ~= entry then
     drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
     return nil
@@ -39,6 +39,7 @@ local function take(lane, entry, id)
     'started', s[10] or exact, 'alone', alone and '1' or '', 'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   redis.call('SADD', claims_key(worker), id)
+  if s[11] and not s[10] then emit(s[11], id, redis.call('HGET', job, 'tenant'), 'job.started') end
   return {id, s[4], attempt, s[3] or '', s[5], s[6], tonumber(s[8])}
 end
 

@@ -66,15 +66,26 @@ local function drop_entry(lane, entry)
   end
 end
 
+-- An event, for those its record names: b the broker, w webhooks, which hear of ends alone. `what` is as in job.completed.
+local function emit(for_whom, id, tenant, what, final)
+  if string.find(for_whom, 'b', 1, true) then
+    redis.call('XADD', outbox_key('broker'), '*', 'id', id, 'tenant', tenant, 'type', what)
+  end
+  if final and string.find(for_whom, 'w', 1, true) then
+    redis.call('XADD', outbox_key('webhooks'), '*', 'id', id, 'tenant', tenant, 'type', what)
+  end
+end
+
 -- End a job that no worker ends: cancelled in the queue, expired, given up.
 local function end_job(id, state, reason, now)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events')
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   drop_entry(s[1], s[2])
   if s[4] then redis.call('SREM', claims_key(s[4]), id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, s[5] or 3600)
+  if s[6] then emit(s[6], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end
   tell(s[3], cmsgpack.pack({'e', id}))
 end
 

@@ -1,10 +1,12 @@
 -- Accept a job: idempotency, room in the lane, record and lane entry in one step.
 -- ARGV: id, body, tenant, model, priority, reply, max_queue_ms | '', deadline_ms | '', idempotency key | '', body digest,
---       lane limit, '1' if it must not queue, retention in seconds, '1' if it is part of something listed by itself
+--       lane limit, '1' if it must not queue, retention in seconds, '1' if it is part of something listed by itself,
+--       whom its events are for | ''
 -- Returns: {'queued', now, waiting before it} | {'joined', id} | {'reused'} | {'full', waiting} | {'busy'}
 local id, body, tenant, model, priority, reply = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local queue_ms, deadline_ms, idem, digest = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local limit, must_run, keep, part = tonumber(ARGV[11]), ARGV[12] == '1', ARGV[13], ARGV[14] == '1'
+local events = ARGV[15]
 local exact = exact_ms()
 local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
@@ -34,6 +36,10 @@ end
 local entry = redis.call('XADD', lane, '*', 'job', id)
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'model', model, 'priority', priority,
   'reply', reply, 'attempt', 0, 'losses', 0, 'created', exact, 'lane', lane, 'entry', entry, 'keep', keep, 'runs', '')
+if events ~= '' then
+  redis.call('HSET', job, 'events', events)
+  emit(events, id, tenant, 'job.accepted')
+end
 if not part then redis.call('ZADD', jobs_key(tenant), now, id) end
 local expires = nil
 if deadline_ms ~= '' then

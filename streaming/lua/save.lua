@@ -7,7 +7,7 @@
 local id, epoch, lease, status, progress, tokens = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local rest, keep = ARGV[7], tonumber(ARGV[8])
 local batch = batch_key(id)
-local s = redis.call('HMGET', batch, 'epoch', 'status', 'paused', 'tenant')
+local s = redis.call('HMGET', batch, 'epoch', 'status', 'paused', 'tenant', 'events')
 local final = {failed = true, completed = true, expired = true, cancelled = true}
 if s[1] ~= epoch or final[s[2]] then return 'fenced' end
 if s[2] == 'cancelling' and not final[status] then status = 'cancelling' end
@@ -19,6 +19,7 @@ if final[status] then
   redis.call('ZREM', due_key(), id)
   redis.call('HDEL', enqueued_key(s[4]), id)
   redis.call('ZADD', expiring_key(), now + 1000 * keep, id)
+  emit(s[5] or '', id, s[4], 'batch.' .. status, true)
 else
   redis.call('HSET', batch, 'lease', rest == '' and now + lease or 0)
   redis.call('ZADD', due_key(), now + (rest == '' and lease or rest), id)

@@ -1,0 +1,81 @@
+"""From a message to an accepted job, as POST /v1/jobs does it. Knows no broker and no HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from api.errors import ApiError, model_not_found
+from api.schemas import parse, to_job
+from streaming.capabilities import unsupported
+from streaming.errors import KeyReused, NoCapacity, Unavailable
+from streaming.events import Wanted
+from streaming.fleet import Fleet
+from streaming.memory import Headroom
+from streaming.queue import Queue
+from streaming.settings import EventSettings, ModelSettings
+from streaming.wire import Wire
+
+MOST_BYTES = 2 * 1024 * 1024
+LONGEST_ID = 200
+
+
+class Rejected(Exception):
+    """Raised when a message can never become a job. Says why, and holds no part of it."""
+
+
+class Intake:
+    """One per process. The tenant and the highest lane are the setting's: a message cannot name them."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        headroom: Headroom,
+        models: Mapping[str, ModelSettings],
+        settings: EventSettings,
+        wanted: Wanted,
+    ) -> None:
+        self._queue, self._fleet, self._headroom = Queue(wire), Fleet(wire), headroom
+        self._models, self._settings, self._wanted = models, settings, wanted
+
+    async def accept(self, body: bytes, message_id: str) -> str:
+        """The job's id: it is kept from now on, and the same message again leads to the same job.
+
+        Raises Rejected; LaneFull, Unavailable: there is no room now.
+        """
+        if not message_id or len(message_id) > LONGEST_ID:
+            raise Rejected(
+                f"A message needs a message_id of 1 to {LONGEST_ID} characters: without one it could be computed twice."
+            )
+        if len(body) > MOST_BYTES:
+            raise Rejected(f"The message is larger than the {MOST_BYTES} bytes accepted here.")
+        if self._headroom.reason:
+            raise Unavailable(self._headroom.reason)
+        key = f"{self._settings.take_queue}:{message_id}"
+        tenant = self._settings.take_tenant
+        try:
+            asked = parse("job", body)
+            if asked.model not in self._models:
+                raise model_not_found(asked.model, self._models)
+        except ApiError as error:
+            raise Rejected(error.message) from None
+        job = to_job(
+            asked,
+            job_id=self._queue.new_id(tenant, key),
+            tenant=tenant,
+            ceiling=self._settings.take_priority,
+            reply_to="",
+            trace={},
+            events=self._wanted.of_jobs(tenant),
+        )
+        card = (await self._fleet.cards()).get(job.model)
+        if card is not None and (failure := unsupported(job, card.capabilities)):
+            raise Rejected(failure.message)
+        digest = hashlib.sha256(body).hexdigest()
+        try:
+            must_run = bool(asked.queue.do_not_queue)
+            return (await self._queue.put(job, idempotency_key=key, digest=digest, must_run=must_run)).id
+        except KeyReused:
+            raise Rejected("This message_id came with another body before.") from None
+        except NoCapacity:
+            raise Rejected("No worker is free, and the message says not to queue (queue.do_not_queue).") from None

@@ -1,0 +1,18 @@
+-- Take webhook messages whose time has come. Whoever takes one has the lease to say what came of it; then it is due again.
+-- ARGV: endpoint, most of them, lease in ms
+-- Returns: {now, {id, attempt, attempts before this round, ms this round began, event, type, subject, ms of the event}...}
+local due, most, lease = hook_due_key(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local now = now_ms()
+local taken = {now}
+for _, id in ipairs(redis.call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)) do
+  local s = redis.call('HMGET', hook_key(id), 'state', 'before', 'began', 'event', 'type', 'subject', 'at')
+  if s[1] == 'pending' then
+    redis.call('ZADD', due, now + lease, id)
+    redis.call('HSET', hook_key(id), 'due', now + lease, 'tried', now)
+    taken[#taken + 1] = {id, redis.call('HINCRBY', hook_key(id), 'attempt', 1), tonumber(s[2]), tonumber(s[3]), s[4],
+      s[5], s[6], tonumber(s[7])}
+  else
+    redis.call('ZREM', due, id)
+  end
+end
+return taken

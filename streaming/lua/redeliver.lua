@@ -1,0 +1,11 @@
+-- Send a webhook message once more, whatever became of it, with as many attempts as a new one has. ARGV: id
+-- Returns: 1 | 0 (there is none)
+local hook = hook_key(ARGV[1])
+local s = redis.call('HMGET', hook, 'endpoint', 'attempt')
+if not s[1] then return 0 end
+local now = now_ms()
+redis.call('HSET', hook, 'state', 'pending', 'before', s[2], 'began', now, 'due', now)
+redis.call('HDEL', hook, 'done')
+redis.call('PERSIST', hook)
+redis.call('ZADD', hook_due_key(s[1]), now, ARGV[1])
+return 1

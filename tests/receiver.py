@@ -1,0 +1,63 @@
+"""A real HTTP receiver of webhooks, on loopback, that answers as it is told and keeps what it was sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Receiver:
+    """`answer` is given the number of the request, from 1, and returns status and headers; it may take its time."""
+
+    answer: Callable[[int], tuple[int, dict[str, str]]] = lambda _: (204, {})
+    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    """Headers (lower case) and body of each request."""
+    url: str = ""
+
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for _, body in self.got]
+
+    def ids(self) -> list[str]:
+        return [headers["webhook-id"] for headers, _ in self.got]
+
+
+@contextmanager
+def receiving(receiver: Receiver) -> Iterator[Receiver]:
+    """Serve within the block."""
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            size = int(self.headers["content-length"])
+            body = self.rfile.read(size)
+            if len(body) < size:
+                return  # the sender was killed in the middle
+            with lock:
+                receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                number = len(receiver.got)
+            status, headers = receiver.answer(number)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's own name
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        receiver.url = f"http://127.0.0.1:{server.server_port}/hook"
+        try:
+            yield receiver
+        finally:
+            server.shutdown()
+            thread.join()

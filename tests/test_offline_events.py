@@ -1,0 +1,145 @@
+"""Events in and out through kombu, with Redis as the broker: a message becomes a job, and its life is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from brokering import EVENTS, JOBS, Outside, body, configure, lives_are_whole
+from house import House, eventually, free_port, redis_process
+from redis import Redis
+
+from offline.cloudevents import cloud_event
+from streaming.events import Event, Wanted
+from streaming.settings import EventSettings, WebhookSettings
+
+JOB = "job_00" + "1" * 30
+SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+
+
+@pytest.fixture
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Redis that is the broker alone; the queue has its own."""
+    with redis_process(tmp_path_factory.mktemp("broker")) as url:
+        yield url
+
+
+def start(house: House) -> None:
+    house.start_api()
+    for role in ("workers", "offline"):
+        house.start(role)
+    house.wait_ready()
+
+
+def test_an_event_is_a_cloud_event_and_its_id_is_made_of_what_happened() -> None:
+    event = Event(JOB, "t", "job.completed", 1_700_000_000_123, 0, "1700000000123-0")
+    again = Event(JOB, "t", "job.completed", 1_700_000_009_999, 0, "1700000009999-0")
+    told = json.loads(cloud_event(event, None, "/here", results=False))
+    assert told["specversion"] == "1.0" and told["source"] == "/here" and told["subject"] == JOB
+    assert told["type"] == "penstock.job.completed" and told["data"] == {"id": JOB, "tenant": "t"}
+    assert datetime.fromisoformat(told["time"]).timestamp() == 1_700_000_000.123
+    assert told["id"] == again.id == event.id != Event(JOB, "t", "job.failed", 0, 0, "").id
+
+
+def test_only_those_who_are_asked_for_are_named() -> None:
+    row = WebhookSettings(url="https://example.com", secret=SECRET, tenant="a", events=("batch.failed",))
+    wanted = Wanted(EventSettings(), {"x": row})
+    assert (wanted.of_jobs("a"), wanted.of_batches("a"), wanted.of_batches("b")) == ("", "w", "")
+    wanted = Wanted(EventSettings(publish_url="redis://127.0.0.1"), {"x": row})
+    assert (wanted.of_jobs("a"), wanted.of_batches("a"), wanted.of_batches("b")) == ("b", "bw", "b")
+
+
+def test_a_message_becomes_a_job_and_its_life_comes_out(empty_house: House, broker: str) -> None:
+    """Tenant and lane are the setting's, whatever the message says; the same message twice is one job."""
+    more = 'take_tenant = "outside"\ntake_priority = "batch"\nresults = true\nsource = "/house"\n'
+    configure(empty_house, broker, more)
+    start(empty_house)
+    outside = Outside(broker)
+    asked = body("hello", metadata={"name": "one"}, tenant="local", queue={"priority": "interactive"})
+    for _ in range(2):
+        outside.put("m-1", asked)
+    lives_are_whole(outside, {"one"})
+    event = outside.completed()["one"]
+    assert event["data"]["tenant"] == "outside" and event["data"]["priority"] == "batch"
+    assert event["source"] == "/house" and event["data"]["result"]["choices"][0]["message"]["content"]
+    assert json.loads(empty_house.get("/v1/jobs")[1])["data"] == []  # of tenant local
+
+
+def test_what_cannot_be_a_job_is_put_aside_with_the_reason(empty_house: House, broker: str) -> None:
+    """And what comes behind it goes on."""
+    configure(empty_house, broker)
+    start(empty_house)
+    outside = Outside(broker)
+    outside.put("bad-1", b"not json")
+    outside.put("bad-2", body("x") | {"model": "nobody"})
+    outside.put("bad-3", body("x", max_tokens=-1))
+    outside.put("good", body("fine", metadata={"name": "good"}))
+    outside.put("good", body("another", metadata={"name": "other"}))
+    outside.put("i" * 300, body("x"))
+    lives_are_whole(outside, {"good"})
+    rejected: list[tuple[dict[str, str], bytes]] = []
+    eventually(lambda: rejected.extend(outside.read(f"{JOBS}.rejected")) or len(rejected) == 5)
+    reasons = [headers["x-penstock-reason"] for headers, _ in rejected]
+    for reason, words in zip(
+        reasons, ["not valid JSON", "does not exist here", "max_tokens", "another body", "message_id"], strict=True
+    ):
+        assert words in reason
+    assert bytes(rejected[0][1]) == b"not json" or rejected[0][1] == "not json"
+
+
+def test_off_by_default(empty_house: House) -> None:
+    """No broker is asked for, and jobs leave no events."""
+    start(empty_house)
+    status, _, answer = empty_house.post("/v1/jobs", body("hello"))
+    assert status == 202
+    job = json.loads(answer)["id"]
+    eventually(lambda: json.loads(empty_house.get(f"/v1/jobs/{job}")[1])["status"] == "completed")
+    with Redis.from_url(empty_house.redis_url) as redis:
+        assert redis.keys("*outbox*") == [] and redis.keys(f"*{EVENTS}*") == [] and redis.keys(f"*{JOBS}*") == []
+
+
+@pytest.mark.parametrize("how", ["connections", "server"])
+def test_a_broker_that_breaks_in_the_middle_loses_nothing(
+    empty_house: House, tmp_path_factory: pytest.TempPathFactory, how: str
+) -> None:
+    """All its connections are cut, or it is killed and started again on what it has written."""
+    folder, port = tmp_path_factory.mktemp("broker"), free_port()
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    names = {f"n-{number}" for number in range(60)}
+    url = f"redis://127.0.0.1:{port}/0"
+    configure(empty_house, url)
+    outside = Outside(url)
+    with redis_process(folder, port, *options):
+        start(empty_house)
+        for name in sorted(names)[:30]:
+            outside.put(name, body(name, metadata={"name": name}))
+        eventually(lambda: len(outside.completed()) >= 5)
+        if how == "connections":
+            with Redis.from_url(url) as redis:
+                for _ in range(3):
+                    redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                for name in sorted(names)[30:]:
+                    outside.put(name, body(name, metadata={"name": name}))
+                redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            lives_are_whole(outside, names)
+    if how == "server":
+        with redis_process(folder, port, *options):
+            for name in sorted(names)[30:]:
+                outside.put(name, body(name, metadata={"name": name}))
+            lives_are_whole(outside, names)
+
+
+def test_a_killed_publisher_leaves_its_events_to_another(empty_house: House, broker: str) -> None:
+    """Taken out of the outbox for publishing and not said to be published: they come again, under the same ids."""
+    configure(empty_house, broker)
+    start(empty_house)
+    outside = Outside(broker)
+    names = {f"n-{number}" for number in range(80)}
+    for name in sorted(names):
+        assert empty_house.post("/v1/jobs", body(name, metadata={"name": name}))[0] == 202
+    eventually(lambda: len(outside.completed()) >= 5)
+    empty_house._processes[-1].kill()
+    empty_house.start("offline", "--id", "offline-2")
+    lives_are_whole(outside, names)
