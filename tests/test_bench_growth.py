@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from bench.growth.figures import Point, Row, UnitCosts, fit, row, unit_costs
+from bench.growth.figures import STEP_READERS, STEP_TOKENS, Point, Row, UnitCosts, fit, row, step_row, unit_costs
+from bench.growth.steps import step_us
 from bench.growth.thousand import Cell, Load, api_cores, as_markdown, cell, frames, redis_cores
 from bench.load.plan import Reading
 from bench.load.stats import Spread
+from bench.penstock import start_redis
+from bench.processes import Processes
 
 COSTS = UnitCosts(
     api_request=300,
@@ -16,7 +22,6 @@ COSTS = UnitCosts(
     redis_step=40,
     redis_token=0.5,
     redis_frame=10,
-    redis_partition=30,
     worker_token=2,
 )
 
@@ -34,7 +39,7 @@ def point(series: str, value: int) -> Row:
     requests = 10 * at.streams
     tokens = requests * at.tokens
     steps = tokens / at.streams
-    redis = steps * (COSTS.redis_step + (at.apis - 1) * COSTS.redis_frame + (at.partitions - 1) * COSTS.redis_partition)
+    redis = steps * (COSTS.redis_step + at.apis * COSTS.redis_frame)
     redis += tokens * COSTS.redis_token + requests * COSTS.redis_request
     api = tokens * COSTS.api_token + requests * COSTS.api_request
     cpu = {"api-1": api / 2e6, "api-2": api / 2e6, "redis": redis / 1e6, "worker-1": tokens * COSTS.worker_token / 1e6}
@@ -48,19 +53,28 @@ def test_a_line_is_fitted_by_least_squares() -> None:
         fit([(1, 1.0), (1, 2.0)])
 
 
+def step(series: str, tokens: int, readers: int) -> Row:
+    us = COSTS.redis_step + tokens * COSTS.redis_token + readers * COSTS.redis_frame
+    return step_row(series, tokens, readers, us)
+
+
 def test_costs_that_are_put_in_come_out() -> None:
     rows = [
         *(point("tokens", value) for value in (1, 16, 64, 256)),
-        *(point("streams", value) for value in (1, 16, 256)),
-        *(point("partitions", value) for value in (1, 2, 8)),
-        *(point("apis", value) for value in (1, 2, 4)),
+        *(step(STEP_TOKENS, tokens, 1) for tokens in (1, 64, 256)),
+        *(step(STEP_READERS, 256, readers) for readers in (1, 8, 32)),
     ]
-    found = unit_costs(rows)
-    assert found.api_request == pytest.approx(300) and found.api_token == pytest.approx(8)
-    assert found.worker_token == pytest.approx(2)
-    assert found.redis_step == pytest.approx(40) and found.redis_token == pytest.approx(0.5)
-    assert found.redis_frame == pytest.approx(10) and found.redis_partition == pytest.approx(30)
-    assert found.redis_request == pytest.approx(60)
+    found = msgspec.to_builtins(unit_costs(rows))
+    assert found == pytest.approx(msgspec.to_builtins(COSTS))
+    with pytest.raises(ValueError, match="two points"):
+        unit_costs(rows[:1])
+
+
+async def test_a_step_costs_more_the_more_readers_it_has(tmp_path: Path) -> None:
+    with Processes(tmp_path) as store:
+        url = start_redis(store)
+        few, many = [await step_us(store, url, 64, readers, 0.5) for readers in (1, 64)]
+    assert 0 < few < many
 
 
 def test_a_steps_tokens_go_to_nearly_every_process_when_there_are_more_streams_than_processes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import signal
 import sys
 import time
@@ -14,11 +15,26 @@ from rich.console import Console
 
 from bench import plots, report
 from bench.gateway.stage import Stage
-from bench.growth.figures import APIS, COLUMNS, PARTITIONS, ROLES, STREAMS, TOKENS, Point, Row, row, unit_costs
+from bench.growth.figures import (
+    APIS,
+    COLUMNS,
+    PARTITIONS,
+    ROLES,
+    STEP_READERS,
+    STEP_TOKENS,
+    STREAMS,
+    TOKENS,
+    Point,
+    Row,
+    row,
+    step_row,
+    unit_costs,
+)
+from bench.growth.steps import WORKERS, step_us
 from bench.load.child import LoadFailed, measure
 from bench.load.plan import Plan
-from bench.penstock import MODEL, Penstock
-from bench.processes import Died
+from bench.penstock import MODEL, Penstock, start_redis
+from bench.processes import Died, Processes
 from bench.report import Report
 
 NAME = "growth"
@@ -37,6 +53,12 @@ QUICK = (
     *(Point(series=PARTITIONS, streams=8, tokens=16, partitions=partitions) for partitions in (1, 2)),
     *(Point(series=APIS, streams=8, tokens=16, apis=apis) for apis in (1, 2)),
 )
+
+STEPS = (
+    *((STEP_TOKENS, tokens, 1) for tokens in (1, 64, 256)),
+    *((STEP_READERS, 256, readers) for readers in (1, 8, 32)),
+)
+QUICK_STEPS = ((STEP_TOKENS, 1, 1), (STEP_TOKENS, 16, 1), (STEP_READERS, 16, 1), (STEP_READERS, 16, 4))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,15 +88,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace, command: str, console: Console) -> Report:
     """Raises Died, LoadFailed."""
-    points = QUICK if args.quick else POINTS
+    points, steps = (QUICK, QUICK_STEPS) if args.quick else (POINTS, STEPS)
     rows: list[Row] = []
-    with Stage(console, "starting", len(points)) as stage:
+    with Stage(console, "starting", len(points) + len(steps)) as stage:
         for number, point in enumerate(points):
             stage.say(f"{point.series} = {point.value}")
             folder = stage.folder / str(number)
             folder.mkdir()
             rows.append(_measured(point, folder, args.seconds))
             stage.done()
+        with Processes(stage.folder) as store:
+            url = start_redis(store)
+            for series, tokens, readers in steps:
+                stage.say(f"{series}: {tokens}, {readers}")
+                us = asyncio.run(step_us(store, url, tokens, readers, args.seconds))
+                rows.append(step_row(series, tokens, readers, us))
+                stage.done()
     return Report(
         name=f"{NAME}-quick" if args.quick else NAME,
         title=f"How the cost grows, {STEP_MS:g} ms steps",
@@ -87,7 +116,10 @@ def run(args: argparse.Namespace, command: str, console: Console) -> Report:
         },
         columns=COLUMNS,
         rows=rows,
-        notes=("Each row is one run of a Penstock of its own with one worker; the load generator is not counted.",),
+        notes=(
+            "Each row is one run of a Penstock of its own with one worker; the load generator is not counted. The last "
+            f"two series are Redis alone, with {WORKERS} workers writing their steps as fast as they can.",
+        ),
     )
 
 

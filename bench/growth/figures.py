@@ -11,7 +11,10 @@ from bench.load.plan import Reading
 from bench.report import Column
 
 TOKENS, STREAMS, PARTITIONS, APIS = "tokens", "streams", "partitions", "apis"
-"""The series: what grows while the rest stays."""
+"""The series of whole deployments: what grows while the rest stays."""
+
+STEP_TOKENS, STEP_READERS = "tokens of a step", "readers of a step"
+"""The series of Redis alone, with many workers writing at once."""
 
 ROLES = ("api", "redis", "worker")
 
@@ -63,6 +66,21 @@ def row(point: Point, reading: Reading) -> Row:
     }
 
 
+def step_row(series: str, tokens: int, readers: int, us: float) -> Row:
+    """A step of so many tokens, in so many frames; `us` of Redis."""
+    value = tokens if series == STEP_TOKENS else readers
+    return {
+        "series": series,
+        "value": value,
+        "streams": tokens,
+        "tokens": 1,
+        "partitions": 1,
+        "apis": readers,
+        "redis": us / tokens,
+        "errors": 0,
+    }
+
+
 def _of(role: str, cpu: Mapping[str, float]) -> float:
     return sum(seconds for name, seconds in cpu.items() if name.split("-")[0] == role)
 
@@ -94,34 +112,28 @@ class UnitCosts(msgspec.Struct, frozen=True, kw_only=True):
     api_token: float
     redis_request: float
     redis_step: float
-    """One engine step of one worker, apart from its tokens."""
+    """One engine step of one worker in one partition, apart from its tokens, when many write at once."""
     redis_token: float
     redis_frame: float
-    """One more API process that a step's tokens go to."""
-    redis_partition: float
-    """One more partition that a step's tokens go to."""
+    """Each API process that a step's tokens go to."""
     worker_token: float
 
 
 def unit_costs(rows: Sequence[Row]) -> UnitCosts:
     """By fits over the series. Raises ValueError where a series has less than two points."""
 
-    def series(name: str, role: str, per: str) -> Line:
-        chosen = [each for each in rows if each["series"] == name]
-        return fit((each[name], each[role] * each[per]) for each in chosen)
+    def series(name: str, role: str, x: str, per: str) -> Line:
+        return fit((each[x], each[role] * each[per]) for each in rows if each["series"] == name)
 
-    # CPU of a request over its tokens; CPU of a step (one token of each stream) over what grows.
-    api, redis, worker = (series(TOKENS, role, "tokens") for role in ROLES)
-    step, frame, partition = (series(name, "redis", "streams") for name in (STREAMS, APIS, PARTITIONS))
-    lengths = [each["tokens"] for each in rows if each["series"] == STREAMS]
-    request_in_token = max(0.0, redis.base) * len(lengths) / sum(lengths)
+    # CPU of a request over its tokens; CPU of a step over its tokens, and over the processes it goes to.
+    api, redis, worker = (series(TOKENS, role, "tokens", "tokens") for role in ROLES)
+    step, frame = series(STEP_TOKENS, "redis", "value", "streams"), series(STEP_READERS, "redis", "value", "streams")
     return UnitCosts(
         api_request=max(0.0, api.base),
         api_token=max(0.0, api.slope),
         redis_request=max(0.0, redis.base),
-        redis_step=max(0.0, step.base),
-        redis_token=max(0.0, step.slope - request_in_token),
+        redis_step=max(0.0, step.base - frame.slope),
+        redis_token=max(0.0, step.slope),
         redis_frame=max(0.0, frame.slope),
-        redis_partition=max(0.0, partition.slope),
         worker_token=max(0.0, worker.slope),
     )

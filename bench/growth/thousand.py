@@ -56,13 +56,13 @@ def api_cores(costs: UnitCosts, load: Load) -> float:
 
 
 def frames(apis: int, streams: int) -> float:
-    """API processes that a step's tokens go to, on average: streams fall on them evenly and at random."""
+    """API processes (or partitions) that a step's tokens go to, on average: streams fall on them evenly, at random."""
     return apis * (1 - (1 - 1 / apis) ** streams)
 
 
 def redis_cores(costs: UnitCosts, load: Load, apis: int) -> float:
     """A Redis core's worth of work that one machine makes, with so many API processes beside it."""
-    step = costs.redis_step + load.slots * costs.redis_token + (frames(apis, load.slots) - 1) * costs.redis_frame
+    step = costs.redis_step + load.slots * costs.redis_token + frames(apis, load.slots) * costs.redis_frame
     return (load.steps_per_s * step + load.requests_per_s * costs.redis_request) / 1e6
 
 
@@ -87,18 +87,15 @@ def as_markdown(costs: UnitCosts, load: Load) -> str:
     cells = math.ceil(load.machines / one.machines)
     # In one cluster, the same number of primaries: every worker writes to every partition it has jobs of, and a plain
     # PUBLISH goes to every node.
-    spread = (
-        redis_cores(costs, load, one.apis * cells)
-        + load.steps_per_s * costs.redis_partition * (min(cells, load.slots) - 1) / 1e6
-    )
+    partitions = frames(cells, load.slots)
+    spread = redis_cores(costs, load, one.apis * cells) + load.steps_per_s * (partitions - 1) * costs.redis_step / 1e6
     unit = [
         ("API, a request", costs.api_request),
         ("API, a token", costs.api_token),
         ("Redis, a request", costs.redis_request),
-        ("Redis, an engine step of a worker", costs.redis_step),
+        ("Redis, an engine step of a worker in one partition", costs.redis_step),
         ("Redis, a token in it", costs.redis_token),
-        ("Redis, each further API process a step goes to", costs.redis_frame),
-        ("Redis, each further partition a step goes to", costs.redis_partition),
+        ("Redis, each API process it goes to", costs.redis_frame),
         ("worker, a token (with the simulated engine)", costs.worker_token),
     ]
     needs = [
