@@ -19,7 +19,14 @@ from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from scheduler.settings import SchedulerSettings
 from streaming.config import build, load
-from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings
+from streaming.settings import (
+    BatchSettings,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    WebhookSettings,
+    WireSettings,
+)
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
@@ -27,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 MODEL = "smollm2-135m-instruct"
 ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
 KINDS = {
+    "webhooks": WebhookSettings, "events": EventSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
     "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings, "models": ModelSettings,
     "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "keys": KeySettings, **ENGINES,
@@ -97,7 +105,9 @@ def test_the_readmes_penstock_lines_work(served: House) -> None:
             assert done.returncode == 0 and done.stdout + done.stderr, (line, done.stderr)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md", "docs/operations.md", "docs/models.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/configuration.md", "docs/operations.md", "docs/models.md", "docs/events.md"]
+)
 def test_the_pages_settings_are_settings(page: str, tmp_path: Path) -> None:
     """Every TOML block of the pages is accepted as it stands (an elided hash aside)."""
     for block in blocks(ROOT / page, "toml"):
