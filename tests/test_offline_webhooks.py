@@ -294,6 +294,7 @@ def test_killed_in_between_another_delivers(empty_house: House) -> None:
             killed.append(True)
         return 200, {}
 
+    empty_house.environ["PENSTOCK_REDIS_PARTITIONS"] = "3"
     with receiving(Receiver(answer)) as receiver:
         configure(empty_house, receiver)
         empty_house.start_api()
