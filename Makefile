@@ -27,7 +27,7 @@ MANIFESTS = $(filter-out %/kustomization.yaml,$(wildcard docker/kubernetes/base/
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 9000" passes flags
 	@exec $(BIN)/penstock up $(ARGS)
@@ -87,6 +87,10 @@ chaos: $(VENV)/.dev ## kill, stop, cut, fill and flood everything, and judge wha
 
 chaos-long: $(VENV)/.dev ## the same with five times the trials
 	@exec $(BIN)/python -m bench.chaos --long $(ARGS)
+
+.PHONY: test-rabbitmq
+test-rabbitmq: $(VENV)/.dev ## events through a RabbitMQ of the tests' own (Debian: apt-get install rabbitmq-server)
+	@PENSTOCK_TEST_RABBITMQ=1 exec $(BIN)/python -m pytest tests/test_rabbitmq.py $(ARGS)
 
 .PHONY: chaos-batch
 chaos-batch: $(VENV)/.dev ## batches: 200 kills, lost messages, full speed, beside people, memory; ARGS="--parts kills"

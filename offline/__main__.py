@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from celery.worker import state as celery_state
 
 from offline.app import HARD_LIMIT_S, build_app
 from offline.bell import Bell
+from offline.broker import check_broker
 from offline.consumer import Consumer
 from offline.desk import Desk
 from offline.intake import Intake
@@ -118,6 +118,8 @@ class OfflineProcess:
         self._served = served_models(config.table("models", ModelSettings))
         self._events = config.section("events", EventSettings)
         self._webhooks = config.table("webhooks", WebhookSettings)
+        check_broker("events.publish_url", self._events.publish_url)
+        check_broker("events.take_url", self._events.take_url)
         self._name, self._lifeline, self._since = name, lifeline, time.time()
         self._metrics = Metrics.start(telemetry.metrics_dir, "offline")
         self._shelf = Shelf(files.dir)
@@ -164,12 +166,12 @@ class OfflineProcess:
             self._metrics.close()
 
     def _outward(self, wire: Wire) -> list[Coroutine[Any, Any, None]]:
-        """What passes events on; its name is new in every life, so that what an earlier one held is taken over."""
-        name, loops = f"{self._name}-{secrets.token_hex(4)}", []
+        """What passes events on."""
+        loops = []
         if self._webhooks:
-            loops.append(Postman(wire, name, self._webhooks, self._metrics).keep_going())
+            loops.append(Postman(wire, self._name, self._webhooks, self._metrics).keep_going())
         if self._events.publish_url:
-            loops.append(Publisher(wire, name, self._events, self._metrics).keep_publishing())
+            loops.append(Publisher(wire, self._name, self._events, self._metrics).keep_publishing())
         return loops
 
     def _consumer(self, wire: Wire, headroom: Headroom) -> Consumer | None:

@@ -13,11 +13,22 @@ from kombu.exceptions import KombuError
 from kombu.message import Message
 from kombu.messaging import Producer
 
+from streaming.config import ConfigError
+
 ANSWER_S = 10.0
 HEARTBEAT_S = 20
 """For a connection that is listened to."""
 VISIBILITY_S = 60
 """On brokers without acknowledgements of their own, such as Redis: when a message comes back whose taker was killed."""
+
+
+def check_broker(key: str, url: str) -> None:
+    """Whether kombu knows this kind of broker; nothing is connected to. Raises ConfigError."""
+    try:
+        Connection(url or "memory://").get_transport_cls()
+    except (KeyError, ImportError, ValueError):
+        scheme = urlsplit(url).scheme
+        raise ConfigError(key, f"no broker that kombu knows: {scheme}://", "redis://..., amqp://...") from None
 
 
 class Broken(Exception):

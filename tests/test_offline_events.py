@@ -133,6 +133,7 @@ def test_a_broker_that_breaks_in_the_middle_loses_nothing(
 
 def test_a_killed_publisher_leaves_its_events_to_another(empty_house: House, broker: str) -> None:
     """Taken out of the outbox for publishing and not said to be published: they come again, under the same ids."""
+    empty_house.environ["PENSTOCK_REDIS_PARTITIONS"] = "3"
     configure(empty_house, broker)
     start(empty_house)
     outside = Outside(broker)

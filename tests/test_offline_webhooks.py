@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +57,18 @@ def test_the_signature_is_what_openssl_makes_of_it() -> None:
         "webhook-timestamp": "1700000000",
         "webhook-signature": "v1,rkwp5YuvdrMkcu0ZhuMsXoTg44mHAr1Q0+FFgFpXsjY=",
     }
+
+
+def test_the_five_lines_of_the_page_verify_it() -> None:
+    """As they stand there."""
+    page = (Path(__file__).parent.parent / "docs" / "events.md").read_text(encoding="utf-8")
+    lines = next(block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "hmac" in block)
+    body = b'{"a":1}'
+    headers = signed_headers(SECRET, "msg_1", int(time.time()), body)
+    known = {"base64": base64, "hmac": hmac, "time": time, "secret": SECRET, "headers": headers}
+    exec(lines, known | {"body": body})  # noqa: S102 - our own page
+    with pytest.raises(AssertionError):
+        exec(lines, known | {"body": body + b" "})  # noqa: S102
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_c2hvcnQ=", SECRET.removeprefix("whsec_"), "whsec_%"])
@@ -278,6 +294,7 @@ def test_killed_in_between_another_delivers(empty_house: House) -> None:
             killed.append(True)
         return 200, {}
 
+    empty_house.environ["PENSTOCK_REDIS_PARTITIONS"] = "3"
     with receiving(Receiver(answer)) as receiver:
         configure(empty_house, receiver)
         empty_house.start_api()

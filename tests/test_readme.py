@@ -19,7 +19,14 @@ from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from scheduler.settings import SchedulerSettings
 from streaming.config import build, load
-from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings
+from streaming.settings import (
+    BatchSettings,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    WebhookSettings,
+    WireSettings,
+)
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
@@ -27,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 MODEL = "smollm2-135m-instruct"
 ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
 KINDS = {
+    "webhooks": WebhookSettings, "events": EventSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
     "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings, "models": ModelSettings,
     "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "keys": KeySettings, **ENGINES,
@@ -78,7 +86,7 @@ def test_the_readmes_curl_lines_work(served: House) -> None:
 def test_the_readmes_penstock_lines_work(served: House) -> None:
     """Every command but `up` and `doctor`, which need a machine of their own, ends well and says something."""
     lines = [shlex.split(line) for line in commands(ROOT / "README.md") if re.match(r"(\.venv/bin/)?penstock ", line)]
-    assert {line[1] for line in lines} == {"submit", "up", "ps", "chat", "jobs", "batch", "dlq", "doctor"}
+    assert {line[1] for line in lines} == {"submit", "up", "ps", "chat", "jobs", "batch", "webhooks", "dlq", "doctor"}
     environ = {**os.environ, **served.environ, "PENSTOCK_API_PORT": str(served.port)}
     for line in commands(ROOT / "README.md"):
         if line.startswith("printf"):  # files that the commands read
@@ -97,7 +105,9 @@ def test_the_readmes_penstock_lines_work(served: House) -> None:
             assert done.returncode == 0 and done.stdout + done.stderr, (line, done.stderr)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md", "docs/operations.md", "docs/models.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/configuration.md", "docs/operations.md", "docs/models.md", "docs/events.md"]
+)
 def test_the_pages_settings_are_settings(page: str, tmp_path: Path) -> None:
     """Every TOML block of the pages is accepted as it stands (an elided hash aside)."""
     for block in blocks(ROOT / page, "toml"):

@@ -12,7 +12,14 @@ from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from scheduler.settings import SchedulerSettings
 from streaming.config import Config, ConfigError, load
-from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings
+from streaming.settings import (
+    BatchSettings,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    WebhookSettings,
+    WireSettings,
+)
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
@@ -79,7 +86,8 @@ def test_every_setting_is_documented() -> None:
         "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
         "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "models.<name>": ModelSettings,
         "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
-        "keys.<name>": KeySettings, "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
+        "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
+        "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
     }  # fmt: skip
     text = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
     documented = {
