@@ -1,7 +1,7 @@
-"""`python -m bench.document`: write the tables of docs/performance.md out of bench/results, between their marks.
+"""`python -m bench.document`: write the tables of the docs out of bench/results, between their marks.
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
-the calculation; behind it stands `<!-- end -->`. What is between is never typed.
+the calculation, `<!-- faults: chaos -->` for a chaos run; behind it stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 import msgspec
 
 from bench import report
+from bench.chaos import report as chaos
 from bench.growth import thousand
 from bench.growth.figures import UnitCosts
 
-PAGE = Path("docs/performance.md")
+PAGES = (Path("docs/performance.md"), Path("docs/guarantees.md"))
 
-MARKED = re.compile(r"(<!-- (results|plot|paper): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (results|plot|paper|faults): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str, results: Path, plots: Path) -> str:
@@ -34,6 +35,8 @@ def _part(kind: str, name: str, results: Path, plots: Path) -> str:
         return f"[![{name}]({plots.name}/{name}.png)]({plots.name}/{name}.svg)"
     if not path.exists():
         return f"Not measured yet: `penstock bench {name.partition('-')[0]}`."
+    if kind == "faults":
+        return chaos.as_markdown(msgspec.json.decode(path.read_bytes()))
     return WRITERS[kind](report.load(path))
 
 
@@ -49,15 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if --check found that the page is behind."""
     parser = argparse.ArgumentParser(prog="python -m bench.document", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if something would change")
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--page", type=Path, action="append", help="default: all that have such marks")
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
-    before = args.page.read_text(encoding="utf-8")
-    after = filled(before, args.results, args.page.parent / "plots")
-    if args.check:
-        return 0 if after == before else 1
-    args.page.write_text(after, encoding="utf-8")
-    return 0
+    behind = False
+    for page in args.page or PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = filled(before, args.results, page.parent / "plots")
+        behind |= after != before
+        if not args.check:
+            page.write_text(after, encoding="utf-8")
+    return int(behind and args.check)
 
 
 if __name__ == "__main__":

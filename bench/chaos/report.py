@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,26 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
             f"{outcome.row.id} {outcome.row.title}", outcome.row.inject, str(outcome.trials), *numbers, verdict
         )
     return view
+
+
+def as_markdown(found: Mapping[str, Any]) -> str:
+    """The table of a run that was written with `as_json`."""
+    lines = [
+        f"Run of {found['date']}, {found['cores']} cores, Python {found['python']}: {len(found['faults'])} rows in "
+        f"{found['seconds']} s, {'every one passed' if found['passed'] else 'NOT ALL PASSED'}.",
+        "",
+        "| row | fault | trials | lost | doubled | wrong ends | stall p50 / p99 ms | also measured |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for fault in found["faults"]:
+        stall = "-" if fault["stall_p50_ms"] is None else f"{fault['stall_p50_ms']} / {fault['stall_p99_ms']}"
+        also = ", ".join(f"{name} {value}" for name, value in fault["measured"].items())
+        counts = " | ".join(str(fault[name]) for name in ("trials", "lost", "doubled", "wrong_ends"))
+        verdict = "" if fault["passed"] else " **failed**"
+        lines.append(
+            f"| {fault['id']}{verdict} | {fault['title']}: {fault['injected']} | {counts} | {stall} | {also} |"
+        )
+    return "\n".join(lines)
 
 
 def what_failed(outcome: Outcome) -> str:
