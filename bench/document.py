@@ -1,7 +1,8 @@
 """`python -m bench.document`: write the tables of the docs out of bench/results, between their marks.
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
-the calculation, `<!-- faults: chaos -->` for a chaos run; behind it stands `<!-- end -->`. What is between is never typed.
+the calculation, `<!-- faults: chaos -->` for a chaos run; behind it stands `<!-- end -->`. What is between is never
+typed.
 """
 
 from __future__ import annotations
