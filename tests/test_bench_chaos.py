@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.chaos.play import play_row
-from bench.chaos.report import as_json, what_failed
+from bench.chaos.report import as_document, as_markdown, failed_in, merged, what_failed
 from bench.chaos.rows import ROWS
+from bench.report import as_json
 
 KNOWN = {row.id: row for row in ROWS}
 
@@ -20,4 +22,24 @@ async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, tmp_path: Path)
     outcome = await play_row(replace(KNOWN[row_id], trials=2), tmp_path)
     assert outcome.passed, what_failed(outcome)
     assert outcome.trials == 2 and outcome.stalls
-    assert str(tmp_path).encode() not in as_json([outcome], outcome.seconds)
+    assert str(tmp_path).encode() not in as_json(as_document([outcome], outcome.seconds))
+
+
+def test_rows_that_failed_are_repeated_into_the_same_run() -> None:
+    """The table says which, and that they had failed."""
+
+    def run(**passed: bool) -> dict[str, Any]:
+        figures = {"trials": 1, "lost": 0, "doubled": 0, "wrong_ends": 0, "stall_p50_ms": None, "measured": {"a": 1}}
+        faults = [
+            {"id": row, "title": row, "injected": "x", "passed": ok, "wrong": [] if ok else ["slow"], **figures}
+            for row, ok in passed.items()
+        ]
+        ok = all(passed.values())
+        return {"date": "d", "cores": 2, "python": "p", "seconds": 1, "passed": ok, "faults": faults}
+
+    first = run(F01=True, F06=False)
+    assert failed_in(first) == ["F06"] and "F06 **failed**" in as_markdown(first)
+    both = merged(first, run(F06=True))
+    assert both["passed"] and both["seconds"] == 2 and both["faults"][1]["wrong_before"] == ["slow"]
+    assert "F06 failed at first and passed when repeated" in as_markdown(both)
+    assert not merged(first, run(F06=False))["passed"]

@@ -12,12 +12,14 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 from rich.console import Console
 
 from bench.chaos.play import play_all
-from bench.chaos.report import as_json, table, what_failed
+from bench.chaos.report import as_document, failed_in, merged, table, what_failed
 from bench.chaos.rows import ROWS
 from bench.chaos.stage import Outcome, Row
+from bench.report import as_json
 
 Played: TypeAlias = tuple[list[Outcome], float]
 
@@ -30,14 +32,16 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
     parser.add_argument("--rows", help="only these, e.g. F01,F10 (default: all)")
+    parser.add_argument("--again", action="store_true", help="only those that failed in --out; it keeps the others")
     parser.add_argument("--long", action="store_true", help=f"{LONG} times the trials")
     parser.add_argument("--jobs", type=int, default=3, help="rows played at the same time (default: 3)")
     parser.add_argument("--out", type=Path, default=Path("bench/results/chaos.json"), help="where the figures go")
     args = parser.parse_args(argv)
     console = Console()
     console = Console(width=max(console.width, WIDTH))
+    before = msgspec.json.decode(args.out.read_bytes()) if args.again else None
     try:
-        rows = _chosen(args.rows)
+        rows = _chosen(args.rows if before is None else ",".join(failed_in(before)))
     except KeyError as error:
         console.print(f"error: no row {error}; there are {', '.join(row.id for row in ROWS)}")
         return 2
@@ -50,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     console.print(table(outcomes, seconds))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_bytes(as_json(outcomes, seconds))
+    found = as_document(outcomes, seconds)
+    args.out.write_bytes(as_json(found if before is None else merged(before, found)))
     for outcome in outcomes:
         if outcome.passed:
             shutil.rmtree(outcome.folder)

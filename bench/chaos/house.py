@@ -21,7 +21,7 @@ from bench.chaos.waiting import until
 from bench.processes import free_port
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
-from streaming.keys import prefix
+from streaming.keys import partition_key, partition_of, prefix
 from streaming.settings import WireSettings
 from streaming.wire import Wire
 
@@ -149,6 +149,11 @@ class House:
         """Workers that hold jobs now."""
         held = {key.rpartition(":")[2] for key, count in (await self._held("claims")).items() if count}
         return [worker for worker in self.workers if worker.alive and worker.lease() in held]
+
+    async def losses(self, job_id: str) -> int:
+        """With how many workers the job was lost, as the store counts them; a hand-over is no loss."""
+        redis: Any = self.wire.redis
+        return int(await redis.hget(partition_key(partition_of(job_id) or 0, "job", job_id), "losses") or 0)
 
     async def quiet(self) -> None:
         """Wait until nothing is held any more, and record what still is: it must all be nothing."""

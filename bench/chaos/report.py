@@ -13,7 +13,6 @@ from bench.chaos.checker import DOUBLED, LOST, WRONG_END
 from bench.chaos.stage import Outcome
 from bench.chaos.stalls import percentile
 from bench.report import Machine
-from bench.report import as_json as as_json_file
 
 MOST_SHOWN = 12
 
@@ -41,9 +40,11 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
 
 def as_markdown(found: Mapping[str, Any]) -> str:
     """The table of a run that was written with `as_json`."""
+    repeated = [fault["id"] for fault in found["faults"] if fault.get("wrong_before")]
+    again = f" {', '.join(repeated)} failed at first and passed when repeated alone." if repeated else ""
     lines = [
         f"Run of {found['date']}, {found['cores']} cores, Python {found['python']}: {len(found['faults'])} rows in "
-        f"{found['seconds']} s, {'every one passed' if found['passed'] else 'NOT ALL PASSED'}.",
+        f"{found['seconds']} s, {'every one passed' if found['passed'] else 'NOT ALL PASSED'}.{again}",
         "",
         "| row | fault | trials | lost | doubled | wrong ends | stall p50 / p99 ms | also measured |",
         "|---|---|---|---|---|---|---|---|",
@@ -67,9 +68,9 @@ def what_failed(outcome: Outcome) -> str:
     return f"\n{outcome.row.id} failed:\n  {shown}{more}\n  history: {outcome.folder / 'history.jsonl'}, logs beside it"
 
 
-def as_json(outcomes: Sequence[Outcome], seconds: float) -> bytes:
+def as_document(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     """The same figures for programs; nothing of this machine but its size."""
-    document = {
+    return {
         **msgspec.to_builtins(Machine()),
         "seconds": round(seconds),
         "passed": all(outcome.passed for outcome in outcomes),
@@ -88,7 +89,22 @@ def as_json(outcomes: Sequence[Outcome], seconds: float) -> bytes:
             for outcome in outcomes
         ],
     }
-    return as_json_file(document)
+
+
+def failed_in(found: Mapping[str, Any]) -> list[str]:
+    """The rows of a run that did not pass."""
+    return [fault["id"] for fault in found["faults"] if not fault["passed"]]
+
+
+def merged(before: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
+    """A run with some of its rows repeated; these say why they were."""
+    rows = {fault["id"]: fault for fault in again["faults"]}
+    faults = [
+        {**rows[fault["id"]], "wrong_before": fault["wrong"]} if fault["id"] in rows else fault
+        for fault in before["faults"]
+    ]
+    passed = all(fault["passed"] for fault in faults)
+    return {**before, "seconds": before["seconds"] + again["seconds"], "passed": passed, "faults": faults}
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:

@@ -30,8 +30,12 @@ async def f17(stage: Stage) -> None:
             await asyncio.gather(*(_stop(stage, worker, 5.0) for worker in leaving))
             await house.finish(begun)
             await house.ready()
-    counted = [event for event in of_kind(stage.history.events, "final") if event["attempts"] != 1]
-    stage.must(not counted, f"{len(counted)} handed-over jobs count as lost by a worker")
+        jobs = [event["job"] for event in of_kind(stage.history.events, "final")]
+        lost = [job for job in jobs if await house.losses(job)]
+    moved = sum(event["attempts"] > 1 for event in of_kind(stage.history.events, "final"))
+    stage.figures["jobs handed over"] = moved
+    stage.must(moved > 0, "no job was handed over")
+    stage.must(not lost, f"{len(lost)} handed-over jobs count as lost by a worker")
 
 
 async def _stop(stage: Stage, child: Child, within_s: float) -> None:
