@@ -1,4 +1,5 @@
 """The Lua scripts of the wire: each atomic within one partition, each documented at the head of its file.
+The last four run in the slot all processes share.
 
 | script   | run by          | what it does in one step                                               |
 |----------|-----------------|------------------------------------------------------------------------|
@@ -25,6 +26,10 @@
 | reserve  | offline         | fenced: count a batch's tokens against its tenant's quota              |
 | save     | offline         | fenced: how far a batch is, its end and the files it leaves            |
 | forget   | api, offline    | drop the record of a file or a batch                                   |
+| lead     | scheduler       | take or keep the lead, with its epoch                                  |
+| plan     | scheduler       | fenced: publish what the leader has decided, tell workers and pools    |
+| act      | pools           | fenced: note what is about to be done                                  |
+| override | api             | a human's decision about a pool; wake the scheduler                    |
 """
 
 from __future__ import annotations
@@ -60,6 +65,10 @@ NAMES = (
     "reserve",
     "save",
     "forget",
+    "lead",
+    "plan",
+    "act",
+    "override",
 )
 
 EACH = """

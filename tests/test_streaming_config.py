@@ -10,7 +10,7 @@ import pytest
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
-from scheduler.settings import SchedulerSettings
+from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.config import Config, ConfigError, load
 from streaming.settings import BatchSettings, FilesSettings, ModelSettings, WireSettings
 from telemetry.settings import TelemetrySettings
@@ -79,6 +79,7 @@ def test_every_setting_is_documented() -> None:
         "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
         "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "models.<name>": ModelSettings,
         "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
+        "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings, "models.<name>": ModelSettings,
         "keys.<name>": KeySettings, "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
     }  # fmt: skip
     text = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
