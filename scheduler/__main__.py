@@ -107,6 +107,7 @@ async def run(settings: Settings, me: Me, lifeline: Lifeline) -> None:
             me,
             metrics,
             tick_s=settings.scheduler.tick_s,
+            lead_s=settings.scheduler.lead_s,
             on_state=lifeline.say,
         )
         await loop.run(stop)

@@ -35,10 +35,8 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 2.0
 """How often it says that it is there."""
-LEAD_MS = 5_000
-"""A leader silent for so long is replaced."""
-LEAD_EVERY_S = 1.0
-"""How often the lead is renewed, or asked for."""
+LEAD_SHARE = 0.2
+"""Of the time a lead is kept: how often it is renewed, or asked for."""
 GAP_S = 0.1
 """Between two ticks, however many jobs ask for one."""
 LISTEN_AGAIN_S = 1.0
@@ -100,11 +98,12 @@ class Loop:
         metrics: Metrics,
         *,
         tick_s: float = 1.0,
+        lead_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._parts, self._limits, self._pool, self._me, self._metrics = parts, limits, pool, me, metrics
-        self._tick_s, self._clock, self._on_state = tick_s, clock, on_state
+        self._tick_s, self._lead_s, self._clock, self._on_state = tick_s, lead_s, clock, on_state
         self._began = clock()
         self._since: float | None = None
         self._state = "starting"
@@ -120,7 +119,7 @@ class Loop:
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(self._listen())
             ending = tasks.create_task(self._tick_until(stop))
-            tasks.create_task(self._every(LEAD_EVERY_S, self.lead, stop))
+            tasks.create_task(self._every(LEAD_SHARE * self._lead_s, self.lead, stop))
             tasks.create_task(self._every(REPORT_S, self.report, stop))
             await asyncio.wait({ending})
             listening.cancel()
@@ -139,7 +138,7 @@ class Loop:
 
     async def lead(self) -> None:
         """Take the lead if nobody has it, or keep it. Raises Unavailable."""
-        found = await self._parts.leadership.claim(self._me.holder, LEAD_MS)
+        found = await self._parts.leadership.claim(self._me.holder, int(1000 * self._lead_s))
         lead = found if found.holder == self._me.holder else None
         if lead == self._lead:
             return

@@ -17,6 +17,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting jobs that justify one more worker."""
     idle_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     """Quiet time after which a worker beyond the minimum is given back."""
+    lead_s: Annotated[float, msgspec.Meta(ge=0.5, le=8)] = 5.0
+    """A leading scheduler silent for so long is replaced by another."""
     pool: PoolKind = "local"
     """Who makes the plans come true. local: each machine's `penstock up`; kubernetes: Deployments; dry-run: nobody."""
 

@@ -77,9 +77,8 @@ def test_every_setting_is_documented() -> None:
     """docs/configuration.md has a section per section and a row per key, and no row for a key that is gone."""
     sections = {
         "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
-        "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "models.<name>": ModelSettings,
-        "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
-        "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings, "models.<name>": ModelSettings,
+        "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
+        "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
         "keys.<name>": KeySettings, "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
     }  # fmt: skip
     text = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
