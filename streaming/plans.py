@@ -115,7 +115,7 @@ class Plans:
         return bool(await self._wire.call("plan", FLEET_SLOT, lead.holder, lead.epoch, *rows))
 
     async def act(self, epoch: int, action: Action) -> bool:
-        """To be asked before anything is done for a plan of this epoch. False: another leads now, and it is not to be."""
+        """To be asked before anything is done for a plan of this epoch. False: another leads now, do not."""
         return bool(await self._wire.call("act", FLEET_SLOT, epoch, action.model, _text(action)))
 
     async def read(self) -> dict[str, Plan]:

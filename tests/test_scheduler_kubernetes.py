@@ -124,7 +124,7 @@ async def test_zero_and_back(kube: Kube, pool: KubernetesPool) -> None:
 async def test_a_cordoned_worker_is_replaced(kube: Kube, pool: KubernetesPool) -> None:
     """Its replacement is asked for at once; when it has drained it is its pod that goes."""
     kube.deploy(NAME, 2)
-    slow, other = kube.pods
+    slow, _ = kube.pods
     cordon = (Cordoned(f"lease-{slow}", "its steps take 5.0 times its peers'"),)
     move = await follow(pool, a_plan(2, cordon=cordon), workers(kube), 7)
     assert len(kube.pods) == 3 and move.plan.cordon == cordon

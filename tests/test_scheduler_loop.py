@@ -1,4 +1,4 @@
-"""The scheduler's rounds on a real server: what it publishes, on whose word, and what becomes of a leader that is late."""
+"""The scheduler's rounds on a real server: what it publishes, on whose word, and what a late leader may not do."""
 
 from __future__ import annotations
 
