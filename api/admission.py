@@ -97,7 +97,7 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
     inbox.accepted = True
     if accepted.joined:
         inbox = await _join(services, inbox, accepted.id)
-    return Admitted(job, accepted, inbox, asked, _headers(asked, accepted), bool(key))
+    return Admitted(job, accepted, inbox, asked, _headers(services, job, asked, accepted), bool(key))
 
 
 async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run: bool) -> Accepted:
@@ -149,8 +149,10 @@ def idempotency_key(request: HttpRequest) -> str:
     return key
 
 
-def _headers(asked: Request, accepted: Accepted) -> dict[str, str]:
+def _headers(services: Services, job: Job, asked: Request, accepted: Accepted) -> dict[str, str]:
     headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.waiting)}
+    if (eta_ms := services.eta_ms(job.model, job.priority, accepted.waiting)) is not None:
+        headers["X-Queue-ETA-Ms"] = str(eta_ms)
     if ignored := ignored_fields(asked):
         headers["X-Ignored-Fields"] = ", ".join(ignored)
     return headers

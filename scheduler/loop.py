@@ -171,11 +171,14 @@ class Loop:
             self._cold = await parts.plans.cold_starts()
         before, overrides = await parts.plans.read(), await parts.overrides.of(self._limits)
         at_ms, workers = await parts.now_ms(), await parts.fleet.processes("worker")
+        snapshots = await observe(self._limits, workers, parts.backlog)
         decisions = [
-            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model))
-            for snapshot in await observe(self._limits, workers, parts.backlog)
+            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model)) for snapshot in snapshots
         ]
-        plans = [self._plan(decision, before.get(decision.model), lead, at_ms) for decision in decisions]
+        plans = [
+            self._plan(decision, snapshot, before.get(decision.model), lead, at_ms)
+            for decision, snapshot in zip(decisions, snapshots, strict=True)
+        ]
         moves = await self._pool.moves(plans, workers, lead.epoch)
         actions = [action for plan in plans for action in self._actions(plan, before.get(plan.model))]
         if new:
@@ -206,7 +209,8 @@ class Loop:
         self._metrics.workers_wanted.labels(model).set(decision.want)
         return decision
 
-    def _plan(self, decision: decided.Plan, before: Plan | None, lead: Lead, at_ms: int) -> Plan:
+    def _plan(self, decision: decided.Plan, snapshot: Snapshot, before: Plan | None, lead: Lead, at_ms: int) -> Plan:
+        waiting = {lane.name: lane.waiting for lane in snapshot.lanes}
         return Plan(
             model=decision.model,
             want=decision.want,
@@ -216,7 +220,9 @@ class Loop:
             pool=self._pool.kind,
             cordon=tuple(Cordoned(cordon.worker, cordon.reason) for cordon in decision.cordon),
             leaving=() if before is None else before.leaving,
-            lanes={name: _prospect(outlook) for name, outlook in decision.outlook.items()},
+            lanes={
+                name: _prospect(outlook, waiting.get(name, 0), decision) for name, outlook in decision.outlook.items()
+            },
             wake_s=decision.wake_s,
             cold_start_s=decision.cold_start_s,
         )
@@ -304,8 +310,11 @@ class Loop:
             self._down = False
 
 
-def _prospect(outlook: decided.Outlook) -> Prospect:
-    return Prospect(outlook.wait_s if math.isfinite(outlook.wait_s) else None, outlook.each_s)
+def _prospect(outlook: decided.Outlook, waiting: int, decision: decided.Plan) -> Prospect:
+    """Before a job has ever ended, all that is known is when a worker will be there."""
+    if math.isfinite(outlook.wait_s):
+        return Prospect(outlook.wait_s, outlook.each_s, waiting)
+    return Prospect(decision.wake_s if decision.want and not outlook.job_tokens else None, 0.0, waiting)
 
 
 def _succession(before: Mapping[str, Plan], lead: Lead) -> str:

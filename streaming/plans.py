@@ -36,6 +36,8 @@ class Prospect(msgspec.Struct, frozen=True, array_like=True):
     """Until it is begun; None: nobody will begin it."""
     each_s: float = 0.0
     """More for each further job before it."""
+    waiting: int = 0
+    """Jobs that were in the lane when this was decided."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
