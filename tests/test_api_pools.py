@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from house import House, eventually, redis_process
 from test_api_openapi import SCHEMAS, conforms
 
 from api.outlook import STALE_S, Outlook
+from api.services import CARDS_EVERY_S
 from cli.__main__ import main
 from cli.client import Client
 from streaming.messages import Priority
@@ -187,6 +190,31 @@ def test_a_waiting_job_is_told_when_its_model_will_be_awake(gate: House) -> None
     assert eventually(lambda: json.loads(gate.get(f"/v1/jobs/{job_id}")[1])["eta_ms"] < eta_ms)
     for row in json.loads(gate.get("/v1/jobs?limit=100")[1])["data"]:
         gate.post(f"/v1/jobs/{row['id']}/cancel", {})
+
+
+def test_a_held_stream_begins_at_once_and_says_for_how_long(gate: House) -> None:
+    """What cannot begin before the first sign of life does not wait for it: status and ETA are there while it waits."""
+    body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+
+    def begun() -> tuple[str, int] | None:
+        put(gate, {"want": 0})
+        eventually(lambda: pool(gate)["want"] == 0)
+        gate.request("DELETE", "/admin/pools/sim")
+        eventually(lambda: (shown := pool(gate))["want"] == 0 and shown["wake_s"] == shown["cold_start_s"] >= 10.0)
+        time.sleep(CARDS_EVERY_S)  # until the API process has most likely read it too
+        connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=60)
+        try:
+            kind = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), kind)
+            response = connection.getresponse()
+            eta = response.getheader("X-Queue-ETA-Ms")
+            assert response.status == 200
+            return (response.getheader("X-Job-Id") or "", int(eta)) if eta and int(eta) >= 10_000 else None
+        finally:
+            connection.close()
+
+    job_id, _ = eventually(begun, seconds=90)
+    assert json.loads(gate.get(f"/v1/jobs/{job_id}")[1])["status"] in ("queued", "cancelled")
 
 
 # --- at the command line ---------------------------------------------------------------------------------------------
