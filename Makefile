@@ -47,7 +47,7 @@ check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 
 lock: $(VENV)/.dev ## resolve all dependencies anew into the two lock files
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
-	@printf 'hatchling\neditables\n' | $(COMPILE) --extra llamacpp --extra embedded --extra otlp \
+	@printf 'hatchling\neditables\n' | $(COMPILE) --extra llamacpp --extra embedded --extra otlp --extra kubernetes \
 		pyproject.toml - --output-file requirements.lock
 	@$(COMPILE) --group dev --constraint requirements.lock --output-file requirements-dev.lock
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from api import errors
 from api.admission import caller_of, services_of
 from api.jobs import as_json, view_of
+from api.keys import Caller
 from api.render import job_object
 from api.services import Services
 from streaming.deadletters import DeadLetter, DeadLetters
@@ -60,10 +61,17 @@ async def drop(request: Request) -> Response:
     return as_json({"id": letter.id, "object": "dead_letter", "deleted": True})
 
 
+def admin_of(request: Request) -> Caller:
+    """Who asks, if they may administer. Raises ApiError (401, 403)."""
+    caller = caller_of(request)
+    if not caller.admin:
+        raise errors.permission_denied("This key may not administer the queue (admin = true in its [keys] row).")
+    return caller
+
+
 def checked_admin(request: Request) -> Services:
     """The services, for whoever may look after the house. Raises ApiError (401, 403)."""
-    if not caller_of(request).admin:
-        raise errors.permission_denied("This key may not administer the queue (admin = true in its [keys] row).")
+    admin_of(request)
     return services_of(request)
 
 

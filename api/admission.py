@@ -34,6 +34,8 @@ class Admitted:
     headers: dict[str, str]
     keyed: bool = False
     """It came with an idempotency key."""
+    eta_ms: int | None = None
+    """When it is expected to be begun; None: nobody can say."""
 
 
 def services_of(request: HttpRequest) -> Services:
@@ -98,7 +100,8 @@ async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
     inbox.accepted = True
     if accepted.joined:
         inbox = await _join(services, inbox, accepted.id)
-    return Admitted(job, accepted, inbox, asked, _headers(asked, accepted), bool(key))
+    eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
+    return Admitted(job, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
 
 
 async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run: bool) -> Accepted:
@@ -150,8 +153,10 @@ def idempotency_key(request: HttpRequest) -> str:
     return key
 
 
-def _headers(asked: Request, accepted: Accepted) -> dict[str, str]:
+def _headers(asked: Request, accepted: Accepted, eta_ms: int | None) -> dict[str, str]:
     headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.waiting)}
+    if eta_ms is not None:
+        headers["X-Queue-ETA-Ms"] = str(eta_ms)
     if ignored := ignored_fields(asked):
         headers["X-Ignored-Fields"] = ", ".join(ignored)
     return headers

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from streaming.messages import BatchState, Priority, State
+from streaming.plans import ActionKind, PoolKind
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
 
 Schema = dict[str, Any]
@@ -72,6 +73,14 @@ def answer_schemas() -> dict[str, Schema]:
         "Deleted": _object(id=STRING, object=STRING, deleted=BOOLEAN),
         "Batch": _batch(),
         "BatchList": _page("Batch"),
+        "Pool": _pool(),
+        "PoolList": _object(
+            object=_word("list"),
+            data=_list(schema("Pool")),
+            leader=_maybe(_object(id=STRING, epoch=INTEGER)),
+            actions=_list(_action()),
+        ),
+        "PoolOverride": _override_body(),
         "Job": _job(fault),
         "JobTiming": _timing(),
         "JobList": _object(
@@ -151,6 +160,66 @@ def _webhook_message() -> Schema:
 def _dead_letter() -> Schema:
     words = {name: _maybe(STRING) for name in ("job_id", "lane", "entry")}
     return _object(id=STRING, object=_word("dead_letter"), reason=STRING, at=NUMBER, **words)
+
+
+def _pool() -> Schema:
+    time = NUMBER | {"description": "Unix seconds of Redis time"}
+    override = _object(want=_maybe(INTEGER), paused=BOOLEAN, by=STRING, at=time, until=_maybe(time))
+    lane = _object(waiting=INTEGER, running=INTEGER, oldest_s=NUMBER, wait_s=_maybe(NUMBER))
+    worker = _object(
+        id=STRING,
+        host=STRING,
+        state=_word("starting", "ready", "draining", "drained"),
+        since=time,
+        slots=INTEGER,
+        running=INTEGER,
+        step_ms=_maybe(NUMBER),
+        cordon=_maybe(STRING | {"description": "Why it takes nothing more."}),
+    )
+    return _object(
+        object=_word("pool"),
+        model=STRING,
+        want=_maybe(INTEGER),
+        reason=_maybe(STRING),
+        ready=INTEGER,
+        starting=INTEGER,
+        draining=INTEGER,
+        min=INTEGER,
+        max=INTEGER,
+        pool=_maybe(_word(*get_args(PoolKind))),
+        epoch=_maybe(INTEGER | {"description": "Of the leader that decided it."}),
+        decided_at=_maybe(time),
+        wake_s=_maybe(NUMBER | {"description": "Until the first worker is there."}),
+        cold_start_s=_maybe(NUMBER),
+        override=_maybe(override),
+        lanes=_object(**{priority.value: lane for priority in Priority}),
+        workers=_list(worker),
+        leaving=_list(STRING),
+    )
+
+
+def _action() -> Schema:
+    return _object(
+        at=NUMBER,
+        epoch=INTEGER,
+        model=_maybe(STRING),
+        action=_word(*get_args(ActionKind)),
+        was=_maybe(INTEGER),
+        want=_maybe(INTEGER),
+        worker=_maybe(STRING),
+        reason=STRING,
+        by=STRING,
+    )
+
+
+def _override_body() -> Schema:
+    hold = INTEGER | {"minimum": 1, "description": "Seconds it holds; without it, until it is deleted."}
+    return {
+        "type": "object",
+        "properties": {"want": INTEGER | {"minimum": 0}, "paused": {"type": "boolean", "const": True}, "for_s": hold},
+        "oneOf": [{"required": ["want"]}, {"required": ["paused"]}],
+        "additionalProperties": False,
+    }
 
 
 def _answer(kind: str, **said: Schema) -> Schema:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api import admin, batches, chat, errors, events, files, health, jobs, models, timing, webhooks
+from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, timing, webhooks
 from api.errors import ApiError
 from api.jobs import as_json
 from api.middleware import Observed
@@ -54,6 +54,10 @@ ROUTES = [
     Route("/admin/webhooks", webhooks.listing),
     Route("/admin/webhooks/{message_id}", webhooks.show),
     Route("/admin/webhooks/{message_id}/replay", webhooks.replay, methods=["POST"]),
+    Route("/admin/pools", pools.listing),
+    Route("/admin/pools/{model:path}", pools.show),
+    Route("/admin/pools/{model:path}", pools.override, methods=["PUT"]),
+    Route("/admin/pools/{model:path}", pools.resume, methods=["DELETE"]),
     Route("/healthz", health.healthz),
     Route("/readyz", health.readyz),
     Route("/version", health.version),

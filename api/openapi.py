@@ -38,7 +38,7 @@ class Route(NamedTuple):
 
 _ACCEPT = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
 _READ = (401, 404, 503)
-_JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Ignored-Fields")
+_JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields")
 _CHAT, _TEXT = "ChatRequest", "CompletionRequest"
 _JOBS = ("ChatJobRequest", "CompletionJobRequest")
 _KEY = ("Idempotency-Key",)
@@ -98,6 +98,13 @@ ROUTES = (
           errors=(401, 403, 404, 503)),
     Route("post", "/admin/webhooks/{message_id}/replay", "Send a webhook message once more", "WebhookMessage",
           status=202, params=("message_id",), errors=(401, 403, 404, 503)),
+    Route("get", "/admin/pools", "List the pools of workers, who leads, and what was done", "PoolList",
+          errors=(401, 403, 503)),
+    Route("get", "/admin/pools/{model}", "Show a model's pool", "Pool", params=("model",), errors=(401, 403, 404, 503)),
+    Route("put", "/admin/pools/{model}", "Set a number of workers by hand, or pause", "Pool", bodies=("PoolOverride",),
+          params=("model",), errors=(400, 401, 403, 404, 413, 415, 503)),
+    Route("delete", "/admin/pools/{model}", "Let the scheduler decide again", "Pool", params=("model",),
+          errors=(401, 403, 404, 503)),
     Route("get", "/healthz", "Whether this process is alive", "application/json", open=True),
     Route("get", "/readyz", "Whether requests can be accepted", "application/json", errors=(503,), open=True),
     Route("get", "/version", "Which version this is", "application/json", open=True),
@@ -137,6 +144,7 @@ HEADERS = {
     "openai-processing-ms": "Milliseconds until the answer began.",
     "X-Job-Id": "The job that serves this request; /v1/jobs/{job_id}/events takes up its stream again.",
     "X-Queue-Position": "Jobs that waited in the lane when this one came.",
+    "X-Queue-ETA-Ms": "Milliseconds until the job is begun, as far as anybody can say; a model that sleeps is woken.",
     "X-Ignored-Fields": "Fields of the body that had no effect.",
     "Location": "Where the job can be read.",
     "Retry-After": "Seconds to wait, at most 120.",

@@ -191,7 +191,7 @@ class StreamReply(Reply):
         metrics = self._services.metrics.open_streams
         metrics.inc()
         try:
-            rows, terminal = await self._take(self._services.settings.keep_alive_s)
+            rows, terminal = await self._take(self._silence_s())
             if terminal is not None and not rows and terminal.state is not State.COMPLETED:
                 self._delivery.last_got()
                 await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
@@ -219,6 +219,12 @@ class StreamReply(Reply):
             raise
         finally:
             metrics.dec()
+
+    def _silence_s(self) -> float:
+        """How long to wait for something to tell before the stream begins with a sign of life. What is not expected to
+        begin until then need not wait for it: its headers say how long it is held."""
+        keep_alive_s, eta_ms = self._services.settings.keep_alive_s, self._admitted.eta_ms
+        return 0.0 if eta_ms is not None and eta_ms >= 1000 * keep_alive_s else keep_alive_s
 
     async def _stream(self) -> None:
         """Write what is owed, at the reader's pace; then have the rest poured, until something is owed again."""

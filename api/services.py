@@ -13,6 +13,7 @@ from typing import Any
 from api.errors import model_not_found
 from api.keys import Keyring
 from api.openapi import document
+from api.outlook import Outlook
 from api.pace import Pace
 from api.settings import ApiSettings
 from streaming.backlog import Backlog
@@ -26,8 +27,11 @@ from streaming.events import Wanted
 from streaming.files import Files
 from streaming.fleet import Fleet
 from streaming.journal import Journal
+from streaming.leader import Leadership
 from streaming.memory import Headroom
-from streaming.messages import ModelCard
+from streaming.messages import ModelCard, Priority
+from streaming.overrides import Overrides
+from streaming.plans import Plans
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.relay import Relay
@@ -61,6 +65,8 @@ class Services:
     batch_settings: BatchSettings = field(default_factory=BatchSettings)
     wanted: Wanted = field(default_factory=lambda: Wanted(EventSettings(), {}))
     pace: Pace = field(default_factory=Pace)
+    outlook: Outlook = field(default_factory=Outlook)
+    """What the scheduler expects; follows the plans a moment behind."""
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """What workers found when they loaded the models; follows the fleet a moment behind."""
     unfit: str = ""
@@ -72,6 +78,7 @@ class Services:
         self.backlog, self.relay = Backlog(self.wire), Relay(self.wire)
         self.files, self.batches = Files(self.wire), Batches(self.wire)
         self.headroom, self.shelf = Headroom(self.wire), Shelf(self.files_settings.dir)
+        self.leadership, self.plans, self.overrides = Leadership(self.wire), Plans(self.wire), Overrides(self.wire)
         self.clock, self.deliveries = Clock(self.wire), Deliveries(self.wire)
 
     @cached_property
@@ -92,7 +99,7 @@ class Services:
         self.later(self.headroom.keep_looking())
         self.later(self.clock.keep())
         self.later(self.deliveries.keep_writing())
-        self.later(self._follow_cards())
+        self.later(self._follow_fleet())
         self.later(Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S))
 
     async def stop(self) -> None:
@@ -116,6 +123,12 @@ class Services:
         """Why the store may not be given any more work now; "" while it may."""
         return self.unfit or self.headroom.reason
 
+    def eta_ms(self, model: str, lane: Priority, before: int) -> int | None:
+        """Milliseconds until a job with `before` others ahead of it in its lane is begun: what the scheduler expects,
+        or, without one, by the pace of late. None: nobody can say."""
+        eta = self.outlook.eta_ms(model, lane, before)
+        return self.pace.eta_ms(model, before) if eta is None else eta
+
     def model(self, name: str) -> ModelSettings:
         """Raises ApiError (404)."""
         if name not in self.models:
@@ -136,11 +149,12 @@ class Services:
             except Unavailable:
                 await asyncio.sleep(CARDS_EVERY_S)
 
-    async def _follow_cards(self) -> None:
+    async def _follow_fleet(self) -> None:
         while True:
             try:
                 self.cards = await self.fleet.cards()
+                self.outlook.learn(await self.plans.read(), await self.wire.now_ms())
             except Unavailable as error:
-                log.debug("model cards as they were: %s", error)
+                log.debug("model cards and plans as they were: %s", error)
             self.metrics.fold()
             await asyncio.sleep(CARDS_EVERY_S)

@@ -21,6 +21,7 @@ class LazyGroup(click.Group):
         "batch": ("cli.batch:batch", "Run files of prompts, and look after batches."),
         "dlq": ("cli.dlq:dlq", "List, show, replay and drop what was given up."),
         "webhooks": ("cli.webhooks:webhooks", "List, show and replay webhook messages."),
+        "scale": ("cli.scale:scale", "Show and steer how many workers each model has."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "probe": ("cli.probe:probe", "Say by exit code whether one process here is ready."),
         "doctor": ("cli.doctor:doctor", "Say what is wrong with this machine, and the fix."),

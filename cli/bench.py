@@ -14,6 +14,7 @@ PROGRAMS = {
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",
     "engine": "Tokens per second through Penstock over those of the bare engine.",
+    "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
     "chaos": "The fault matrix: kill, stop, cut, fill and flood everything.",
 }
 """One line each. What a program is given, it reads itself."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
 import time
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from cli.bounds import Bounds, bind
 from cli.instance import Entry
 from telemetry import lifeline
+
+log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 30.0
@@ -48,6 +52,7 @@ class Program:
     grace_s: float = 10.0
     """From SIGTERM to SIGKILL."""
     probe: Probe | None = None
+    bounds: Bounds = field(default_factory=Bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,8 @@ class Child:
                 ours.close()
                 return f"cannot be started: {error}"
         self._process = process
+        for refused in bind(process.pid, self.program.bounds):
+            log.warning("%s is not bounded as it should be: %s", self.program.id, refused)
         self._set(pid=process.pid)
         if self._stopping.is_set():  # it was asked to while the process was being made
             self._terminate(process)

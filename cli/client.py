@@ -82,6 +82,9 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
         return self._json("POST", path, json=dict(body), headers=headers)
 
+    def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._json("PUT", path, json=dict(body))
+
     def delete(self, path: str) -> dict[str, Any]:
         return self._json("DELETE", path)
 

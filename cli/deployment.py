@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -17,7 +17,7 @@ from cli.child import Program
 from cli.instance import DataDir
 from cli.settings import UpSettings, settings_file
 from offline.settings import OfflineSettings
-from scheduler.settings import SchedulerSettings
+from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.config import Config, ConfigError, load, nearest
 from streaming.settings import (
     BatchSettings,
@@ -40,6 +40,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "offline": OfflineSettings,
     "worker": WorkerSettings,
     "scheduler": SchedulerSettings,
+    "kubernetes": KubernetesSettings,
     "telemetry": TelemetrySettings,
     "sim": SimSettings,
     "llamacpp": LlamacppSettings,
@@ -144,9 +145,7 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
         raise ConfigError("up.model", f"no model {up.model!r} is configured", nearest(up.model, models))
     if up.workers is not None:
         models = {
-            name: ModelSettings(
-                engine=model.engine, min_workers=up.workers, max_workers=up.workers, options=model.options
-            )
+            name: msgspec.structs.replace(model, min_workers=up.workers, max_workers=up.workers)
             for name, model in models.items()
         }
     try:
@@ -166,7 +165,7 @@ def _default_name(config: Config, up: UpSettings) -> str:
 
 
 def _plain(model: ModelSettings) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in model.__struct_fields__}
+    return cast(dict[str, Any], msgspec.to_builtins(model))
 
 
 def _program(role: str, program_id: str, home: DataDir, words: tuple[str, ...], **more: Any) -> Program:

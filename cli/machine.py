@@ -27,6 +27,7 @@ from cli.version import version
 from streaming.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
+from streaming.plans import Plans
 from streaming.settings import WireSettings
 from streaming.wire import Wire
 
@@ -99,8 +100,8 @@ class Machine:
         for number in range(1, deployment.offline.processes + 1):
             self._supervisor.start(deployment.offline_program(home, number))
         for name, model in deployment.models.items():
-            pool = Pool(self._supervisor, name, model.min_workers, model.most_workers, self._worker_maker(name))
-            pool.resize(pool.least, "the fewest there may be")
+            pool = Pool(self._supervisor, name, model, self._worker_maker(name))
+            pool.fill()
             self._pools.append(pool)
         await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
 
@@ -145,7 +146,8 @@ class Machine:
         self._publish(state="ready", ready_s=time.monotonic() - self._began)
         self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
         assert self._wire is not None
-        following = asyncio.create_task(follow(self._pools, Fleet(self._wire)))
+        by = f"up@{socket.gethostname()}:{os.getpid()}"
+        following = asyncio.create_task(follow(self._pools, Plans(self._wire), by))
         self._supervisor.guard(following)
         try:
             await self._supervisor.until(lambda: self._interrupts > 0)

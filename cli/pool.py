@@ -1,16 +1,24 @@
-"""The workers of one model: as many as the scheduler wants, within the bounds the settings give."""
+"""The workers of one model on this machine: as many as the leading scheduler plans, within the settings' bounds.
+
+Whatever is done for a plan is noted first under the plan's epoch. Refused, because another leader has come since, it is
+not done: that leader's own plan says what should be.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from cli.bounds import Bounds
 from cli.child import Child, Program
 from cli.supervisor import Supervisor
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet, Plan
+from streaming.plans import Action, ActionKind, Plan, Plans
+from streaming.settings import ModelSettings
 
 POLL_S = 0.5
 
@@ -21,43 +29,84 @@ class Pool:
     """`program` makes the worker of a given id."""
 
     def __init__(
-        self, supervisor: Supervisor, model: str, least: int, most: int, program: Callable[[str], Program]
+        self, supervisor: Supervisor, model: str, settings: ModelSettings, program: Callable[[str], Program]
     ) -> None:
-        self._supervisor = supervisor
-        self._program = program
-        self.model, self.least, self.most = model, least, most
+        self._supervisor, self._program, self._resources = supervisor, program, settings.resources
+        self.model, self.least, self.most = model, settings.min_workers, settings.most_workers
 
     @property
     def members(self) -> list[Child]:
         """Workers that are meant to stay, oldest first."""
-        workers = self._supervisor.of("worker")
-        return [child for child in workers if child.program.model == self.model and not child.stopping]
+        return [child for child in self._workers() if not child.stopping]
 
-    def resize(self, want: int, reason: str) -> None:
-        """Start workers, or let the newest ones drain."""
+    def fill(self) -> None:
+        """Start the fewest there may be."""
+        for _ in range(self.least - len(self.members)):
+            self._start(self._free_id())
+
+    async def follow(self, plan: Plan, plans: Plans, by: str) -> None:
+        """Start workers, or let the newest ones drain; replace those that were cordoned. Raises Unavailable."""
+        for child in self.members:
+            if child.status.state == "draining":  # it was told to, by the scheduler
+                log.info("%s drains and is replaced: %s", child.program.id, child.status.detail)
+                child.stop()
         members = self.members
-        size = min(max(want, self.least), self.most)
-        if size != len(members):
-            log.info("workers of %s: %d -> %d (%s)", self.model, len(members), size, reason)
+        size = min(max(plan.want, self.least), self.most)
         for _ in range(size - len(members)):
-            self._supervisor.start(self._program(self._free_id()))
+            name = self._free_id()
+            if not await plans.act(plan.epoch, self._action("start", name, plan, by)):
+                return
+            self._start(name)
         for child in reversed(members[size:]):
+            if not await plans.act(plan.epoch, self._action("drain", child.program.id, plan, by)):
+                return
             child.stop()
+
+    def _action(self, kind: ActionKind, worker: str, plan: Plan, by: str) -> Action:
+        log.info("%s %s of %s (%s)", kind, worker, self.model, plan.reason)
+        return Action(model=self.model, kind=kind, worker=worker, reason=plan.reason, by=by)
+
+    def _start(self, name: str) -> None:
+        program = self._program(name)
+        bounds = Bounds.of(self._resources, [child.program.bounds for child in self._supervisor.of("worker")])
+        self._supervisor.start(replace(program, bounds=bounds))
+
+    def _workers(self) -> list[Child]:
+        return [child for child in self._supervisor.of("worker") if child.program.model == self.model]
 
     def _free_id(self) -> str:
         names = (f"worker-{number}" for number in itertools.count(1))
         return next(name for name in names if name not in self._supervisor.children)
 
 
-async def follow(pools: Sequence[Pool], fleet: Fleet) -> None:
+async def follow(pools: Sequence[Pool], plans: Plans, by: str) -> None:
     """Keep every pool at the size the scheduler plans. While Redis does not answer, they stay as they are."""
+    changed = asyncio.Event()
+    hearing = asyncio.create_task(_hear(plans, changed))
+    try:
+        while True:
+            changed.clear()
+            await _round(pools, plans, by)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), POLL_S)
+    finally:
+        hearing.cancel()
+
+
+async def _round(pools: Sequence[Pool], plans: Plans, by: str) -> None:
+    try:
+        found = await plans.read()
+        for pool in pools:
+            if (plan := found.get(pool.model)) and plan.pool == "local":
+                await pool.follow(plan, plans, by)
+    except Unavailable as error:
+        log.warning("the plan cannot be followed, the pools stay as they are: %s", error)
+
+
+async def _hear(plans: Plans, changed: asyncio.Event) -> None:
+    """Look at once when a plan changes; a change that is not heard of is seen at the next round."""
     while True:
-        try:
-            plans: Mapping[str, Plan] = await fleet.plans()
-        except Unavailable as error:
-            log.warning("the plan cannot be read, the pools stay as they are: %s", error)
-        else:
-            for pool in pools:
-                if plan := plans.get(pool.model):
-                    pool.resize(plan.want, plan.reason)
+        with contextlib.suppress(Unavailable):
+            async for _ in plans.changes():
+                changed.set()
         await asyncio.sleep(POLL_S)

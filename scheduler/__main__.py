@@ -13,13 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from scheduler.limits import Limits
 from scheduler.loop import Loop, Me, Parts
-from scheduler.policy import Limits
-from scheduler.settings import SchedulerSettings
-from streaming.backlog import Backlog
+from scheduler.pools import DryRunPool, LocalPool, Pool
+from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.config import FILE, Config, ConfigError, load
-from streaming.fleet import Fleet
-from streaming.reaper import Reaper
 from streaming.settings import ModelSettings, WireSettings, check_model_names
 from streaming.wire import Wire
 from telemetry import logs
@@ -30,6 +28,7 @@ from telemetry.settings import TelemetrySettings
 KINDS: dict[str, type[msgspec.Struct]] = {
     "redis": WireSettings,
     "scheduler": SchedulerSettings,
+    "kubernetes": KubernetesSettings,
     "telemetry": TelemetrySettings,
     "models": ModelSettings,
 }
@@ -40,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     redis: WireSettings
     scheduler: SchedulerSettings
+    kubernetes: KubernetesSettings
     telemetry: TelemetrySettings
     limits: dict[str, Limits]
 
@@ -55,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True):
         return cls(
             config.section("redis", WireSettings),
             own,
+            config.section("kubernetes", KubernetesSettings),
             config.section("telemetry", TelemetrySettings),
             {name: limits_of(model, own) for name, model in models.items()},
         )
@@ -62,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 def limits_of(model: ModelSettings, own: SchedulerSettings) -> Limits:
     """What the settings allow for one model."""
-    return Limits(model.min_workers, model.most_workers, own.backlog_per_worker, own.idle_s)
+    return Limits(model.min_workers, model.most_workers, idle_s=own.idle_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,13 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(lifeline, 2, str(error))
     try:
         asyncio.run(run(settings, Me(options.id, os.getpid(), socket.gethostname()), lifeline))
+    except ConfigError as error:
+        return _failed(lifeline, 2, str(error))
     except OSError as error:  # the metrics port is taken, or their folder cannot be written
         return _failed(lifeline, 1, f"the scheduler cannot run: {error}")
     return 0
 
 
 async def run(settings: Settings, me: Me, lifeline: Lifeline) -> None:
-    """Schedule until SIGTERM or SIGINT. Redis may be down, then or later. Raises OSError."""
+    """Schedule until SIGTERM or SIGINT. Redis may be down, then or later. Raises OSError, ConfigError."""
     telemetry = settings.telemetry
     logs.setup("scheduler", telemetry.log_level)
     lifeline.say("starting", "waiting for Redis")
@@ -93,22 +96,40 @@ async def run(settings: Settings, me: Me, lifeline: Lifeline) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     metrics = Metrics.start(telemetry.metrics_dir, "scheduler")
-    wire = Wire.open(settings.redis)
+    wire, pool = Wire.open(settings.redis), open_pool(settings, me)
     try:
         if telemetry.metrics_port:
             metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         loop = Loop(
-            Parts(Fleet(wire), Backlog(wire), Reaper(wire, metrics), wire.now_ms),
+            Parts.on(wire, metrics),
             settings.limits,
+            pool,
             me,
             metrics,
             tick_s=settings.scheduler.tick_s,
+            lead_s=settings.scheduler.lead_s,
             on_state=lifeline.say,
         )
         await loop.run(stop)
     finally:
+        await pool.close()
         await wire.close()
         metrics.close()
+
+
+def open_pool(settings: Settings, me: Me) -> Pool:
+    """The pool the settings name. Raises ConfigError."""
+    match settings.scheduler.pool:
+        case "local":
+            return LocalPool()
+        case "dry-run":
+            return DryRunPool()
+        case "kubernetes":
+            try:
+                from scheduler.kubernetes import KubernetesPool  # noqa: PLC0415 - a client that only this pool needs
+            except ImportError as error:
+                raise ConfigError("scheduler.pool", str(error), "pip install 'penstock[kubernetes]'") from None
+            return KubernetesPool(settings.kubernetes, me.holder)
 
 
 def _config(saved: Path | None, file: Path | None) -> Config:

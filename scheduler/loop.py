@@ -1,34 +1,47 @@
-"""The scheduler's life: sweep, observe, decide, act, say why; once a tick, whatever Redis does.
+"""The scheduler's life: sweep, observe, decide, act, say why; once a tick, and at once when a job finds nobody awake.
 
-Several schedulers may run: one leads and decides, the others only sweep and stand by.
+Several schedulers may run: one leads and decides, the others only sweep and stand by. What a leader has decided is
+published under its epoch before anything is done for it; refused there, it is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from scheduler import plan as decided
+from scheduler.limits import Limits
 from scheduler.observe import observe
-from scheduler.policy import Decision, Limits, State, decide
-from scheduler.pools import Pools
+from scheduler.policy import State, decide
+from scheduler.pools import Pool
+from scheduler.snapshot import Snapshot
 from streaming.backlog import Backlog
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
+from streaming.leader import Lead, Leadership
 from streaming.messages import Process
+from streaming.overrides import Override, Overrides
+from streaming.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect
 from streaming.reaper import Reaper
+from streaming.wire import Wire
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 2.0
 """How often it says that it is there."""
-
-LEAD_TICKS = 3
-LEAD_LEAST_S = 5.0
-"""A leader silent for so many ticks, and for so long, is replaced."""
+LEAD_SHARE = 0.2
+"""Of the time a lead is kept: how often it is renewed, or asked for."""
+GAP_S = 0.1
+"""Between two ticks, however many jobs ask for one."""
+LISTEN_AGAIN_S = 1.0
+COLD_CHANGE = 0.01
+"""A cold start that has changed by less is not written again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,22 @@ class Parts:
     fleet: Fleet
     backlog: Backlog
     reaper: Reaper
+    leadership: Leadership
+    plans: Plans
+    overrides: Overrides
     now_ms: Callable[[], Awaitable[int]]
+
+    @classmethod
+    def on(cls, wire: Wire, metrics: Metrics) -> Parts:
+        return cls(
+            Fleet(wire),
+            Backlog(wire),
+            Reaper(wire, metrics),
+            Leadership(wire),
+            Plans(wire),
+            Overrides(wire),
+            wire.now_ms,
+        )
 
 
 class Loop:
@@ -65,39 +93,60 @@ class Loop:
         self,
         parts: Parts,
         limits: Mapping[str, Limits],
+        pool: Pool,
         me: Me,
         metrics: Metrics,
         *,
         tick_s: float = 1.0,
+        lead_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._parts, self._limits, self._me, self._metrics = parts, limits, me, metrics
-        self._pools = Pools(parts.fleet)
-        self._tick_s, self._clock, self._on_state = tick_s, clock, on_state
+        self._parts, self._limits, self._pool, self._me, self._metrics = parts, limits, pool, me, metrics
+        self._tick_s, self._lead_s, self._clock, self._on_state = tick_s, lead_s, clock, on_state
         self._began = clock()
         self._since: float | None = None
         self._state = "starting"
         self._down = False
-        self._leads = False
+        self._lead: Lead | None = None
         self._states: dict[str, State] = {}
+        self._cold: dict[str, float] = {}
+        """Cold starts as they are written."""
+        self._woken = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick and report until `stop` is set, then take leave."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._every(self._tick_s, self.tick, stop))
+            listening = tasks.create_task(self._listen())
+            ending = tasks.create_task(self._tick_until(stop))
+            tasks.create_task(self._every(LEAD_SHARE * self._lead_s, self.lead, stop))
             tasks.create_task(self._every(REPORT_S, self.report, stop))
+            await asyncio.wait({ending})
+            listening.cancel()
         self._enter("draining")
         await self._tried(self.leave)
 
     async def tick(self) -> None:
         """One round. Raises Unavailable."""
         await self._parts.reaper.sweep()
-        if await self._lead():
-            await self._schedule()
+        await self.lead()
+        if self._lead is not None:
+            await self._schedule(self._lead)
         if self._state == "starting":
             self._enter("ready")
             await self.report()
+
+    async def lead(self) -> None:
+        """Take the lead if nobody has it, or keep it. Raises Unavailable."""
+        found = await self._parts.leadership.claim(self._me.holder, int(1000 * self._lead_s))
+        lead = found if found.holder == self._me.holder else None
+        if lead == self._lead:
+            return
+        log.info(
+            "this scheduler leads now (epoch %d)" if lead else "another scheduler leads now (epoch %d)", found.epoch
+        )
+        self._lead = lead
+        self._states.clear()  # the other's plans, not what this one remembers, are what to go on from
 
     async def report(self) -> None:
         """Tell the fleet that this scheduler is there. Raises Unavailable."""
@@ -107,44 +156,140 @@ class Loop:
 
     async def leave(self) -> None:
         """Tell the fleet that it goes, and let another lead at once. Raises Unavailable."""
-        if self._leads:
-            await self._parts.fleet.lead(self._me.holder, 1)
+        await self._parts.leadership.leave(self._me.holder)
         await self._parts.fleet.leave("scheduler", self._me.id)
 
     def _enter(self, state: str) -> None:
         self._state = state
         self._on_state(state)
 
-    async def _lead(self) -> bool:
-        ttl_s = max(LEAD_TICKS * self._tick_s, LEAD_LEAST_S)
-        leads = await self._parts.fleet.lead(self._me.holder, int(ttl_s * 1000))
-        if leads != self._leads:
-            log.info("this scheduler leads now" if leads else "another scheduler leads now")
-            self._leads = leads
-            self._states.clear()  # the other's plans, not what this one remembers, are what to go on from
-        return leads
+    # --- deciding and doing ------------------------------------------------------------------------------------------
 
-    async def _schedule(self) -> None:
-        published = await self._pools.wanted()
-        for seen in await observe(self._limits, self._parts.fleet, self._parts.backlog):
-            before = published.get(seen.model)
-            state = self._states.get(seen.model) or (None if before is None else State(before))
-            decision = decide(seen, self._limits[seen.model], state, self._clock())
-            self._metrics.workers_wanted.labels(decision.model).set(decision.want)
-            if await self._pools.follow(decision, before):
-                self._say(decision, before)
-            self._states[seen.model] = decision.state
+    async def _schedule(self, lead: Lead) -> None:
+        parts, new = self._parts, not self._states
+        if new:
+            self._cold = await parts.plans.cold_starts()
+        before, overrides = await parts.plans.read(), await parts.overrides.of(self._limits)
+        at_ms, workers = await parts.now_ms(), await parts.fleet.processes("worker")
+        snapshots = await observe(self._limits, workers, parts.backlog)
+        decisions = [
+            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model)) for snapshot in snapshots
+        ]
+        plans = [
+            self._plan(decision, snapshot, before.get(decision.model), lead, at_ms)
+            for decision, snapshot in zip(decisions, snapshots, strict=True)
+        ]
+        moves = await self._pool.moves(plans, workers, lead.epoch)
+        actions = [action for plan in plans for action in self._actions(plan, before.get(plan.model))]
+        if new:
+            actions.insert(0, Action(model="", kind="lead", reason=_succession(before, lead), by=self._me.holder))
+        cold = self._measured(decisions)
+        published = [move.plan for move in moves]
+        own = [action for move in moves for action in move.actions]
+        if not await parts.plans.publish(lead, published, [*actions, *own], cold):
+            log.warning("another scheduler leads: what this one decided is dropped (epoch %d)", lead.epoch)
+            return
+        for action in (*actions, *own):
+            self._say(action)
+        self._cold |= cold
+        if self._lead == lead:
+            self._states = {decision.model: decision.state for decision in decisions}
+        await self._pool.carry_out(moves, lead.epoch)
 
-    def _say(self, decision: Decision, before: int | None) -> None:
-        if before is not None:
-            self._metrics.decisions.labels(decision.model, "up" if decision.want > before else "down").inc()
-        log.info(
-            "%s: %d workers wanted: %s",
-            decision.model,
-            decision.want,
-            decision.reason,
-            extra={"model": decision.model, "want": decision.want, "was": before, "reason": decision.reason},
+    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> decided.Plan:
+        model = snapshot.model
+        limits = replace(
+            self._limits[model],
+            pinned=None if override is None else override.want,
+            paused=override is not None and override.paused,
+            cold_start_s=self._cold.get(model, self._limits[model].cold_start_s),
         )
+        state = self._states.get(model) or (None if before is None else State(before.want))
+        decision = decide(snapshot, limits, state, self._clock())
+        self._metrics.workers_wanted.labels(model).set(decision.want)
+        return decision
+
+    def _plan(self, decision: decided.Plan, snapshot: Snapshot, before: Plan | None, lead: Lead, at_ms: int) -> Plan:
+        waiting = {lane.name: lane.waiting for lane in snapshot.lanes}
+        return Plan(
+            model=decision.model,
+            want=decision.want,
+            reason=decision.reason,
+            epoch=lead.epoch,
+            at_ms=at_ms,
+            pool=self._pool.kind,
+            cordon=tuple(Cordoned(cordon.worker, cordon.reason) for cordon in decision.cordon),
+            leaving=() if before is None else before.leaving,
+            lanes={
+                name: _prospect(outlook, waiting.get(name, 0), decision) for name, outlook in decision.outlook.items()
+            },
+            wake_s=decision.wake_s,
+            cold_start_s=decision.cold_start_s,
+        )
+
+    def _actions(self, plan: Plan, before: Plan | None) -> list[Action]:
+        was = None if before is None else before.want
+        known = set() if before is None else {each.worker for each in before.cordon}
+        cordons = [
+            Action(model=plan.model, kind="cordon", worker=each.worker, reason=each.reason, by=self._me.holder)
+            for each in plan.cordon
+            if each.worker not in known
+        ]
+        if plan.want == was:
+            return cordons
+        kind: ActionKind = "up" if plan.want > (was or 0) else "down"
+        return [
+            *cordons,
+            Action(model=plan.model, kind=kind, want=plan.want, was=was, reason=plan.reason, by=self._me.holder),
+        ]
+
+    def _measured(self, decisions: Sequence[decided.Plan]) -> dict[str, float]:
+        """Cold starts that were measured anew."""
+        found = {decision.model: decision.state.demand.starts.cold_s for decision in decisions}
+        return {
+            model: cold_s
+            for model, cold_s in found.items()
+            if cold_s is not None
+            and not math.isclose(cold_s, self._cold.get(model, math.inf), rel_tol=COLD_CHANGE, abs_tol=COLD_CHANGE)
+        }
+
+    def _say(self, action: Action) -> None:
+        if action.was is not None and action.kind in ("up", "down"):
+            self._metrics.decisions.labels(action.model, action.kind).inc()
+        what = action.worker or (f"{action.want} workers wanted" if action.kind in ("up", "down") else "")
+        log.info(
+            "%s%s: %s",
+            f"{action.model}: " if action.model else "",
+            what if action.kind in ("up", "down") else f"{action.kind} {what}".strip(),
+            action.reason,
+            extra={
+                "model": action.model,
+                "action": action.kind,
+                "want": action.want,
+                "was": action.was,
+                "worker": action.worker,
+                "reason": action.reason,
+            },
+        )
+
+    # --- the rounds --------------------------------------------------------------------------------------------------
+
+    async def _tick_until(self, stop: asyncio.Event) -> None:
+        """A tick every `tick_s`, or when a job asks for one."""
+        while not stop.is_set():
+            self._woken.clear()
+            await self._tried(self.tick)
+            await _pause(min(GAP_S, self._tick_s), stop)
+            if not stop.is_set():
+                await _first(self._tick_s - GAP_S, stop, self._woken)
+
+    async def _listen(self) -> None:
+        """Hear of jobs that nobody was awake for; those that are missed wait for the next tick."""
+        while True:
+            with contextlib.suppress(Unavailable):
+                async for _ in self._parts.plans.woken():
+                    self._woken.set()
+            await asyncio.sleep(LISTEN_AGAIN_S)
 
     async def _every(self, seconds: float, act: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -165,9 +310,27 @@ class Loop:
             self._down = False
 
 
+def _prospect(outlook: decided.Outlook, waiting: int, decision: decided.Plan) -> Prospect:
+    """Before a job has ever ended, all that is known is when a worker will be there."""
+    if math.isfinite(outlook.wait_s):
+        return Prospect(outlook.wait_s, outlook.each_s, waiting)
+    return Prospect(decision.wake_s if decision.want and not outlook.job_tokens else None, 0.0, waiting)
+
+
+def _succession(before: Mapping[str, Plan], lead: Lead) -> str:
+    former = max((plan.epoch for plan in before.values()), default=0)
+    return f"after epoch {former}" if former not in (0, lead.epoch) else "nobody led"
+
+
 async def _pause(seconds: float, stop: asyncio.Event) -> None:
+    await _first(seconds, stop)
+
+
+async def _first(seconds: float, *events: asyncio.Event) -> None:
+    """Until one of these happens, for at most so long."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        pass  # the usual case: nobody stopped it
+        await asyncio.wait(waits, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

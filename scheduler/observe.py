@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from scheduler.policy import Snapshot
+from scheduler import snapshot
+from scheduler.snapshot import Snapshot
 from streaming.backlog import Backlog, Lane
-from streaming.fleet import Fleet
 from streaming.messages import Process
 
 
-async def observe(models: Iterable[str], fleet: Fleet, backlog: Backlog) -> list[Snapshot]:
+async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Backlog) -> list[Snapshot]:
     """One snapshot per model, in the order given. Raises Unavailable."""
     models = tuple(models)
     lanes = await backlog.lanes(models)
-    workers = await fleet.processes("worker")
-    return [snapshot(model, lanes, workers) for model in models]
+    return [look(model, lanes, workers) for model in models]
 
 
-def snapshot(model: str, lanes: Iterable[Lane], workers: Iterable[Process]) -> Snapshot:
-    """One model's part of what was read. Workers that drain count no more: they take nothing."""
-    own = [lane for lane in lanes if lane.model == model]
-    ready = [worker for worker in workers if worker.model == model and worker.state == "ready"]
+def look(model: str, lanes: Iterable[Lane], workers: Iterable[Process]) -> Snapshot:
+    """One model's part of what was read."""
     return Snapshot(
-        model=model,
-        waiting={lane.priority.value: lane.waiting for lane in own},
-        oldest_ms={lane.priority.value: lane.oldest_ms for lane in own},
-        running=sum(lane.running for lane in own),
-        workers_ready=len(ready),
-        workers_starting=sum(worker.model == model and worker.state == "starting" for worker in workers),
-        slots=sum(worker.slots for worker in ready),
+        model,
+        tuple(
+            snapshot.Lane(lane.priority.value, lane.waiting, lane.running, lane.oldest_ms / 1000)
+            for lane in lanes
+            if lane.model == model
+        ),
+        tuple(_worker(worker) for worker in workers if worker.model == model),
+    )
+
+
+def _worker(process: Process) -> snapshot.Worker:
+    return snapshot.Worker(
+        id=process.lease or f"{process.id}@{process.host}:{process.pid}",
+        state=process.state,
+        slots=process.slots,
+        running=process.running,
+        waiting=process.waiting,
+        kv_tokens=process.kv_tokens,
+        kv_used=process.kv_used,
+        served={name: snapshot.Served(each.jobs, each.tokens, each.failed) for name, each in process.served.items()},
+        steps=process.steps,
+        step_s=process.step_s,
+        step_tokens=process.step_tokens,
+        shape=process.shape,
     )

@@ -1,27 +1,88 @@
-"""The gate itself: the wanted number of workers per model, published for the supervisors that start and stop them.
+"""Pools: what makes a plan come true. The scheduler publishes; a pool adds what it must do itself.
 
-The scheduler starts no process. It says what should be; each machine's supervisor makes it so.
+Local workers are started and stopped by each machine's supervisor, which reads the plan. A dry run only says what
+would be done. Pods are `kubernetes.py`'s.
 """
 
 from __future__ import annotations
 
-from scheduler.policy import Decision
-from streaming.fleet import Fleet
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from streaming.messages import Process
+from streaming.plans import Action, Plan, PoolKind
+
+log = logging.getLogger(__name__)
 
 
-class Pools:
-    """The published plans, seen from the one scheduler that leads."""
+class PoolError(Exception):
+    """Raised when a pool may not, or cannot, be changed as planned."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
 
-    async def wanted(self) -> dict[str, int]:
-        """What is published now, by model; after a restart this is what to go on from. Raises Unavailable."""
-        return {model: plan.want for model, plan in (await self._fleet.plans()).items()}
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A plan as it is to be published, and what its pool is about to do for it."""
 
-    async def follow(self, decision: Decision, published: int | None) -> bool:
-        """Publish a decision that differs from what is published; returns whether it did. Raises Unavailable."""
-        if decision.want == published:
-            return False
-        await self._fleet.plan(decision.model, decision.want, decision.reason)
-        return True
+    plan: Plan
+    actions: tuple[Action, ...] = ()
+
+
+class Pool(Protocol):
+    """Decides without doing, so that what it is about to do is published first, under the leader's fence."""
+
+    kind: PoolKind
+
+    async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
+        """One for each plan."""
+        ...
+
+    async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
+        """Called only after they were published."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LocalPool:
+    """Workers of `penstock up`, on one machine or several: reading the plan is all they need."""
+
+    kind: PoolKind = "local"
+
+    async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
+        return [Move(plan) for plan in plans]
+
+    async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
+        pass  # whoever supervises the workers does
+
+    async def close(self) -> None:
+        pass
+
+
+class DryRunPool:
+    """Nothing is started, drained or cordoned: it is only said, once for each change."""
+
+    kind: PoolKind = "dry-run"
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
+        return [Move(plan) for plan in plans]
+
+    async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
+        for move in moves:
+            words = would(move.plan)
+            if words != self._said.get(move.plan.model):
+                log.info("%s: would have %s (%s)", move.plan.model, words, move.plan.reason)
+            self._said[move.plan.model] = words
+
+    async def close(self) -> None:
+        pass
+
+
+def would(plan: Plan) -> str:
+    """A plan in words, without its reason, which changes all the time."""
+    cordoned = f", and {', '.join(each.worker for each in plan.cordon)} cordoned" if plan.cordon else ""
+    return f"{plan.want} workers{cordoned}"

@@ -20,7 +20,7 @@ FILE = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 
 SECTIONS = (
-    *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "telemetry"),
+    *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes", "telemetry"),
     *("sim", "llamacpp", "trtllm", "models", "keys"),
     *("webhooks", "events"),
 )

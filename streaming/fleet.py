@@ -1,4 +1,4 @@
-"""Who is there: what processes say of themselves, what models were found to be, how many workers are wanted.
+"""Who is there: what processes say of themselves, what models were found to be.
 
 Nothing of this is needed to keep a promise; it is what people, the scheduler and the supervisor look at.
 """
@@ -16,14 +16,6 @@ from streaming.wire import Wire, translated
 
 GONE_S = 10
 """A process that has said nothing for so long counts as gone."""
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How many workers a model should have, and why."""
-
-    model: str
-    want: int
-    reason: str
 
 
 class Fleet:
@@ -75,32 +67,6 @@ class Fleet:
     async def cards(self) -> dict[str, ModelCard]:
         """Model cards by name, of every model that was ever loaded."""
         return {name: msgspec.json.decode(data, type=ModelCard) for name, data in (await self._hash("card")).items()}
-
-    async def plan(self, model: str, want: int, reason: str) -> None:
-        """Say how many workers a model should have."""
-        plan = Plan(model=model, want=want, reason=reason)
-        with translated():
-            await self._wire.redis.hset(fleet_key("plan"), model, _text(plan))
-
-    async def plans(self) -> dict[str, Plan]:
-        """Plans by model."""
-        return {name: msgspec.json.decode(data, type=Plan) for name, data in (await self._hash("plan")).items()}
-
-    async def forget_plans(self) -> None:
-        """Drop the plans of an earlier life."""
-        with translated():
-            await self._wire.redis.delete(fleet_key("plan"))
-
-    async def lead(self, holder: str, ttl_ms: int) -> bool:
-        """Whether `holder` leads for the next `ttl_ms`; renews its own lead."""
-        key = fleet_key("leader")
-        with translated():
-            if await self._wire.redis.set(key, holder, nx=True, px=ttl_ms):
-                return True
-            if await self._wire.redis.get(key) != holder.encode():
-                return False
-            await self._wire.redis.pexpire(key, ttl_ms)
-        return True
 
     async def _hash(self, name: str) -> dict[str, bytes]:
         with translated():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streaming.messages import Priority
@@ -248,17 +249,49 @@ CATALOGUE = (
 
 CHANNELS = {
     "api": "penstock:api:{}: frames and terminals for the responses one API process holds open",
-    "worker": "penstock:worker:{}: wake, cancel and follow messages for one worker",
+    "worker": "penstock:worker:{}: wake, cancel, follow and cordon messages for one worker",
+    "scheduler": "penstock:scheduler:wake: a job waits and no worker was there to be woken, or an override has changed",
+    "pools": "penstock:pools:plan: the plan has changed",
 }
 
-FLEET = {
-    "procs": "zset, process ids by the Redis time (s) at which they count as gone",
-    "proc": "string by process id, what a process says of itself; 10 s",
-    "card": "hash, model cards by model name; for ever",
-    "plan": "hash, wanted workers and the reason by model name; for ever",
-    "leader": "string, the scheduler that acts; its lease",
-}
-"""Keys of the one slot all processes share."""
+FLEET = (
+    Key(
+        "procs", "procs", "zset", "report", "for ever", "process ids by the Redis time (s) at which they count as gone"
+    ),
+    Key("proc", "proc:{}", "string", "report", "10 s", "by process id: what a process says of itself"),
+    Key("card", "card", "hash", "a worker that has loaded", "for ever", "model cards by model name"),
+    Key("leader", "leader", "string", "lead", "a few seconds", "the scheduler that acts, by the name it leads under"),
+    Key(
+        "leader_epoch",
+        "leader-epoch",
+        "string",
+        "lead",
+        "for ever",
+        "grows with every new leader; what was decided under an older one is not done any more",
+    ),
+    Key("plan", "plan", "hash", "plan", "for ever", "by model name: workers wanted, the reason, what to expect"),
+    Key("cold", "cold", "hash", "plan", "for ever", "by model name: seconds from ordering a worker to having it"),
+    Key(
+        "actions",
+        "actions",
+        "stream",
+        "plan, act, override",
+        "the newest thousand",
+        "what was done to the pools, and why",
+    ),
+    Key(
+        "override",
+        "override:{}",
+        "string",
+        "override",
+        "until it is ended or its time is over",
+        "by model: a human's decision",
+    ),
+)
+"""Keys of the one slot all processes share: functions of the Lua scripts that run there."""
+
+FLEET_SLOT = -1
+"""Stands for that slot where otherwise a partition's number stands."""
 
 
 BROKER = f"{ROOT}celery:"
@@ -266,20 +299,22 @@ BROKER = f"{ROOT}celery:"
 
 
 def prefix(partition: int) -> str:
-    """What all keys of a partition begin with."""
-    return f"{ROOT}{{{partition}}}:"
+    """What all keys of a partition, or of the fleet's slot, begin with."""
+    return f"{ROOT}{{{'fleet' if partition == FLEET_SLOT else partition}}}:"
 
 
 def partition_key(partition: int, name: str, *args: str) -> str:
     """A key of the catalogue."""
-    pattern = next(key.pattern for key in CATALOGUE if key.name == name)
-    return prefix(partition) + pattern.format(*args)
+    return prefix(partition) + _pattern(CATALOGUE, name).format(*args)
 
 
 def fleet_key(name: str, *args: str) -> str:
     """A key of FLEET."""
-    assert name in FLEET
-    return ":".join((f"{ROOT}{{fleet}}", name, *args))
+    return prefix(FLEET_SLOT) + _pattern(FLEET, name).format(*args)
+
+
+def _pattern(keys: Iterable[Key], name: str) -> str:
+    return next(key.pattern for key in keys if key.name == name)
 
 
 def channel(kind: str, name: str) -> str:
@@ -337,10 +372,10 @@ def kept_partition(kept_id: str) -> int | None:
 
 
 def lua_prelude() -> str:
-    """The catalogue as Lua functions over `P`, the partition's prefix."""
+    """The catalogue as Lua functions over `P`, the prefix of the slot a script runs in."""
     lines = ["local P = KEYS[1]", f"local GROUP = '{GROUP}'", f"local CHANNEL = '{ROOT}'"]
     lines.append("local PRIORITIES = {" + ", ".join(f"'{priority}'" for priority in Priority) + "}")
-    for key in CATALOGUE:
+    for key in (*CATALOGUE, *FLEET):
         parts = key.pattern.split("{}")
         args = [f"a{number}" for number in range(len(parts) - 1)]
         body = "P"

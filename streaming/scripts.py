@@ -1,4 +1,5 @@
 """The Lua scripts of the wire: each atomic within one partition, each documented at the head of its file.
+The last four run in the slot all processes share.
 
 | script   | run by          | what it does in one step                                               |
 |----------|-----------------|------------------------------------------------------------------------|
@@ -31,6 +32,10 @@
 | outgoing | offline         | take webhook messages whose time has come                              |
 | settle   | offline         | fenced: what came of an attempt to deliver one                         |
 | redeliver| api             | a webhook message is sent once more                                    |
+| lead     | scheduler       | take or keep the lead, with its epoch                                  |
+| plan     | scheduler       | fenced: publish what the leader has decided, tell workers and pools    |
+| act      | pools           | fenced: note what is about to be done                                  |
+| override | api             | a human's decision about a pool; wake the scheduler                    |
 """
 
 from __future__ import annotations
@@ -72,6 +77,10 @@ NAMES = (
     "outgoing",
     "settle",
     "redeliver",
+    "lead",
+    "plan",
+    "act",
+    "override",
 )
 
 EACH = """

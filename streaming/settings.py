@@ -147,6 +147,16 @@ class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Messages held by one process at a time."""
 
 
+class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one worker process that `penstock up` starts may use. 0: not bounded."""
+
+    cpus: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Processors it may run on."""
+    memory_mib: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of its data; mapped files do not count."""
+    nice: Annotated[int, msgspec.Meta(ge=0, le=19)] = 0
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One row of [models.<name>]: a model people may ask for, with its own lanes and workers."""
 
@@ -154,6 +164,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_workers: Annotated[int, msgspec.Meta(ge=0)] = 1
     max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """None: the same as min_workers."""
+    resources: Resources = Resources()
+    """What each of its worker processes may use of its machine: `resources.cpus`, `.memory_mib`, `.nice`."""
     options: dict[str, Any] = {}
     """Laid over the engine's own section for this model, e.g. `options.path` for a GGUF file."""
 

@@ -46,6 +46,7 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:
         "string": str,
         "integer": int,
         "number": int | float,
+        "boolean": bool,
         "null": type(None),
     }
     if not isinstance(value, kinds[schema["type"]]) or value not in schema.get("enum", [value]):

@@ -1,40 +1,72 @@
-"""Pools of workers: how many there are, and which ones go."""
+"""Pools of workers: how many there are, which ones go, on whose word, and what each may use."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from cli.bounds import Bounds, allowed
 from cli.child import Program
 from cli.pool import Pool, follow
 from cli.supervisor import Supervisor
-from streaming.fleet import Fleet
-from streaming.settings import WireSettings
+from streaming.leader import Lead, Leadership
+from streaming.plans import Action, Plan, Plans, PoolKind
+from streaming.settings import ModelSettings, Resources, WireSettings
 from streaming.wire import Wire
 
 SLEEPS = "import time; time.sleep(600)"
+DRAINS = (
+    "import signal, time\n"
+    "from telemetry.lifeline import Lifeline\n"
+    "line = Lifeline.from_environ()\n"
+    "signal.signal(signal.SIGUSR1, lambda *_: line.say('draining', 'slow'))\n"
+    "line.say('ready', '')\n"
+    "time.sleep(600)\n"
+)
 WAIT_S = 30.0
+LONG_MS = 60_000
+
+
+def settings(least: int, most: int, **resources: int) -> ModelSettings:
+    return ModelSettings(engine="sim", min_workers=least, max_workers=most, resources=Resources(**resources))
 
 
 class Basin:
-    """A supervisor with two pools of one to three workers that only sleep."""
+    """A supervisor with two pools of workers that only sleep, and the one who leads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wire: Wire) -> None:
         self.folder = folder
         self.supervisor = Supervisor(lambda child: None)
-        self.a = Pool(self.supervisor, "a", 1, 3, lambda worker_id: self.program(worker_id, "a"))
-        self.b = Pool(self.supervisor, "b", 0, 2, lambda worker_id: self.program(worker_id, "b"))
+        self.leadership, self.plans = Leadership(wire), Plans(wire)
+        self.a, self.b = self.pool("a", settings(1, 3)), self.pool("b", settings(0, 2))
 
-    def program(self, worker_id: str, model: str) -> Program:
-        argv = (sys.executable, "-c", SLEEPS)
+    def pool(self, model: str, settings: ModelSettings, code: str = SLEEPS) -> Pool:
+        return Pool(self.supervisor, model, settings, lambda worker_id: self.program(worker_id, model, code))
+
+    def program(self, worker_id: str, model: str, code: str) -> Program:
         log = self.folder / f"{worker_id}.log"
-        return Program(role="worker", id=worker_id, argv=argv, log=log, env=dict(os.environ), model=model)
+        argv = (sys.executable, "-c", code)
+        return Program(role="worker", id=worker_id, argv=argv, log=log, env=dict(os.environ), model=model, grace_s=5)
+
+    async def lead(self, holder: str = "s") -> Lead:
+        return await self.leadership.claim(holder, LONG_MS)
+
+    async def plan(self, model: str, want: int, **more: object) -> Plan:
+        """Published by whoever leads."""
+        lead = await self.lead()
+        plan = Plan(model=model, want=want, reason="because", epoch=lead.epoch, **more)  # type: ignore[arg-type]
+        assert await self.plans.publish(lead, [plan])
+        return plan
+
+    async def size(self, pool: Pool, want: int) -> None:
+        await pool.follow(await self.plan(pool.model, want), self.plans, "up@here")
 
     @property
     def ids(self) -> list[str]:
@@ -44,10 +76,14 @@ class Basin:
         async with asyncio.timeout(WAIT_S):
             await self.supervisor.until(lambda: sorted(self.ids) == sorted(ids))
 
+    async def did(self) -> list[tuple[str, str]]:
+        """What was noted, oldest first."""
+        return [(noted.action.kind, noted.action.worker) for noted in reversed(await self.plans.actions(99))]
+
 
 @pytest.fixture
-async def basin(tmp_path: Path) -> AsyncIterator[Basin]:
-    basin = Basin(tmp_path)
+async def basin(tmp_path: Path, wire: Wire) -> AsyncIterator[Basin]:
+    basin = Basin(tmp_path, wire)
     yield basin
     basin.supervisor.kill("worker")
     await basin.supervisor.stop("worker")
@@ -55,44 +91,124 @@ async def basin(tmp_path: Path) -> AsyncIterator[Basin]:
 
 async def test_size_stays_between_the_bounds(basin: Basin) -> None:
     """Whatever is wanted, never fewer than the least nor more than the most."""
-    basin.a.resize(0, "")
+    basin.a.fill()
+    await basin.size(basin.a, 0)
     assert len(basin.a.members) == 1
-    basin.a.resize(9, "")
+    await basin.size(basin.a, 9)
     assert len(basin.a.members) == 3
-    basin.b.resize(0, "")
+    await basin.size(basin.b, 0)
     assert basin.b.members == []
 
 
 async def test_newest_go_first_and_are_not_replaced(basin: Basin) -> None:
-    """Shrinking drains the newest; they count no longer and end for good."""
-    basin.a.resize(3, "")
-    basin.a.resize(1, "")
+    """Shrinking drains the newest; they count no longer and end for good; each step is noted with its worker."""
+    await basin.size(basin.a, 3)
+    await basin.size(basin.a, 1)
     assert [child.program.id for child in basin.a.members] == ["worker-1"]
     await basin.until_ids("worker-1")
+    assert await basin.did() == [
+        *(("start", f"worker-{number}") for number in (1, 2, 3)),
+        *(("drain", f"worker-{number}") for number in (3, 2)),
+    ]
 
 
 async def test_names_are_unique_over_all_pools(basin: Basin) -> None:
     """The lowest free number is taken, whatever the model."""
-    basin.a.resize(1, "")
-    basin.b.resize(1, "")
-    basin.a.resize(2, "")
+    await basin.size(basin.a, 1)
+    await basin.size(basin.b, 1)
+    await basin.size(basin.a, 2)
     assert basin.ids == ["worker-1", "worker-2", "worker-3"]
-    basin.b.resize(0, "")
+    await basin.size(basin.b, 0)
     await basin.until_ids("worker-1", "worker-3")
-    basin.b.resize(1, "")
+    await basin.size(basin.b, 1)
     assert basin.ids[-1] == "worker-2"
 
 
-async def test_plan_is_followed(basin: Basin, wire: Wire) -> None:
-    """What the scheduler writes is what there is soon after; a model without a plan is left alone."""
-    fleet = Fleet(wire)
-    await fleet.plan("b", 2, "backlog")
-    following = asyncio.create_task(follow([basin.a, basin.b], fleet))
+async def test_a_stale_plan_is_not_followed(basin: Basin) -> None:
+    """Once another leads, what the former one asked for is refused, up and down, until the new one has said its own."""
+    await basin.size(basin.a, 2)
+    old = [await basin.plan("a", want) for want in (3, 1)]
+    await basin.leadership.leave("s")
+    lead = await basin.lead("next")
+    for plan in old:
+        await basin.a.follow(plan, basin.plans, "up@here")
+    assert len(basin.a.members) == 2
+    await basin.a.follow(Plan(model="a", want=3, reason="r", epoch=lead.epoch), basin.plans, "up@here")
+    assert len(basin.a.members) == 3
+
+
+async def test_plan_is_followed_at_once(basin: Basin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change is heard, not waited for; a model without a plan, or whose pool is elsewhere, is left alone."""
+    monkeypatch.setattr("cli.pool.POLL_S", 3600.0)
+    following = asyncio.create_task(follow([basin.a, basin.b], basin.plans, "up@here"))
+    lead = await basin.lead()
+
+    async def publish(model: str, want: int, pool: PoolKind = "local") -> None:
+        plan = Plan(model=model, want=want, reason="r", epoch=lead.epoch, pool=pool)
+        action = Action(model=model, kind="up", reason="r", by="s", want=want)
+        assert await basin.plans.publish(lead, [plan], [action])
+
+    await publish("a", 2, "kubernetes")
+    await publish("b", 2)
     await basin.until_ids("worker-1", "worker-2")
-    await fleet.plan("b", 1, "quiet")
+    await publish("b", 1)
     await basin.until_ids("worker-1")
     assert basin.a.members == []
     following.cancel()
+
+
+async def test_a_worker_that_drains_by_itself_is_replaced(basin: Basin) -> None:
+    """It was cordoned: another is started while it finishes, and it is not restarted when it has ended."""
+    pool = basin.pool("c", settings(1, 1), DRAINS)
+    await basin.size(pool, 1)
+    (child,) = pool.members
+    async with asyncio.timeout(WAIT_S):
+        await basin.supervisor.until(lambda: child.status.state == "ready")
+        assert child.status.pid is not None
+        os.kill(child.status.pid, signal.SIGUSR1)
+        await basin.supervisor.until(lambda: child.status.state == "draining")
+    await basin.size(pool, 1)
+    assert [each.program.id for each in pool.members] == ["worker-2"]
+    await basin.until_ids("worker-2")
+    assert await basin.did() == [("start", "worker-1"), ("start", "worker-2")]
+
+
+async def test_workers_are_bounded(basin: Basin) -> None:
+    """Processors, memory and urgency are those of the settings; the second worker gets the least used processor."""
+    show = (
+        "import os, resource; print(os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_DATA)[0], os.nice(0),"
+        " flush=True)"
+    )
+    code = f"import time; time.sleep(0.5); {show}; time.sleep(600)"
+    pool = basin.pool("c", settings(2, 2, cpus=1, memory_mib=512, nice=3), code)
+    pool.fill()
+    first, second, *_ = (*sorted(allowed()), 0)
+    expected = [f"{{{cpu}}} {512 * 1024 * 1024} 3\n" for cpu in (first, second if len(allowed()) > 1 else first)]
+    logs = [basin.folder / f"worker-{number}.log" for number in (1, 2)]
+    async with asyncio.timeout(WAIT_S):
+        while [log.read_text() if log.exists() else "" for log in logs] != expected:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_worker_beyond_its_memory_fails_alone(basin: Basin) -> None:
+    """It ends with an error that names it, and is restarted; nobody else's memory is taken."""
+    pool = basin.pool("c", settings(1, 1, memory_mib=64), "import time; time.sleep(0.3); bytearray(256 << 20)")
+    pool.fill()
+    (child,) = pool.members
+    async with asyncio.timeout(WAIT_S):
+        await basin.supervisor.until(lambda: child.status.state == "restarting")
+    assert "MemoryError" in child.status.cause
+
+
+def test_bounds_are_spread() -> None:
+    """The processors fewest others are on; more than there are is all of them; nothing asked for, nothing bounded."""
+    assert Bounds.of(Resources(), []) == Bounds()
+    everything = Bounds.of(Resources(cpus=4096), [])
+    assert everything.cpus == allowed()
+    first = min(allowed())
+    others = [Bounds(frozenset({first}))]
+    if len(allowed()) > 1:
+        assert Bounds.of(Resources(cpus=1), others).cpus == frozenset({sorted(allowed())[1]})
 
 
 async def test_redis_down_changes_nothing(
@@ -100,11 +216,11 @@ async def test_redis_down_changes_nothing(
 ) -> None:
     """While the plan cannot be read the pools stay, and the log says why."""
     monkeypatch.setattr("cli.pool.POLL_S", 0.0)
-    basin.a.resize(2, "")
+    await basin.size(basin.a, 2)
     wire = Wire.open(WireSettings(url="redis://127.0.0.1:1/0"))
-    following = asyncio.create_task(follow([basin.a], Fleet(wire)))
+    following = asyncio.create_task(follow([basin.a], Plans(wire), "up@here"))
     async with asyncio.timeout(WAIT_S):
-        while "cannot be read" not in caplog.text:
+        while "cannot be followed" not in caplog.text:
             await asyncio.sleep(0.01)
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):

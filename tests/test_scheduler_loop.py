@@ -1,133 +1,85 @@
-"""The scheduler's rounds against doubles of the wire's parts, and the whole process on a real server."""
+"""The scheduler's rounds on a real server: what it publishes, on whose word, and what a late leader may not do."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
+from redis import Redis
+from scheduler.limits import Limits
 
-from scheduler.__main__ import Settings, main
 from scheduler.loop import Loop, Me, Parts
-from scheduler.policy import Limits
-from streaming.backlog import Backlog, Lane
-from streaming.config import Config
+from scheduler.pools import DryRunPool, LocalPool, Move, Pool
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet, Plan
-from streaming.messages import Chat, Job, Priority, Process, Role, Turn
+from streaming.keys import fleet_key
+from streaming.leader import Leadership
+from streaming.lease import Lease
+from streaming.messages import Chat, Cordon, Job, Priority, Process, Turn
+from streaming.overrides import Overrides
+from streaming.plans import Plan, Plans
 from streaming.queue import Queue
 from streaming.reaper import Reaper, Swept
 from streaming.wire import Wire
 from telemetry.metrics import Metrics
 
-ROOT = Path(__file__).parent.parent
-LIMITS = {"m": Limits(min=0, max=4, backlog_per_worker=16, idle_s=60)}
-ME = Me("scheduler-1", 1, "here")
+MODEL = "m"
+LIMITS = {MODEL: Limits(min=0, max=4, cold_start_s=7.0)}
+ME, OTHER = Me("scheduler-1", 1, "here"), Me("scheduler-2", 2, "there")
 
 
-class World:
-    """What the doubles share: the state a real server would hold."""
+class Hand:
+    """A scheduler on a clock of ours, and what can be seen of it."""
 
-    def __init__(self) -> None:
-        self.now = 1_000.0
-        self.down = False
-        self.lanes: list[Lane] = []
-        self.workers: list[Process] = []
-        self.plans: dict[str, Plan] = {}
-        self.published = 0
-        self.swept = [Swept()]
-        self.seen: dict[str, Process] = {}
-        self.leader: tuple[str, float] = ("", 0.0)
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.now = wire, 1_000.0
+        self.metrics = Metrics.start("", "scheduler")
+        self.leadership, self.plans, self.overrides = Leadership(wire), Plans(wire), Overrides(wire)
+        self.queue, self.parts = Queue(wire), Parts.on(wire, self.metrics)
 
-    def answer(self) -> None:
-        if self.down:
-            raise Unavailable("Redis does not answer: refused")
+    def loop(self, me: Me = ME, pool: Pool | None = None, parts: Parts | None = None, **more: object) -> Loop:
+        return Loop(parts or self.parts, LIMITS, pool or LocalPool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
 
-    def wait(self, jobs: int, oldest_ms: int = 500) -> None:
-        self.lanes = [Lane("m", Priority.STANDARD, jobs, 0, oldest_ms if jobs else 0)]
+    async def put(self, jobs: int = 1) -> None:
+        for _ in range(jobs):
+            prompt = Chat((Turn("user", "hello"),))
+            await self.queue.put(
+                Job(id=self.queue.new_id("t"), model=MODEL, tenant="t", priority=Priority.INTERACTIVE, prompt=prompt)
+            )
 
-    async def now_ms(self) -> int:
-        self.answer()
-        return int(self.now * 1000)
+    async def worker(self, name: str, state: str = "ready", **more: object) -> Process:
+        """A worker that says it is there."""
+        worker = Process(
+            role="worker",
+            id=name,
+            pid=1,
+            host="h",
+            state=state,
+            since=0,
+            model=MODEL,
+            lease=name,
+            slots=4,
+            **more,  # type: ignore[arg-type]
+        )
+        await self.parts.fleet.report(worker)
+        return worker
 
+    async def plan(self) -> Plan:
+        return (await self.plans.read())[MODEL]
 
-class FleetDouble(Fleet):
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    async def report(self, process: Process) -> None:
-        self.world.answer()
-        self.world.seen[process.id] = process
-
-    async def leave(self, role: Role, process_id: str) -> None:
-        self.world.answer()
-        del self.world.seen[process_id]
-
-    async def processes(self, role: Role | None = None) -> list[Process]:
-        self.world.answer()
-        return [worker for worker in self.world.workers if role in (None, worker.role)]
-
-    async def plan(self, model: str, want: int, reason: str) -> None:
-        self.world.answer()
-        self.world.plans[model] = Plan(model=model, want=want, reason=reason)
-        self.world.published += 1
-
-    async def plans(self) -> dict[str, Plan]:
-        self.world.answer()
-        return dict(self.world.plans)
-
-    async def lead(self, holder: str, ttl_ms: int) -> bool:
-        self.world.answer()
-        leader, until = self.world.leader
-        if leader != holder and until > self.world.now:
-            return False
-        self.world.leader = (holder, self.world.now + ttl_ms / 1000)
-        return True
+    async def did(self) -> list[tuple[str, int | None, int | None]]:
+        """Actions so far, oldest first."""
+        return [(n.action.kind, n.action.was, n.action.want) for n in reversed(await self.plans.actions(99))]
 
 
-class BacklogDouble(Backlog):
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    async def lanes(self, models: Iterable[str]) -> list[Lane]:
-        self.world.answer()
-        return [lane for lane in self.world.lanes if lane.model in models]
+@pytest.fixture
+def hand(wire: Wire) -> Hand:
+    return Hand(wire)
 
 
-class ReaperDouble(Reaper):
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    async def sweep(self) -> Swept:
-        self.world.answer()
-        return self.world.swept.pop() if self.world.swept else Swept()
-
-
-def a_loop(world: World, me: Me = ME, states: list[str] | None = None, metrics: Metrics | None = None) -> Loop:
-    return Loop(
-        Parts(FleetDouble(world), BacklogDouble(world), ReaperDouble(world), world.now_ms),
-        LIMITS,
-        me,
-        metrics or Metrics.start("", "scheduler"),
-        tick_s=0.01,
-        clock=lambda: world.now,
-        on_state=(states if states is not None else []).append,
-    )
-
-
-def a_worker(number: int, state: str = "ready") -> Process:
-    return Process(role="worker", id=f"w{number}", pid=1, host="h", state=state, since=0, model="m", slots=4)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
+async def until(condition: Callable[[], object], what: str) -> None:
     """Poll until it holds; a generous deadline turns a hang into a failure that says what was awaited."""
     deadline = time.monotonic() + 20
     while not condition():
@@ -135,156 +87,265 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_a_waiting_job_wakes_a_sleeping_model_in_one_tick() -> None:
-    """From nothing published, the first tick after a put publishes one worker and the reason."""
-    world = World()
-    world.wait(1)
-    await a_loop(world).tick()
-    assert world.plans["m"] == Plan(model="m", want=1, reason="1 waiting (oldest 0.5 s) and no worker")
+# --- what is published -----------------------------------------------------------------------------------------------
 
 
-async def test_only_changes_are_published_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Ten equal ticks publish and log one plan; a changed load one more."""
-    world = World()
-    world.wait(1)
-    loop = a_loop(world)
+async def test_a_waiting_job_wakes_a_sleeping_model_in_one_tick(hand: Hand) -> None:
+    """From nothing published, the first tick after a put publishes one worker, the reason, and what to expect."""
+    await hand.put()
+    await hand.loop().tick()
+    plan, lead = await hand.plan(), await hand.leadership.current()
+    assert (plan.want, plan.epoch, plan.pool, lead.holder) == (1, lead.epoch, "local", ME.holder)
+    assert "1 waiting" in plan.reason
+    assert (plan.wake_s, plan.cold_start_s) == (7.0, 7.0)
+    assert set(plan.lanes) == {"interactive", "standard", "batch"}
+    assert await hand.did() == [("lead", None, None), ("up", None, 1)]
+
+
+async def test_only_changes_are_noted_and_logged(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten equal ticks note and log one action; what the plan is based on is new in each."""
+    await hand.put()
+    loop = hand.loop()
     with caplog.at_level(logging.INFO, "scheduler.loop"):
+        await loop.tick()
+        first = await hand.plan()
         for _ in range(10):
+            await asyncio.sleep(0.002)
             await loop.tick()
-        world.wait(40)
-        for _ in range(10):
-            await loop.tick()
-    assert (world.published, world.plans["m"].want) == (2, 2)
+    assert (await hand.plan()).at_ms > first.at_ms
+    assert await hand.did() == [("lead", None, None), ("up", None, 1)]
     said = [record for record in caplog.records if "wanted" in record.message]
-    assert [(vars(record)["was"], vars(record)["want"]) for record in said] == [(None, 1), (1, 2)]
+    assert [(vars(record)["action"], vars(record)["want"]) for record in said] == [("up", 1)]
 
 
-async def test_a_restarted_scheduler_goes_on_from_the_published_plan() -> None:
-    """A new process finds three workers planned and busy, and changes nothing."""
-    world = World()
-    world.plans["m"] = Plan(model="m", want=3, reason="before")
-    world.workers = [a_worker(number) for number in range(3)]
-    world.lanes = [Lane("m", Priority.STANDARD, 0, 12, 0)]
-    await a_loop(world).tick()
-    assert (world.published, world.plans["m"].reason) == (0, "before")
+async def test_a_restarted_scheduler_goes_on_from_the_published_plan(hand: Hand) -> None:
+    """A new process finds three workers planned, none of them seen yet, and changes nothing."""
+    lead = await hand.leadership.claim("before", 60_000)
+    assert await hand.plans.publish(lead, [Plan(model=MODEL, want=3, reason="before", epoch=lead.epoch)])
+    await hand.leadership.leave("before")
+    await hand.loop().tick()
+    assert (await hand.plan()).want == 3
+    assert [kind for kind, _, _ in await hand.did()] == ["lead"]
 
 
-async def test_a_lost_plan_is_published_again() -> None:
+async def test_a_lost_plan_is_published_again(hand: Hand, redis_url: str) -> None:
     """When Redis forgot the plan, the next tick says it again although the decision is the same."""
-    world = World()
-    world.wait(40)
-    loop = a_loop(world)
+    await hand.put()
+    loop = hand.loop()
     await loop.tick()
-    world.plans.clear()
+    with Redis.from_url(redis_url) as client:
+        client.delete(fleet_key("plan"))
     await loop.tick()
-    assert (world.plans["m"].want, world.published) == (2, 2)
+    assert (await hand.plan()).want == 1
 
 
-async def test_workers_that_drain_are_not_counted() -> None:
-    """Their slots are not free for the backlog: only ready workers count."""
-    world = World()
-    world.plans["m"] = Plan(model="m", want=1, reason="before")
-    world.workers = [a_worker(1), a_worker(2, "draining"), a_worker(3, "draining")]
-    world.wait(20)
-    await a_loop(world).tick()
-    assert world.plans["m"].want == 2, "20 waiting less 4 free slots of the one ready worker are one worker more"
+async def test_cold_starts_are_measured_and_kept(hand: Hand) -> None:
+    """From ordering a worker to seeing it ready; the next leader goes by what was measured."""
+    await hand.put()
+    loop = hand.loop()
+    await loop.tick()
+    hand.now += 12.0
+    await hand.worker("w1")
+    await loop.tick()
+    assert await hand.plans.cold_starts() == {MODEL: 12.0}
+    assert (await hand.plan()).cold_start_s == 12.0
+    await loop.leave()
+    await hand.loop(OTHER).tick()
+    assert (await hand.plan()).cold_start_s == 12.0
 
 
-async def test_the_second_scheduler_stands_by_and_takes_over() -> None:
-    """Two schedulers: one publishes; when it falls silent the other goes on from its plan."""
-    world = World()
-    world.wait(40)
-    first, second = a_loop(world), a_loop(world, Me("scheduler-2", 2, "there"))
-    await first.tick()
-    await second.tick()
-    assert (world.published, world.leader[0]) == (1, ME.holder)
-    world.now += 60
-    world.wait(70)
-    await second.tick()
-    assert (world.leader[0], world.plans["m"].want, world.published) == ("scheduler-2@there:2", 4, 2)
+async def test_a_slow_worker_is_cordoned_and_told(hand: Hand) -> None:
+    """Five times its peer's step time, under a minute of looks: it stands in the plan and hears of it."""
+    slow, loop = Lease(hand.wire, MODEL), hand.loop()
+    controls = slow.controls()
+    hearing = asyncio.ensure_future(anext(controls))
+    await hand.put()
+    steps = 0
+    while not hearing.done():
+        assert hand.now < 1_060.0, "a minute has gone by"
+        hand.now, steps = hand.now + 1.0, steps + 10
+        await hand.worker("fast", steps=steps, step_s=steps * 0.02, step_tokens=steps, running=1)
+        await hand.worker(slow.id, steps=steps, step_s=steps * 0.10, step_tokens=steps, running=1)
+        await loop.tick()
+        await asyncio.sleep(0.01)
+    assert isinstance(hearing.result(), Cordon)
+    (cordoned,) = (await hand.plan()).cordon
+    assert cordoned.worker == slow.id and "times its peers" in cordoned.reason
+    assert [n.action.worker for n in await hand.plans.actions(99) if n.action.kind == "cordon"] == [slow.id]
+    await controls.aclose()  # type: ignore[attr-defined]
 
 
-async def test_an_outage_is_said_once_and_ends_by_itself(caplog: pytest.LogCaptureFixture) -> None:
-    """Redis down at start: one warning however many ticks; back: ready, one line, and scheduling goes on."""
-    world, stop = World(), asyncio.Event()
-    states: list[str] = []
-    world.down = True
-    world.wait(1)
-    loop = a_loop(world, states=states)
-    answered = world.answer
-    asked = [0]
+# --- people ----------------------------------------------------------------------------------------------------------
 
-    def count() -> None:
-        asked[0] += 1
-        answered()
 
-    world.answer = count  # type: ignore[method-assign]
-    with caplog.at_level(logging.INFO, "scheduler.loop"):
-        running = asyncio.create_task(loop.run(stop))
-        await until(lambda: asked[0] > 10, "it keeps asking")
-        assert states == []
-        world.down = False
-        await until(lambda: "m" in world.plans and "scheduler-1" in world.seen, "it schedules and reports")
-        stop.set()
-        await running
-    assert states == ["ready", "draining"]
-    assert [r.message.split(":")[0] for r in caplog.records if "Redis" in r.message] == [
-        "nothing is scheduled until Redis is back",
-        "Redis is back",
+async def test_overrides_are_obeyed(hand: Hand) -> None:
+    """A number set by hand; nothing changed while paused, whatever comes; decided again when that is over."""
+    loop = hand.loop()
+    await hand.overrides.put(MODEL, 3, "ops")
+    await loop.tick()
+    plan = await hand.plan()
+    assert plan.want == 3 and "by hand" in plan.reason
+    await hand.overrides.put(MODEL, None, "ops")
+    await hand.put(50)
+    await loop.tick()
+    plan = await hand.plan()
+    assert plan.want == 3 and "paused" in plan.reason
+    await hand.overrides.put(MODEL, 1, "ops")
+    await loop.tick()
+    assert (await hand.plan()).want == 1
+    await hand.overrides.end(MODEL, "ops")
+    await loop.tick()
+    assert "by hand" not in (await hand.plan()).reason
+
+
+async def test_a_dry_run_says_and_does_nothing(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
+    """The plan is marked as nobody's, and what would be done is said once."""
+    await hand.put()
+    loop = hand.loop(pool=DryRunPool())
+    with caplog.at_level(logging.INFO, "scheduler.pools"):
+        await loop.tick()
+        await loop.tick()
+    assert (await hand.plan()).pool == "dry-run"
+    assert [record.message.partition(" (")[0] for record in caplog.records if record.name == "scheduler.pools"] == [
+        "m: would have 1 workers"
     ]
 
 
-async def test_it_leaves_cleanly() -> None:
-    """After stop it is gone from the fleet, and its lead is free at once."""
-    world, stop = World(), asyncio.Event()
-    running = asyncio.create_task(a_loop(world).run(stop))
-    await until(lambda: [each.state for each in world.seen.values()] == ["ready"], "it is there")
-    assert world.seen["scheduler-1"].since == world.now
+# --- who leads -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_second_scheduler_stands_by_and_takes_over(hand: Hand, redis_url: str) -> None:
+    """Two schedulers: one publishes; when it has fallen silent the other goes on from its plan, under a new epoch."""
+    await hand.put()
+    first, second = hand.loop(), hand.loop(OTHER)
+    await first.tick()
+    await second.tick()
+    before = await hand.plan()
+    assert (await hand.leadership.current()).holder == ME.holder
+    with Redis.from_url(redis_url) as client:
+        assert 0 < client.pttl(fleet_key("leader")) <= 5_000  # type: ignore[operator]
+        client.delete(fleet_key("leader"))  # its time is over
+    await second.tick()
+    after = await hand.plan()
+    assert (after.want, after.epoch > before.epoch) == (before.want, True)
+    assert (await hand.leadership.current()).holder == OTHER.holder
+    await first.tick()
+    assert (await hand.plan()).epoch == after.epoch, "and the first stands by"
+
+
+class SlowPool(LocalPool):
+    """Its leader is stopped for a while between deciding and publishing."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        self.carried_out = 0
+
+    async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
+        self.reached.set()
+        await self.go_on.wait()
+        return [Move(plan) for plan in plans]
+
+    async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
+        self.carried_out += 1
+
+
+async def test_what_a_stale_leader_has_decided_is_dropped(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
+    """It wakes up in the middle of its round and another leads: nothing of it is published, nothing is carried out."""
+    await hand.put()
+    pool = SlowPool()
+    stale = asyncio.create_task(hand.loop(pool=pool).tick())
+    await pool.reached.wait()
+    await hand.leadership.leave(ME.holder)
+    await hand.loop(OTHER).tick()
+    did, plan = await hand.did(), await hand.plan()
+    pool.go_on.set()
+    await stale
+    assert (await hand.did(), await hand.plan(), pool.carried_out) == (did, plan, 0)
+    assert "what this one decided is dropped" in caplog.text
+
+
+async def test_a_leader_that_was_away_begins_anew(hand: Hand) -> None:
+    """The same scheduler, its lead lapsed and taken again: a new epoch, and what it remembered is not gone on from."""
+    await hand.put()
+    loop = hand.loop()
+    await loop.tick()
+    first = await hand.plan()
+    await hand.leadership.leave(ME.holder)
+    await loop.tick()
+    assert (await hand.plan()).epoch > first.epoch
+    assert [kind for kind, _, _ in await hand.did()] == ["lead", "up", "lead"]
+
+
+# --- its life --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> None:
+    """Not at the next tick, which is an hour away."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(hand.loop(tick_s=3600.0).run(stop))
+    while (await hand.plans.read()).get(MODEL) is None:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.2)  # the round that its subscription asked for, too
+    assert (await hand.plan()).want == 0
+    began = time.monotonic()
+    await hand.put()
+    while (await hand.plan()).want == 0:
+        assert time.monotonic() - began < 20
+        await asyncio.sleep(0.005)
     stop.set()
     await running
-    assert world.seen == {}
-    assert world.leader[1] <= world.now + 0.001
 
 
-def test_limits_come_from_the_models() -> None:
-    """min_workers alone is also the maximum; backlog and quiet time are the scheduler's own settings."""
-    config = Config(
-        {
-            "models": {"a": {"engine": "sim", "min_workers": 2}, "b": {"engine": "sim", "max_workers": 5}},
-            "scheduler": {"backlog_per_worker": 3, "idle_s": 7},
-        }
+class ShakyReaper(Reaper):
+    """Redis is down for whoever asks through it, as long as it is told so."""
+
+    def __init__(self) -> None:
+        self.down, self.asked = True, 0
+
+    async def sweep(self) -> Swept:
+        self.asked += 1
+        if self.down:
+            raise Unavailable("Redis does not answer: refused")
+        return Swept()
+
+
+async def test_an_outage_is_said_once_and_ends_by_itself(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
+    """Down for many ticks: one warning; back: ready, one line, and scheduling goes on."""
+    stop, states, reaper = asyncio.Event(), list[str](), ShakyReaper()
+    await hand.put()
+    parts = Parts(
+        hand.parts.fleet,
+        hand.parts.backlog,
+        reaper,
+        hand.leadership,
+        hand.plans,
+        hand.overrides,
+        hand.wire.now_ms,
     )
-    assert Settings.read(config).limits == {"a": Limits(2, 2, 3, 7.0), "b": Limits(1, 5, 3, 7.0)}
+    loop = hand.loop(parts=parts, tick_s=0.01, on_state=states.append)
+    with caplog.at_level(logging.INFO, "scheduler.loop"):
+        running = asyncio.create_task(loop.run(stop))
+        await until(lambda: reaper.asked > 10, "it keeps asking")
+        assert states == []
+        reaper.down = False
+        await until(lambda: states == ["ready"], "it is ready")
+        while MODEL not in await hand.plans.read():
+            await asyncio.sleep(0.005)
+        stop.set()
+        await running
+    assert states == ["ready", "draining"]
+    said = [record.message.split(":")[0] for record in caplog.records if "Redis" in record.message]
+    assert said.count("Redis is back") == said.count("nothing is scheduled until Redis is back") == len(said) // 2
 
 
-def test_a_bad_setting_is_an_error_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, the key and the nearest known one on stderr."""
-    path = tmp_path / "penstock.toml"
-    path.write_text("[scheduler]\nidel_s = 3\n")
-    assert main(["--config", str(path)]) == 2
-    assert capsys.readouterr().err == "error: scheduler.idel_s: no such setting (did you mean 'idle_s'?)\n"
-
-
-async def test_the_process_on_a_real_server(redis_url: str, wire: Wire, tmp_path: Path) -> None:
-    """`python -m scheduler` sees a put job, publishes one worker, is in the fleet, and SIGTERM ends it with 0."""
-    settings = tmp_path / "settings.json"
-    models = {"m": {"engine": "sim", "min_workers": 0, "max_workers": 2}}
-    Config({"redis": {"url": redis_url}, "scheduler": {"tick_s": 0.05}, "models": models}).save(settings)
-    queue, fleet = Queue(wire), Fleet(wire)
-    turn = Chat((Turn("user", "hello"),))
-    await queue.put(Job(id=queue.new_id("t"), model="m", tenant="t", priority=Priority.STANDARD, prompt=turn))
-    command = [sys.executable, "-m", "scheduler", "--settings", str(settings), "--id", "scheduler-7"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environ, cwd=tmp_path, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 30
-        while not ((plan := (await fleet.plans()).get("m")) and (found := await fleet.processes("scheduler"))):
-            assert process.poll() is None and time.monotonic() < deadline, "no plan was published"
-            await asyncio.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        _, said = await asyncio.to_thread(process.communicate, timeout=20)
-    assert process.returncode == 0
-    assert plan.want == 1
-    assert [(each.id, each.pid, each.state) for each in found] == [("scheduler-7", process.pid, "ready")]
-    assert await fleet.processes("scheduler") == []
-    events = [json.loads(line) for line in said.splitlines()]
-    assert [event["want"] for event in events if "want" in event] == [1]
+async def test_it_leaves_cleanly(hand: Hand) -> None:
+    """After stop it is gone from the fleet, and its lead is free at once."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(hand.loop(tick_s=0.01).run(stop))
+    async with asyncio.timeout(20):
+        while [each.state for each in await hand.parts.fleet.processes("scheduler")] != ["ready"]:
+            await asyncio.sleep(0.005)
+    stop.set()
+    await running
+    assert await hand.parts.fleet.processes() == []
+    assert (await hand.leadership.current()).holder == ""

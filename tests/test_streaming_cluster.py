@@ -25,9 +25,12 @@ from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.journal import Journal
 from streaming.keys import partition_key, partition_of, prefix
+from streaming.leader import Leadership
 from streaming.lease import Claim, Held, Lease
 from streaming.memory import Headroom
 from streaming.messages import Capabilities, ModelCard, Priority, Process, State
+from streaming.overrides import Overrides
+from streaming.plans import Plan, Plans
 from streaming.queue import Queue
 from streaming.relay import Relay
 from streaming.settings import WireSettings
@@ -190,9 +193,14 @@ async def test_the_fleet_shares_one_slot(wire: Wire) -> None:
     assert await fleet.processes("worker") == processes[1:]
     card = ModelCard(name=MODEL, engine="sim", context=8, max_output=8, capabilities=Capabilities(), created=1)
     await fleet.publish_card(card)
-    await fleet.plan(MODEL, 2, "because")
-    assert await fleet.cards() == {MODEL: card} and (await fleet.plans())[MODEL].want == 2
-    assert await fleet.lead("a", 10_000) and not await fleet.lead("b", 10_000)
+    assert await fleet.cards() == {MODEL: card}
+    leadership, plans, overrides = Leadership(wire), Plans(wire), Overrides(wire)
+    lead = await leadership.claim("a", 10_000)
+    assert await leadership.claim("b", 10_000) == lead == await leadership.current()
+    assert await plans.publish(lead, [Plan(model=MODEL, want=2, reason="because", epoch=lead.epoch)])
+    assert (await plans.read())[MODEL].want == 2
+    override = await overrides.put(MODEL, 3, "ops", 60_000)
+    assert await overrides.of([MODEL, "other"]) == {MODEL: override}
 
 
 async def test_every_primary_is_looked_at(nodes: Nodes, wire: Wire) -> None:

@@ -10,7 +10,7 @@ import pytest
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
-from scheduler.settings import SchedulerSettings
+from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.config import Config, ConfigError, load
 from streaming.settings import (
     BatchSettings,
@@ -84,8 +84,8 @@ def test_every_setting_is_documented() -> None:
     """docs/configuration.md has a section per section and a row per key, and no row for a key that is gone."""
     sections = {
         "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
-        "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "models.<name>": ModelSettings,
-        "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
+        "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
+        "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
         "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
         "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
     }  # fmt: skip

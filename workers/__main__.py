@@ -33,12 +33,15 @@ from workers.engine import Engine, EngineDead, Piece
 from workers.engines import build
 from workers.record import Recorder
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+from workers.tally import Tally
 from workers.worker import Worker, guard
 
 log = logging.getLogger("workers")
 
 EXIT_LOST = 75
 """The lease or the engine was lost: start a fresh process."""
+LINGER_S = 60.0
+"""How long a cordoned worker that has finished waits to be stopped by whoever replaces it."""
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "redis": WireSettings,
@@ -109,23 +112,26 @@ class WorkerProcess:
         self._name, self._model, self._config, self._engine = name, model, config, engine
         self._metrics, self._lifeline = metrics, lifeline
         self._worker: Worker | None = None
+        self._tally = Tally()
         self._state = "starting"
         self._since = time.time()
+        self._cordoned = ""
         self._stop = asyncio.Event()
+        self._signalled = asyncio.Event()
         self._changed = asyncio.Event()
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._drain)
+            loop.add_signal_handler(number, self._on_signal)
         telemetry = self._config.section("telemetry", TelemetrySettings)
         tracing = Tracing.start("penstock-worker", telemetry.otlp_endpoint)
         if telemetry.metrics_port:
             self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         wire = Wire.open(self._config.section("redis", WireSettings))
         try:
-            return await self._serve(wire, Recorder(self._model, self._metrics, tracing))
+            return await self._serve(wire, Recorder(self._model, self._metrics, tracing, self._tally))
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
         except ConfigError as error:
@@ -162,7 +168,7 @@ class WorkerProcess:
     async def _work(self, wire: Wire, card: ModelCard, recorder: Recorder) -> int:
         settings = self._config.section("worker", WorkerSettings)
         _collect_rarely()
-        self._worker = Worker(wire, self._engine, card, settings, recorder)
+        self._worker = Worker(wire, self._engine, card, settings, recorder, self._on_cordon)
         run = asyncio.ensure_future(guard(asyncio.ensure_future(self._worker.run(self._stop))))
         self._state = "ready"
         self._changed.set()
@@ -173,16 +179,42 @@ class WorkerProcess:
             recorder.load(stats.slots, stats.running, self._worker.reserved)
             self._metrics.fold()
             await asyncio.wait([run], timeout=1.0)
-        return self._failed(run.result()) if run.result() else 0
+        if run.result():
+            return self._failed(run.result())
+        return await self._linger() if self._cordoned else 0
+
+    async def _linger(self) -> int:
+        """Finished after a cordon: be seen as that, so that it is this process that is taken away. If nobody does, end
+        as one that is to be started afresh."""
+        self._state = "drained"
+        self._changed.set()
+        try:
+            await asyncio.wait_for(self._signalled.wait(), LINGER_S)
+        except TimeoutError:
+            return self._failed(f"cordoned, and nobody took it away: {self._cordoned}")
+        return 0
 
     def _on_step(self, pieces: list[Piece]) -> None:
         if self._worker is not None:
             self._worker.on_step(pieces)
+            self._tally.step(sum(piece.n for piece in pieces), time.monotonic(), more=self._worker.generating)
 
-    def _drain(self) -> None:
+    def _on_signal(self) -> None:
+        self._signalled.set()
+        if self._state != "drained":
+            self._drain(f"{self._worker.running if self._worker else 0} jobs")
+
+    def _on_cordon(self, reason: str) -> None:
+        """Told by the scheduler, more than once."""
+        if not self._stop.is_set():
+            log.warning("cordoned: %s", reason)
+            self._cordoned = reason
+            self._drain(f"cordoned: {reason}")
+
+    def _drain(self, detail: str) -> None:
         self._state = "draining"
         self._changed.set()
-        self._lifeline.say("draining", f"{self._worker.running if self._worker else 0} jobs")
+        self._lifeline.say("draining", detail)
         self._stop.set()
 
     def _failed(self, reason: str) -> int:
@@ -200,9 +232,17 @@ class WorkerProcess:
             state=self._state,
             since=self._since,
             model=self._model,
+            lease=self._worker.lease.id if self._worker else "",
             slots=stats.slots if stats else 0,
             running=stats.running if stats else 0,
             reserved=self._worker.reserved if self._worker else 0,
+            waiting=stats.waiting if stats else 0,
+            kv_tokens=stats.kv_tokens if stats else 0,
+            kv_used=stats.kv_used if stats else 0,
+            steps=self._tally.steps,
+            step_s=self._tally.step_s,
+            step_tokens=self._tally.step_tokens,
+            served=dict(self._tally.served),
         )
 
 

@@ -9,6 +9,7 @@ from telemetry import tracing
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, Span, Tracing
 from workers.attempt import Attempt
+from workers.tally import Tally
 
 MANY_ATTEMPTS = 10
 """Later ones are counted together: a job that is handed back may have any number."""
@@ -17,8 +18,9 @@ MANY_ATTEMPTS = 10
 class Recorder:
     """One per worker process."""
 
-    def __init__(self, model: str, metrics: Metrics, tracer: Tracing) -> None:
+    def __init__(self, model: str, metrics: Metrics, tracer: Tracing, tally: Tally | None = None) -> None:
         self._model, self.metrics, self._tracer = model, metrics, tracer
+        self._tally = tally or Tally()
         self._spans: dict[str, Span] = {}
         self._cancelled: dict[str, float] = {}
 
@@ -54,6 +56,7 @@ class Recorder:
     def ended(self, attempt: Attempt, end: Terminal) -> None:
         """A job reached its end here."""
         metrics = self.metrics
+        self._tally.ended(attempt.job.priority.value, end)
         metrics.jobs.labels(self._model, end.state).inc()
         for kind, count in (
             ("prompt", end.usage.prompt),

@@ -37,7 +37,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Simulated time to load the weights."""
     faults: bool = False
-    """Obey fault words in prompts ([[crash@5]], [[hang@5]], [[fail@5]]). For tests only."""
+    """Obey fault words in prompts ([[crash@5]], [[hang@5]], [[fail@5]], [[slow@5]]). For tests only."""
 
 
 class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):

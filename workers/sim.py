@@ -36,7 +36,10 @@ HUNG_AFTER_S = 10.0
 LOOK_S = 0.001
 """How often an engine whose steps take no time looks whether a prefill is done."""
 
-FAULT = re.compile(r"\[\[(crash|hang|fail)@(\d+)\]\]")
+SLOW = 5.0
+"""So many times longer a step takes from the fault "slow" on."""
+
+FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
 
 
 def prompt_text(prompt: Sequence[Turn] | str | Sequence[int]) -> str:
@@ -108,6 +111,7 @@ class SimEngine:
         self._steps = 0
         self._stepped_at = 0.0
         self._hung = False
+        self._drag = 1.0
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         on_phase("loading simulated weights")
@@ -181,7 +185,6 @@ class SimEngine:
     async def _run(self, on_step: Step) -> None:
         """Steps on a fixed grid while there is work; a late step does not delay the next ones."""
         loop = asyncio.get_running_loop()
-        step_s = self._settings.step_ms / 1000
         due = loop.time()
         with Alarm() as alarm:
             while True:
@@ -191,6 +194,7 @@ class SimEngine:
                     await self._work.wait()
                     due = loop.time()
                 self._admit(loop.time())
+                step_s = self._settings.step_ms / 1000 * self._drag
                 due = max(due + (step_s or self._nothing_s(loop.time())), loop.time() - step_s)
                 await alarm.sleep_until(due)
                 if self._hung:
@@ -276,9 +280,12 @@ class SimEngine:
         return piece if piece.n else None
 
     def _survives(self, fault: str) -> bool:
-        """Do what the prompt asked for. True: only time stops; False: this request alone fails."""
+        """Do what the prompt asked for. True: only time stops, or goes slowly; False: this request alone fails."""
         if fault == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "slow":
+            self._drag = SLOW
+            return True
         self._hung = fault == "hang"
         return self._hung
 

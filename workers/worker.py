@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from streaming.capabilities import unsupported
@@ -22,6 +22,7 @@ from streaming.lease import Broken, Claim, Finish, Held, Lease
 from streaming.messages import (
     Cancel,
     Control,
+    Cordon,
     Delta,
     Failure,
     Follow,
@@ -57,8 +58,15 @@ class Worker:
     must end at once (others take its jobs)."""
 
     def __init__(
-        self, wire: Wire, engine: Engine, card: ModelCard, settings: WorkerSettings, recorder: Recorder
+        self,
+        wire: Wire,
+        engine: Engine,
+        card: ModelCard,
+        settings: WorkerSettings,
+        recorder: Recorder,
+        on_cordon: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._on_cordon = on_cordon
         self.lease = Lease(wire, card.name)
         self._wire, self._engine, self._card, self._settings, self._recorder = wire, engine, card, settings, recorder
         self._journal, self._clock = Journal(wire), Clock(wire)
@@ -93,6 +101,11 @@ class Worker:
     def reserved(self) -> int:
         """Slots that lane batch may not fill."""
         return reserved_slots(self._engine.stats().slots, self._settings.reserved_slots)
+
+    @property
+    def generating(self) -> bool:
+        """Whether the engine has something of ours to go on with."""
+        return bool(self._choices)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
@@ -299,6 +312,8 @@ class Worker:
             case Follow(job_id, address):
                 if attempt := self._attempts.get(job_id):
                     attempt.follow(address)
+            case Cordon(reason):
+                self._on_cordon(reason)
 
     def _cancel(self, job_id: str) -> None:
         if self._claiming and job_id not in self._attempts:

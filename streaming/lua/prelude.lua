@@ -23,16 +23,33 @@ local function tell_worker(worker, message)
   redis.call('PUBLISH', CHANNEL .. 'worker:' .. worker, cmsgpack.pack(message))
 end
 
--- Wake the worker of this model that last said it had room; older entries may be of dead workers.
+-- Wake the worker of this model that last said it had room; older entries may be of dead workers. Returns whether one was.
 local function wake(model, now)
   for _ = 1, 4 do
     local freshest = redis.call('ZPOPMAX', idle_key(model))
-    if #freshest == 0 then return end
+    if #freshest == 0 then return false end
     if tonumber(freshest[2]) > now - 2000 then
       tell_worker(freshest[1], {'w'})
-      return
+      return true
     end
   end
+  return false
+end
+
+-- There is work and nobody to wake: the scheduler need not wait for its next tick.
+local function wake_scheduler(model)
+  redis.call('PUBLISH', CHANNEL .. 'scheduler:wake', model)
+end
+
+-- Whether a live worker reads this lane: whoever leaves or lapses is taken out of the group.
+local function is_read(lane)
+  local groups = redis.pcall('XINFO', 'GROUPS', lane)
+  for _, group in ipairs(groups.err and {} or groups) do
+    for i = 1, #group, 2 do
+      if group[i] == 'consumers' and group[i + 1] > 0 then return true end
+    end
+  end
+  return false
 end
 
 -- Every stream of a model that workers read.
@@ -99,7 +116,7 @@ local function requeue(id, now, suspect)
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
   if s[6] then redis.call('ZADD', timers_key(), s[6], id) end
-  wake(s[4], now)
+  if not wake(s[4], now) then wake_scheduler(s[4]) end
 end
 
 -- Keep a file's record until it expires.

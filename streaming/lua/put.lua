@@ -52,5 +52,5 @@ if queue_ms ~= '' then
 end
 if expires then redis.call('ZADD', timers_key(), expires, id) end
 if idem ~= '' then redis.call('SET', idem_key(tenant, idem), id .. ':' .. digest, 'EX', keep) end
-wake(model, now)
+if not wake(model, now) and waiting == 0 and not is_read(lane) then wake_scheduler(model) end
 return {'queued', now, waiting}

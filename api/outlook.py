@@ -1,0 +1,44 @@
+"""When a job that waits will be begun, by what the scheduler published: also while no worker is there at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from streaming.messages import Priority
+from streaming.plans import Plan
+
+STALE_S = 10.0
+"""A plan nobody has renewed for so long says nothing any more."""
+
+
+class Outlook:
+    """The plans as this process last read them."""
+
+    def __init__(self) -> None:
+        self._plans: Mapping[str, Plan] = {}
+        self._ages: dict[str, float] = {}
+        self._read = time.monotonic()
+
+    def learn(self, plans: Mapping[str, Plan], now_ms: int) -> None:
+        """The plans as they are at `now_ms` of Redis time."""
+        self._plans, self._read = plans, time.monotonic()
+        self._ages = {model: max(0, now_ms - plan.at_ms) / 1000 for model, plan in plans.items()}
+
+    def eta_ms(self, model: str, lane: Priority, before: int) -> int | None:
+        """Milliseconds until a job with `before` others ahead of it in its lane is begun; None: nobody can say.
+
+        From what was expected at the lane's end then, by what a job more or less is worth; never before a worker is
+        there.
+        """
+        plan = self._plans.get(model)
+        prospect = plan.lanes.get(lane) if plan is not None else None
+        if plan is None or prospect is None or prospect.wait_s is None:
+            return None
+        age = self._ages[model] + time.monotonic() - self._read
+        if age > STALE_S:
+            return None
+        # A model that sleeps is woken by this very job: its start has not begun yet.
+        wake_s = max(0.0, plan.wake_s - age) if plan.want else plan.wake_s
+        behind_s = prospect.wait_s - plan.wake_s + (before - prospect.waiting) * prospect.each_s
+        return int(1000 * (wake_s + max(0.0, behind_s)))

@@ -1,0 +1,209 @@
+"""/admin/pools: how many workers each model has and should have, why, who decides, and a hand on it. Needs a key with
+`admin = true`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import errors
+from api.admin import admin_of
+from api.admission import read_body, services_of
+from api.jobs import as_json
+from api.schemas import read_object
+from api.services import Services
+from streaming.backlog import Lane
+from streaming.messages import Process
+from streaming.overrides import Override
+from streaming.plans import Noted, Plan, Prospect
+
+ACTIONS = 20
+LONGEST_S = 30 * 86_400
+FIELDS = ("want", "paused", "for_s")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of all pools at one moment."""
+
+    plans: Mapping[str, Plan]
+    workers: Sequence[Process]
+    lanes: Sequence[Lane]
+    overrides: Mapping[str, Override]
+
+
+async def listing(request: Request) -> Response:
+    """GET /admin/pools: every model's pool, who leads, and the newest actions."""
+    admin_of(request)
+    services = services_of(request)
+    view, lead, actions = await asyncio.gather(
+        _view(services, services.models), services.leadership.current(), services.plans.actions(ACTIONS)
+    )
+    return as_json(
+        {
+            "object": "list",
+            "data": [_pool(services, model, view) for model in services.models],
+            "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
+            "actions": [_action(noted) for noted in actions],
+        }
+    )
+
+
+async def show(request: Request) -> Response:
+    """GET /admin/pools/{model}."""
+    admin_of(request)
+    return await _shown(request)
+
+
+async def override(request: Request) -> Response:
+    """PUT /admin/pools/{model}: {"want": 3} or {"paused": true}, with "for_s" for that long; 200 with the pool."""
+    caller, services, model = admin_of(request), services_of(request), _model(request)
+    want, hold_s = _asked(read_object(await read_body(request, services.settings.body_limit)), services, model)
+    await services.overrides.put(model, want, caller.name or caller.tenant, None if hold_s is None else hold_s * 1000)
+    return await _shown(request)
+
+
+async def resume(request: Request) -> Response:
+    """DELETE /admin/pools/{model}: the scheduler decides again; 200 with the pool, whether or not it did before."""
+    caller, services = admin_of(request), services_of(request)
+    await services.overrides.end(_model(request), caller.name or caller.tenant)
+    return await _shown(request)
+
+
+async def _shown(request: Request) -> Response:
+    services, model = services_of(request), _model(request)
+    return as_json(_pool(services, model, await _view(services, [model])))
+
+
+def _model(request: Request) -> str:
+    """Raises ApiError (404)."""
+    name: str = request.path_params["model"]
+    services_of(request).model(name)
+    return name
+
+
+async def _view(services: Services, models: Iterable[str]) -> View:
+    """Raises Unavailable."""
+    return View(
+        *await asyncio.gather(
+            services.plans.read(),
+            services.fleet.processes("worker"),
+            services.backlog.lanes(models),
+            services.overrides.of(models),
+        )
+    )
+
+
+def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[int | None, int | None]:
+    """The number to set (None: pause) and the seconds it holds. Raises ApiError (400)."""
+    for name in fields:
+        if name not in FIELDS:
+            raise errors.invalid_request(f"{name[:64]!r} is no known field (known: {', '.join(FIELDS)}).", name[:64])
+    settings, want, paused = services.model(model), fields.get("want"), fields.get("paused")
+    if (want is None) == (paused is None):
+        raise errors.invalid_request('Say either "want", a number of workers, or "paused": true.', "want")
+    if paused is not None and paused is not True:
+        raise errors.invalid_request(
+            "paused can only be set to true; DELETE lets the scheduler decide again.", "paused"
+        )
+    least, most = settings.min_workers, settings.most_workers
+    if want is not None and (not isinstance(want, int) or isinstance(want, bool) or not least <= want <= most):
+        words = f"want must be a whole number from {least} to {most}, min_workers and max_workers of this model."
+        raise errors.invalid_request(words, "want")
+    hold_s = fields.get("for_s")
+    if hold_s is None:
+        return want, None
+    if isinstance(hold_s, bool) or not isinstance(hold_s, int) or not 1 <= hold_s <= LONGEST_S:
+        raise errors.invalid_request(f"for_s must be a whole number of seconds from 1 to {LONGEST_S}.", "for_s")
+    return want, hold_s
+
+
+# --- what it looks like ----------------------------------------------------------------------------------------------
+
+
+def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
+    plan, settings = view.plans.get(model), services.model(model)
+    workers = [worker for worker in view.workers if worker.model == model]
+    states = Counter(worker.state for worker in workers)
+    cordons = {each.worker: each.reason for each in plan.cordon} if plan is not None else {}
+    return {
+        "object": "pool",
+        "model": model,
+        "want": plan.want if plan else None,
+        "reason": plan.reason if plan else None,
+        "ready": states["ready"],
+        "starting": states["starting"],
+        "draining": states["draining"] + states["drained"],
+        "min": settings.min_workers,
+        "max": settings.most_workers,
+        "pool": plan.pool if plan else None,
+        "epoch": plan.epoch if plan else None,
+        "decided_at": plan.at_ms / 1000 if plan else None,
+        "wake_s": plan.wake_s if plan else None,
+        "cold_start_s": plan.cold_start_s if plan else None,
+        "override": _override(view.overrides.get(model)),
+        "lanes": {
+            lane.priority.value: _lane(lane, plan.lanes.get(lane.priority) if plan else None)
+            for lane in view.lanes
+            if lane.model == model
+        },
+        "workers": [_worker(worker, cordons.get(worker.lease)) for worker in workers],
+        "leaving": list(plan.leaving) if plan else [],
+    }
+
+
+def _lane(lane: Lane, prospect: Prospect | None) -> dict[str, Any]:
+    """`wait_s`: what a job put now may expect; null: nobody can say, or nobody will begin it."""
+    return {
+        "waiting": lane.waiting,
+        "running": lane.running,
+        "oldest_s": lane.oldest_ms / 1000,
+        "wait_s": prospect.wait_s if prospect else None,
+    }
+
+
+def _worker(worker: Process, cordon: str | None) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "host": worker.host,
+        "state": worker.state,
+        "since": worker.since,
+        "slots": worker.slots,
+        "running": worker.running,
+        "step_ms": 1000 * worker.step_s / worker.steps if worker.steps else None,
+        "cordon": cordon,
+    }
+
+
+def _override(override: Override | None) -> dict[str, Any] | None:
+    if override is None:
+        return None
+    until = None if override.until_ms is None else override.until_ms / 1000
+    return {
+        "want": override.want,
+        "paused": override.paused,
+        "by": override.by,
+        "at": override.at_ms / 1000,
+        "until": until,
+    }
+
+
+def _action(noted: Noted) -> dict[str, Any]:
+    action = noted.action
+    return {
+        "at": noted.at_ms / 1000,
+        "epoch": noted.epoch,
+        "model": action.model or None,
+        "action": action.kind,
+        "was": action.was,
+        "want": action.want,
+        "worker": action.worker or None,
+        "reason": action.reason,
+        "by": action.by,
+    }

@@ -1,0 +1,70 @@
+"""`python -m bench.elastic`: growing, sleeping, waking, losing the leader, a slow worker; live, on this machine.
+
+Prints a table and writes bench/results/elastic.json. Exits 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from bench.elastic.shows import SHORT, SHOWS, Size
+from bench.report import Column, Report, console, table
+
+COLUMNS = (Column("show", "show"), Column("what", "what"), Column("value", "measured", 2), Column("unit", "unit"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=__doc__)
+    parser.add_argument("--shows", default=",".join(SHOWS), help=f"which, in this order (default: {','.join(SHOWS)})")
+    parser.add_argument("--short", action="store_true", help="smaller, for a first look")
+    parser.add_argument("--out", type=Path, help="where the figures go (default: bench/results/elastic.json)")
+    args = parser.parse_args(argv)
+    screen, names = console(), args.shows.split(",")
+    if unknown := [name for name in names if name not in SHOWS]:
+        screen.print(f"error: no show {unknown[0]!r}; there are {', '.join(SHOWS)}")
+        return 2
+    folder = Path(tempfile.mkdtemp(prefix="penstock-elastic-"))
+    report = asyncio.run(play(names, folder, SHORT if args.short else Size()))
+    screen.print(table(report))
+    if args.out or not args.short:
+        screen.print(f"figures: {report.save(args.out)}")
+    if all(goal.holds is not False for goal in report.ratios):
+        shutil.rmtree(folder)
+        return 0
+    screen.print(f"logs and histories: {folder}")
+    return 1
+
+
+async def play(names: list[str], folder: Path, size: Size) -> Report:
+    """One after the other: they are measured in seconds, and the machine is one."""
+    rows, goals = [], []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console(), transient=True) as progress:
+        for name in names:
+            task = progress.add_task(name, total=None)
+            shown = await SHOWS[name](folder / name, size)
+            progress.update(task, total=1, completed=1)
+            rows += [{"show": name, **row} for row in shown.rows]
+            goals += shown.goals
+    return Report(
+        name="elastic",
+        title="Live: pools of real processes that grow, sleep, wake and change their leader",
+        command="python -m bench.elastic",
+        settings={name: getattr(size, name) for name in size.__dataclass_fields__},
+        columns=COLUMNS,
+        rows=rows,
+        ratios=tuple(goals),
+        notes=("Simulated engine: 8 slots a worker, 20 ms a step. Times include starting a Python process.",),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""What is shown: each a deployment of its own, played through, with its figures and the goals they are held against."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from bench.chaos.http import fetch
+from bench.chaos.waiting import becomes, until
+from bench.elastic.crowd import Crowd
+from bench.elastic.yard import MODEL, PATIENCE_S, Yard, stale, stop
+from bench.report import Ratio
+from streaming.journal import Journal
+
+TICK_S = 1.0
+SIM = {"sim.step_ms": 20, "sim.prefill_ms": 20, "sim.slots": 8, "scheduler.tick_s": TICK_S}
+HOLD_S = 5.0
+"""How long a state is held before the next thing happens."""
+DOWN_S = 300.0
+"""A pool that is not smaller after so long stays as it is."""
+
+
+@dataclass(slots=True)
+class Shown:
+    """Figures, in the order they were measured, and goals."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    goals: list[Ratio] = field(default_factory=list)
+
+    def add(self, what: str, value: float | None, unit: str = "") -> None:
+        self.rows.append({"what": what, "value": value, "unit": unit})
+
+    def judge(self, what: str, value: float | None, at_most: float, unit: str = "s") -> None:
+        """A figure with a limit."""
+        self.add(what, value, unit)
+        self.goals.append(Ratio(what=what, value=value, at_most=at_most))
+
+    def judge_clients(self, judged: dict[str, int]) -> None:
+        """Nothing may have gone wrong for anybody."""
+        self.add("requests", judged.pop("requests"))
+        for what, number in judged.items():
+            self.judge(f"requests {what}" if what != "broken promises" else what, number, 0, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of it: for people, or for a test."""
+
+    crowd: int = 20
+    most: int = 6
+    load_ms: int = 2000
+    hold_s: float = HOLD_S
+    idle_s: float = 5.0
+    trials: int = 5
+    lead_s: float = 5.0
+    down: int = 1
+    """Workers that are to be left when the crowd has gone."""
+
+
+SHORT = Size(load_ms=300, hold_s=0.5, idle_s=0.5, trials=1, lead_s=1.0, down=2)
+
+
+async def step(folder: Path, size: Size) -> Shown:
+    """One worker under two clients; ten times as many come at once; then they go, while long answers run."""
+    shown = Shown()
+    model = {"min_workers": 1, "max_workers": size.most}
+    settings = {**SIM, "sim.load_ms": size.load_ms, "scheduler.idle_s": size.idle_s}
+    async with Yard(folder / "yard", model, settings) as yard:
+        crowd = Crowd(folder, yard.port, tokens=100)
+        crowd.size(max(1, size.crowd // 10))
+        await yard.settled(1)
+        await asyncio.sleep(size.hold_s)
+        known = {worker.lease for worker in await yard.workers()}
+        began = await yard.now_s()
+        crowd.size(size.crowd)
+        up, start = await yard.first(began, "up"), await yard.first(began, "start")
+        await until(lambda: _new(yard, known), PATIENCE_S)
+        ready_s = await yard.now_s() - began
+        start_s = began + ready_s - start.at_ms / 1000
+        shown.judge("step: decided after", up.at_ms / 1000 - began, TICK_S + 0.25)
+        shown.add("step: first new worker there after", ready_s, "s")
+        shown.add("step: of that, its start", start_s, "s")
+        shown.judge("step: there after, less its start", ready_s - start_s, TICK_S + 0.25)
+        await _still(yard, size.hold_s)
+        shown.add("step: most workers", len(await yard.workers()))
+        crowd.size(max(1, size.crowd // 10))
+        gone = await yard.now_s()
+        down = await becomes(lambda: _is_down(yard, size.down), DOWN_S)
+        shown.add("step: given back after", await yard.now_s() - gone if down else None, "s")
+        shown.judge("step: workers in the end", len(await yard.fleet.processes("worker")), size.down, "")
+        shown.add("step: workers drained", len(await yard.actions(gone, "drain")))
+        await crowd.go()
+        shown.judge_clients(await crowd.judged())
+    return shown
+
+
+async def wake(folder: Path, size: Size) -> Shown:
+    """A model at zero workers, and five requests at once."""
+    shown = Shown()
+    model = {"min_workers": 0, "max_workers": 1}
+    settings = {**SIM, "sim.load_ms": size.load_ms, "scheduler.idle_s": size.idle_s}
+    async with Yard(folder / "yard", model, settings) as yard:
+        crowd = Crowd(folder, yard.port, tokens=20)
+        for trial in range(1 + size.trials):
+            await _asleep(yard)
+            _, _, listed = await fetch(yard.port, "GET", "/v1/models")
+            began = await yard.now_s()
+            asked = [crowd.ask(chat=number > 0) for number in range(5)]
+            await asked[0][0].accepted.wait()
+            eta_ms = await _eta_ms(yard, asked[0][0].job)
+            start = await yard.first(began, "start")
+            await yard.settled(1)
+            cold_s = await yard.now_s() - start.at_ms / 1000
+            await asyncio.gather(*(task for _, task in asked))
+            told = [one for one, _ in asked]
+            first_s = min(crowd.times("token", told)) - min(crowd.times("ask", told))
+            name = "first wake" if trial == 0 else f"wake {trial + 1}"
+            shown.add(f"{name}: first token after", first_s, "s")
+            shown.add(f"{name}: of that, the cold start", cold_s, "s")
+            shown.judge(f"{name}: first token less cold start", first_s - cold_s, 1.0)
+            shown.add(f"{name}: its ETA had been", None if eta_ms is None else eta_ms / 1000, "s")
+            shown.judge(f"{name}: model not listed while asleep", float(MODEL.encode() not in listed), 0, "")
+        shown.judge_clients(await crowd.judged())
+    return shown
+
+
+async def failover(folder: Path, size: Size) -> Shown:
+    """Three schedulers; the leader is killed, and a decision is due at that moment."""
+    shown = Shown()
+    async with Yard(folder / "yard", {"min_workers": 1, "max_workers": 2}, _quick(size)) as yard:
+        for number in (2, 3):
+            yard.start_scheduler(f"scheduler-{number}")
+        await until(lambda: _schedulers(yard, 3), PATIENCE_S)
+        worst = 0.0
+        for trial in range(size.trials):
+            lead, pid = await yard.leader()
+            killed = await yard.now_s()
+            os.kill(pid, signal.SIGKILL)
+            await yard.overrides.put(MODEL, 2 if trial % 2 == 0 else 1, "show")
+            acted: list[float] = []
+
+            async def acts(lead: int = lead.epoch, killed: float = killed, acted: list[float] = acted) -> bool:
+                acted[:] = [
+                    noted.at_ms / 1000 for noted in await yard.actions(killed, "up", "down") if noted.epoch > lead
+                ]
+                return bool(acted)
+
+            await until(acts, PATIENCE_S)
+            shown.add(f"leader killed, trial {trial + 1}: the next acts after", acted[0] - killed, "s")
+            worst = max(worst, acted[0] - killed)
+            await asyncio.sleep(size.hold_s)
+        shown.judge("leader killed: the next acts after, at most", worst, 10.0)
+        shown.judge("leader killed: stale actions", len(stale(await yard.actions())), 0, "")
+    return shown
+
+
+async def rivals(folder: Path, size: Size) -> Shown:
+    """The leader is stopped in the middle of its work, another leads, and it goes on."""
+    shown, rng = Shown(), random.Random(5)  # noqa: S311 - when to stop, not a secret
+    async with Yard(folder / "yard", {"min_workers": 1, "max_workers": 3}, _quick(size)) as yard:
+        yard.start_scheduler("scheduler-2")
+        await until(lambda: _schedulers(yard, 2), PATIENCE_S)
+        restless = asyncio.create_task(_never_at_rest(yard))
+        for _ in range(size.trials):
+            lead, pid = await yard.leader()
+            await asyncio.sleep(rng.uniform(0.2, 0.2 + TICK_S))
+            go_on = stop(pid)
+            try:
+                await yard.leader(after=lead.epoch)
+                await asyncio.sleep(rng.uniform(0.0, TICK_S))
+            finally:
+                go_on()
+            await asyncio.sleep(2 * TICK_S)
+        restless.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await restless
+        actions = await yard.actions()
+        shown.add("two leaders: changes of leader", len({noted.epoch for noted in actions}) - 1)
+        shown.add("two leaders: actions", len(actions))
+        shown.judge("two leaders: stale actions", len(stale(actions)), 0, "")
+    return shown
+
+
+async def straggler(folder: Path, size: Size) -> Shown:
+    """Three workers under a steady crowd; one becomes five times slower."""
+    shown = Shown()
+    async with Yard(folder / "yard", {"min_workers": 3, "max_workers": 4}, {**SIM, "sim.faults": "true"}) as yard:
+        crowd = Crowd(folder, yard.port, tokens=40)
+        await yard.settled(3)
+        crowd.size(9)
+        await asyncio.sleep(3 * size.hold_s)
+        told, task = crowd.ask("[[slow@1]]", tokens=3)
+        await told.begun.wait()
+        began = await yard.now_s()
+        await task
+        record = await Journal(yard.wire).record(told.job)
+        slow = record.terminal.worker if record.terminal else ""
+        cordon = await yard.first(began, "cordon")
+        shown.judge("one worker five times slower: cordoned after", cordon.at_ms / 1000 - began, 60.0)
+
+        async def replaced() -> bool:
+            workers = await yard.fleet.processes("worker")
+            return slow not in {worker.lease for worker in workers} and len(await yard.workers()) == 3
+
+        await until(replaced, PATIENCE_S)
+        shown.add("one worker five times slower: replaced after", await yard.now_s() - began, "s")
+        await crowd.go()
+        wrong = [noted for noted in await yard.actions(0, "cordon") if noted.action.worker != slow]
+        shown.judge("healthy workers cordoned", len(wrong), 0, "")
+        shown.judge_clients(await crowd.judged())
+    return shown
+
+
+Show: TypeAlias = Callable[[Path, Size], Awaitable[Shown]]
+SHOWS: dict[str, Show] = {
+    "step": step,
+    "wake": wake,
+    "failover": failover,
+    "rivals": rivals,
+    "straggler": straggler,
+}
+
+
+def _quick(size: Size) -> dict[str, object]:
+    return {**SIM, "scheduler.lead_s": size.lead_s}
+
+
+async def _new(yard: Yard, known: set[str]) -> bool:
+    return any(worker.lease not in known for worker in await yard.workers())
+
+
+async def _still(yard: Yard, seconds: float) -> None:
+    """Until nothing has been decided for so long."""
+
+    async def quiet() -> bool:
+        return not await yard.actions(await yard.now_s() - seconds, "up", "down", "start", "drain")
+
+    await until(quiet, PATIENCE_S)
+
+
+async def _is_down(yard: Yard, to: int) -> bool:
+    return len(await yard.fleet.processes("worker")) <= to
+
+
+async def _asleep(yard: Yard) -> None:
+    """No worker wanted, none there, and the scheduler free to decide."""
+    await yard.overrides.put(MODEL, 0, "show")
+    await yard.settled(0)
+    await yard.overrides.end(MODEL, "show")
+
+    async def decided() -> bool:
+        plan = await yard.plan()
+        return plan is not None and plan.want == 0 and "by hand" not in plan.reason
+
+    await until(decided, PATIENCE_S)
+
+
+async def _eta_ms(yard: Yard, job: str) -> int | None:
+    _, _, body = await fetch(yard.port, "GET", f"/v1/jobs/{job}")
+    eta: int | None = msgspec.json.decode(body)["eta_ms"]
+    return eta
+
+
+async def _schedulers(yard: Yard, number: int) -> bool:
+    return len(await yard.fleet.processes("scheduler")) == number
+
+
+async def _never_at_rest(yard: Yard) -> None:
+    """Something to be decided and done, all the time."""
+    for number in range(10**9):
+        await yard.overrides.put(MODEL, 1 + number % 3, "show")
+        await asyncio.sleep(0.15)

@@ -1,0 +1,143 @@
+"""A deployment under `penstock up`, as a show needs it: its settings, its processes, and the wire to look through."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from bench.chaos.waiting import until
+from bench.processes import Processes
+from streaming.fleet import Fleet
+from streaming.leader import Lead, Leadership
+from streaming.messages import Process
+from streaming.overrides import Overrides
+from streaming.plans import Action, Noted, Plan, Plans
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+MODEL = "show"
+PATIENCE_S = 120.0
+ACTIONS = 1000
+
+
+class Yard:
+    """`async with Yard(folder, models, settings) as yard:` is up and ready until the end of it.
+
+    `model` are the model's own settings, `settings` those of the sections, by `section.key`.
+    """
+
+    def __init__(self, folder: Path, model: Mapping[str, object], settings: Mapping[str, object]) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self._data = folder, folder / "data"
+        rows = [f"[models.{MODEL}]", 'engine = "sim"', *(f"{key} = {value}" for key, value in model.items())]
+        (folder / "penstock.toml").write_text("\n".join([*rows, ""]))
+        rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        named = {f"PENSTOCK_{key.replace('.', '_').upper()}": str(value) for key, value in settings.items()}
+        self.processes = Processes(folder, {**rest, **named})
+
+    async def __aenter__(self) -> Yard:
+        argv: list[str | Path] = [sys.executable, "-P", "-m", "cli", "up", "--port", "0", "--data-dir", self._data]
+        self.processes.start("up", argv)
+        try:
+            await asyncio.to_thread(self.processes.until, self._is_ready, "penstock up to be ready", PATIENCE_S)
+            state = self._state()
+            self.port = int(state["url"].rpartition(":")[2])
+            self.wire = Wire.open(WireSettings(url=state["redis_url"]))
+        except BaseException:
+            await asyncio.to_thread(self.processes.close)
+            raise
+        self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
+        self.leadership, self.overrides = Leadership(self.wire), Overrides(self.wire)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.wire.close()
+        await asyncio.to_thread(self.processes.close)
+
+    def _is_ready(self) -> bool:
+        return (self._data / "run" / "state.json").exists() and self._state()["state"] == "ready"
+
+    def _state(self) -> dict[str, Any]:
+        return dict(msgspec.json.decode((self._data / "run" / "state.json").read_bytes()))
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    async def now_s(self) -> float:
+        """Redis time."""
+        return await self.wire.now_ms() / 1000
+
+    async def workers(self, state: str = "ready") -> list[Process]:
+        return [process for process in await self.fleet.processes("worker") if process.state == state]
+
+    async def plan(self) -> Plan | None:
+        return (await self.plans.read()).get(MODEL)
+
+    async def actions(self, after_s: float = 0.0, *kinds: str) -> list[Noted]:
+        """Oldest first, from a moment of Redis time on."""
+        found = reversed(await self.plans.actions(ACTIONS))
+        return [noted for noted in found if noted.at_ms >= 1000 * after_s and (not kinds or noted.action.kind in kinds)]
+
+    async def first(self, after_s: float, kind: str, seconds: float = PATIENCE_S) -> Noted:
+        """The first action of a kind from a moment on. Raises TimeoutError."""
+        found: list[Noted] = []
+
+        async def there() -> bool:
+            found[:] = await self.actions(after_s, kind)
+            return bool(found)
+
+        await until(there, seconds)
+        return found[0]
+
+    async def settled(self, ready: int, seconds: float = PATIENCE_S) -> None:
+        """Until so many workers are ready and no other is there. Raises TimeoutError."""
+
+        async def is_so() -> bool:
+            workers = await self.fleet.processes("worker")
+            return len(workers) == ready and all(worker.state == "ready" for worker in workers)
+
+        await until(is_so, seconds)
+
+    # --- schedulers --------------------------------------------------------------------------------------------------
+
+    def start_scheduler(self, name: str) -> None:
+        """One more, beside the one that `up` keeps."""
+        settings = self._data / "run" / "settings.json"
+        self.processes.start(name, [sys.executable, "-P", "-m", "scheduler", "--settings", settings, "--id", name])
+
+    async def leader(self, *, after: int = 0, seconds: float = PATIENCE_S) -> tuple[Lead, int]:
+        """Whoever leads under an epoch beyond `after`, and its process id. Raises TimeoutError."""
+        found: list[Lead] = []
+
+        async def leads() -> bool:
+            lead = await self.leadership.current()
+            found[:] = [lead] if lead.holder and lead.epoch > after else []
+            return bool(found)
+
+        await until(leads, seconds)
+        return found[0], int(found[0].holder.rpartition(":")[2])
+
+
+def stop(pid: int) -> Callable[[], None]:
+    """SIGSTOP; what is returned lets it go on."""
+    os.kill(pid, signal.SIGSTOP)
+    return lambda: os.kill(pid, signal.SIGCONT)
+
+
+def stale(actions: list[Noted]) -> list[Action]:
+    """Actions under an epoch older than one that was there before them."""
+    found, newest = [], 0
+    for noted in actions:
+        if noted.epoch < newest:
+            found.append(noted.action)
+        newest = max(newest, noted.epoch)
+    return found

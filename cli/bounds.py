@@ -1,0 +1,81 @@
+"""What one worker process may use of its machine: which processors, how much memory, how urgently.
+
+Set from outside as soon as it has been started, by what the kernel offers for any process of one's own. There is no
+share of a processor and no page cache in it: who needs those puts workers into containers.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from streaming.settings import Resources
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """None, or 0: not bounded."""
+
+    cpus: frozenset[int] | None = None
+    memory_mib: int = 0
+    """Of its data: heap, stacks, buffers. A mapped file (weights) does not count."""
+    nice: int = 0
+
+    @classmethod
+    def of(cls, wanted: Resources, others: Iterable[Bounds]) -> Bounds:
+        """Bounds for one more worker: the processors fewest of the `others` are on. Raises ValueError."""
+        cpus = None
+        if wanted.cpus:
+            cpus = choose(wanted.cpus, allowed(), (cpu for each in others for cpu in each.cpus or ()))
+        return cls(cpus, wanted.memory_mib, wanted.nice)
+
+
+def allowed() -> frozenset[int]:
+    """Processors this process may run on."""
+    if sys.platform != "linux":
+        return frozenset(range(os.cpu_count() or 1))
+    return frozenset(os.sched_getaffinity(0))
+
+
+def choose(count: int, among: Iterable[int], taken: Iterable[int]) -> frozenset[int]:
+    """`count` processors, those that are taken least often first; all of them if there are fewer."""
+    times = Counter(taken)
+    return frozenset(sorted(among, key=lambda cpu: (times[cpu], cpu))[:count])
+
+
+def bind(pid: int, bounds: Bounds) -> list[str]:
+    """Bind a process that has just been started. Returns what this system does not allow, in words."""
+    steps: list[tuple[str, Callable[[], object]]] = []
+    if bounds.nice:
+        steps.append(("nice", lambda: os.setpriority(os.PRIO_PROCESS, pid, bounds.nice)))
+    if bounds.cpus is not None:
+        steps.append(("cpus", lambda: _on(pid, bounds.cpus or frozenset())))
+    if bounds.memory_mib:
+        steps.append(("memory_mib", lambda: _within(pid, bounds.memory_mib * MIB)))
+    refused = []
+    for name, step in steps:
+        try:
+            step()
+        except ProcessLookupError:
+            break  # it has ended already; its exit code says more
+        except (OSError, ValueError) as error:
+            refused.append(f"resources.{name}: {error}")
+    return refused
+
+
+def _on(pid: int, cpus: frozenset[int]) -> None:
+    if sys.platform != "linux":
+        raise OSError("only Linux binds a process to processors")
+    os.sched_setaffinity(pid, cpus)
+
+
+def _within(pid: int, size: int) -> None:
+    if sys.platform != "linux":
+        raise OSError("only Linux bounds the memory of a running process")
+    resource.prlimit(pid, resource.RLIMIT_DATA, (size, size))

@@ -1,0 +1,172 @@
+"""How many workers each model should have, and why: published by the scheduler that leads, followed by the pools.
+
+Both sides are fenced. A plan is taken only from whoever leads at that moment, and a pool notes what it is about to do
+under the plan's epoch: when another leader has come since, it is refused and nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+import msgspec
+from redis.exceptions import RedisError
+
+from streaming.errors import Unavailable
+from streaming.keys import FLEET_SLOT, channel, fleet_key
+from streaming.leader import Lead
+from streaming.wire import Wire, translated
+
+PoolKind: TypeAlias = Literal["local", "kubernetes", "dry-run"]
+"""Who makes a plan come true: the supervisors of each machine, a cluster's controllers, or nobody."""
+
+
+class Cordoned(msgspec.Struct, frozen=True, array_like=True):
+    """A worker, by its lease, that is to finish what it has and be replaced."""
+
+    worker: str
+    reason: str
+
+
+class Prospect(msgspec.Struct, frozen=True, array_like=True):
+    """What a job that is put into a lane now may expect."""
+
+    wait_s: float | None
+    """Until it is begun; None: nobody will begin it."""
+    each_s: float = 0.0
+    """More for each further job before it."""
+    waiting: int = 0
+    """Jobs that were in the lane when this was decided."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many workers a model should have, and why."""
+
+    model: str
+    want: int
+    """Without those that are cordoned."""
+    reason: str
+    epoch: int = 0
+    """Of the leader that published it."""
+    at_ms: int = 0
+    """Redis time of what it was decided on."""
+    pool: PoolKind = "local"
+    cordon: tuple[Cordoned, ...] = ()
+    leaving: tuple[str, ...] = ()
+    """What its workers live in, where pools have names for that (pods): chosen to go, and still there."""
+    lanes: dict[str, Prospect] = {}
+    wake_s: float = 0.0
+    """Until the first worker is there; 0 when one is."""
+    cold_start_s: float = 0.0
+    """From ordering a worker to having it."""
+
+
+ActionKind: TypeAlias = Literal[
+    "lead", "up", "down", "cordon", "start", "drain", "scale", "remove", "set", "pause", "resume"
+]
+"""What a leader decides, what a pool does, what people decide."""
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that was decided, or done to a pool."""
+
+    model: str
+    kind: ActionKind
+    reason: str
+    by: str
+    """The scheduler, the machine, or the API key."""
+    want: int | None = None
+    was: int | None = None
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """An action with the place it has among the others."""
+
+    action: Action
+    at_ms: int
+    epoch: int
+
+
+class Plans:
+    """Stateless; many may share a wire. Every method raises Unavailable."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def publish(
+        self,
+        lead: Lead,
+        plans: Iterable[Plan],
+        actions: Iterable[Action] = (),
+        cold: Mapping[str, float] | None = None,
+    ) -> bool:
+        """Write what the leader has decided and tell whom it concerns, in one step; cordoned workers are told each
+        time. False: another leads now, and nothing was done."""
+        rows: list[str] = []
+        for plan in plans:
+            rows += ["plan", plan.model, _text(plan)]
+            for cordoned in plan.cordon if plan.pool != "dry-run" else ():
+                rows += ["cordon", cordoned.worker, cordoned.reason]
+        for model, seconds in (cold or {}).items():
+            rows += ["cold", model, f"{seconds:.3f}"]
+        for action in actions:
+            rows += ["act", action.model, _text(action)]
+        return bool(await self._wire.call("plan", FLEET_SLOT, lead.holder, lead.epoch, *rows))
+
+    async def act(self, epoch: int, action: Action) -> bool:
+        """To be asked before anything is done for a plan of this epoch. False: another leads now, do not."""
+        return bool(await self._wire.call("act", FLEET_SLOT, epoch, action.model, _text(action)))
+
+    async def read(self) -> dict[str, Plan]:
+        """Plans by model."""
+        return {name: msgspec.json.decode(data, type=Plan) for name, data in (await self._hash("plan")).items()}
+
+    async def cold_starts(self) -> dict[str, float]:
+        """Seconds from ordering a worker to having it, as last measured, by model."""
+        return {name: float(data) for name, data in (await self._hash("cold")).items()}
+
+    async def actions(self, count: int) -> list[Noted]:
+        """The newest first."""
+        with translated():
+            entries: Any = await self._wire.redis.xrevrange(fleet_key("actions"), count=count)
+        return [_noted(entry, fields) for entry, fields in entries]
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Whenever a plan has changed, or may have. Ends never."""
+        async for _ in told(self._wire, "pools", "plan"):
+            yield
+
+    async def woken(self) -> AsyncIterator[None]:
+        """Whenever a scheduler should look at once, or may have missed that. Ends never."""
+        async for _ in told(self._wire, "scheduler", "wake"):
+            yield
+
+    async def _hash(self, name: str) -> dict[str, bytes]:
+        with translated():
+            raw = await cast(Awaitable[dict[Any, Any]], self._wire.redis.hgetall(fleet_key(name)))
+        return {key.decode(): value for key, value in raw.items()}
+
+
+async def told(wire: Wire, kind: str, name: str) -> AsyncIterator[None]:
+    """Every message of a channel, and each time it is listened to anew. Ends never; raises Unavailable."""
+    async with wire.subscribe(channel(kind, name)) as pubsub:
+        yield
+        while True:
+            try:
+                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=30.0)
+            except (RedisError, OSError) as error:
+                raise Unavailable(f"channel {kind}: {error}") from error
+            if message is not None:
+                yield
+
+
+def _noted(entry: bytes, fields: Mapping[bytes, bytes]) -> Noted:
+    action = msgspec.json.decode(fields[b"action"], type=Action)
+    return Noted(action, int(entry.split(b"-")[0]), int(fields[b"epoch"]))
+
+
+def _text(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()

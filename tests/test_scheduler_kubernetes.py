@@ -1,0 +1,223 @@
+"""Pods of a Deployment, on an API server of our own: real HTTP, the real client, and the real fence in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from kube import COST, Kube
+
+from scheduler.kubernetes import EPOCH, LOWEST, KubernetesPool
+from scheduler.pools import Move
+from scheduler.settings import KubernetesSettings
+from streaming.leader import Lead, Leadership
+from streaming.messages import Process
+from streaming.plans import Cordoned, Plan, Plans
+from streaming.wire import Wire
+
+MODEL = "Llama-3.1_8B"
+NAME = "penstock-worker-llama-3-1-8b"
+
+
+@pytest.fixture
+def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kube]:
+    with Kube(tmp_path) as kube:
+        monkeypatch.setenv("KUBECONFIG", str(kube.config))
+        yield kube
+
+
+@pytest.fixture
+async def pool(kube: Kube) -> AsyncIterator[KubernetesPool]:
+    pool = KubernetesPool(KubernetesSettings(), "s")
+    yield pool
+    await pool.close()
+
+
+def a_plan(want: int, **more: object) -> Plan:
+    return Plan(model=MODEL, want=want, reason="because", pool="kubernetes", **more)  # type: ignore[arg-type]
+
+
+def workers(kube: Kube, **states: str) -> list[Process]:
+    """One worker in every ready pod, with one job; other states by pod."""
+    return [
+        Process(
+            role="worker",
+            id=pod.name,
+            pid=1,
+            host=pod.name,
+            state=states.get(pod.name.rpartition("-")[2], "ready"),
+            since=0.0,
+            model=MODEL,
+            lease=f"lease-{pod.name}",
+            running=1,
+        )
+        for pod in kube.pods.values()
+        if pod.ready
+    ]
+
+
+async def follow(pool: KubernetesPool, plan: Plan, seen: list[Process], epoch: int) -> Move:
+    """A tick with a leader nobody disputes."""
+    (move,) = await pool.moves([plan], seen, epoch)
+    await pool.carry_out([move], epoch)
+    return move
+
+
+def again(move: Move) -> Plan:
+    """The next decision: the same number, nobody cordoned, and what was published of who is leaving."""
+    return msgspec.structs.replace(move.plan, cordon=())
+
+
+async def test_more_pods_at_once(kube: Kube, pool: KubernetesPool) -> None:
+    """From one to three: the epoch is written first, then the scale, under the version that has it."""
+    kube.deploy(NAME, 1)
+    move = await follow(pool, a_plan(3), workers(kube), 7)
+    assert (kube.deployments[NAME].replicas, len(kube.pods)) == (3, 3)
+    assert [(method, path.rpartition("/")[2].partition("?")[0]) for method, path, _ in kube.writes] == [
+        ("PATCH", NAME),
+        ("PUT", "scale"),
+    ]
+    assert kube.deployments[NAME].annotations == {EPOCH: "7"}
+    assert [(action.kind, action.was, action.want) for action in move.actions] == [("scale", 1, 3)]
+    kube.writes.clear()
+    await follow(pool, a_plan(3), workers(kube), 7)
+    assert kube.writes == [], "what is as planned is left alone"
+
+
+async def test_a_pod_is_drained_before_it_goes(kube: Kube, pool: KubernetesPool) -> None:
+    """Two of three leave: told to drain, waited for, made the cheapest, and just those are taken."""
+    kube.deploy(NAME, 3)
+    first, second, third = kube.pods
+    move = await follow(pool, a_plan(1), workers(kube), 7)
+    assert set(move.plan.leaving) == {second, third}, "all have one job: the youngest"
+    assert {each.worker for each in move.plan.cordon} == {f"lease-{second}", f"lease-{third}"}
+    assert [(action.kind, action.worker) for action in move.actions] == [("drain", third), ("drain", second)]
+    assert kube.deployments[NAME].replicas == 3 and not kube.deleted, "both still work"
+
+    second_drained = workers(kube, **{second.rpartition("-")[2]: "drained", third.rpartition("-")[2]: "draining"})
+    move = await follow(pool, again(move), second_drained, 7)
+    assert kube.deleted == [second] and set(kube.pods) == {first, third}
+    assert [body for _, path, body in kube.writes if second in path] == [{"metadata": {"annotations": {COST: LOWEST}}}]
+    assert [each.worker for each in move.plan.cordon] == [f"lease-{third}"], "told again until it has drained"
+
+    gone_silent = [worker for worker in workers(kube) if worker.host != third]
+    move = await follow(pool, again(move), gone_silent, 7)
+    assert kube.deleted == [second, third]
+    move = await follow(pool, again(move), workers(kube), 7)
+    assert move.plan.leaving == () and move.actions == ()
+
+
+async def test_zero_and_back(kube: Kube, pool: KubernetesPool) -> None:
+    """The last pod drains and goes; the next plan brings one."""
+    kube.deploy(NAME, 1)
+    (only,) = kube.pods
+    move = await follow(pool, a_plan(0), workers(kube), 7)
+    assert move.plan.leaving == (only,)
+    await follow(pool, again(move), workers(kube, **{only.rpartition("-")[2]: "drained"}), 7)
+    assert kube.pods == {}
+    await follow(pool, a_plan(1), [], 7)
+    assert len(kube.pods) == 1
+
+
+async def test_a_cordoned_worker_is_replaced(kube: Kube, pool: KubernetesPool) -> None:
+    """Its replacement is asked for at once; when it has drained it is its pod that goes."""
+    kube.deploy(NAME, 2)
+    slow, _ = kube.pods
+    cordon = (Cordoned(f"lease-{slow}", "its steps take 5.0 times its peers'"),)
+    move = await follow(pool, a_plan(2, cordon=cordon), workers(kube), 7)
+    assert len(kube.pods) == 3 and move.plan.cordon == cordon
+    kube.all_ready()
+    await follow(pool, again(move), workers(kube, **{slow.rpartition("-")[2]: "drained"}), 7)
+    assert kube.deleted == [slow] and len(kube.pods) == 2
+
+
+async def test_wanted_again_while_a_drained_one_is_there(kube: Kube, pool: KubernetesPool) -> None:
+    """It is removed by name, and the controller makes another in its place."""
+    kube.deploy(NAME, 2)
+    stays, went = kube.pods
+    seen = workers(kube, **{went.rpartition("-")[2]: "drained"})
+    move = await follow(pool, a_plan(2, leaving=(went,)), seen, 7)
+    assert [action.kind for action in move.actions] == ["remove"]
+    assert kube.deleted == [went] and len(kube.pods) == 2 and stays in kube.pods
+
+
+async def test_a_stale_leader_is_refused(kube: Kube, pool: KubernetesPool) -> None:
+    """Stopped between looking and doing, at any point, it changes nothing once another has begun."""
+    kube.deploy(NAME, 3)
+    old = KubernetesPool(KubernetesSettings(), "old")
+    moves = await old.moves([a_plan(9)], workers(kube), 7)
+    await follow(pool, a_plan(3), workers(kube), 8)
+    await old.carry_out(moves, 7)
+    assert [code for code, _, _ in kube.refused] == [409]
+    stamped = await old.moves([a_plan(9)], workers(kube), 7)
+    assert stamped == [Move(a_plan(9))], "and what it looks at now is another's"
+    await old.carry_out(stamped, 7)
+    await old.close()
+    assert (kube.deployments[NAME].replicas, kube.deployments[NAME].annotations) == (3, {EPOCH: "8"})
+
+
+async def test_a_leader_stopped_after_its_stamp_is_refused(kube: Kube, pool: KubernetesPool) -> None:
+    """Its epoch is on the Deployment already; the next one's changes the version it has seen."""
+    kube.deploy(NAME, 3)
+    old = KubernetesPool(KubernetesSettings(), "old")
+    await follow(old, a_plan(3), workers(kube), 7)
+    moves = await old.moves([a_plan(9)], workers(kube), 7)
+    await follow(pool, a_plan(3), workers(kube), 8)
+    await old.carry_out(moves, 7)
+    await old.close()
+    assert [code for code, _, _ in kube.refused] == [409]
+    assert kube.deployments[NAME].replicas == 3
+
+
+async def test_trouble_is_said_once(kube: Kube, pool: KubernetesPool, caplog: pytest.LogCaptureFixture) -> None:
+    """No Deployment of that name, an API server in trouble: the plan is published, nothing else happens."""
+    for _ in range(2):
+        assert await follow(pool, a_plan(2), [], 7) == Move(a_plan(2))
+    kube.deploy(NAME, 1)
+    kube.down = True
+    assert await follow(pool, a_plan(2), [], 7) == Move(a_plan(2))
+    kube.down = False
+    await follow(pool, a_plan(2), workers(kube), 7)
+    assert len(kube.pods) == 2
+    said = [record.message for record in caplog.records if record.name == "scheduler.kubernetes"]
+    assert [words.partition(": ")[2].partition(" ")[0] for words in said[:2]] == ["its", "its"]
+    assert "not found" in said[0] and "etcd is away" in said[1] and len(said) <= 3
+
+
+async def test_without_a_cluster_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in a cluster nor told of one."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    pool = KubernetesPool(KubernetesSettings(), "s")
+    assert await pool.moves([a_plan(1)], [], 7) == [Move(a_plan(1))]
+    assert "stay as they are" in caplog.text
+    await pool.close()
+
+
+async def test_leaving_pods_are_remembered_over_leaders(kube: Kube, pool: KubernetesPool, wire: Wire) -> None:
+    """They stand in the published plan: the next leader goes on draining the same ones."""
+    kube.deploy(NAME, 2)
+    leadership, plans = Leadership(wire), Plans(wire)
+
+    async def tick(holder: str, pool: KubernetesPool, want: int, seen: list[Process]) -> bool:
+        lead: Lead = await leadership.claim(holder, 60_000)
+        before = (await plans.read()).get(MODEL, a_plan(2))
+        plan = msgspec.structs.replace(before, want=want, epoch=lead.epoch)
+        moves = await pool.moves([plan], seen, lead.epoch)
+        published = await plans.publish(lead, [move.plan for move in moves], moves[0].actions)
+        if published:
+            await pool.carry_out(moves, lead.epoch)
+        return published
+
+    first = KubernetesPool(KubernetesSettings(), "first")
+    assert await tick("a", first, 1, workers(kube))
+    await first.close()
+    (chosen,) = (await plans.read())[MODEL].leaving
+    await leadership.leave("a")
+    drained = workers(kube, **{chosen.rpartition("-")[2]: "drained"})
+    assert await tick("b", pool, 1, drained)
+    assert kube.deleted == [chosen]
+    assert {noted.action.by for noted in await plans.actions(9)} == {"first", "s"}

@@ -1,0 +1,231 @@
+"""Who leads, what is published under which epoch, what pools may do, and what people decide over their heads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis import Redis
+
+from streaming.leader import Lead, Leadership
+from streaming.lease import Lease
+from streaming.messages import Chat, Cordon, Job, Priority, Turn
+from streaming.overrides import Overrides
+from streaming.plans import Action, Cordoned, Plan, Plans, Prospect, told
+from streaming.queue import Queue
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+MODEL = "m"
+LONG_MS = 60_000
+
+
+def a_plan(lead: Lead, want: int = 1) -> Plan:
+    return Plan(model=MODEL, want=want, reason="because", epoch=lead.epoch)
+
+
+def an_action(kind: str = "up", **more: object) -> Action:
+    return Action(model=MODEL, kind=kind, reason="because", by="s", **more)  # type: ignore[arg-type]
+
+
+def a_job(queue: Queue) -> Job:
+    return Job(
+        id=queue.new_id("t"), model=MODEL, tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "hi"),))
+    )
+
+
+class Ears:
+    """Counts what is told on a channel."""
+
+    def __init__(self, wire: Wire, kind: str, name: str) -> None:
+        self.heard = 0
+        self._task = asyncio.create_task(self._listen(told(wire, kind, name)))
+
+    async def _listen(self, messages: AsyncIterator[None]) -> None:
+        async for _ in messages:
+            self.heard += 1
+
+    async def until(self, heard: int) -> None:
+        async with asyncio.timeout(20):
+            while self.heard < heard:
+                await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        self._task.cancel()
+
+
+# --- the lead --------------------------------------------------------------------------------------------------------
+
+
+async def test_one_leads_and_keeps_leading(wire: Wire) -> None:
+    """The second is told who leads; renewing changes no epoch; leaving lets the next in, under a greater one."""
+    leadership = Leadership(wire)
+    assert (await leadership.current()).holder == ""
+    first = await leadership.claim("a", LONG_MS)
+    assert first.holder == "a"
+    assert await leadership.claim("b", LONG_MS) == first == await leadership.claim("a", LONG_MS)
+    await leadership.leave("b")
+    assert await leadership.current() == first, "only the leader can leave"
+    await leadership.leave("a")
+    assert (await leadership.current()).holder == ""
+    second = await leadership.claim("b", LONG_MS)
+    assert second.holder == "b" and second.epoch > first.epoch
+
+
+async def test_a_lapsed_lead_is_another_epoch_even_for_the_same_holder(wire: Wire) -> None:
+    """Whoever was silent for too long begins anew: what it decided before is stale."""
+    leadership = Leadership(wire)
+    first = await leadership.claim("a", 1)
+    await asyncio.sleep(0.02)
+    assert (await leadership.claim("a", LONG_MS)).epoch > first.epoch
+
+
+async def test_epochs_grow_over_a_loss_of_data(wire: Wire, redis_url: str) -> None:
+    """A store that forgot everything must not make an old epoch current again."""
+    leadership, plans = Leadership(wire), Plans(wire)
+    first = await leadership.claim("a", LONG_MS)
+    with Redis.from_url(redis_url) as client:
+        client.flushall()
+    while await wire.now_ms() < 1000 * (first.epoch + 1):  # epochs are at least the seconds of Redis time
+        await asyncio.sleep(0.01)
+    second = await leadership.claim("b", LONG_MS)
+    assert second.epoch > first.epoch
+    assert not await plans.publish(first, [a_plan(first)])
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_plan_is_taken_from_the_leader_only(wire: Wire) -> None:
+    """Another holder, an older epoch, a lead given up: each is refused whole, and pools hear nothing."""
+    leadership, plans = Leadership(wire), Plans(wire)
+    old = await leadership.claim("a", LONG_MS)
+    await leadership.leave("a")
+    lead = await leadership.claim("b", LONG_MS)
+    ears = Ears(wire, "pools", "plan")
+    await ears.until(1)
+    for stale in (old, Lead("b", old.epoch), Lead("a", lead.epoch)):
+        assert not await plans.publish(stale, [a_plan(stale, 9)], [an_action()], {MODEL: 1.0})
+    assert (await plans.read(), await plans.actions(10), await plans.cold_starts()) == ({}, [], {})
+    plan = Plan(
+        model=MODEL,
+        want=2,
+        reason="40 waiting",
+        epoch=lead.epoch,
+        at_ms=7,
+        cordon=(Cordoned("lease", "slow"),),
+        lanes={"batch": Prospect(None), "interactive": Prospect(1.5, 0.1)},
+        wake_s=3.0,
+        cold_start_s=4.0,
+    )
+    assert await plans.publish(lead, [plan], [an_action(want=2, was=1)], {MODEL: 4.25})
+    assert await plans.read() == {MODEL: plan}
+    assert await plans.cold_starts() == {MODEL: 4.25}
+    (noted,) = await plans.actions(10)
+    assert (noted.action, noted.epoch) == (an_action(want=2, was=1), lead.epoch)
+    assert abs(noted.at_ms - await wire.now_ms()) < LONG_MS
+    await ears.until(2)
+    assert await plans.publish(lead, [plan])
+    assert await plans.publish(lead, [plan], [an_action()])
+    await ears.until(3)
+    assert ears.heard == 3, "a plan that says the same wakes nobody"
+    ears.close()
+
+
+async def test_a_pool_acts_only_under_the_current_epoch(wire: Wire) -> None:
+    """From the moment another leads, what an older plan asked for is refused; so it is while nobody has led yet."""
+    leadership, plans = Leadership(wire), Plans(wire)
+    assert not await plans.act(0, an_action("start"))
+    old = await leadership.claim("a", LONG_MS)
+    assert await plans.act(old.epoch, an_action("start", worker="worker-1"))
+    await leadership.leave("a")
+    assert await plans.act(old.epoch, an_action("start")), "while nobody leads, the last plan stands"
+    lead = await leadership.claim("b", LONG_MS)
+    assert not await plans.act(old.epoch, an_action("drain"))
+    assert await plans.act(lead.epoch, an_action("drain"))
+    assert [(noted.action.kind, noted.epoch) for noted in await plans.actions(10)] == [
+        ("drain", lead.epoch),
+        ("start", old.epoch),
+        ("start", old.epoch),
+    ]
+    assert len(await plans.actions(1)) == 1
+
+
+async def test_a_cordoned_worker_is_told(wire: Wire) -> None:
+    """The message reaches it by its lease, with the reason, every time the plan is published."""
+    lead, plans = await Leadership(wire).claim("a", LONG_MS), Plans(wire)
+    lease = Lease(wire, MODEL)
+    controls = lease.controls()
+    hearing = asyncio.ensure_future(anext(controls))
+    plan = Plan(model=MODEL, want=1, reason="r", epoch=lead.epoch, cordon=(Cordoned(lease.id, "its steps take long"),))
+    async with asyncio.timeout(20):
+        while not hearing.done():  # the subscription may come after the first message
+            assert await plans.publish(lead, [plan])
+            await asyncio.sleep(0.01)
+    assert hearing.result() == Cordon("its steps take long")
+    await controls.aclose()  # type: ignore[attr-defined]
+
+
+# --- waking ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: Wire) -> None:
+    """The first job of an empty lane does, and only while no live worker reads it; one that is handed back does too."""
+    queue, lease = Queue(wire), Lease(wire, MODEL)
+    ears = Ears(wire, "scheduler", "wake")
+    await ears.until(1)
+    await queue.put(a_job(queue))
+    await ears.until(2)
+    await queue.put(a_job(queue))
+    await lease.register()
+    _, second = (await lease.claim(0, 2)).jobs
+    await queue.put(a_job(queue))  # somebody reads the lane
+    await lease.release(second.job.id, second.attempt)  # type: ignore[union-attr]
+    await ears.until(3)
+    assert len((await lease.claim(0, 8)).jobs) == 2  # and is noted as idle
+    await queue.put(a_job(queue))
+    await asyncio.sleep(0.05)
+    assert ears.heard == 3
+    ears.close()
+
+
+async def test_a_wire_that_was_cut_is_listened_to_again(redis_url: str) -> None:
+    """Whoever listens gets an error, and at the next try a first sign at once: something may have been missed."""
+    wire = Wire.open(WireSettings(url=redis_url))
+    messages = told(wire, "pools", "plan")
+    await anext(messages)
+    with Redis.from_url(redis_url) as client:
+        client.client_kill_filter(_type="pubsub")
+    with pytest.raises(Exception, match="channel pools"):
+        await anext(messages)
+    await anext(told(wire, "pools", "plan"))
+    await wire.close()
+
+
+# --- people ----------------------------------------------------------------------------------------------------------
+
+
+async def test_overrides_hold_until_ended_or_over(wire: Wire) -> None:
+    """By Redis time; each wakes the scheduler and stands among the actions with whoever made it."""
+    overrides, plans = Overrides(wire), Plans(wire)
+    ears = Ears(wire, "scheduler", "wake")
+    await ears.until(1)
+    fixed = await overrides.put(MODEL, 3, "ops")
+    paused = await overrides.put("other", None, "ops", LONG_MS)
+    assert await overrides.of([MODEL, "other", "third"]) == {MODEL: fixed, "other": paused}
+    assert not fixed.paused and fixed.until_ms is None
+    assert paused.paused and paused.until_ms == paused.at_ms + LONG_MS
+    assert await overrides.end(MODEL, "eve") and not await overrides.end(MODEL, "eve")
+    await overrides.put("other", 1, "ops", 1)
+    await ears.until(5)
+    async with asyncio.timeout(20):
+        while await overrides.of([MODEL, "other"]):
+            await asyncio.sleep(0.005)
+    assert [(n.action.kind, n.action.by, n.action.want) for n in reversed(await plans.actions(9))] == [
+        ("set", "ops", 3),
+        ("pause", "ops", None),
+        ("resume", "eve", None),
+        ("set", "ops", 1),
+    ]
+    ears.close()

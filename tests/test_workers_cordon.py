@@ -1,0 +1,121 @@
+"""A cordoned worker finishes what it has and waits to be taken away; what workers count for whoever judges them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from house import House, eventually
+
+from streaming.fleet import Fleet
+from streaming.leader import Leadership
+from streaming.messages import Failure, Process, Served, State, Terminal, Usage
+from streaming.plans import Cordoned, Plan, Plans
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+from workers.tally import Tally
+
+
+class Yard:
+    """A house with one worker, and the leader's hand."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.wire = Wire.open(WireSettings(url=house.redis_url))
+        self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
+
+    async def worker(self, **fields: object) -> Process:
+        """The worker of which this is true."""
+        async with asyncio.timeout(30):
+            while True:
+                for process in await self.fleet.processes("worker"):
+                    if all(getattr(process, name) == value for name, value in fields.items()):
+                        return process
+                await asyncio.sleep(0.02)
+
+    async def cordon(self, lease: str) -> None:
+        lead = await Leadership(self.wire).claim("test", 60_000)
+        cordon = (Cordoned(lease, "its steps take 5.0 times its peers' (10 ms)"),)
+        plan = Plan(model="sim", want=1, reason="r", epoch=lead.epoch, cordon=cordon)
+        assert await self.plans.publish(lead, [plan])
+        assert await self.plans.publish(lead, [plan]), "told again and again"
+
+    def put(self, tokens: int) -> str:
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
+        return str(json.loads(self.house.post("/v1/jobs", body)[2])["id"])
+
+    def job(self, job_id: str) -> dict[str, object]:
+        return dict(json.loads(self.house.get(f"/v1/jobs/{job_id}")[1]))
+
+
+@pytest.fixture
+async def yard(empty_house: House) -> AsyncIterator[Yard]:
+    empty_house.start_api()
+    yard = Yard(empty_house)
+    yield yard
+    await yard.wire.close()
+
+
+async def test_a_cordoned_worker_finishes_and_is_replaced(yard: Yard) -> None:
+    """It takes nothing more, its job completes in one attempt; it is seen as drained until SIGTERM ends it."""
+    process = yard.house.start("workers", PENSTOCK_SIM_STEP_MS="5")
+    worker = await yard.worker(state="ready")
+    running = yard.put(200)
+    eventually(lambda: yard.job(running)["status"] == "in_progress")
+    await yard.cordon(worker.lease)
+    await yard.worker(state="draining")
+    waiting = yard.put(3)
+    drained = await yard.worker(state="drained")
+    assert (drained.lease, drained.running) == (worker.lease, 0)
+    assert drained.served == {"standard": Served(1, 200 + len("user: hello") // 4, 0)}
+    assert yard.job(running)["status"] == "completed" and yard.job(running)["attempts"] == 1
+    assert yard.job(waiting)["status"] == "queued"
+    yard.house.start("workers", "--id", "worker-2")
+    eventually(lambda: yard.job(waiting)["status"] == "completed")
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, 20) == 0
+
+
+async def test_a_slow_step_is_seen(yard: Yard) -> None:
+    """The fault that makes steps five times longer shows in what the worker says of itself."""
+    yard.house.start("workers", PENSTOCK_SIM_STEP_MS="10", PENSTOCK_SIM_FAULTS="true")
+    await yard.worker(state="ready")
+
+    async def step_s() -> float:
+        """Of the steps of one more job."""
+        before = (await yard.fleet.processes("worker"))[0]
+        yard.put(50)
+        deadline = time.monotonic() + 30
+        while (after := (await yard.fleet.processes("worker"))[0]).steps < before.steps + 49:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        assert after.step_tokens - before.step_tokens == after.steps - before.steps
+        return (after.step_s - before.step_s) / (after.steps - before.steps)
+
+    assert await step_s() >= 0.009
+    body = {"model": "sim", "messages": [{"role": "user", "content": "[[slow@1]]"}], "max_tokens": 3}
+    assert yard.house.post("/v1/chat/completions", body)[0] == 200
+    assert await step_s() >= 0.045
+
+
+def test_a_tally_counts_steps_not_pauses() -> None:
+    """The first step after a pause has no time of its own."""
+    tally = Tally()
+    for now, more in ((1.0, True), (1.5, True), (2.0, False), (9.0, True), (9.25, False)):
+        tally.step(3, now, more=more)
+    assert (tally.steps, tally.step_s, tally.step_tokens) == (3, 1.25, 9)
+
+
+def test_a_tally_counts_jobs_by_lane() -> None:
+    """All tokens of a job; as failed, what the engine failed at, and not what was refused to its owner."""
+    tally = Tally()
+    ok = Terminal("j", State.COMPLETED, 1, usage=Usage(5, 7))
+    tally.ended("batch", ok)
+    for status in (400, 500):
+        tally.ended("batch", Terminal("j", State.FAILED, 0, failure=Failure("c", "m", status)))
+    tally.ended("standard", ok)
+    assert tally.served == {"batch": Served(3, 12, 1), "standard": Served(1, 12, 0)}
