@@ -171,13 +171,13 @@ class Loop:
             self._cold = await parts.plans.cold_starts()
         before, overrides = await parts.plans.read(), await parts.overrides.of(self._limits)
         at_ms, workers = await parts.now_ms(), await parts.fleet.processes("worker")
-        snapshots = await observe(self._limits, workers, parts.backlog)
         decisions = [
-            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model)) for snapshot in snapshots
+            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model))
+            for snapshot in await observe(self._limits, workers, parts.backlog)
         ]
         plans = [
-            self._plan(decision, snapshot, before.get(decision.model), lead, at_ms)
-            for decision, snapshot in zip(decisions, snapshots, strict=True)
+            self._plan(decision, before.get(decision.model), lead, at_ms, wakes=decision.model not in overrides)
+            for decision in decisions
         ]
         moves = await self._pool.moves(plans, workers, lead.epoch)
         actions = [action for plan in plans for action in self._actions(plan, before.get(plan.model))]
@@ -204,13 +204,17 @@ class Loop:
             paused=override is not None and override.paused,
             cold_start_s=self._cold.get(model, self._limits[model].cold_start_s),
         )
-        state = self._states.get(model) or (None if before is None else State(before.want))
-        decision = decide(snapshot, limits, state, self._clock())
+        state, now = self._states.get(model), self._clock()
+        if state is None and before is not None:
+            # Whoever led before had its reasons: nothing is given back until as much has been seen again.
+            state = State(before.want, needs=((now, float(before.want)),))
+        decision = decide(snapshot, limits, state, now)
         self._metrics.workers_wanted.labels(model).set(decision.want)
         return decision
 
-    def _plan(self, decision: decided.Plan, snapshot: Snapshot, before: Plan | None, lead: Lead, at_ms: int) -> Plan:
-        waiting = {lane.name: lane.waiting for lane in snapshot.lanes}
+    def _plan(self, decision: decided.Plan, before: Plan | None, lead: Lead, at_ms: int, *, wakes: bool) -> Plan:
+        """`wakes`: a job that is put at zero workers is a reason to start one."""
+        wakes = wakes and self._limits[decision.model].most > 0
         return Plan(
             model=decision.model,
             want=decision.want,
@@ -220,9 +224,7 @@ class Loop:
             pool=self._pool.kind,
             cordon=tuple(Cordoned(cordon.worker, cordon.reason) for cordon in decision.cordon),
             leaving=() if before is None else before.leaving,
-            lanes={
-                name: _prospect(outlook, waiting.get(name, 0), decision) for name, outlook in decision.outlook.items()
-            },
+            lanes={name: _prospect(outlook, decision, wakes=wakes) for name, outlook in decision.outlook.items()},
             wake_s=decision.wake_s,
             cold_start_s=decision.cold_start_s,
         )
@@ -310,11 +312,13 @@ class Loop:
             self._down = False
 
 
-def _prospect(outlook: decided.Outlook, waiting: int, decision: decided.Plan) -> Prospect:
-    """Before a job has ever ended, all that is known is when a worker will be there."""
+def _prospect(outlook: decided.Outlook, decision: decided.Plan, *, wakes: bool) -> Prospect:
+    """While the pace of work is not known yet, all that is known is when a worker will be there."""
+    if not decision.want and not wakes:
+        return Prospect(None)
     if math.isfinite(outlook.wait_s):
-        return Prospect(outlook.wait_s, outlook.each_s, waiting)
-    return Prospect(decision.wake_s if decision.want and not outlook.job_tokens else None, 0.0, waiting)
+        return Prospect(outlook.wait_s, outlook.each_s, outlook.waiting)
+    return Prospect(None if outlook.each_s else decision.wake_s, 0.0, outlook.waiting)
 
 
 def _succession(before: Mapping[str, Plan], lead: Lead) -> str:

@@ -14,13 +14,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 NAMESPACE = "llm"
+EPOCH = "penstock/leader-epoch"
 COST = "controller.kubernetes.io/pod-deletion-cost"
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
 current-context: test
 clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
-users: [{{name: u, user: {{token: t}}}}]
+users: [{{name: u, user: {{token: {token}}}}}]
 contexts: [{{name: test, context: {{cluster: c, user: u, namespace: llm}}}}]
 """
 
@@ -86,6 +87,10 @@ class Kube:
         self.writes: list[tuple[str, str, Any]] = []
         """(method, path, body) of what was asked to be changed, and was."""
         self.refused: list[tuple[int, str, str]] = []
+        self.stale: list[tuple[str, str, str]] = []
+        """(writer, method, path) of what was changed by anyone but the leader whose epoch is on the Deployment."""
+        self.writers: list[str] = []
+        """Whose epoch was written, in order: by the token each client has."""
         self.deleted: list[str] = []
         """Pods, in order."""
         self.down = False
@@ -98,7 +103,8 @@ class Kube:
             def handle_one(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
-                code, answer = kube.answer(self.command, self.path, body)
+                writer = self.headers.get("Authorization", "").rpartition(" ")[2]
+                code, answer = kube.answer(self.command, self.path, body, writer)
                 data = json.dumps(answer).encode()
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
@@ -114,8 +120,8 @@ class Kube:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
-        self.config = folder / "kubeconfig"
-        self.config.write_text(KUBECONFIG.format(port=self.port))
+        self._folder = folder
+        self.config = self.config_of("t")
 
     def __enter__(self) -> Kube:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
@@ -124,6 +130,12 @@ class Kube:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    def config_of(self, token: str) -> Path:
+        """A kubeconfig for a client that is known by this token."""
+        path = self._folder / f"kubeconfig-{token}"
+        path.write_text(KUBECONFIG.format(port=self.port, token=token))
+        return path
 
     # --- what a test does --------------------------------------------------------------------------------------------
 
@@ -145,7 +157,7 @@ class Kube:
 
     # --- what a client asks ------------------------------------------------------------------------------------------
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    def answer(self, method: str, path: str, body: Any, writer: str) -> tuple[int, dict[str, Any]]:
         with self.lock:
             try:
                 if self.down:
@@ -157,6 +169,10 @@ class Kube:
                 return error.code, {**status, "message": str(error), "metadata": {}}
             if method != "GET":
                 self.writes.append((method, path, body))
+                if EPOCH in json.dumps(body):
+                    self.writers.append(writer)
+                elif self.writers[-1:] != [writer]:
+                    self.stale.append((writer, method, path))
                 self._reconcile()
             return 200, answer
 

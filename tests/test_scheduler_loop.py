@@ -123,7 +123,10 @@ async def test_a_restarted_scheduler_goes_on_from_the_published_plan(hand: Hand)
     lead = await hand.leadership.claim("before", 60_000)
     assert await hand.plans.publish(lead, [Plan(model=MODEL, want=3, reason="before", epoch=lead.epoch)])
     await hand.leadership.leave("before")
-    await hand.loop().tick()
+    loop = hand.loop()
+    for _ in range(3):
+        await loop.tick()
+        hand.now += 1
     assert (await hand.plan()).want == 3
     assert [kind for kind, _, _ in await hand.did()] == ["lead"]
 
@@ -196,6 +199,17 @@ async def test_overrides_are_obeyed(hand: Hand) -> None:
     await hand.overrides.end(MODEL, "ops")
     await loop.tick()
     assert "by hand" not in (await hand.plan()).reason
+
+
+async def test_what_is_held_at_zero_is_not_promised(hand: Hand) -> None:
+    """Asleep by itself, a job may expect the wake-up; at zero by hand nobody can say."""
+    loop = hand.loop()
+    await loop.tick()
+    plan = await hand.plan()
+    assert plan.want == 0 and plan.lanes["interactive"].wait_s == plan.wake_s == 7.0
+    await hand.overrides.put(MODEL, 0, "ops")
+    await loop.tick()
+    assert (await hand.plan()).lanes["interactive"].wait_s is None
 
 
 async def test_a_dry_run_says_and_does_nothing(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:

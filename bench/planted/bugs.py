@@ -16,6 +16,8 @@ RENDER = "tests/test_api_render.py::test_"
 KEYS = "tests/test_api_keys.py::test_"
 BATCHES = "tests/test_streaming_batches.py::test_"
 LEDGER = "tests/test_streaming_ledger.py::test_"
+PLANS = "tests/test_streaming_plans.py::test_"
+PODS = "tests/test_scheduler_kubernetes.py::test_"
 SURVEY = "tests/test_offline_survey.py::test_"
 
 
@@ -370,4 +372,50 @@ LINES = (
     ),
 )
 
-BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *CALLERS, *LINES)
+POOLS = (
+    Bug(
+        "a plan without its fence",
+        "A scheduler that was suspended goes on as the leader when it wakes up, over another's decisions.",
+        (
+            _lua(
+                "plan",
+                "if redis.call('GET', leader_key()) ~= ARGV[1] or redis.call('GET', leader_epoch_key()) ~= ARGV[2]"
+                " then return 0 end\n",
+                "",
+            ),
+        ),
+        (PLANS + "a_plan_is_taken_from_the_leader_only",),
+    ),
+    Bug(
+        "a pool that follows anybody",
+        "Workers are started and stopped for a plan that another leader has overturned.",
+        (_lua("act", "if redis.call('GET', leader_epoch_key()) ~= ARGV[1] then return 0 end\n", ""),),
+        (PLANS + "a_pool_acts_only_under_the_current_epoch",),
+    ),
+    Bug(
+        "an epoch that stays",
+        "The next leader has the epoch of the last one: nobody can tell their acts apart.",
+        (_lua("lead", "math.max(epoch + 1, math.floor(now_ms() / 1000))", "math.max(epoch, 1)"),),
+        (PLANS + "one_leads_and_keeps_leading",),
+    ),
+    Bug(
+        "a scale without its version",
+        "A suspended leader sets the number of pods over its successor's.",
+        (Edit("scheduler/kubernetes.py", "resourceVersion=version),", "),"),),
+        (PODS + "a_leader_stopped_after_its_stamp_is_refused",),
+    ),
+    Bug(
+        "pods that go undrained",
+        "The scale is lowered at once, and running work is cut off when the grace period is over.",
+        (Edit("scheduler/leaving.py", "want + len(chosen) - len(drained)", "want"),),
+        (PODS + "a_pod_is_drained_before_it_goes",),
+    ),
+    Bug(
+        "a sleeper nobody wakes at once",
+        "The first request at zero workers waits for the next tick.",
+        (_lua("put", "wake_scheduler(model)", "is_read(lane)"),),
+        (PLANS + "a_put_nobody_is_there_for_wakes_the_scheduler",),
+    ),
+)
+
+BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *CALLERS, *LINES, *POOLS)
