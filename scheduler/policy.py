@@ -1,63 +1,33 @@
 """How many workers a model should have, and why. Pure: no clock, no wire, no memory but the state handed back.
 
-Up at once, by the jobs that wait beyond what the workers can take; down one worker at a time, each after a quiet
-while. What a worker can take is its slots, or less where jobs were seen to wait although slots were free (a full KV
-cache does that); remembering this is what keeps a constant load from rocking the number of workers.
+Up at once, to the most of: room for the last peak of jobs that cannot wait for a new worker, and for the rush that the
+recent past has shown on top of such a peak; room for the jobs that are here now; enough to begin what waits within its
+targets and deadlines. Down to the most that was needed in the last while, and not by little where that was regretted
+before. docs/scheduling.md has the formulas and their sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-PATIENCE_MS = 2_000
-"""A job that has waited longer is not just about to be claimed: the slots that look free are not to be had."""
+from scheduler import health, starts
+from scheduler.demand import Demand, in_slots, keep_s, learn, tight
+from scheduler.forecast import constraints, wait_s, workers_for
+from scheduler.health import Health
+from scheduler.limits import Limits
+from scheduler.plan import Outlook, Plan
+from scheduler.rush import Peaks, highest, noted
+from scheduler.snapshot import Snapshot
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the settings allow for one model."""
-
-    min: int
-    max: int
-    backlog_per_worker: int
-    """Waiting jobs that justify one more worker."""
-    idle_s: float
-    """How long a worker must have been one too many before it is given back."""
-
-    def clamp(self, workers: int) -> int:
-        return max(self.min, min(self.max, workers))
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One model as seen at one moment."""
-
-    model: str
-    waiting: Mapping[str, int] = field(default_factory=dict)
-    """Jobs by priority."""
-    oldest_ms: Mapping[str, int] = field(default_factory=dict)
-    """Age of the oldest waiting job by priority."""
-    running: int = 0
-    """Jobs that workers hold."""
-    workers_ready: int = 0
-    workers_starting: int = 0
-    slots: int = 0
-    """Of all ready workers together."""
-
-    @property
-    def backlog(self) -> int:
-        return sum(self.waiting.values())
-
-    @property
-    def oldest(self) -> int:
-        """Milliseconds."""
-        return max(self.oldest_ms.values(), default=0)
-
-    @property
-    def stuck(self) -> bool:
-        """Jobs wait although the workers had time to take them."""
-        return self.backlog > 0 and self.oldest >= PATIENCE_MS
+SPARE = 0.25
+"""Of a worker: so much less than a whole one must be needed before it is one too many."""
+SMALL = 1 / 3
+"""Of the workers: giving back no more than this, or one, is a small step."""
+REGRET_S = 3600.0
+"""A small step that is taken back within this time was a mistake: there is none for as long. So a constant load, be it
+noisy, moves the number of workers at most twice in that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,106 +35,192 @@ class State:
     """What the next decision must know of the last one."""
 
     want: int
-    spare_since: float | None = None
-    """Since when fewer workers would do, in the seconds of `now`."""
-    capacity: int | None = None
-    """Jobs one worker was seen to hold while others waited; None: not seen yet."""
+    demand: Demand = field(default_factory=Demand)
+    needs: Peaks = ()
+    """Workers needed at single moments of the last while."""
+    stepped: float | None = None
+    """When the last small step down was."""
+    no_small_step_until: float = -math.inf
+    health: Health = field(default_factory=Health)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """The number of workers a model should have, and the sentence that explains it."""
+class Need:
+    """Workers that one consideration asks for, as a fraction, and its reason."""
 
-    model: str
-    want: int
-    reason: str
-    state: State
+    workers: float
+    why: str
+    lasting: bool = False
+    """It speaks of the last while, not only of this moment."""
 
 
-def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) -> Decision:
+def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) -> Plan:
     """The number of workers this model should have at `now` (seconds of any clock that only goes forward).
 
-    `state` is the last decision's; None at first, which takes over the workers there are.
+    `state` is the last plan's; None at first, which takes over the workers there are.
     """
     if state is None:
-        state = State(snapshot.workers_ready + snapshot.workers_starting)
-    state = replace(state, capacity=_capacity(snapshot, state.capacity))
-    have = limits.clamp(state.want)
-    need = limits.clamp(_needed(snapshot, limits, state, have))
-    if need < have == state.want:
-        return _spare(snapshot, limits, state, need, now)
-    if need > have:
-        reason = _why_up(snapshot, limits, have)
-    elif have != state.want:
-        reason = f"the limits are {limits.min} to {limits.max}"
-    else:
-        reason = _why_stay(snapshot, limits, have)
-    return _decision(snapshot, max(need, have), reason, replace(state, spare_since=None))
+        state = State(len(snapshot.ready) + snapshot.starting)
+    judged = health.judge(state.health, snapshot.workers, now)
+    snapshot = _without_cordoned(snapshot, judged)
+    state = replace(state, demand=learn(state.demand, snapshot, limits, now), health=judged)
+    if limits.paused:
+        return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
+    if limits.pinned is not None:
+        return _plan(snapshot, limits, state, limits.clamp(limits.pinned), f"{limits.pinned} set by hand", now)
+    needs = needed(snapshot, limits, state, now)
+    momentary = max((need.workers for need in needs if not need.lasting), default=0.0)
+    state = replace(state, needs=noted(state.needs, momentary, now, keep_s(state.demand, limits)))
+    return _follow(snapshot, limits, state, max(needs, key=lambda need: need.workers), now)
 
 
-def _spare(snapshot: Snapshot, limits: Limits, state: State, need: int, now: float) -> Decision:
-    """Fewer would do: keep all of them for the quiet time, then give one back and begin again."""
-    since = now if state.spare_since is None else state.spare_since
-    quiet = now - since
-    if quiet < limits.idle_s:
-        reason = f"{need} would do, for {quiet:.0f} s of {limits.idle_s:g} s"
-        return _decision(snapshot, state.want, reason, replace(state, spare_since=since))
-    reason = f"{need} would do for {limits.idle_s:g} s: one is given back"
-    return _decision(snapshot, state.want - 1, reason, replace(state, spare_since=now))
+def _follow(snapshot: Snapshot, limits: Limits, state: State, need: Need, now: float) -> Plan:
+    """Up to the need at once; down with patience."""
+    have, want = limits.clamp(state.want), limits.clamp(_whole(need.workers))
+    if want > have:
+        return _plan(snapshot, limits, _regretted(state, now), want, need.why, now)
+    if have != state.want:
+        return _plan(snapshot, limits, state, have, f"the limits are {limits.min} to {limits.most}", now)
+    lately = max(need.workers, highest(state.needs)) + SPARE if need.workers else 0.0
+    fewer = limits.clamp(_whole(lately))
+    if fewer >= have:
+        return _plan(snapshot, limits, state, have, _why_stay(snapshot, limits, have, need), now)
+    if fewer and _small(have, fewer):
+        if now < state.no_small_step_until:
+            left = state.no_small_step_until - now
+            why = f"{fewer} would do, but giving back so few was a mistake before: not for {left:.0f} s ({need.why})"
+            return _plan(snapshot, limits, state, have, why, now)
+        state = replace(state, stepped=now)
+    while_s = keep_s(state.demand, limits)
+    return _plan(snapshot, limits, state, fewer, f"{fewer} were enough for {while_s:.0f} s ({need.why})", now)
 
 
-def _decision(snapshot: Snapshot, want: int, reason: str, state: State) -> Decision:
-    return Decision(snapshot.model, want, reason, replace(state, want=want))
+def _regretted(state: State, now: float) -> State:
+    if state.stepped is None or now - state.stepped > REGRET_S:
+        return state
+    return replace(state, stepped=None, no_small_step_until=now + REGRET_S)
 
 
-def _needed(snapshot: Snapshot, limits: Limits, state: State, have: int) -> int:
-    """Workers kept busy by what runs or is about to, plus those the rest of the backlog justifies; at least one for
-    any work at all."""
-    soon = _about_to_run(snapshot)
-    busy = _busy(snapshot, state, have, snapshot.running + soon)
-    need = busy + (snapshot.backlog - soon) // limits.backlog_per_worker
-    return max(need, 1) if snapshot.backlog or snapshot.running else need
+def _small(have: int, fewer: int) -> bool:
+    return have - fewer <= max(1, have * SMALL)
 
 
-def _about_to_run(snapshot: Snapshot) -> int:
-    """Waiting jobs that free slots will take in a moment; none once jobs have waited long in spite of such slots."""
-    if snapshot.stuck:
-        return 0
-    return min(snapshot.backlog, max(0, snapshot.slots - snapshot.running))
+def _whole(workers: float) -> int:
+    return math.ceil(workers - 1e-9)
 
 
-def _busy(snapshot: Snapshot, state: State, have: int, jobs: int) -> int:
-    """Workers that so many jobs would fill. Never more than `have`: prefetched jobs are no reason to grow."""
-    if not jobs:
-        return 0
-    if not snapshot.workers_ready or not snapshot.slots:
-        return have  # somebody runs them and cannot be seen: no time to shrink
-    each = max(1, snapshot.slots // snapshot.workers_ready)
-    if state.capacity is not None:
-        each = min(each, state.capacity)
-    return min(have, -(-jobs // each))
+# --- what is needed --------------------------------------------------------------------------------------------------
 
 
-def _capacity(snapshot: Snapshot, known: int | None) -> int | None:
-    """What one worker holds when it can hold no more; corrected upwards whenever one is seen to hold more."""
-    if not snapshot.workers_ready or not snapshot.running:
-        return known
-    seen = max(1, snapshot.running // snapshot.workers_ready)
-    if snapshot.stuck:
-        return seen
-    return None if known is None else max(known, seen)
+def needed(snapshot: Snapshot, limits: Limits, state: State, now: float) -> Sequence[Need]:
+    """What each consideration asks for, before any limit."""
+    demand, have = state.demand, limits.clamp(state.want)
+    quiet_s = now - demand.busy_at
+    if not snapshot.waiting and not snapshot.running and (quiet_s >= limits.sleep_s or not have):
+        return [Need(0, f"no job for {quiet_s:.0f} s")]
+    if not demand.capacity:
+        return [Need(1, f"{_jobs(snapshot)}, and what a worker can do is not known yet")]
+    if snapshot.running and not snapshot.ready:
+        # Somebody runs them and cannot be seen: no time to shrink.
+        return [Need(max(have, 1), f"{snapshot.running} running with workers that are silent")]
+    awake = Need(
+        1, _jobs(snapshot) if snapshot.running + snapshot.waiting else f"no job for only {quiet_s:.0f} s", True
+    )
+    return [awake, *_for_load(snapshot, limits, demand), *_for_targets(snapshot, limits, demand)]
 
 
-def _why_up(snapshot: Snapshot, limits: Limits, have: int) -> str:
-    waiting = f"{snapshot.backlog} waiting (oldest {snapshot.oldest / 1000:.1f} s)"
-    if have == 0:
-        return f"{waiting} and no worker" if snapshot.backlog else f"{snapshot.running} running and no worker wanted"
-    return f"{waiting}: one more worker per {limits.backlog_per_worker}, at most {limits.max}"
+def _for_load(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Need]:
+    """Room for jobs that cannot wait for a worker, now and in a rush, beside the others' usual share."""
+    others = _others(snapshot, limits, demand)
+    beside = f" beside {others:.0f} that can wait" if others >= 0.5 else ""
+    each, held, jobs = demand.capacity, in_slots(snapshot, demand), 0.0
+    needs = [Need(others / each, f"{others:.0f} jobs that can wait, {each} to a worker")]
+    for lane, rush in demand.rushes.items():
+        jobs += held[lane]
+        rushed = f"at most {rush.usual:.0f} {lane} jobs at once lately, up to {rush.room:.0f} while a worker starts"
+        needs.append(Need((jobs + others) / each, f"{jobs:.0f} {lane} jobs{beside}, {each} to a worker"))
+        needs.append(Need((rush.room + others) / each, f"{rushed}{beside}, {each} to a worker", lasting=True))
+    return needs
 
 
-def _why_stay(snapshot: Snapshot, limits: Limits, have: int) -> str:
-    if not snapshot.backlog and not snapshot.running:
-        return f"idle, {have} kept ready" if have else "idle, asleep until the first job"
-    if snapshot.backlog and have == limits.max:
-        return f"{snapshot.backlog} waiting, and {have} is the most allowed"
-    return f"{snapshot.running} running and {snapshot.backlog} waiting are work for {have}"
+def _others(snapshot: Snapshot, limits: Limits, demand: Demand) -> float:
+    """Slots for the usual share of jobs that can wait for a worker: arrivals times the seconds each is held, and no
+    more than there are, for what waits is reckoned by its time to clear."""
+    slots = 0.0
+    for lane in snapshot.lanes:
+        if not tight(lane.name, demand, limits):
+            usual = demand.rate(lane.name) * demand.size(lane.name) / demand.pace if demand.pace else math.inf
+            slots += min(lane.running, usual)
+    return slots
+
+
+def _for_targets(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Need]:
+    """Enough to begin what waits within its targets and deadlines."""
+    needs = []
+    for ahead in constraints(snapshot, demand, limits):
+        workers = workers_for(ahead, demand, snapshot.running, limits.most)
+        needs.append(Need(workers, f"{ahead.why}: {workers} workers do that"))
+    return needs
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def _without_cordoned(snapshot: Snapshot, judged: Health) -> Snapshot:
+    """Cordoned workers take nothing: they count as draining."""
+    names = {cordon.worker for cordon in judged.cordons}
+    if not names:
+        return snapshot
+    workers = (replace(each, state="draining") if each.id in names else each for each in snapshot.workers)
+    return replace(snapshot, workers=tuple(workers))
+
+
+def _plan(snapshot: Snapshot, limits: Limits, state: State, want: int, reason: str, now: float) -> Plan:
+    demand = replace(state.demand, starts=starts.ordered(state.demand.starts, want - state.want, now))
+    wake_s = 0.0 if snapshot.ready else demand.starts.wake_s(limits.cold_start_s, now)
+    return Plan(
+        snapshot.model,
+        want,
+        reason,
+        replace(state, want=want, demand=demand),
+        state.health.cordons,
+        _outlook(snapshot, limits, demand, len(snapshot.ready) or want, wake_s),
+        wake_s,
+        demand.cold_s(limits),
+        want * limits.cost,
+    )
+
+
+def _outlook(snapshot: Snapshot, limits: Limits, demand: Demand, workers: int, wake_s: float) -> dict[str, Outlook]:
+    """What a job put now may expect: the wake-up, and then what is before it. A sleeping model wakes one worker."""
+    workers = workers or min(1, limits.most)
+    waits = wait_s(snapshot, demand, workers)
+    rate = workers * demand.capacity * demand.pace
+    return {
+        lane.name: Outlook(
+            waiting=lane.waiting,
+            tokens=lane.waiting * demand.size(lane.name),
+            arrivals=demand.rate(lane.name),
+            wait_s=wake_s + waits[lane.name] if workers else math.inf,
+            each_s=demand.size(lane.name) / rate if rate else 0.0,
+        )
+        for lane in snapshot.lanes
+    }
+
+
+def _jobs(snapshot: Snapshot) -> str:
+    if not snapshot.waiting:
+        return f"{snapshot.running} running"
+    waiting = f"{snapshot.waiting} waiting (oldest {snapshot.oldest_s:.1f} s)"
+    return f"{waiting} and {snapshot.running} running" if snapshot.running else waiting
+
+
+def _why_stay(snapshot: Snapshot, limits: Limits, have: int, need: Need) -> str:
+    idle = not snapshot.waiting and not snapshot.running
+    if idle and not have:
+        return "idle, asleep until the first job"
+    if idle and need.workers < limits.min:
+        return f"idle, {have} kept ready"
+    if _whole(need.workers) > limits.most:
+        return f"{have} is the most allowed ({need.why})"
+    return need.why

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from redis import Redis
-from scheduler.limits import Limits
 
+from scheduler.limits import Limits
 from scheduler.loop import Loop, Me, Parts
 from scheduler.pools import DryRunPool, LocalPool, Move, Pool
 from streaming.errors import Unavailable
