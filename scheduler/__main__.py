@@ -18,6 +18,7 @@ from scheduler.loop import Loop, Me, Parts
 from scheduler.pools import DryRunPool, LocalPool, Pool
 from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.config import FILE, Config, ConfigError, load
+from streaming.messages import Priority
 from streaming.settings import ModelSettings, WireSettings, check_model_names
 from streaming.wire import Wire
 from telemetry import logs
@@ -63,7 +64,21 @@ class Settings(msgspec.Struct, frozen=True):
 
 def limits_of(model: ModelSettings, own: SchedulerSettings) -> Limits:
     """What the settings allow for one model."""
-    return Limits(model.min_workers, model.most_workers, idle_s=own.idle_s)
+    return Limits(
+        min=model.min_workers,
+        max=model.most_workers,
+        targets={
+            Priority.INTERACTIVE: own.interactive_s,
+            Priority.STANDARD: own.standard_s,
+            Priority.BATCH: own.batch_s,
+        },
+        idle_s=own.idle_s,
+        sleep_s=own.sleep_s,
+        cold_start_s=own.cold_start_s,
+        cover=own.cover,
+        cost=model.cost_per_hour,
+        budget=model.budget_per_hour,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.shapes import Shape
+
 TARGETS: Mapping[str, float] = {"interactive": 2.0, "standard": 30.0, "batch": 3600.0}
 """Seconds a job of each lane may wait before it is begun."""
 
@@ -33,6 +35,8 @@ class Limits:
     """A number set by hand: no other is decided while it stands."""
     paused: bool = False
     """Nothing is changed, only watched."""
+    shapes: tuple[Shape, ...] = ()
+    """The model's pools in the order of the load they are for, where it has several."""
 
     @property
     def most(self) -> int:

@@ -44,6 +44,8 @@ class Plan:
     state: State
     """For the next decision."""
     cordon: tuple[Cordon, ...] = ()
+    dispatch: str = ""
+    """Which of the model's pools new jobs should go to; "": it has only one."""
     outlook: Mapping[str, Outlook] = field(default_factory=dict)
     """By lane."""
     wake_s: float = 0.0

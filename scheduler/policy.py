@@ -19,10 +19,11 @@ from scheduler.health import Health
 from scheduler.limits import Limits
 from scheduler.plan import Outlook, Plan
 from scheduler.rush import Peaks, highest, noted
+from scheduler.shapes import Route, route
 from scheduler.snapshot import Snapshot
 
 SPARE = 0.25
-"""Of a worker: so much less than a whole one must be needed before it is one too many."""
+"""Of a worker, in jobs: so much room must be left on the others before one is too many."""
 SMALL = 1 / 3
 """Of the workers: giving back no more than this, or one, is a small step."""
 REGRET_S = 3600.0
@@ -42,6 +43,8 @@ class State:
     """When the last small step down was."""
     no_small_step_until: float = -math.inf
     health: Health = field(default_factory=Health)
+    route: Route | None = None
+    """Where new jobs went, if the model has pools of several shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,12 @@ class Need:
     why: str
     lasting: bool = False
     """It speaks of the last while, not only of this moment."""
+    spare: float = 0.0
+    """So much less than it must be needed before a worker is one too many."""
+
+    @property
+    def kept(self) -> float:
+        return self.workers + self.spare
 
 
 def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) -> Plan:
@@ -64,24 +73,27 @@ def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) 
     judged = health.judge(state.health, snapshot.workers, now)
     snapshot = _without_cordoned(snapshot, judged)
     state = replace(state, demand=learn(state.demand, snapshot, limits, now), health=judged)
+    if limits.shapes:
+        state = replace(state, route=route(state.route, limits.shapes, snapshot.running + snapshot.waiting, now))
     if limits.paused:
         return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
     if limits.pinned is not None:
         return _plan(snapshot, limits, state, limits.clamp(limits.pinned), f"{limits.pinned} set by hand", now)
     needs = needed(snapshot, limits, state, now)
-    momentary = max((need.workers for need in needs if not need.lasting), default=0.0)
+    momentary = max((need.kept for need in needs if not need.lasting), default=0.0)
     state = replace(state, needs=noted(state.needs, momentary, now, keep_s(state.demand, limits)))
-    return _follow(snapshot, limits, state, max(needs, key=lambda need: need.workers), now)
+    return _follow(snapshot, limits, state, needs, now)
 
 
-def _follow(snapshot: Snapshot, limits: Limits, state: State, need: Need, now: float) -> Plan:
+def _follow(snapshot: Snapshot, limits: Limits, state: State, needs: Sequence[Need], now: float) -> Plan:
     """Up to the need at once; down with patience."""
+    need = max(needs, key=lambda need: need.workers)
     have, want = limits.clamp(state.want), limits.clamp(_whole(need.workers))
     if want > have:
         return _plan(snapshot, limits, _regretted(state, now), want, need.why, now)
     if have != state.want:
         return _plan(snapshot, limits, state, have, f"the limits are {limits.min} to {limits.most}", now)
-    lately = max(need.workers, highest(state.needs)) + SPARE if need.workers else 0.0
+    lately = max(highest(state.needs), *(need.kept for need in needs)) if need.workers else 0.0
     fewer = limits.clamp(_whole(lately))
     if fewer >= have:
         return _plan(snapshot, limits, state, have, _why_stay(snapshot, limits, have, need), now)
@@ -134,23 +146,25 @@ def _for_load(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Need]:
     others = _others(snapshot, limits, demand)
     beside = f" beside {others:.0f} that can wait" if others >= 0.5 else ""
     each, held, jobs = demand.capacity, in_slots(snapshot, demand), 0.0
-    needs = [Need(others / each, f"{others:.0f} jobs that can wait, {each} to a worker")]
+    needs = [Need(others / each, f"{others:.0f} jobs that can wait, {each} to a worker", spare=SPARE)]
     for lane, rush in demand.rushes.items():
         jobs += held[lane]
         rushed = f"at most {rush.usual:.0f} {lane} jobs at once lately, up to {rush.room:.0f} while a worker starts"
-        needs.append(Need((jobs + others) / each, f"{jobs:.0f} {lane} jobs{beside}, {each} to a worker"))
-        needs.append(Need((rush.room + others) / each, f"{rushed}{beside}, {each} to a worker", lasting=True))
+        needs.append(Need((jobs + others) / each, f"{jobs:.0f} {lane} jobs{beside}, {each} to a worker", spare=SPARE))
+        needs.append(
+            Need((rush.room + others) / each, f"{rushed}{beside}, {each} to a worker", lasting=True, spare=SPARE)
+        )
     return needs
 
 
 def _others(snapshot: Snapshot, limits: Limits, demand: Demand) -> float:
     """Slots for the usual share of jobs that can wait for a worker: arrivals times the seconds each is held, and no
     more than there are, for what waits is reckoned by its time to clear."""
-    slots = 0.0
+    slots, held = 0.0, in_slots(snapshot, demand)
     for lane in snapshot.lanes:
         if not tight(lane.name, demand, limits):
             usual = demand.rate(lane.name) * demand.size(lane.name) / demand.pace if demand.pace else math.inf
-            slots += min(lane.running, usual)
+            slots += min(held[lane.name] - lane.waiting, usual)
     return slots
 
 
@@ -184,6 +198,7 @@ def _plan(snapshot: Snapshot, limits: Limits, state: State, want: int, reason: s
         reason,
         replace(state, want=want, demand=demand),
         state.health.cordons,
+        state.route.shape if state.route is not None and limits.shapes else "",
         _outlook(snapshot, limits, demand, len(snapshot.ready) or want, wake_s),
         wake_s,
         demand.cold_s(limits),

@@ -8,15 +8,27 @@ import msgspec
 
 from streaming.plans import PoolKind
 
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [scheduler]."""
 
     tick_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    backlog_per_worker: Annotated[int, msgspec.Meta(ge=1)] = 16
-    """Waiting jobs that justify one more worker."""
+    interactive_s: Seconds = 2.0
+    """How long an interactive job may wait before it is begun: what the number of workers aims at."""
+    standard_s: Seconds = 30.0
+    """The same for standard jobs."""
+    batch_s: Seconds = 3600.0
+    """The same for batch jobs."""
+    cover: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.99
+    """Share of the last hours' rushes, by jobs, that workers are kept ready for."""
     idle_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
-    """Quiet time after which a worker beyond the minimum is given back."""
+    """How long fewer workers must have been enough before some are given back; five cold starts, if that is longer."""
+    sleep_s: Annotated[float, msgspec.Meta(ge=0)] = 300.0
+    """How long there must have been no job before a model with min_workers 0 goes to sleep."""
+    cold_start_s: Seconds = 10.0
+    """From deciding on a worker to having it; until it has been measured."""
     lead_s: Annotated[float, msgspec.Meta(ge=0.5, le=8)] = 5.0
     """A leading scheduler silent for so long is replaced by another."""
     pool: PoolKind = "local"

@@ -164,6 +164,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_workers: Annotated[int, msgspec.Meta(ge=0)] = 1
     max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """None: the same as min_workers."""
+    cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Of one worker, in any unit."""
+    budget_per_hour: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """The most that all workers of this model may cost together; it goes before min_workers. None: no limit."""
     resources: Resources = Resources()
     """What each of its worker processes may use of its machine: `resources.cpus`, `.memory_mib`, `.nice`."""
     options: dict[str, Any] = {}

@@ -29,7 +29,7 @@ max_workers = 2
 options = {slots = 1, step_ms = 100}
 [scheduler]
 tick_s = 0.2
-backlog_per_worker = 1
+interactive_s = 0.5
 """
 
 

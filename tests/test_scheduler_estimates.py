@@ -1,0 +1,165 @@
+"""What is learned of demand, starts and rushes, and what is reckoned from it."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.demand import Demand, Flow, in_slots, keep_s, learn, tight
+from scheduler.forecast import Ahead, clear_s, wait_s, workers_for
+from scheduler.limits import Limits
+from scheduler.rush import BUCKET_S, Lens, Rush, follow, highest, noted, quantile
+from scheduler.snapshot import Lane, Served, Snapshot, Worker
+from scheduler.starts import Starts, ordered, seen
+
+LIMITS = Limits(0, 8)
+KNOWN = Demand(slots=4, held_s=10.0, flows={"standard": Flow(jobs=10, tokens=1000.0)})
+"""Four slots a worker, jobs of 100 tokens, 100 tokens a second of each slot."""
+
+
+def looked_at(*looks: tuple[float, Snapshot]) -> Demand:
+    demand = Demand()
+    for now, snapshot in looks:
+        demand = learn(demand, snapshot, LIMITS, now)
+    return demand
+
+
+def test_arrivals_are_counted_between_looks() -> None:
+    """Two jobs a second for ten minutes are two a second; what was there before the first look is not counted."""
+    looks = [(float(now), Snapshot("m", (Lane("standard", added=500 + 2 * now),))) for now in range(600)]
+    assert looked_at(*looks).rate("standard") == pytest.approx(2, rel=0.01)
+    lost = (601.0, Snapshot("m", (Lane("standard", added=3),)))
+    assert 1.9 < looked_at(*looks, lost).rate("standard") < 2, "a store that lost data has not given negative arrivals"
+
+
+def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
+    """Workers with three running jobs that end one of 300 tokens every second: 100 tokens a second of each slot."""
+
+    def worker(now: int) -> Worker:
+        return Worker("w", slots=4, running=3, served={"standard": Served(now, 300 * now)})
+
+    looks = [(float(now), Snapshot("m", (Lane("standard"),), (worker(now),))) for now in range(300)]
+    demand = looked_at(*looks)
+    assert demand.pace == pytest.approx(100, rel=0.01)
+    assert demand.size("standard") == pytest.approx(300)
+    assert demand.size("batch") == pytest.approx(300), "nothing of its own is known yet"
+
+
+def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
+    """Its counters are remembered."""
+    here = Snapshot("m", (Lane("standard"),), (Worker("w", slots=4, served={"standard": Served(50, 500)}),))
+    away = Snapshot("m", (Lane("standard"),))
+    demand = looked_at((0.0, here), (1.0, away), (2.0, here))
+    assert demand.flows["standard"].jobs == 0
+
+
+def test_prefetched_jobs_take_no_slot() -> None:
+    """Six jobs held in four slots are four, in the lanes' proportion, and what waits."""
+    lanes = (Lane("interactive", 1, 2), Lane("standard", 0, 4))
+    held = in_slots(Snapshot("m", lanes, (Worker("w", slots=4),)), Demand(slots=4))
+    assert held == {"interactive": 2 * 4 / 6 + 1, "standard": 4 * 4 / 6}
+
+
+def test_only_lanes_that_cannot_wait_for_a_start_are_tight() -> None:
+    """A target of 2 s is, with starts of 10 s; as soon as they were seen to take one second, it is not."""
+    assert tight("interactive", Demand(), LIMITS) and not tight("standard", Demand(), LIMITS)
+    assert not tight("interactive", Demand(starts=Starts(cold_s=1.0)), LIMITS)
+    assert not tight("unheard-of", Demand(), LIMITS)
+    assert keep_s(Demand(starts=Starts(cold_s=100.0)), LIMITS) == 500
+
+
+def test_starts_are_matched_with_orders() -> None:
+    """Oldest order first; a cancelled order is the youngest; a worker nobody ordered is no measurement."""
+    starts = seen(Starts(), ["a"], 0.0)
+    assert seen(starts, ["a", "b"], 5.0).cold_s is None
+    starts = ordered(starts, 3, 10.0)
+    starts = ordered(starts, -1, 12.0)
+    assert starts.wake_s(9.0, 13.0) == 6.0
+    starts = seen(starts, ["a", "c", "d"], 30.0)
+    assert (starts.ordered, starts.cold_s) == ((), 20.0)
+    assert starts.wake_s(9.0, 31.0) == 20.0, "a whole start, for none is under way"
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 50)), min_size=1, max_size=60), st.floats(10, 100))
+def test_peaks_are_a_sliding_maximum(steps: list[tuple[float, int]], while_s: float) -> None:
+    """To within the bucket, the highest value of the last while, from a few numbers."""
+    peaks: tuple[tuple[float, float], ...] = ()
+    now, past = 0.0, []
+    for gap, value in steps:
+        now += gap
+        past.append((now, value))
+        peaks = noted(peaks, value, now, while_s)
+        kept = [v for at, v in past if at > now - while_s]
+        assert highest(peaks) <= max(kept)
+        assert highest(peaks) >= max((v for at, v in past if at > now - while_s + BUCKET_S), default=0)
+        assert all(a[1] > b[1] and a[0] < b[0] for a, b in pairwise(peaks))
+
+
+@given(st.lists(st.tuples(st.floats(1, 5), st.floats(0.1, 9)), min_size=1, max_size=40), st.floats(0.01, 1))
+def test_the_quantile_leaves_its_share_below(past: list[tuple[float, float]], share: float) -> None:
+    """By weight."""
+    found, whole = quantile(past, share), sum(weight for _, weight in past)
+    assert sum(weight for value, weight in past if value <= found) >= share * whole * (1 - 1e-9)
+    assert sum(weight for value, weight in past if value < found) < share * whole + 1e-6
+    assert quantile([], share) == 0
+
+
+@settings(max_examples=30)
+@given(st.floats(1.2, 4), st.integers(5, 200))
+def test_a_rush_that_comes_again_and_again_is_met(factor: float, jobs: int) -> None:
+    """Demand that jumps by a factor every ten minutes finds, after a while, room for the jump before it comes."""
+    rush, lens = Rush(), Lens(60.0, 120.0, 1.0, 8)
+    room_before = 0.0
+    for tick in range(720):
+        now = 10.0 * tick
+        rushing = tick % 60 >= 54
+        if tick % 60 == 54:
+            room_before = rush.room
+        rush = follow(rush, jobs * factor if rushing else jobs, lens, now)
+    assert room_before >= jobs * factor * 0.999
+
+
+def test_a_calm_past_needs_no_more_than_its_peak() -> None:
+    """Constant demand is met exactly, once it has been constant for a while; until then with some reserve."""
+    rush, lens = Rush(), Lens(60.0, 300.0, 0.99, 8)
+    for tick in range(30):
+        rush = follow(rush, 20, lens, 10.0 * tick)
+    assert rush.room > 25
+    for tick in range(30, 400):
+        rush = follow(rush, 20, lens, 10.0 * tick)
+    assert rush.room == 20
+
+
+def test_the_time_to_clear() -> None:
+    """Forty jobs of 100 tokens, two workers of four slots at 100 tokens a second each, three slots free."""
+    ahead = Ahead("standard", 40, 4000.0, 0.0, 10.0, "")
+    assert clear_s(ahead, 2, KNOWN, running=8) == 4000 / 800
+    assert clear_s(ahead, 2, KNOWN, running=5) == pytest.approx(4000 * (37 / 40) / 800)
+    overtaken = Ahead("standard", 40, 4000.0, 600.0, 10.0, "")
+    assert clear_s(overtaken, 2, KNOWN, running=8) == 4000 / 200
+    swamped = Ahead("standard", 40, 4000.0, 900.0, 10.0, "")
+    assert clear_s(swamped, 2, KNOWN, running=8) == math.inf
+    assert clear_s(Ahead("standard", 3, 300.0, 900.0, 10.0, ""), 2, KNOWN, running=5) == 0
+
+
+@given(st.integers(1, 500), st.floats(0.1, 100), st.floats(0, 2000), st.integers(0, 100))
+def test_more_workers_never_clear_later(jobs: int, within_s: float, overtaking: float, running: int) -> None:
+    """So the fewest that do it in time can be searched for; none fewer does."""
+    ahead = Ahead("standard", jobs, 100.0 * jobs, overtaking, within_s, "")
+    times = [clear_s(ahead, workers, KNOWN, running) for workers in range(21)]
+    assert times == sorted(times, reverse=True)
+    found = workers_for(ahead, KNOWN, running, 20)
+    assert all(took > within_s for took in times[:found])
+    assert found == 20 or times[found] <= within_s
+
+
+def test_a_job_put_now_waits_for_everything_above_it() -> None:
+    """And an empty lane of a busy model for the next free slot."""
+    lanes = (Lane("interactive"), Lane("standard", 39, 8))
+    snapshot = Snapshot("m", lanes, (Worker("v", slots=4, running=4), Worker("w", slots=4, running=4)))
+    waits = wait_s(snapshot, KNOWN, 2)
+    assert waits == {"interactive": 100 / 800, "standard": 4000 / 800}

@@ -1,0 +1,130 @@
+"""Stragglers are found within a minute, and nobody else ever is."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from scheduler.health import Health, judge, usual_step
+from scheduler.snapshot import Served, Worker
+
+
+class Team:
+    """Workers whose steps take 30 ms and 1 ms for each request of the batch, with noise, as they report them."""
+
+    def __init__(self, count: int, seed: int, noise: float = 0.25) -> None:
+        self.chance = random.Random(seed)
+        self.noise = noise
+        self.slow: dict[int, float] = {}
+        self.failing: set[int] = set()
+        self.steps, self.seconds, self.tokens = [0.0] * count, [0.0] * count, [0.0] * count
+        self.served = [Served()] * count
+        self.health = Health()
+        self.now = 0.0
+
+    def pass_by(self, seconds: float, tick_s: float = 2.0) -> Health:
+        """Work and be judged; batches are other each tick, and long prompts hold a few of them up."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += tick_s
+            for number in range(len(self.steps)):
+                batch = self.chance.randint(1, 32)
+                took = (0.030 + 0.001 * batch) * self.chance.lognormvariate(0, self.noise)
+                took *= self.slow.get(number, 1.0) * (1.8 if self.chance.random() < 0.05 else 1.0)
+                self.steps[number] += tick_s / took
+                self.seconds[number] += tick_s
+                self.tokens[number] += batch * tick_s / took
+                past, fails = self.served[number], number in self.failing
+                self.served[number] = Served(past.jobs + 2, past.tokens + 200, past.failed + 2 * fails)
+            self.health = judge(self.health, self.workers(), self.now)
+        return self.health
+
+    def workers(self) -> list[Worker]:
+        return [
+            Worker(f"w{number}", served={"standard": served}, steps=int(steps), step_s=seconds, step_tokens=int(tokens))
+            for number, (steps, seconds, tokens, served) in enumerate(
+                zip(self.steps, self.seconds, self.tokens, self.served, strict=True)
+            )
+        ]
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_worker_five_times_slower_is_cordoned_within_a_minute(count: int, seed: int) -> None:
+    """Whenever it becomes slow, and nobody else with it."""
+    team = Team(count, seed)
+    assert team.pass_by(300 + seed).cordons == ()
+    team.slow[1] = 5.0
+    health = team.pass_by(58)
+    assert [cordon.worker for cordon in health.cordons] == ["w1"]
+    assert "times its peers'" in health.cordons[0].reason
+
+
+@pytest.mark.parametrize("count", [2, 5, 16])
+def test_a_healthy_worker_is_not_cordoned_in_an_hour(count: int) -> None:
+    """With noise of a quarter, batches from 1 to 32 and prompts that hold some steps up."""
+    assert Team(count, seed=count).pass_by(3600).cordons == ()
+
+
+def test_when_all_are_slow_none_is_to_blame() -> None:
+    """A machine that is busy with other things slows every worker on it."""
+    team = Team(4, seed=7)
+    team.pass_by(120)
+    team.slow = dict.fromkeys(range(4), 5.0)
+    assert team.pass_by(600).cordons == ()
+
+
+def test_a_lonely_worker_is_not_judged() -> None:
+    """There is nobody to compare it with."""
+    team = Team(1, seed=7)
+    team.pass_by(120)
+    team.slow[0] = 5.0
+    assert team.pass_by(600).cordons == ()
+
+
+def test_at_most_a_quarter_is_cordoned_at_once() -> None:
+    """Three of eight are slow: two are cordoned; the third when those are gone."""
+    team = Team(8, seed=7)
+    team.pass_by(120)
+    team.slow = {0: 5.0, 1: 5.0, 2: 5.0}
+    health = team.pass_by(120)
+    assert len(health.cordons) == 2
+    gone = {cordon.worker for cordon in health.cordons}
+    left = [worker for worker in team.workers() if worker.id not in gone]
+    others = [name for name in ("w0", "w1", "w2") if name not in gone]
+    assert [cordon.worker for cordon in judge(health, left, team.now + 2).cordons] == others
+
+
+def test_a_worker_whose_jobs_fail_is_cordoned() -> None:
+    """All of its jobs fail while its peers' do not; when everybody's fail, the cause is elsewhere."""
+    team = Team(3, seed=7)
+    team.pass_by(60)
+    team.failing = {2}
+    health = team.pass_by(58)
+    assert [(cordon.worker, cordon.reason) for cordon in health.cordons] == [
+        ("w2", "100% of its jobs fail, 5 times in a row")
+    ]
+    everybody = Team(3, seed=7)
+    everybody.failing = {0, 1, 2}
+    assert everybody.pass_by(120).cordons == ()
+
+
+def test_an_idle_worker_is_not_judged_and_does_not_judge() -> None:
+    """Counters that stand still say nothing, however old the last window."""
+    health = Health()
+    for second in range(0, 300, 2):
+        busy = Worker("busy", steps=second * 25, step_s=float(second), step_tokens=second * 100)
+        health = judge(health, [busy, Worker("idle")], float(second))
+    assert health.cordons == () and health.records["idle"].window is None
+
+
+def test_the_usual_step_is_not_moved_by_outliers() -> None:
+    """A fifth of windows five times slower: the line stays within a tenth."""
+    chance = random.Random(5)
+    batches = [chance.uniform(1, 32) for _ in range(32)]
+    history = [(b, (0.03 + 0.001 * b) * (5 if n % 5 == 0 else 1)) for n, b in enumerate(batches)]
+    base, slope = usual_step(history)
+    assert math.isclose(base + 16 * slope, 0.046, rel_tol=0.1)
+    assert usual_step([]) == (1.0, 0.0)

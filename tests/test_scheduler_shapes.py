@@ -1,0 +1,172 @@
+"""Which of a model's pools new jobs go to; how replicas share a GPU; how prefill and decode share workers."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.packing import USABLE, Footprint, pack, replicas_for
+from scheduler.ratio import EVERY_S, Sides, balance
+from scheduler.shapes import DWELL_S, Route, Shape, calibrated, reshaping_pays, route, threshold
+
+LOW_HIGH = (Shape("low", 64), Shape("high"))
+SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def saturating(one: float, most: float) -> list[tuple[float, float]]:
+    """A sweep of a pool that gives `one` for a single job and `most` for ever so many."""
+    return [(jobs, 1 / (1 / (one * jobs) + 1 / most)) for jobs in SWEEP]
+
+
+def crossing(few: tuple[float, float], many: tuple[float, float]) -> float:
+    """Where 1/(1/(a c) + 1/A) = 1/(1/(b c) + 1/B)."""
+    return (1 / many[0] - 1 / few[0]) / (1 / few[1] - 1 / many[1])
+
+
+@given(st.floats(20, 100), st.floats(200, 800), st.floats(0.2, 0.8), st.floats(1.5, 4))
+def test_the_threshold_is_where_the_curves_cross(one: float, most: float, slower: float, more: float) -> None:
+    """Between the two measured points around the analytic crossing; at the ends where there is none in the sweep."""
+    few, many = (one, most), (one * slower, most * more)
+    found, true = threshold(saturating(*few), saturating(*many)), crossing(few, many)
+    if true >= SWEEP[-1]:
+        assert found == math.inf or found > SWEEP[-2]
+    else:
+        below, above = next(((a, b) for a, b in pairwise((0, *SWEEP)) if a < true <= b))
+        assert below <= found <= above
+
+
+def test_a_shape_that_is_never_behind_serves_everything() -> None:
+    """And one that always is, nothing."""
+    better, worse = saturating(50, 900), saturating(40, 400)
+    assert (threshold(worse, better), threshold(better, worse)) == (1.0, math.inf)
+    assert calibrated([("a", better), ("b", worse)]) == (Shape("a"), Shape("b"))
+    with pytest.raises(ValueError, match="no point"):
+        threshold([], better)
+
+
+def test_one_noisy_point_is_no_crossing() -> None:
+    """What counts is from where on the other shape stays ahead."""
+    few = [(1.0, 10.0), (16.0, 100.0), (64.0, 120.0), (256.0, 130.0)]
+    many = [(1.0, 10.1), (16.0, 60.0), (64.0, 140.0), (256.0, 300.0)]
+    assert 16 < threshold(few, many) < 64
+
+
+@given(st.lists(st.integers(1, 256), min_size=2, max_size=400), st.floats(0.05, 2))
+def test_switches_are_never_closer_than_the_dwell(jobs: list[int], tick: float) -> None:
+    """Whatever the load does."""
+    state: Route | None = None
+    switches = []
+    for number, load in enumerate(jobs):
+        before, state = state, route(state, LOW_HIGH, load, number * tick)
+        if before is not None and before.shape != state.shape:
+            switches.append(number * tick)
+    assert all(later - earlier >= DWELL_S - 1e-6 for earlier, later in pairwise([0.0, *switches]))
+
+
+def test_a_ramp_switches_once_each_way() -> None:
+    """1 -> 256 -> 1: up at 64, down below 51."""
+    state: Route | None = None
+    loads = [*range(1, 257), *range(256, 0, -1)]
+    shapes = []
+    for number, load in enumerate(loads):
+        state = route(state, LOW_HIGH, load, float(number))
+        shapes.append((state.shape, load))
+    changes = [(new, load) for (old, _), (new, load) in pairwise(shapes) if old != new]
+    assert [name for name, _ in changes] == ["high", "low"]
+    assert 64 <= changes[0][1] <= 68 and 46 <= changes[1][1] <= 51
+
+
+def test_load_between_the_bounds_stays_where_it_is() -> None:
+    """Anything from 52 to 63 belongs to whoever has it."""
+    for shape in ("low", "high"):
+        state: Route | None = Route(shape, 58.0, 0.0, 0.0)
+        for second in range(1, 600):
+            state = route(state, LOW_HIGH, 52 + second % 12, float(second))
+        assert state is not None and state.shape == shape
+
+
+def test_shapes_that_were_renamed_are_chosen_anew() -> None:
+    """A state of other shapes is no obstacle."""
+    assert route(Route("gone", 100.0, 0.0, 0.0), LOW_HIGH, 100, 1.0).shape == "high"
+
+
+def test_reloading_must_pay() -> None:
+    """60 s without 100/s are won back in ten minutes by 11/s more, not by 9/s more."""
+    assert reshaping_pays(100, 111, 60) and not reshaping_pays(100, 109, 60)
+
+
+SMALL = Footprint(weights=3 << 30, kv_token=36_864, activations=1 << 30)
+
+
+@given(st.integers(1, 8), st.integers(16, 160))
+def test_budgets_are_equal_and_fit(replicas: int, gib: int) -> None:
+    """All caches and all weights together stay within the usable share, or it says that they do not fit."""
+    gpu = gib << 30
+    try:
+        packing = pack(SMALL, gpu, replicas)
+    except ValueError as error:
+        assert "do not fit" in str(error)
+        return
+    whole = replicas * (packing.kv_bytes + SMALL.weights + SMALL.activations)
+    assert whole <= USABLE * gpu
+    assert packing.kv_tokens * SMALL.kv_token <= packing.kv_bytes
+    assert packing.batch * SMALL.request_tokens <= packing.kv_tokens
+
+
+def test_as_many_replicas_as_run_the_knee() -> None:
+    """On 80 GiB three of them, though ten would fit; on 16 GiB two; on 4 GiB none. More than fit is an error."""
+    found = [replicas_for(SMALL, gib << 30, knee=128) for gib in (80, 16, 4)]
+    assert found == [3, 2, 0]
+    assert [pack(SMALL, 80 << 30, r).mps_percent for r in (1, 2, 3)] == [100, 50, 33]
+    with pytest.raises(ValueError, match="0 replicas"):
+        pack(SMALL, 80 << 30, 0)
+
+
+def plant(sides: Sides, prompts: float, answers: float) -> tuple[float, float]:
+    """Shares of target that rise with the load of each side's workers, steeply near their capacity of 1 each."""
+    return tuple(  # type: ignore[return-value]
+        min(9.0, 0.6 / max(1 - load / workers, 0.01) * 0.5)
+        for load, workers in ((prompts, sides.prefill), (answers, sides.decode))
+    )
+
+
+@pytest.mark.parametrize(("prompts", "answers"), [(4.0, 2.4), (1.2, 5.2), (3.0, 3.2)])
+def test_the_ratio_settles_after_a_change_of_mix(prompts: float, answers: float) -> None:
+    """From a 4:6 split, prompts or answers become many: settled in at most five changes, with at most one reversal."""
+    sides, history, now = Sides(4, 6), [4], 0.0
+    for _ in range(60):
+        now += EVERY_S
+        verdict = balance(sides, *plant(sides, prompts, answers), now)
+        sides = verdict.sides
+        history.append(sides.prefill)
+    steps = [after - before for before, after in pairwise(history) if after != before]
+    assert len(steps) <= 5
+    assert sum(one != other for one, other in pairwise(steps)) <= 1
+    assert max(plant(sides, prompts, answers)) <= 1
+    assert sides.prefill + sides.decode == 10
+
+
+def test_no_split_is_good_enough() -> None:
+    """Where every split leaves one side behind, workers do not go to and fro: one more is asked for."""
+    sides, history, asked, now = Sides(5, 5), [5], 0, 0.0
+    for _ in range(60):
+        now += EVERY_S
+        verdict = balance(sides, *plant(sides, 4.4, 2.9), now)
+        sides, asked = verdict.sides, asked + verdict.scale
+        history.append(sides.prefill)
+    steps = [after - before for before, after in pairwise(history) if after != before]
+    assert asked > 0 and sum(one != other for one, other in pairwise(steps)) <= 1
+
+
+def test_both_behind_asks_for_more_workers_and_both_ahead_for_fewer() -> None:
+    """And each side keeps one worker."""
+    assert balance(Sides(2, 2), 1.5, 1.2, 0.0).scale == 1
+    assert balance(Sides(2, 2), 0.5, 0.2, 0.0).scale == -1
+    assert balance(Sides(1, 1), 0.5, 0.2, 0.0).scale == 0
+    assert balance(Sides(1, 1), 1.5, 0.2, 0.0).scale == 1
+    held = balance(Sides(2, 2, changed=0.0), 1.5, 0.2, 29.0)
+    assert (held.sides, held.scale) == (Sides(2, 2, changed=0.0), 0)
