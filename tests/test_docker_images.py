@@ -90,7 +90,16 @@ def test_the_extras_are_the_projects() -> None:
     """A misspelt extra would only be a warning in the middle of a build."""
     named = {extra for command in pip_commands("Dockerfile") for extra in re.findall(r"'penstock\[(.*?)\]'", command)}
     extras = {extra for names in named for extra in names.split(",")}
-    assert {"otlp", "llamacpp"} <= extras <= set(PROJECT["project"]["optional-dependencies"])
+    assert {"otlp", "llamacpp", "kubernetes"} <= extras <= set(PROJECT["project"]["optional-dependencies"])
+
+
+@pytest.mark.parametrize(("target", "extra"), [("api", "otlp"), ("scheduler", "kubernetes"), ("worker", "llamacpp")])
+def test_each_role_gets_what_it_may_be_set_to(target: str, extra: str) -> None:
+    """Traces, pods as a pool, an engine: without its extra a role would refuse the setting."""
+    here = stages("Dockerfile")
+    (packages,) = [rest.split()[0] for name, rest in here[target].lines if name == "COPY" and "packages" in rest]
+    installed = here[packages.removeprefix("--from=")].last("RUN")
+    assert extra in re.findall(r"\w+", installed.partition("'penstock[")[2])
 
 
 def test_tensorrt_llm_is_the_version_the_adapter_is_held_against() -> None:

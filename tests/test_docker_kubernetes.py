@@ -24,10 +24,16 @@ from docker_files import (
     new_key,
     settings_only,
 )
+from kube import Kube
 
 from api.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
+from scheduler.kubernetes import KubernetesPool
+from scheduler.pools import Pool
+from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.config import Config, build, load
+from streaming.messages import Process
+from streaming.plans import Plan
 from streaming.settings import ModelSettings, WireSettings
 from workers.settings import LlamacppSettings, TrtllmSettings, WorkerSettings
 
@@ -200,13 +206,22 @@ def test_the_settings_are_settings(made: tuple[str, Path, str]) -> None:
     assert redis.split("/")[2].split(":")[0] in services or "example" in redis, "nobody answers there"
 
 
+def test_the_scheduler_is_told_to_scale(made: tuple[str, Path, str]) -> None:
+    """Where its own pod is."""
+    overlay, settings, _ = made
+    config = config_of(owner_of(overlay, "penstock-scheduler"), settings)
+    assert config.section("scheduler", SchedulerSettings).pool == "kubernetes"
+    assert config.section("kubernetes", KubernetesSettings) == KubernetesSettings()
+
+
 def test_every_model_has_its_workers(made: tuple[str, Path, str]) -> None:
     """One Deployment each, by the name the scheduler looks for, whose number of pods is left to the scheduler."""
     overlay, settings, _ = made
     workers = {owner["metadata"]["name"]: owner for owner in pods(overlay) if role_of(owner) == "worker"}
     config = config_of(next(iter(workers.values())), settings)
     models = config.table("models", ModelSettings)
-    by_model = {model: "penstock-worker-" + re.sub(r"[^a-z0-9]+", "-", model.lower()) for model in models}
+    pool = KubernetesPool(KubernetesSettings(), "s")
+    by_model = {model: pool.deployment(model) for model in models}
     assert set(by_model.values()) == set(workers)
     for model, name in by_model.items():
         assert len(name) <= LONGEST_NAME
@@ -272,13 +287,55 @@ def test_the_scheduler_may_do_what_its_pool_does(overlay: str) -> None:
     (account,) = of_kind(overlay, "ServiceAccount")
     namespace = document(KUBERNETES / "base/kustomization.yaml")["namespace"]
     assert (subject["name"], subject["namespace"]) == (account["metadata"]["name"], namespace)
-    allowed = {(group, resource): set(rule["verbs"]) for rule in role["rules"]
-               for group in rule["apiGroups"] for resource in rule["resources"]}  # fmt: skip
-    assert allowed == {
+    assert rights(role) == {
         ("apps", "deployments"): {"get", "list", "watch", "patch"},
         ("apps", "deployments/scale"): {"get", "update", "patch"},
         ("", "pods"): {"get", "list", "watch", "patch", "delete"},
     }
+
+
+def rights(role: Object) -> dict[tuple[str, str], set[str]]:
+    """Verbs by group and resource."""
+    return {(group, resource): set(rule["verbs"]) for rule in role["rules"]
+            for group in rule["apiGroups"] for resource in rule["resources"]}  # fmt: skip
+
+
+def right(method: str, path: str) -> tuple[tuple[str, str], str]:
+    """The right that a request to the API server needs."""
+    match = re.fullmatch(r"/(?:api/v1|apis/(\w+)/v1)/namespaces/\w+/(\w+)(?:/([\w-]+)(/\w+)?)?(?:\?.*)?", path)
+    assert match, path
+    group, resource, name, below = match.groups()
+    verbs = {"GET": "get" if name else "list", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}
+    return (group or "", resource + (below or "")), verbs[method]
+
+
+async def test_its_rights_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request the pool makes to go up, to let a drained pod go, and to replace one by name is among them."""
+    asked: set[tuple[tuple[str, str], str]] = set()
+    with Kube(tmp_path) as kube:
+        monkeypatch.setenv("KUBECONFIG", str(kube.config))
+        answer = kube.answer
+        monkeypatch.setattr(kube, "answer", lambda *request: asked.add(right(*request[:2])) or answer(*request))
+        pool = KubernetesPool(KubernetesSettings(), "s")
+        kube.deploy("penstock-worker-m", 1)
+        try:
+            await follow(pool, want=3)
+            await follow(pool, want=2)  # while another starts: one is taken away by name
+            kube.all_ready()
+            await follow(pool, want=1)
+        finally:
+            await pool.close()
+        assert len(kube.pods) == 1 and kube.refused == []
+    (role,) = of_kind("cpu", "Role")
+    assert {verb for _, verb in asked} == {"get", "list", "patch", "update", "delete"}
+    assert {(where, verb) for where, verb in asked if verb not in rights(role).get(where, set())} == set()
+
+
+async def follow(pool: Pool, want: int) -> None:
+    """A tick without a worker that says anything: its pods count as drained."""
+    silent: list[Process] = []
+    moves = await pool.moves([Plan(model="m", want=want, reason="because", pool="kubernetes")], silent, 1)
+    await pool.carry_out(moves, 1)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
