@@ -6,28 +6,38 @@ from collections.abc import Iterable, Sequence
 
 from scheduler import snapshot
 from scheduler.snapshot import Snapshot
-from streaming.backlog import Backlog, Lane
+from streaming.backlog import Backlog, Due, Lane
 from streaming.messages import Process
 
 
 async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Backlog) -> list[Snapshot]:
     """One snapshot per model, in the order given. Raises Unavailable."""
     models = tuple(models)
-    lanes = await backlog.lanes(models)
-    return [look(model, lanes, workers) for model in models]
+    lanes, due = await backlog.lanes(models), await backlog.due()
+    return [look(model, lanes, workers, due) for model in models]
 
 
-def look(model: str, lanes: Iterable[Lane], workers: Iterable[Process]) -> Snapshot:
+def look(model: str, lanes: Iterable[Lane], workers: Iterable[Process], due: Iterable[Due] = ()) -> Snapshot:
     """One model's part of what was read."""
+    deadlines = [each for each in due if each.model == model]
     return Snapshot(
         model,
-        tuple(
-            snapshot.Lane(lane.priority.value, lane.waiting, lane.running, lane.oldest_ms / 1000)
-            for lane in lanes
-            if lane.model == model
-        ),
+        tuple(_lane(lane, deadlines) for lane in lanes if lane.model == model),
         tuple(_worker(worker) for worker in workers if worker.model == model),
     )
+
+
+def _lane(lane: Lane, deadlines: Iterable[Due]) -> snapshot.Lane:
+    due = tuple(
+        snapshot.Due(each.in_ms / 1000, _before(each, lane)) for each in deadlines if each.priority is lane.priority
+    )
+    return snapshot.Lane(lane.priority.value, lane.waiting, lane.running, lane.oldest_ms / 1000, lane.added, due)
+
+
+def _before(due: Due, lane: Lane) -> int:
+    """Jobs of its lane that came earlier, if they came evenly since the oldest."""
+    younger = min(1.0, due.age_ms / lane.oldest_ms) if lane.oldest_ms else 1.0
+    return int(lane.waiting * (1 - younger))
 
 
 def _worker(process: Process) -> snapshot.Worker:
