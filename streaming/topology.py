@@ -142,8 +142,8 @@ class OneServer:
         return await self._checked(await self._line.run(commands))
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
-        if any(isinstance(answer, ReadOnlyError) for answer in answers):
-            # It has become a replica: the next connection may lead to the primary.
+        if any(_is_deposed(answer) for answer in answers):
+            # The next connection may lead to the primary that the Sentinels have named meanwhile.
             await self._line.close()
             await self.client.connection_pool.disconnect(inuse_connections=False)
         return answers
@@ -170,6 +170,14 @@ class OneServer:
         await self.client.aclose()
         if self._sentinel is not None:
             await self._sentinel.aclose()
+
+
+def _is_deposed(answer: Any) -> bool:
+    """A server that has become a replica says so; one that was deposed and not yet told so has lost its replicas, and
+    stays so for up to ten seconds."""
+    if isinstance(answer, ReadOnlyError):
+        return True
+    return isinstance(answer, ResponseError) and "NOREPLICAS" in (answer.status_code, str(answer).partition(" ")[0])
 
 
 class Cluster:

@@ -135,3 +135,21 @@ async def test_a_refused_pipeline_is_unavailable_and_does_not_repeat_what_was_se
     finally:
         await wire.redis.config_set("min-replicas-to-write", 0)
     assert str(refused.value) == str(plain.value) == "Redis refuses: NOREPLICAS Not enough good replicas to write."
+
+
+async def test_a_server_without_its_replicas_is_asked_for_over_a_new_connection(wire: Wire) -> None:
+    """It may have been deposed without knowing: the Sentinels are asked again with each connection."""
+
+    async def connections() -> int:
+        return int((await wire.redis.info("stats"))["total_connections_received"])
+
+    await wire.call("follow", 0, Queue(wire).new_id("t"), "nobody")
+    before = await connections()
+    await wire.redis.config_set("min-replicas-to-write", 1)
+    try:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="NOREPLICAS"):
+                await wire.call("register", 0, "worker", "m", 1000)
+    finally:
+        await wire.redis.config_set("min-replicas-to-write", 0)
+    assert await connections() > before + 1
