@@ -174,7 +174,9 @@ class OneServer:
 
 def _is_deposed(answer: Any) -> bool:
     """A server that has become a replica says so; one that was deposed and not yet told so has lost its replicas, and
-    stays so for up to ten seconds."""
+    stays so for up to ten seconds. A script that was given several calls answers each in a list."""
+    if isinstance(answer, list):
+        return any(_is_deposed(each) for each in answer)
     if isinstance(answer, ReadOnlyError):
         return True
     return isinstance(answer, ResponseError) and "NOREPLICAS" in (answer.status_code, str(answer).partition(" ")[0])
