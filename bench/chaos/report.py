@@ -40,7 +40,7 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
 
 def as_markdown(found: Mapping[str, Any]) -> str:
     """The table of a run that was written with `as_json`."""
-    repeated = [fault["id"] for fault in found["faults"] if fault.get("wrong_before")]
+    repeated = [fault["id"] for fault in found["faults"] if fault.get("wrong_before") and fault["passed"]]
     again = f" {', '.join(repeated)} failed at first and passed when repeated alone." if repeated else ""
     lines = [
         f"Run of {found['date']}, {found['cores']} cores, Python {found['python']}: {len(found['faults'])} rows in "
