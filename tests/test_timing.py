@@ -53,9 +53,9 @@ class SlowLease(Lease):
         self._slow = slow
         self._begun = False
 
-    async def claim(self, partition: int, want: int, *, alone: bool = False) -> Claimed:
+    async def claim(self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
         await _pause(self._slow == "queue")
-        claimed = await super().claim(partition, want, alone=alone)
+        claimed = await super().claim(partition, want, alone=alone, lowest=lowest)
         await _pause(self._slow == "gate" and bool(claimed.jobs))
         return claimed
 
@@ -122,7 +122,7 @@ async def ask(port: int, slow: str = "") -> tuple[str, float]:
     await writer.drain()
     await _pause(slow == "ingress")
     writer.write(body)
-    answer = await reader.read()
+    answer = await asyncio.wait_for(reader.read(), MOST_S)
     spent = time.monotonic() - begun
     writer.close()
     assert b"data: [DONE]" in answer, answer[-300:]
