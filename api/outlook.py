@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -31,14 +32,19 @@ class Outlook:
         From what was expected at the lane's end then, by what a job more or less is worth; never before a worker is
         there.
         """
-        plan = self._plans.get(model)
+        plan, age = self._plans.get(model), self._age(model)
         prospect = plan.lanes.get(lane) if plan is not None else None
-        if plan is None or prospect is None or prospect.wait_s is None:
+        if plan is None or prospect is None or prospect.wait_s is None or age > STALE_S:
             return None
-        age = self._ages[model] + time.monotonic() - self._read
-        if age > STALE_S:
-            return None
-        # A model that sleeps is woken by this very job: its start has not begun yet.
-        wake_s = max(0.0, plan.wake_s - age) if plan.want else plan.wake_s
+        # At zero workers this very job is what wakes one: its start has not begun, and whoever still drains is no help.
+        wake_s = max(0.0, plan.wake_s - age) if plan.want else max(plan.wake_s, plan.cold_start_s)
         behind_s = prospect.wait_s - plan.wake_s + (before - prospect.waiting) * prospect.each_s
         return int(1000 * (wake_s + max(0.0, behind_s)))
+
+    def knows(self, model: str) -> bool:
+        """Whether some scheduler stands behind what is said of this model, also when it says that nobody can say."""
+        return self._age(model) <= STALE_S
+
+    def _age(self, model: str) -> float:
+        """Seconds since the plan was made; infinite without one."""
+        return self._ages.get(model, math.inf) + time.monotonic() - self._read

@@ -45,6 +45,7 @@ from telemetry.tracing import Tracing
 log = logging.getLogger(__name__)
 
 CARDS_EVERY_S = 2.0
+PLANS_EVERY_S = 1.0
 CLOCK_PATIENCE_S = 1.0
 SWEEP_S = 2.0
 """Workers and the scheduler sweep more often; this is for the time when none is there."""
@@ -100,6 +101,7 @@ class Services:
         self.later(self.clock.keep())
         self.later(self.deliveries.keep_writing())
         self.later(self._follow_fleet())
+        self.later(self._follow_plans())
         self.later(Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S))
 
     async def stop(self) -> None:
@@ -126,8 +128,9 @@ class Services:
     def eta_ms(self, model: str, lane: Priority, before: int) -> int | None:
         """Milliseconds until a job with `before` others ahead of it in its lane is begun: what the scheduler expects,
         or, without one, by the pace of late. None: nobody can say."""
-        eta = self.outlook.eta_ms(model, lane, before)
-        return self.pace.eta_ms(model, before) if eta is None else eta
+        if self.outlook.knows(model):
+            return self.outlook.eta_ms(model, lane, before)
+        return self.pace.eta_ms(model, before)
 
     def model(self, name: str) -> ModelSettings:
         """Raises ApiError (404)."""
@@ -153,8 +156,15 @@ class Services:
         while True:
             try:
                 self.cards = await self.fleet.cards()
-                self.outlook.learn(await self.plans.read(), await self.wire.now_ms())
             except Unavailable as error:
-                log.debug("model cards and plans as they were: %s", error)
+                log.debug("model cards as they were: %s", error)
             self.metrics.fold()
             await asyncio.sleep(CARDS_EVERY_S)
+
+    async def _follow_plans(self) -> None:
+        async with contextlib.aclosing(self.plans.news(PLANS_EVERY_S)) as news:
+            async for _ in news:
+                try:
+                    self.outlook.learn(await self.plans.read(), await self.wire.now_ms())
+                except Unavailable as error:
+                    log.debug("plans as they were: %s", error)

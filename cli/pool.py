@@ -6,7 +6,6 @@ not done: that leader's own plan says what should be.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import logging
@@ -81,16 +80,9 @@ class Pool:
 
 async def follow(pools: Sequence[Pool], plans: Plans, by: str) -> None:
     """Keep every pool at the size the scheduler plans. While Redis does not answer, they stay as they are."""
-    changed = asyncio.Event()
-    hearing = asyncio.create_task(_hear(plans, changed))
-    try:
-        while True:
-            changed.clear()
+    async with contextlib.aclosing(plans.news(POLL_S)) as news:
+        async for _ in news:
             await _round(pools, plans, by)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), POLL_S)
-    finally:
-        hearing.cancel()
 
 
 async def _round(pools: Sequence[Pool], plans: Plans, by: str) -> None:
@@ -101,12 +93,3 @@ async def _round(pools: Sequence[Pool], plans: Plans, by: str) -> None:
                 await pool.follow(plan, plans, by)
     except Unavailable as error:
         log.warning("the plan cannot be followed, the pools stay as they are: %s", error)
-
-
-async def _hear(plans: Plans, changed: asyncio.Event) -> None:
-    """Look at once when a plan changes; a change that is not heard of is seen at the next round."""
-    while True:
-        with contextlib.suppress(Unavailable):
-            async for _ in plans.changes():
-                changed.set()
-        await asyncio.sleep(POLL_S)

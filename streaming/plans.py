@@ -6,7 +6,9 @@ under the plan's epoch: when another leader has come since, it is refused and no
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
@@ -134,10 +136,25 @@ class Plans:
             entries: Any = await self._wire.redis.xrevrange(fleet_key("actions"), count=count)
         return [_noted(entry, fields) for entry, fields in entries]
 
-    async def changes(self) -> AsyncIterator[None]:
-        """Whenever a plan has changed, or may have. Ends never."""
-        async for _ in told(self._wire, "pools", "plan"):
-            yield
+    async def news(self, every_s: float) -> AsyncGenerator[None]:
+        """When to read the plans: now, whenever one has changed, and every `every_s` whatever is heard. Ends never."""
+        changed = asyncio.Event()
+        hearing = asyncio.create_task(self._hear(changed, every_s))
+        try:
+            while True:
+                changed.clear()
+                yield
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), every_s)
+        finally:
+            hearing.cancel()
+
+    async def _hear(self, changed: asyncio.Event, again_s: float) -> None:
+        while True:
+            with contextlib.suppress(Unavailable):
+                async for _ in told(self._wire, "pools", "plan"):
+                    changed.set()
+            await asyncio.sleep(again_s)
 
     async def woken(self) -> AsyncIterator[None]:
         """Whenever a scheduler should look at once, or may have missed that. Ends never."""

@@ -15,7 +15,7 @@ from house import House, eventually, redis_process
 from test_api_openapi import SCHEMAS, conforms
 
 from api.outlook import STALE_S, Outlook
-from api.services import CARDS_EVERY_S
+from api.services import PLANS_EVERY_S
 from cli.__main__ import main
 from cli.client import Client
 from streaming.messages import Priority
@@ -182,7 +182,7 @@ def test_a_waiting_job_is_told_when_its_model_will_be_awake(gate: House) -> None
         assert status == 202
         return json.loads(answer)["id"], int(headers["x-queue-eta-ms"])
 
-    job_id, eta_ms = eventually(told, KeyError)  # the plans are read every other second
+    job_id, eta_ms = eventually(told, KeyError)  # the plans are read every second
     assert 0 < eta_ms <= cold_ms
     job = json.loads(gate.get(f"/v1/jobs/{job_id}")[1])
     assert job["status"] == "queued" and 0 < job["eta_ms"] <= cold_ms
@@ -201,7 +201,7 @@ def test_a_held_stream_begins_at_once_and_says_for_how_long(gate: House) -> None
         eventually(lambda: pool(gate)["want"] == 0)
         gate.request("DELETE", "/admin/pools/sim")
         eventually(lambda: (shown := pool(gate))["want"] == 0 and shown["wake_s"] == shown["cold_start_s"] >= 10.0)
-        time.sleep(CARDS_EVERY_S)  # until the API process has most likely read it too
+        time.sleep(2 * PLANS_EVERY_S)  # until the API process has most likely read it too
         connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=60)
         try:
             kind = {"Content-Type": "application/json"}
@@ -283,6 +283,10 @@ def test_an_eta_is_never_before_a_worker_is_there() -> None:
     """Asleep: the whole start, however long ago that was looked at. Waking: what is left of it."""
     asleep = learnt(want=0, wake_s=8.0, at_ms=-2_000, wait_s=8.0)
     assert asleep.eta_ms("m", Priority.BATCH, 0) == 8_000
+    falling_asleep = Outlook()
+    plan = Plan(model="m", want=0, reason="r", at_ms=0, cold_start_s=5.0, lanes={"batch": Prospect(0.0)})
+    falling_asleep.learn({"m": plan}, 0)
+    assert falling_asleep.eta_ms("m", Priority.BATCH, 0) == 5_000, "a worker that still drains is no help"
     eta = learnt(want=1, wake_s=8.0, at_ms=-2_000, wait_s=9.0).eta_ms("m", Priority.BATCH, 0)
     assert eta is not None and 5_900 <= eta <= 6_000
 
@@ -291,5 +295,7 @@ def test_nobody_can_say() -> None:
     """No plan, no such lane, nobody who would begin it, or a plan no scheduler stands behind any more."""
     assert Outlook().eta_ms("m", Priority.BATCH, 0) is None
     assert learnt(wait_s=1.0).eta_ms("m", Priority.STANDARD, 0) is None
-    assert learnt(wait_s=None).eta_ms("m", Priority.BATCH, 0) is None
+    held = learnt(wait_s=None)
+    assert held.eta_ms("m", Priority.BATCH, 0) is None and held.knows("m"), "no pace of earlier jobs says otherwise"
+    assert not held.knows("other") and not learnt(at_ms=-20_000, wait_s=1.0).knows("m")
     assert learnt(at_ms=int(1_000 - 1_000 * STALE_S - 1), wait_s=1.0).eta_ms("m", Priority.BATCH, 0) is None
