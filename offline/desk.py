@@ -64,9 +64,10 @@ class Desk:
         for name in set(strays) - await self._files.known(strays):
             log.info("removing a file nobody has a record of", extra={"file": name})
             await asyncio.to_thread(shelf.remove, name)
-        works = await asyncio.to_thread(shelf.strays, "batches")
-        for name in set(works) - await self._batches.known(works):
-            await asyncio.to_thread(shelf.end_work, name)
+        works, old = await asyncio.to_thread(shelf.works), await asyncio.to_thread(shelf.strays, "batches")
+        for name, state in (await self._batches.states(works)).items():
+            if state.final if state is not None else name in old:
+                await asyncio.to_thread(shelf.end_work, name)
 
     async def keep_tidy(self, every_s: float) -> None:
         """For ever, whatever happens."""

@@ -180,10 +180,11 @@ class Batches:
                 gone.append(name)
         return gone
 
-    async def known(self, batch_ids: Sequence[str]) -> set[str]:
-        """Those of these ids that have a record and have not ended."""
-        records = await self._records(batch_ids)
-        return {record.batch.id for record in records if record is not None and not record.state.final}
+    async def states(self, batch_ids: Sequence[str]) -> dict[str, BatchState | None]:
+        """Where each of these stands, None if there is no record of it; what is no batch's id is left out."""
+        ids = [each for each in batch_ids if kept_partition(each) in self._wire.partitions]
+        records = await self._records(ids)
+        return {each: record.state if record else None for each, record in zip(ids, records, strict=True)}
 
     # --- below -------------------------------------------------------------------------------------------------------
 

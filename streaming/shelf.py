@@ -79,6 +79,10 @@ class Shelf:
             shutil.copyfile(self.path(file_id), fresh)
             fresh.replace(link)
 
+    def works(self) -> list[str]:
+        """The batches that have a folder."""
+        return [path.name for path in self._work.iterdir()] if self._work.exists() else []
+
     def end_work(self, batch_id: str) -> None:
         """Remove a batch's folder. Idempotent."""
         shutil.rmtree(self.work(batch_id), ignore_errors=True)

@@ -100,6 +100,22 @@ def test_what_celery_loses_is_said_again(served: House) -> None:
     assert done.status == "completed" and done.request_counts and done.request_counts.completed == LINES, lost
 
 
+def test_what_a_process_left_of_an_ended_batch_is_removed_at_the_next_start(served: House) -> None:
+    """What nobody has a record of stays for a while: its record may be on its way."""
+    openai = client(served)
+    served.start("workers")
+    offline = served.start("offline")
+    batch = ended(openai, begin(openai, [line(1)]))
+    nothing_left_over(served.folder)
+    kill(offline)
+    works = served.folder / ".penstock" / "files" / "batches"
+    unknown = batch.id[:-4] + ("0000" if batch.id[-4:] != "0000" else "1111")
+    for name in (batch.id, unknown, "not-ours"):
+        (works / name).mkdir()
+    served.start("offline")
+    eventually(lambda: {path.name for path in works.iterdir()} == {unknown, "not-ours"})
+
+
 def test_after_a_restart_of_everything_it_goes_on(tmp_path: Path) -> None:
     """Redis too, all killed at once."""
     options = ("--appendonly", "yes", "--appendfsync", "always")
