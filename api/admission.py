@@ -62,13 +62,14 @@ async def read_body(request: HttpRequest, limit: int) -> bytes:
     return bytes(body)
 
 
-async def admit(request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
+async def admit(services: Services, request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
     """Accept the job a request asks for. `waits`: somebody holds a response open for it.
 
     Raises ApiError; after it nothing was accepted, except where it says so (503 store_unavailable).
     """
-    services, caller = services_of(request), caller_of(request)
+    caller = services.keyring.caller(request.headers.get("authorization"))
     body = await read_body(request, services.settings.body_limit)
+    await services.turnstile.take()
     asked = parse(kind, body)
     services.model(asked.model)
     if services.refusal:

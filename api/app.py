@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, timing, webhooks
 from api.errors import ApiError
@@ -22,9 +22,13 @@ from streaming.errors import Unavailable, UnknownJob
 
 log = logging.getLogger(__name__)
 
+COMPLETIONS: dict[str, ASGIApp] = {
+    "/v1/chat/completions": chat.Completions("chat"),
+    "/v1/completions": chat.Completions("completion"),
+}
+
 ROUTES = [
-    Route("/v1/chat/completions", chat.Completions("chat"), methods=["POST"]),
-    Route("/v1/completions", chat.Completions("completion"), methods=["POST"]),
+    *(Route(path, endpoint, methods=["POST"]) for path, endpoint in COMPLETIONS.items()),
     Route("/v1/models", models.listing),
     Route("/v1/models/{model:path}", models.show),
     Route("/v1/jobs", jobs.create, methods=["POST"]),
@@ -67,7 +71,7 @@ ROUTES = [
 ]
 
 
-def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -> Starlette:
+def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -> ASGIApp:
     """The application; it starts and stops `services` with itself."""
 
     @asynccontextmanager
@@ -79,18 +83,35 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
 
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(Observed, services=services)],
-        exception_handlers={
-            ApiError: _api_error,
-            HTTPException: _http_error,
-            Unavailable: _unavailable,
-            UnknownJob: _unknown_job,
-            Exception: _bug,
-        },
+        exception_handlers={**HANDLERS, Exception: _bug},
         lifespan=lifespan,
     )
     app.state.services = services
-    return app
+    return Observed(Shortcut(app), services)
+
+
+class Shortcut:
+    """Completions go straight to their endpoint: the layers of the framework cost half as much as its work again.
+    Their errors are answered as everybody's."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = COMPLETIONS.get(scope.get("path", ""))
+        if endpoint is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        scope["app"] = self._app
+        try:
+            await endpoint(scope, receive, send)
+        except Exception as error:  # the boundary of one request
+            handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), _bug)
+            if "status" not in scope["state"]:
+                response = await handler(Request(scope), error)
+                await response(scope, receive, send)
+            if handler is _bug:
+                raise
 
 
 def _answer(request: Request, error: ApiError) -> Response:
@@ -126,6 +147,12 @@ async def _bug(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has it, the client has the id to find it by."""
     request_id = request.scope["state"]["request_id"]
     log.error("request failed", exc_info=error, extra={"request_id": request_id})
-    response = _answer(request, errors.internal_error(request_id))
-    response.headers["x-request-id"] = request_id
-    return response
+    return _answer(request, errors.internal_error(request_id))
+
+
+HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    ApiError: _api_error,
+    HTTPException: _http_error,
+    Unavailable: _unavailable,
+    UnknownJob: _unknown_job,
+}

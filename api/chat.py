@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import Admitted, admit, services_of
+from api.admission import admit, services_of
 from api.jobs import accepted_response
 from api.reply import StreamReply, WholeReply
 from api.schemas import Kind
@@ -30,16 +30,11 @@ class Completions:
 async def _complete(request: Request, kind: Kind) -> ASGIApp:
     services = services_of(request)
     if prefers_async(request):
-        admitted = await admit(request, kind, waits=False)
+        admitted = await admit(services, request, kind, waits=False)
         services.relay.close(admitted.inbox)
         admitted.headers["Preference-Applied"] = "respond-async"
         return await accepted_response(services, admitted)
-    admitted = await admit(request, kind, waits=True)
-    return _reply(request, admitted)
-
-
-def _reply(request: Request, admitted: Admitted) -> ASGIApp:
-    services = services_of(request)
+    admitted = await admit(services, request, kind, waits=True)
     return StreamReply(services, admitted) if admitted.request.stream else WholeReply(services, admitted)
 
 

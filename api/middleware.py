@@ -22,7 +22,8 @@ ENDPOINTS = re.compile(
 
 
 class Observed:
-    """Gives `scope["state"]` its `request_id`, `trace` (W3C context of the server span) and `received` (monotonic)."""
+    """Gives `scope["state"]` its `request_id`, `trace` (W3C context of the server span) and `received` (monotonic),
+    and the `status` once the answer has begun."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -40,12 +41,11 @@ class Observed:
         scope.setdefault("state", {}).update(
             request_id=request_id, trace=span.carrier(), server_send=send, received=received
         )
-        status = 500
+        state = scope["state"]
 
         async def stamped(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                state["status"] = message["status"]
                 spent = f"{(time.monotonic() - received) * 1000:.0f}"
                 message["headers"] = [
                     *message.get("headers", ()),
@@ -58,9 +58,10 @@ class Observed:
             with span.active():
                 await self._app(scope, receive, stamped)
         finally:
+            status = state.get("status", 500)
             attributes: Attributes = {"http.response.status_code": status, "http.route": endpoint}
             span.end(error=f"HTTP {status}" if status >= 500 else None, attributes=attributes)
-            self._services.metrics.requests.labels(scope["state"].get("model", ""), endpoint, str(status)).inc()
+            self._services.metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
 
 
 def endpoint_of(path: str) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -63,6 +64,7 @@ class Facts:
         return chat_logprobs(logprobs) if self.chat else text_logprobs(logprobs, offset)
 
 
+@lru_cache(maxsize=64)
 def fingerprint(card: ModelCard) -> str:
     """Stays the same for as long as the model runs on the same engine with the same limits."""
     identity = f"{card.name}\0{card.engine}\0{card.context}\0{card.max_output}"

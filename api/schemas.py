@@ -270,7 +270,7 @@ def to_job(
 
 def clamp(lane: Priority, ceiling: Priority) -> Priority:
     """The lower of the two lanes."""
-    return max(lane, ceiling, key=lambda priority: priority.rank)
+    return lane if lane.rank >= ceiling.rank else ceiling
 
 
 def ignored_fields(request: Request) -> list[str]:

@@ -24,7 +24,10 @@ class Priority(StrEnum):
     @property
     def rank(self) -> int:
         """0 is the highest lane."""
-        return list(Priority).index(self)
+        return RANKS[self]
+
+
+RANKS = {priority: rank for rank, priority in enumerate(Priority)}
 
 
 class State(StrEnum):

@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from telemetry.tallies import Counts, Tallies
+from telemetry.tallies import Counts, Level, Tallies
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client import CollectorRegistry, Metric
 
-Folding = TypeVar("Folding", Counts, Tallies)
+Folding = TypeVar("Folding", Counts, Level, Tallies)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `Metrics.expose` returns."""
@@ -56,7 +56,7 @@ class Metrics:
 
         count, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         distribution = partial(Histogram, registry=registry)
-        self._folding: list[Counts | Tallies] = []
+        self._folding: list[Counts | Level | Tallies] = []
         """What is counted per request or per token: cheaply here, and passed on by `fold`."""
 
         # --- requests, counted by the API -------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class Metrics:
             Counts, "penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code")
         )
         self.errors = count("penstock_errors_total", "Errors told to a client, by error code.", ("code",))
-        self.open_streams = gauge("penstock_open_streams", "Event streams open now.", multiprocess_mode="livesum")
+        self.open_streams = self._later(Level, "penstock_open_streams", "Event streams open now.")
         self.stream_resumes = count("penstock_stream_resumes_total", "Streams taken up again after a break.")
         self.request_duration = self._later(
             Tallies, "gen_ai_server_request_duration_seconds", "From request to last byte.", GEN_AI, DURATION_BUCKETS

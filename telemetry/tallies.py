@@ -34,6 +34,38 @@ class Count:
             self._folded = now
 
 
+class Level:
+    """A gauge without labels; folded whenever it is collected."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        from prometheus_client import Gauge  # noqa: PLC0415 - it must be imported by Metrics.start
+
+        self.instrument = Gauge(name, documentation, registry=None, multiprocess_mode="livesum")
+        self._value = self._folded = 0
+
+    def set(self, value: int) -> None:
+        self._value = value
+
+    def inc(self) -> None:
+        self._value += 1
+
+    def dec(self) -> None:
+        self._value -= 1
+
+    def fold(self) -> None:
+        """Pass on where it stands."""
+        if (now := self._value) != self._folded:
+            self.instrument.set(now)
+            self._folded = now
+
+    def collect(self) -> Iterable[Metric]:
+        self.fold()
+        return self.instrument.collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return self.instrument.describe()
+
+
 class Counts:
     """A counter whose children are counts, one per set of labels; folded whenever it is collected."""
 

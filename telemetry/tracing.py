@@ -11,8 +11,7 @@ from __future__ import annotations
 import random
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -97,14 +96,9 @@ class Span:
         """The context to hand to whoever works on under this span: `traceparent`, and `tracestate` if there is one."""
         return self._carrier
 
-    @contextmanager
-    def active(self) -> Iterator[Span]:
+    def active(self) -> Active:
         """Within the block, log lines of this task (and of tasks it starts) carry this span's ids."""
-        token = _current.set(self)
-        try:
-            yield self
-        finally:
-            _current.reset(token)
+        return Active(self)
 
     def set(self, attributes: Attributes) -> None:
         """Add attributes."""
@@ -160,6 +154,22 @@ class RecordedSpan(Span):
         if isinstance(error, BaseException):
             self._span.record_exception(error)
         self._span.set_status(Status(StatusCode.ERROR, str(error)))
+
+
+class Active:
+    """A block within which a span is the current one."""
+
+    __slots__ = ("_span", "_token")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> Span:
+        self._token = _current.set(self._span)
+        return self._span
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 class Tracing:
