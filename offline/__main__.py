@@ -32,7 +32,7 @@ from offline.consumer import Consumer
 from offline.desk import Desk
 from offline.intake import Intake
 from offline.lines import Tools
-from offline.postman import Postman
+from offline.postman import Endpoint, Postman
 from offline.publisher import Publisher
 from offline.settings import OfflineSettings
 from offline.turn import Bench
@@ -118,10 +118,13 @@ class OfflineProcess:
         self._served = served_models(config.table("models", ModelSettings))
         self._events = config.section("events", EventSettings)
         self._webhooks = config.table("webhooks", WebhookSettings)
+        self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
         check_broker("events.take_url", self._events.take_url)
         self._name, self._lifeline, self._since = name, lifeline, time.time()
         self._metrics = Metrics.start(telemetry.metrics_dir, "offline")
+        if telemetry.metrics_port:
+            self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         self._shelf = Shelf(files.dir)
         self._shelf.prepare()
         self._keep_s = files.retention_s
@@ -168,8 +171,8 @@ class OfflineProcess:
     def _outward(self, wire: Wire) -> list[Coroutine[Any, Any, None]]:
         """What passes events on."""
         loops = []
-        if self._webhooks:
-            loops.append(Postman(wire, self._name, self._webhooks, self._metrics).keep_going())
+        if self._endpoints:
+            loops.append(Postman(wire, self._name, self._endpoints, self._metrics).keep_going())
         if self._events.publish_url:
             loops.append(Publisher(wire, self._name, self._events, self._metrics).keep_publishing())
         return loops
