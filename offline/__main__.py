@@ -144,7 +144,7 @@ class OfflineProcess:
         bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self._settings.turn_s, say_s)
         self._desk = desk = Desk(bench)
         await self._wait_for_redis(wire, stop)
-        bell = Bell(Batches(wire), self._app)
+        bell = Bell(Batches(wire), self._app, self._metrics)
         loops = (bell.keep_ringing(), desk.keep_tidy(TIDY_S), headroom.keep_looking(), watch_lag(), self._fold())
         tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(wire))]
         consumer = self._consumer(wire, headroom)

@@ -108,6 +108,11 @@ class Metrics:
         self.batches = count("penstock_batches_total", "Batches that reached a final state.", ("state",))
         self.batch_lines = count("penstock_batch_lines_total", "Lines of batches whose job has ended.")
         self.batch_turns = count("penstock_batch_turns_total", "Turns at batches (done | taken | failed).", ("end",))
+        self.batch_tellings = count(
+            "penstock_batch_tellings_total",
+            "Celery messages, by why (due | unanswered: the one before led to nothing | lapsed: its worker was lost).",
+            ("reason",),
+        )
 
         # --- events, counted by the offline processes -----------------------------------------------------------------
         self.webhooks = count(
@@ -238,6 +243,8 @@ class GaugeSample:
 LANE_WAITING = LiveGauge("penstock_lane_waiting", "Jobs waiting in a lane.", ("model", "priority"))
 LANE_RUNNING = LiveGauge("penstock_lane_running", "Jobs of a lane being generated.", ("model", "priority"))
 LANE_OLDEST = LiveGauge("penstock_lane_oldest_seconds", "Age of the oldest waiting job.", ("model", "priority"))
+BATCHES_UNFINISHED = LiveGauge("penstock_batches_unfinished", "Batches that have not ended.", ())
+BATCH_TOKENS = LiveGauge("penstock_batch_enqueued_tokens", "Tokens that batches still have to compute.", ())
 
 
 class Page:

@@ -18,6 +18,7 @@ from streaming.keys import BROKER
 from streaming.messages import Batch, Priority
 from streaming.settings import WireSettings
 from streaming.wire import Wire
+from telemetry.metrics import Metrics
 
 
 def nothing(_batch: str, _telling: int) -> None:
@@ -79,13 +80,17 @@ async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis
                 input_file="f", window="none", output_keep_ms=1,
             )  # fmt: skip
             await batches.create(batch, "digest")
-        bells = [Bell(batches, app) for _ in range(4)]
+        metrics = Metrics.start("", "offline")
+        bells = [Bell(batches, app, metrics) for _ in range(4)]
         assert sum(await asyncio.gather(*(bell.ring() for bell in bells))) == 3
         with Redis.from_url(redis_url) as redis:
             assert redis.llen(f"{BROKER}{QUEUE}") == 3
             redis.delete(f"{BROKER}{QUEUE}")
             assert await until(bells[0].ring) == 3
             assert redis.llen(f"{BROKER}{QUEUE}") == 3
+            page = metrics.expose().decode()
+            assert 'penstock_batch_tellings_total{reason="due"} 3.0' in page
+            assert 'penstock_batch_tellings_total{reason="unanswered"} 3.0' in page
             assert all(key.startswith(b"penstock:") for key in redis.scan_iter("*"))
     finally:
         app.close()
