@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Authority, secured
 from flow import until
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from offline.app import HARD_LIMIT_S, LOOK_AT_BATCH, QUEUE, VISIBILITY_S, broker, build_app
 from offline.bell import Bell
+from offline.broker import Broken, Broker
 from offline.settings import OfflineSettings
 from streaming.batches import Batches
 from streaming.config import ConfigError
+from streaming.errors import Unavailable
 from streaming.keys import BROKER
 from streaming.messages import Batch, Priority
 from streaming.settings import WireSettings
@@ -39,6 +45,11 @@ def at(url: str, **own: str) -> tuple[str, dict[str, Any]]:
             "redis+sentinel://u:p%40w@a:1,b:2/main/3",
             "sentinel://u:p%40w@a:1/3;sentinel://u:p%40w@b:2/3",
             {"master_name": "main"},
+        ),
+        (
+            "rediss+sentinel://a:1/main?sentinel_password=s",
+            "sentinel://a:1/0",
+            {"sentinel_kwargs": {"ssl": True, "username": None, "password": "s", "socket_timeout": 4.0}},
         ),
     ],
 )
@@ -66,6 +77,60 @@ def test_it_is_set_as_it_must_be() -> None:
     assert conf.broker_transport_options["visibility_timeout"] == VISIBILITY_S > 2 * HARD_LIMIT_S
     assert conf.result_backend is None and conf.task_ignore_result
     assert LOOK_AT_BATCH in app.tasks
+
+
+@pytest.mark.parametrize(
+    ("url", "tls"),
+    [
+        ("redis://h:1/0", False),
+        ("rediss://h:1/0", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+        ("rediss+sentinel://h:1/main", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+        ("amqps://h//", {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}),
+    ],
+)
+def test_a_brokers_certificate_and_name_are_checked(url: str, tls: object) -> None:
+    """Whatever kombu does when nobody says."""
+    own, redis = ({"broker_url": url}, {}) if url.startswith("amqp") else ({}, {"url": url})
+    app = build_app(OfflineSettings(**own), WireSettings(**redis), nothing)
+    assert app.conf.broker_use_ssl == tls
+    app.close()
+
+
+async def test_over_tls_nobody_is_believed_without_a_certificate(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue's own connection, Celery's and those of events alike refuse an unknown authority and another name; with
+    SSL_CERT_FILE they find their server."""
+    authority = Authority(tmp_path / "authority")
+
+    async def failures(port: int, host: str) -> list[str]:
+        settings, found = WireSettings(url=f"rediss://{host}:{port}/0"), []
+        wire, app, broker = Wire.open(settings), build_app(OfflineSettings(), settings, nothing), Broker(settings.url)
+        steps = (
+            wire.ping(),
+            asyncio.to_thread(app.connection_for_write().channel),  # send_task does so, and tries again for seconds
+            asyncio.to_thread(broker.publish, "q", b"{}", "application/json", "m", {}),
+        )
+        for step in steps:
+            try:
+                await step
+            except (Unavailable, RedisConnectionError, Broken) as error:
+                found.append(str(error))
+        await wire.close()
+        app.close()
+        broker.close()
+        return found
+
+    async with secured(authority.server("localhost"), int(redis_url.split(":")[2].split("/", maxsplit=1)[0])) as port:
+        unknown = await failures(port, "localhost")
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+        assert await failures(port, "localhost") == []
+        another = await failures(port, "127.0.0.1")
+    with Redis.from_url(redis_url) as redis:
+        assert redis.llen("q") == 1
+    assert len(unknown) == len(another) == 3
+    assert all("unable to get local issuer certificate" in each for each in unknown)
+    assert all("IP address mismatch" in each for each in another)
 
 
 async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis_url: str) -> None:
