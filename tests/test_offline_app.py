@@ -99,12 +99,12 @@ def test_a_brokers_certificate_and_name_are_checked(url: str, tls: object) -> No
 async def test_over_tls_nobody_is_believed_without_a_certificate(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue's own connection, Celery's and those of events alike refuse an unknown authority and another name; with
-    SSL_CERT_FILE they find their server."""
+    """The queue's own connection, Celery's and those of events alike refuse an unknown authority and another name; told
+    of the authority, by the address or by SSL_CERT_FILE, they find their server."""
     authority = Authority(tmp_path / "authority")
 
-    async def failures(port: int, host: str) -> list[str]:
-        settings, found = WireSettings(url=f"rediss://{host}:{port}/0"), []
+    async def failures(port: int, host: str, more: str = "") -> list[str]:
+        settings, found = WireSettings(url=f"rediss://{host}:{port}/0{more}"), []
         wire, app, broker = Wire.open(settings), build_app(OfflineSettings(), settings, nothing), Broker(settings.url)
         steps = (
             wire.ping(),
@@ -123,11 +123,12 @@ async def test_over_tls_nobody_is_believed_without_a_certificate(
 
     async with secured(authority.server("localhost"), int(redis_url.split(":")[2].split("/", maxsplit=1)[0])) as port:
         unknown = await failures(port, "localhost")
+        assert await failures(port, "localhost", f"?ssl_ca_certs={authority.file}") == []
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
         assert await failures(port, "localhost") == []
         another = await failures(port, "127.0.0.1")
     with Redis.from_url(redis_url) as redis:
-        assert redis.llen("q") == 1
+        assert redis.llen("q") == 2
     assert len(unknown) == len(another) == 3
     assert all("unable to get local issuer certificate" in each for each in unknown)
     assert all("IP address mismatch" in each for each in another)
