@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from docker_files import COMPOSE, KUBERNETES, MONITORING, document
-from docker_metrics import complaints, known, parsed, selectors
+from docker_metrics import complaints, known, listed, parsed, selectors
+
+from telemetry.metrics import Metrics
 
 BOARDS = {path.name: json.loads(path.read_text("utf-8")) for path in (MONITORING / "grafana/dashboards").glob("*.json")}
 RULES: list[dict[str, Any]] = [
@@ -105,6 +107,19 @@ def test_a_dashboard_is_whole(name: str) -> None:
 def test_boards_do_not_take_each_others_place() -> None:
     """Grafana knows a board by its uid."""
     assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS) == 3
+
+
+def test_what_an_alert_waits_for_is_shown_before_it_happens() -> None:
+    """A counter that is first seen at 1 has not grown, for Prometheus; so those of fixed labels begin at 0."""
+    page, lists = Metrics.start("", "offline").expose().decode(), listed()
+    waited = {
+        f'{each.name}{{{matcher.name}="{matcher.value}"}} 0.0'
+        for rule in RULES
+        for each in selectors(parsed(rule["expr"]))
+        for matcher in each.matchers.matchers
+        if (each.name, matcher.name) in lists and each.name.endswith("_total")
+    }
+    assert len(waited) >= 3 and {line for line in waited if line not in page} == set()
 
 
 def test_every_alert_says_what_and_how_bad() -> None:
