@@ -11,7 +11,15 @@ from api.admission import services_of
 from api.jobs import as_json
 from api.services import Services
 from streaming.errors import Unavailable
-from telemetry.metrics import CONTENT_TYPE, LANE_OLDEST, LANE_RUNNING, LANE_WAITING, GaugeSample
+from telemetry.metrics import (
+    BATCH_TOKENS,
+    BATCHES_UNFINISHED,
+    CONTENT_TYPE,
+    LANE_OLDEST,
+    LANE_RUNNING,
+    LANE_WAITING,
+    GaugeSample,
+)
 
 
 async def healthz(_request: Request) -> Response:
@@ -64,19 +72,20 @@ async def openapi(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus text: this machine's processes together, and the lanes as they are now."""
+    """Prometheus text: this machine's processes together, and lanes and batches as they are now; these are left out,
+    not zero, while Redis does not answer."""
     services = services_of(request)
-    samples = await _lanes(services)
+    try:
+        samples = [*await _lanes(services), *await _batches(services)]
+    except Unavailable:
+        samples = []
     page = await asyncio.to_thread(services.metrics.expose, samples)
     return Response(page, media_type=CONTENT_TYPE)
 
 
 async def _lanes(services: Services) -> list[GaugeSample]:
-    """Depth and age of every lane; left out, not zero, while Redis does not answer."""
-    try:
-        lanes = await services.backlog.lanes(services.models)
-    except Unavailable:
-        return []
+    """Depth and age of every lane. Raises Unavailable."""
+    lanes = await services.backlog.lanes(services.models)
     return [
         GaugeSample(gauge, (lane.model, str(lane.priority)), value)
         for lane in lanes
@@ -85,4 +94,13 @@ async def _lanes(services: Services) -> list[GaugeSample]:
             (LANE_RUNNING, lane.running),
             (LANE_OLDEST, lane.oldest_ms / 1000),
         )
+    ]
+
+
+async def _batches(services: Services) -> list[GaugeSample]:
+    """How many there are, and what they still have to compute; of all tenants together, for this page has no key.
+    Raises Unavailable."""
+    return [
+        GaugeSample(BATCHES_UNFINISHED, (), await services.batches.unfinished()),
+        GaugeSample(BATCH_TOKENS, (), await services.batches.enqueued(services.keyring.tenants)),
     ]

@@ -52,6 +52,11 @@ class Keyring:
         """Whether anyone may come in."""
         return not self._callers
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Who may come in."""
+        return frozenset(caller.tenant for caller in (self._callers.values() or [ANYONE]))
+
     def caller(self, authorization: str | None) -> Caller:
         """Whoever holds the key in an Authorization header. Raises ApiError (401)."""
         if self.open:

@@ -1,8 +1,8 @@
 """`penstock probe`: whether one process is ready, or at least lives. The exit code is the answer.
 
 For whoever watches a container and can only run a command in it: a HEALTHCHECK, a kubelet's exec probe. An API process
-is asked at its door. Workers and schedulers have none, so the fleet is asked what they last said of themselves there;
-a process whose event loop hangs falls silent and is gone from it ten seconds later.
+is asked at its door. The other roles have none, so the fleet is asked what they last said of themselves there; a
+process whose event loop hangs falls silent and is gone from it ten seconds later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S10
 
 
 @click.command(cls=Command)
-@click.argument("role", type=click.Choice(["api", "worker", "scheduler"]))
+@click.argument("role", type=click.Choice(["api", "worker", "scheduler", "offline"]))
 @click.option("--id", "name", help="The process's name in `penstock ps` [this machine's name].")
 @click.option("--alive", is_flag=True, help="Ask only whether it lives, not whether it is ready.")
 def probe(role: str, name: str | None, alive: bool) -> int:

@@ -32,7 +32,7 @@ from offline.consumer import Consumer
 from offline.desk import Desk
 from offline.intake import Intake
 from offline.lines import Tools
-from offline.postman import Postman
+from offline.postman import Endpoint, Postman
 from offline.publisher import Publisher
 from offline.settings import OfflineSettings
 from offline.turn import Bench
@@ -118,10 +118,13 @@ class OfflineProcess:
         self._served = served_models(config.table("models", ModelSettings))
         self._events = config.section("events", EventSettings)
         self._webhooks = config.table("webhooks", WebhookSettings)
+        self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
         check_broker("events.take_url", self._events.take_url)
         self._name, self._lifeline, self._since = name, lifeline, time.time()
         self._metrics = Metrics.start(telemetry.metrics_dir, "offline")
+        if telemetry.metrics_port:
+            self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         self._shelf = Shelf(files.dir)
         self._shelf.prepare()
         self._keep_s = files.retention_s
@@ -141,7 +144,7 @@ class OfflineProcess:
         bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self._settings.turn_s, say_s)
         self._desk = desk = Desk(bench)
         await self._wait_for_redis(wire, stop)
-        bell = Bell(Batches(wire), self._app)
+        bell = Bell(Batches(wire), self._app, self._metrics)
         loops = (bell.keep_ringing(), desk.keep_tidy(TIDY_S), headroom.keep_looking(), watch_lag(), self._fold())
         tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(wire))]
         consumer = self._consumer(wire, headroom)
@@ -168,8 +171,8 @@ class OfflineProcess:
     def _outward(self, wire: Wire) -> list[Coroutine[Any, Any, None]]:
         """What passes events on."""
         loops = []
-        if self._webhooks:
-            loops.append(Postman(wire, self._name, self._webhooks, self._metrics).keep_going())
+        if self._endpoints:
+            loops.append(Postman(wire, self._name, self._endpoints, self._metrics).keep_going())
         if self._events.publish_url:
             loops.append(Publisher(wire, self._name, self._events, self._metrics).keep_publishing())
         return loops

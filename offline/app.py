@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from celery import Celery
 
+from offline.broker import tls_of
 from offline.settings import OfflineSettings
 from streaming.address import Address, parse_address
 from streaming.config import ConfigError
@@ -51,7 +52,8 @@ def build_app(settings: OfflineSettings, redis: WireSettings, look_at_batch: Cal
     """`look_at_batch` does the task's work, in a thread of Celery's. Raises ConfigError."""
     url, options = broker(settings, redis)
     app = Celery("penstock", broker=url, set_as_current=False)
-    app.conf.update(SETTINGS, broker_transport_options=options)
+    tls = tls_of(settings.broker_url or redis.url) or False
+    app.conf.update(SETTINGS, broker_transport_options=options, broker_use_ssl=tls)
     app.task(name=LOOK_AT_BATCH)(look_at_batch)
     app.finalize()
     return app
@@ -73,7 +75,13 @@ def broker(settings: OfflineSettings, redis: WireSettings) -> tuple[str, dict[st
         case "server":
             return redis.url.replace("unix://", "redis+socket://", 1), options
         case "sentinel":
-            return _sentinels(address), options | {"master_name": address.service}
+            them = {
+                "ssl": address.tls,
+                "username": address.sentinel_username,
+                "password": address.sentinel_password,
+                "socket_timeout": options["socket_timeout"],
+            }
+            return _sentinels(address), options | {"master_name": address.service, "sentinel_kwargs": them}
         case "cluster":
             raise ConfigError(
                 "offline.broker_url",

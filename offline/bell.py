@@ -12,6 +12,7 @@ from kombu.exceptions import OperationalError
 from offline.app import LOOK_AT_BATCH
 from streaming.batches import Batches
 from streaming.errors import Unavailable
+from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +23,15 @@ MOST = 100
 class Bell:
     """Any number of processes may ring: each telling is taken by one of them."""
 
-    def __init__(self, batches: Batches, app: Celery) -> None:
-        self._batches, self._app = batches, app
+    def __init__(self, batches: Batches, app: Celery, metrics: Metrics) -> None:
+        self._batches, self._app, self._metrics = batches, app, metrics
 
     async def ring(self) -> int:
         """Tell what is due; how many. Raises Unavailable, OperationalError (Celery's broker is away)."""
         due = await self._batches.due(MOST)
-        for batch_id, telling in due:
-            await asyncio.to_thread(self._app.send_task, LOOK_AT_BATCH, (batch_id, telling), retry=False)
+        for batch_id, number, reason in due:
+            await asyncio.to_thread(self._app.send_task, LOOK_AT_BATCH, (batch_id, number), retry=False)
+            self._metrics.batch_tellings.labels(reason).inc()
         return len(due)
 
     async def keep_ringing(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,17 @@ def check_broker(key: str, url: str) -> None:
         raise ConfigError(key, f"no broker that kombu knows: {scheme}://", "redis://..., amqp://...") from None
 
 
+def tls_of(url: str) -> dict[str, Any] | None:
+    """How kombu is to speak TLS with a broker at this address; left to itself it believes any certificate (rediss), or
+    does not look at its name (amqps). `ssl_*` options in the address of a Redis go before these."""
+    scheme = urlsplit(url).scheme
+    if scheme in ("rediss", "rediss+sentinel"):
+        return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+    if scheme == "amqps":
+        return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}  # kombu's word for: the address's own
+    return None
+
+
 class Broken(Exception):
     """Raised when the broker is away or the connection is lost. Its words hold no password."""
 
@@ -39,7 +51,9 @@ class Broker:
     """One connection, for one thread. Every method raises Broken; after it a new one is needed."""
 
     def __init__(self, url: str, heartbeat_s: int = 0) -> None:
-        self._connection = Connection(url, heartbeat=heartbeat_s, connect_timeout=4, transport_options=_options(url))
+        self._connection = Connection(
+            url, heartbeat=heartbeat_s, connect_timeout=4, transport_options=_options(url), ssl=tls_of(url) or False
+        )
         self._faults = (
             OSError, KombuError, *self._connection.connection_errors, *self._connection.channel_errors
         )  # fmt: skip

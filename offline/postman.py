@@ -10,14 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+import ssl
+from collections.abc import Sequence
 
 import msgspec
-from httpcore2 import AsyncConnectionPool, NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol
+from httpcore2 import (
+    AsyncConnectionPool,
+    NetworkError,
+    ProtocolError,
+    TimeoutException,
+    UnsupportedProtocol,
+    default_ssl_context,
+)
 
 from offline.backoff import after_failure
 from offline.guard import Forbidden, GuardedBackend, networks_of
 from offline.signature import signed_headers
+from streaming.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.events import Event, Outbox, endpoints_for
 from streaming.settings import WebhookSettings
@@ -45,13 +54,15 @@ def body_of(errand: Errand) -> bytes:
 
 
 class Endpoint:
-    """One receiver."""
+    """One receiver. Raises ConfigError when its `ca_file` cannot be used."""
 
     def __init__(self, name: str, settings: WebhookSettings) -> None:
         self.name, self.settings = name, settings
         # A connection for each attempt: a name that has moved since is looked up, and checked, anew.
         self._pool = AsyncConnectionPool(
-            max_keepalive_connections=0, network_backend=GuardedBackend(networks_of(settings.networks))
+            ssl_context=_trusted(name, settings),
+            max_keepalive_connections=0,
+            network_backend=GuardedBackend(networks_of(settings.networks)),
         )
 
     @property
@@ -86,19 +97,31 @@ class Endpoint:
         await self._pool.aclose()
 
 
+def _trusted(name: str, settings: WebhookSettings) -> ssl.SSLContext:
+    """Whose certificates are believed: those of `ca_file` alone, else those this machine believes. Read once, for
+    reading them takes longer than an attempt does. Raises ConfigError."""
+    if settings.ca_file is None:
+        return default_ssl_context()
+    try:
+        return ssl.create_default_context(cafile=settings.ca_file)
+    except OSError as error:  # ssl.SSLError, for what is no PEM, is one too
+        raise ConfigError(f"webhooks.{name}.ca_file", f"{settings.ca_file} cannot be used: {error}") from None
+
+
 class Postman:
     """One per process; any number of processes share the work."""
 
-    def __init__(self, wire: Wire, name: str, rows: Mapping[str, WebhookSettings], metrics: Metrics) -> None:
+    def __init__(self, wire: Wire, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:
         self._outbox, self._webhooks = Outbox(wire, "webhooks"), Webhooks(wire)
-        self._name, self._rows, self._metrics = name, rows, metrics
+        self._name, self._endpoints, self._metrics = name, endpoints, metrics
+        self._rows = {endpoint.name: endpoint.settings for endpoint in endpoints}
 
     async def keep_going(self) -> None:
         """For ever, whatever the store and the endpoints do."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_sorting())
-            for name, row in self._rows.items():
-                group.create_task(self._keep_delivering(Endpoint(name, row)))
+            for endpoint in self._endpoints:
+                group.create_task(self._keep_delivering(endpoint))
 
     async def _keep_sorting(self) -> None:
         while True:

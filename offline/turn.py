@@ -202,7 +202,7 @@ class Turn:
         loop = asyncio.get_running_loop()
         until, stopping = loop.time() + self._bench.turn_s, 0.0
         while True:
-            ended = await lines.collect()
+            self._bench.metrics.batch_lines.inc(await lines.collect())
             if lines.done:
                 return ""
             if why := self._called_off():
@@ -221,7 +221,6 @@ class Turn:
                     return None
             else:
                 await lines.feed()
-            self._bench.metrics.batch_lines.inc(ended)
             await self._pause(LOOK_S)
 
     def _called_off(self) -> Why:

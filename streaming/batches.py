@@ -6,9 +6,9 @@ turn: whoever was overtaken is refused at its next word. Nothing here knows line
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from streaming.errors import KeyReused, Stale, StreamingError, UnknownBatch
 from streaming.keys import kept_partition, new_batch_id, partition_key, tenant_partition
@@ -25,6 +25,7 @@ from streaming.messages import (
 from streaming.wire import Wire, translated
 
 Wish: TypeAlias = Literal["cancel", "pause", "resume"]
+Reason: TypeAlias = Literal["due", "unanswered", "lapsed"]
 
 FIELDS = ("asked", "status", "paused", "created", "expires", "cancelling", "progress", "tenant")
 
@@ -67,6 +68,15 @@ class Verdict:
     now_ms: int
     state: BatchState
     paused: bool
+
+
+class Telling(NamedTuple):
+    """Somebody must be told to work on this batch."""
+
+    batch_id: str
+    number: int
+    reason: Reason
+    """due; unanswered: nobody began when it was told last; lapsed: whoever worked on it fell silent."""
 
 
 class Batches:
@@ -114,11 +124,30 @@ class Batches:
 
     # --- the worker's side -------------------------------------------------------------------------------------------
 
-    async def due(self, limit: int) -> list[tuple[str, int]]:
-        """Batches somebody must be told to work on, each with the number of this telling."""
+    async def due(self, limit: int) -> list[Telling]:
+        """Batches somebody must be told to work on now."""
         again_ms = LEASES_TOLD * self._wire.settings.lease_ms
         answers = await self._wire.calls([("due", partition, (limit, again_ms)) for partition in self._wire.partitions])
-        return [(name.decode(), turn) for answer in answers for name, turn in answer]
+        return [Telling(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
+
+    async def unfinished(self) -> int:
+        """How many batches there are that have not ended."""
+        with translated():
+            pipeline = self._wire.redis.pipeline(transaction=False)
+            for partition in self._wire.partitions:
+                pipeline.zcard(partition_key(partition, "due"))
+            counts: list[int] = await pipeline.execute()
+        return sum(counts)
+
+    async def enqueued(self, tenants: Iterable[str]) -> int:
+        """Tokens that the unfinished batches of these still have to compute."""
+        with translated():
+            pipeline = self._wire.redis.pipeline(transaction=False)
+            for tenant in tenants:
+                partition = tenant_partition(tenant, self._wire.settings.partitions)
+                pipeline.hvals(partition_key(partition, "enqueued", tenant))
+            counts: list[list[bytes]] = await pipeline.execute()
+        return sum(int(count) for each in counts for count in each)
 
     async def hold(self, batch_id: str, turn: int) -> Hold:
         """Begin a turn. Raises Stale when there is nothing to do for whoever was told by this number."""

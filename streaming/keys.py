@@ -169,7 +169,7 @@ CATALOGUE = (
         "hash",
         "put_batch; steer, due, hold, save, reserve",
         "until retention after its end",
-        "one batch of lines: what was asked, status, progress, turn, and who works on it (holder, epoch, lease)",
+        "one batch of lines: what was asked, status, progress, tellings (turn, heard), who works on it (epoch, lease)",
     ),
     Key(
         "batches",

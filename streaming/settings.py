@@ -92,6 +92,8 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Networks that are not public in which the endpoint may be, such as 10.1.0.0/16; without any it must be public."""
     allow_http: bool = False
     """Also without TLS: what is sent can be read on the way."""
+    ca_file: Path | None = None
+    """PEM file of the authorities that may have signed its certificate; None: those this machine believes."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
     """For one attempt, from the name's look-up to the answer."""
     give_up_s: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 86_400.0

@@ -55,6 +55,14 @@ class Metrics:
         from prometheus_client import Counter, Gauge, Histogram  # noqa: PLC0415 - see the module's docstring
 
         count, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+
+        def count_ends(name: str, documentation: str, label: str, ends: tuple[str, ...]) -> Counter:
+            """All of these are shown from the start: what is first seen at 1 has not grown, and no alert would tell."""
+            counter = count(name, documentation, (label,))
+            for end in ends:
+                counter.labels(end)
+            return counter
+
         distribution = partial(Histogram, registry=registry)
         self._folding: list[Counts | Level | Tallies] = []
         """What is counted per request or per token: cheaply here, and passed on by `fold`."""
@@ -105,17 +113,40 @@ class Metrics:
         self.deadline_misses = count("penstock_deadline_misses_total", "Jobs expired (queue | running).", ("where",))
 
         # --- batches, counted by the offline processes --------------------------------------------------------------
-        self.batches = count("penstock_batches_total", "Batches that reached a final state.", ("state",))
+        self.batches = count_ends(
+            "penstock_batches_total",
+            "Batches that ended (completed | failed | cancelled | expired).",
+            "state",
+            ("completed", "failed", "cancelled", "expired"),
+        )
         self.batch_lines = count("penstock_batch_lines_total", "Lines of batches whose job has ended.")
-        self.batch_turns = count("penstock_batch_turns_total", "Turns at batches (done | taken | failed).", ("end",))
+        self.batch_turns = count_ends(
+            "penstock_batch_turns_total",
+            "Turns at batches (done | taken | failed).",
+            "end",
+            ("done", "taken", "failed"),
+        )
+        self.batch_tellings = count_ends(
+            "penstock_batch_tellings_total",
+            "Celery messages, by why (due | unanswered: the one before led to nothing | lapsed: its worker was lost).",
+            "reason",
+            ("due", "unanswered", "lapsed"),
+        )
 
         # --- events, counted by the offline processes -----------------------------------------------------------------
-        self.webhooks = count(
-            "penstock_webhook_attempts_total", "Webhooks by what came of an attempt (delivered | retried | failed).",
-            ("end",),
-        )  # fmt: skip
+        self.webhooks = count_ends(
+            "penstock_webhook_attempts_total",
+            "Webhooks by what came of an attempt (delivered | retried | failed).",
+            "end",
+            ("delivered", "retried", "failed"),
+        )
         self.events = count("penstock_events_published_total", "Events given to the broker.")
-        self.taken = count("penstock_events_taken_total", "Messages from the broker (accepted | rejected).", ("end",))
+        self.taken = count_ends(
+            "penstock_events_taken_total",
+            "Messages from the broker (accepted | rejected).",
+            "end",
+            ("accepted", "rejected"),
+        )
 
         # --- workers and the gate ---------------------------------------------------------------------------------
         self.worker_slots = gauge(
@@ -238,6 +269,8 @@ class GaugeSample:
 LANE_WAITING = LiveGauge("penstock_lane_waiting", "Jobs waiting in a lane.", ("model", "priority"))
 LANE_RUNNING = LiveGauge("penstock_lane_running", "Jobs of a lane being generated.", ("model", "priority"))
 LANE_OLDEST = LiveGauge("penstock_lane_oldest_seconds", "Age of the oldest waiting job.", ("model", "priority"))
+BATCHES_UNFINISHED = LiveGauge("penstock_batches_unfinished", "Batches that have not ended.", ())
+BATCH_TOKENS = LiveGauge("penstock_batch_enqueued_tokens", "Tokens that batches still have to compute.", ())
 
 
 class Page:

@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 from api.__main__ import SECTIONS as API
+from offline.__main__ import SECTIONS as OFFLINE
 from scheduler.__main__ import KINDS as SCHEDULER
 from workers.__main__ import SECTIONS as WORKER
 
@@ -26,8 +27,13 @@ KUBERNETES = DOCKER / "kubernetes"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = PROJECT["project"]["version"]
 
-SECTIONS: dict[str, dict[str, type[msgspec.Struct]]] = {"api": API, "worker": WORKER, "scheduler": SCHEDULER}
+SECTIONS: dict[str, dict[str, type[msgspec.Struct]]] = {
+    "api": API, "worker": WORKER, "scheduler": SCHEDULER, "offline": OFFLINE,
+}  # fmt: skip
 """The settings each role reads."""
+
+FILES = "/var/lib/penstock/files"
+"""Where files and batches lie in a container."""
 
 SLACK_S = 10
 """What a role gets beyond the times its settings name before it is killed."""
@@ -82,6 +88,7 @@ def images() -> dict[str, tuple[str, Stage]]:
     return {
         "penstock-api": ("api", here["api"]),
         "penstock-scheduler": ("scheduler", here["scheduler"]),
+        "penstock-offline": ("offline", here["offline"]),
         "penstock-worker": ("worker", here["worker"]),
         "penstock-worker-smollm2": ("worker", here["worker-smollm2"]),
         "penstock-worker-tensorrt-llm": ("worker", stages("Dockerfile.tensorrt-llm")["worker"]),

@@ -20,6 +20,9 @@ TARGET = {"instance", "job"}
 VALUES = {"priority": set(map(str, Priority)), "role": set(get_args(Role))}
 """Labels whose values are a short fixed list."""
 
+SAID = re.compile(r"\(([^()]*\|[^()]*)\)")
+"""The values of a metric's last label, where its help lists them: "(done | failed: the log says why)"."""
+
 VARIABLES = {"$__rate_interval": "5m", "$model": "any"}
 """What Grafana puts in before it asks."""
 
@@ -27,12 +30,28 @@ VARIABLES = {"$__rate_interval": "5m", "$model": "any"}
 def known() -> dict[str, set[str]]:
     """The labels of every series of telemetry/metrics.py, by its name."""
     found: dict[str, set[str]] = {}
-    for value in vars(Metrics.start("", "api")).values():
-        metric = value.instrument if isinstance(value, Counts | Tallies) else value
+    for metric in instruments():
         for ending in ENDINGS.get(getattr(metric, "_type", ""), ()):
             found[metric._name + ending] = {*metric._labelnames, *(("le",) if ending == "_bucket" else ())}
     gauges = (value for value in vars(catalogue).values() if isinstance(value, LiveGauge))
     return found | {gauge.name: set(gauge.labels) for gauge in gauges}
+
+
+def instruments() -> Iterator[Any]:
+    """Every metric that a process keeps."""
+    for value in vars(Metrics.start("", "api")).values():
+        yield value.instrument if isinstance(value, Counts | Tallies) else value
+
+
+def listed() -> dict[tuple[str, str], set[str]]:
+    """The values of labels that are short fixed lists, by the metric's series and the label."""
+    found = {}
+    for metric in instruments():
+        for ending in ENDINGS.get(getattr(metric, "_type", ""), ()):
+            if metric._labelnames and (values := SAID.search(metric._documentation)):
+                words = {word.partition(":")[0].strip() for word in values[1].split("|")}
+                found[metric._name + ending, metric._labelnames[-1]] = words
+    return found
 
 
 def parsed(query: str) -> Any:
@@ -69,13 +88,15 @@ def groupings(tree: Any) -> Iterator[tuple[Any, list[str]]]:
 
 def complaints(query: str) -> list[str]:
     """What is asked for that does not exist: metrics, labels, values of labels."""
-    series, tree = known(), parsed(query)
+    series, lists, tree = known(), listed(), parsed(query)
     found = [f"no metric {each.name}" for each in selectors(tree) if each.name not in series]
     for each in selectors(tree):
         for matcher in each.matchers.matchers:
             if matcher.name not in series.get(each.name, set()) | TARGET:
                 found.append(f"{each.name} has no label {matcher.name}")
-            elif matcher.name in VALUES and not set(matcher.value.split("|")) <= VALUES[matcher.name]:
+                continue
+            values = VALUES.get(matcher.name) or lists.get((each.name, matcher.name))
+            if values and not set(matcher.value.split("|")) <= values:
                 found.append(f"{matcher.name} is never {matcher.value}")
     for part, labels in groupings(tree):
         for each in selectors(part):

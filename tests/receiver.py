@@ -1,8 +1,9 @@
-"""A real HTTP receiver of webhooks, on loopback, that answers as it is told and keeps what it was sent."""
+"""A real HTTP or HTTPS receiver of webhooks, on loopback, that answers as it is told and keeps what it was sent."""
 
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ class Receiver:
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     """Headers (lower case) and body of each request."""
     url: str = ""
+    port: int = 0
 
     def bodies(self) -> list[dict[str, Any]]:
         return [json.loads(body) for _, body in self.got]
@@ -28,8 +30,8 @@ class Receiver:
 
 
 @contextmanager
-def receiving(receiver: Receiver) -> Iterator[Receiver]:
-    """Serve within the block."""
+def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+    """Serve within the block; whose handshake fails is not heard."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -53,9 +55,12 @@ def receiving(receiver: Receiver) -> Iterator[Receiver]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        receiver.url = f"http://127.0.0.1:{server.server_port}/hook"
+        receiver.port = server.server_port
+        receiver.url = f"{'https' if tls else 'http'}://127.0.0.1:{receiver.port}/hook"
         try:
             yield receiver
         finally:

@@ -45,6 +45,15 @@ def test_without_a_name_it_is_this_machines(asked: House, monkeypatch: pytest.Mo
     eventually(lambda: probe("scheduler") == 0)
 
 
+def test_an_offline_process_is_asked_for_like_a_worker(asked: House) -> None:
+    """Ready once it takes work, and no more when it has ended."""
+    offline = asked.start("offline", "--id", "o")
+    eventually(lambda: probe("offline", "--id", "o") == 0)
+    assert probe("worker", "--id", "o") == 1
+    offline.terminate()
+    assert offline.wait(30) == 0 and probe("offline", "--id", "o", "--alive") == 1
+
+
 def test_a_process_that_hangs_is_gone(asked: House) -> None:
     """Stopped in its tracks it says nothing more, and does not count as alive for long."""
     worker = asked.start("workers", "--id", "w")

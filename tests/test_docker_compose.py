@@ -6,15 +6,18 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from batching import answers_are_right, begin, content, ended, line
 from docker_files import (
     COMPOSE,
     DOCKER,
+    FILES,
     MONITORING,
     ROOT,
     SECTIONS,
@@ -27,18 +30,20 @@ from docker_files import (
     settings_only,
 )
 from house import eventually, free_port, redis_process
+from openai import OpenAI
 
 from api.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
+from offline.settings import OfflineSettings
 from streaming.config import Config, load
 from streaming.durability import check_level
-from streaming.settings import ModelSettings, WireSettings
+from streaming.settings import FilesSettings, ModelSettings, WireSettings
 from streaming.wire import Wire
 from workers.settings import WorkerSettings
 
 FILE: dict[str, Any] = document(COMPOSE / "compose.yaml")
 SERVICES: dict[str, Any] = FILE["services"]
-ROLES = {"api": "api", "worker": "worker", "scheduler": "scheduler"}
+ROLES = {"api": "api", "worker": "worker", "scheduler": "scheduler", "offline": "offline"}
 """Services of ours, and the role of each."""
 
 IMAGES = images()
@@ -132,6 +137,7 @@ def test_each_container_may_little(service: str) -> None:
     assert spec["read_only"] is True and spec["cap_drop"] == ["ALL"]
     assert spec["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in spec.get("ports", ()))
+    assert spec["deploy"]["resources"]["limits"]["memory"], "one that grows must not take the others with it"
 
 
 def test_what_is_named_is_there() -> None:
@@ -149,8 +155,22 @@ def test_what_is_named_is_there() -> None:
                 assert source in FILE["volumes"]
 
 
+def test_api_and_offline_have_the_same_files(made: tuple[Path, str]) -> None:
+    """One volume, where both look for it; nobody else has it."""
+    volumes = {
+        name: [(each["source"], each["target"]) for each in service["volumes"] if each.get("type") == "volume"]
+        for name, service in SERVICES.items()
+        if name in ROLES
+    }
+    assert {name for name, found in volumes.items() if found} == {"api", "offline"}
+    assert volumes["api"] == volumes["offline"] == [("files", FILES)]
+    for service in ("api", "offline"):
+        assert config_of(service, made[0]).section("files", FilesSettings).dir == Path(FILES)
+
+
 @pytest.mark.parametrize(
-    ("service", "section", "kind"), [("api", "api", ApiSettings), ("worker", "worker", WorkerSettings)]
+    ("service", "section", "kind"),
+    [("api", "api", ApiSettings), ("worker", "worker", WorkerSettings), ("offline", "offline", OfflineSettings)],
 )
 def test_there_is_time_to_drain(service: str, section: str, kind: Any, made: tuple[Path, str]) -> None:
     """Docker kills later than the role has given up waiting."""
@@ -225,7 +245,7 @@ class Container:
 
 @pytest.fixture
 def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Container]]:
-    """All three roles on a Redis of their own."""
+    """All roles on a Redis of their own; a folder stands for the volume."""
     settings, _ = made
     settings.write_text(settings.read_text().replace('"llamacpp"', '"sim"'))
     program, *options = SERVICES["redis"]["command"]
@@ -236,6 +256,8 @@ def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Con
         roles: dict[str, Container] = {}
         for service in ROLES:
             differs = {"PENSTOCK_REDIS_URL": url}
+            if "PENSTOCK_FILES_DIR" in environ_of(service):
+                differs["PENSTOCK_FILES_DIR"] = str(data / "files")
             if service == "api":
                 differs |= {"PENSTOCK_API_HOST": "127.0.0.1", "PENSTOCK_API_PORT": str(free_port())}
             else:
@@ -246,10 +268,30 @@ def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Con
         yield roles
 
 
-def test_the_roles_run_as_the_file_says(containers: dict[str, Container]) -> None:
-    """Each becomes healthy by its own check, is known by its container's name, and ends well when stopped."""
+def answer_a_batch(api: Container, key: str) -> None:
+    """Two lines, uploaded, computed and read."""
+    port = api.environ["PENSTOCK_API_PORT"]
+    openai = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
+    lines = [line(number, model="smollm2-135m-instruct") for number in range(2)]
+    done = ended(openai, begin(openai, lines))
+    assert done.status == "completed"
+    answers_are_right(content(openai, done.output_file_id), lines)
+
+
+def shown_by(container: Container) -> str:
+    """Its own metrics page."""
+    address = f"http://127.0.0.1:{container.environ['PENSTOCK_TELEMETRY_METRICS_PORT']}/metrics"
+    with urllib.request.urlopen(address, timeout=10) as page:
+        return str(page.read().decode())
+
+
+def test_the_roles_run_as_the_file_says(containers: dict[str, Container], made: tuple[Path, str]) -> None:
+    """Each becomes healthy by its own check, is known by its container's name, and ends well when stopped; together
+    they answer a batch, and show that they did."""
     for container in containers.values():
         eventually(container.healthy)
+    answer_a_batch(containers["api"], made[1])
+    assert "penstock_batch_lines_total 2.0" in shown_by(containers["offline"])
     listed = subprocess.run(
         [sys.executable, "-m", "cli", "ps", "--redis-url", containers["api"].environ["PENSTOCK_REDIS_URL"]],
         capture_output=True,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from docker_files import FILES as FOLDER
 from docker_files import PROJECT, ROOT, SECTIONS, Stage, images, is_pinned, settings_only, stages
 from house import House, eventually
 
@@ -16,7 +17,7 @@ from workers.weights import SMOLLM2
 
 IMAGES = images()
 FILES = ["Dockerfile", "Dockerfile.tensorrt-llm"]
-MODULES = {"api": "api", "scheduler": "scheduler", "worker": "workers"}
+MODULES = {"api": "api", "scheduler": "scheduler", "offline": "offline", "worker": "workers"}
 LOCKED = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE))
 
 ONLY = """
@@ -68,6 +69,17 @@ def test_its_variables_are_settings(image: str) -> None:
     shown = config.raw["api"] if role == "api" else config.raw["telemetry"]
     host, port = (shown["host"], shown["port"]) if role == "api" else (shown["metrics_host"], shown["metrics_port"])
     assert (host, port) == ("0.0.0.0", stage.last("EXPOSE"))  # noqa: S104
+
+
+@pytest.mark.parametrize("image", ["penstock-api", "penstock-offline"])
+def test_the_folder_of_files_is_its_users(image: str) -> None:
+    """A volume takes its owner from the folder it is laid over; nobody else has a use for it."""
+    _, stage = IMAGES[image]
+    assert stage.environ()["PENSTOCK_FILES_DIR"] == FOLDER
+    made = ("RUN", f"install --directory --owner=10001 --group=10001 --mode=0700 {FOLDER}")
+    users = [line for line in stage.lines if line == made or line[0] == "USER"]
+    assert users[users.index(made) - 1] == ("USER", "0:0") and users[-1] == ("USER", "10001:10001")
+    assert {name for name, (_, each) in IMAGES.items() if made in each.lines} == {"penstock-api", "penstock-offline"}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from docker_files import (
     COMPOSE,
+    FILES,
     KUBERNETES,
     SECTIONS,
     SLACK_S,
@@ -28,6 +29,7 @@ from kube import Kube
 
 from api.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
+from offline.settings import OfflineSettings
 from scheduler.kubernetes import KubernetesPool
 from scheduler.pools import Pool
 from scheduler.settings import KubernetesSettings, SchedulerSettings
@@ -41,6 +43,8 @@ OVERLAYS = ["cpu", "tensorrt-llm"]
 IMAGES = images()
 ENGINES = {"llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
 COMPONENT = "app.kubernetes.io/component"
+DRAINS = {"api": ApiSettings, "worker": WorkerSettings, "offline": OfflineSettings}
+"""Roles that take time to end, and the settings that say how long, in the section of the role's name."""
 BROUGHT = {"penstock-models"}
 """Volume claims the cluster's owner makes."""
 
@@ -165,7 +169,8 @@ def test_mounts_and_ports_are_there(overlay: str, name: str) -> None:
     claims = {
         volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values() if "persistentVolumeClaim" in volume
     }
-    assert claims <= BROUGHT
+    made = {claim["metadata"]["name"] for claim in of_kind(overlay, "PersistentVolumeClaim")}
+    assert claims <= BROUGHT | made
     ports = {port["name"]: port["containerPort"] for port in only["ports"]}
     probed = {probe["httpGet"]["port"] for key, probe in only.items() if key.endswith("Probe") and "httpGet" in probe}
     assert probed <= set(ports)
@@ -186,6 +191,30 @@ def test_probes_are_what_the_role_answers(overlay: str, name: str) -> None:
     else:
         assert only["startupProbe"]["exec"]["command"] == ["penstock", "probe", role]
         assert only["livenessProbe"]["exec"]["command"] == ["penstock", "probe", role, "--alive"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_api_and_offline_have_the_same_files(overlay: str) -> None:
+    """One claim, where both look for it, that their user may write; nobody else has it. Pods on several nodes can only
+    share it as ReadWriteMany: where it is anything else, the file says what that means."""
+    (claim,) = of_kind(overlay, "PersistentVolumeClaim")
+    uses = {}
+    for owner in pods(overlay):
+        spec = template(owner)["spec"]
+        for volume in spec.get("volumes", ()):
+            if volume.get("persistentVolumeClaim", {}).get("claimName") == claim["metadata"]["name"]:
+                (mount,) = [each for each in container(owner)["volumeMounts"] if each["name"] == volume["name"]]
+                uses[role_of(owner)] = mount
+                assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+                assert environ_of(owner)["PENSTOCK_FILES_DIR"] == FILES
+    assert {role: (mount["mountPath"], mount.get("readOnly", False)) for role, mount in uses.items()} == {
+        "api": (FILES, False), "offline": (FILES, False),
+    }  # fmt: skip
+    text = (KUBERNETES / "overlays" / overlay / "files.yaml").read_text(encoding="utf-8")
+    comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+    (mode,) = claim["spec"]["accessModes"]
+    assert mode == {"cpu": "ReadWriteOnce", "tensorrt-llm": "ReadWriteMany"}[overlay]
+    assert "ReadWriteMany" in comment and (mode == "ReadWriteMany" or "on one node" in comment)
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -234,9 +263,8 @@ def test_there_is_time_to_drain(made: tuple[str, Path, str]) -> None:
     """The kubelet kills later than the role has given up waiting; its clock runs from before the hook."""
     overlay, settings, _ = made
     for owner in pods(overlay):
-        if role_of(owner) not in ("api", "worker"):
+        if (kind := DRAINS.get(section := role_of(owner))) is None:
             continue
-        section, kind = ("api", ApiSettings) if role_of(owner) == "api" else ("worker", WorkerSettings)
         hook = container(owner).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
         needed = int(hook[1]) + config_of(owner, settings).section(section, kind).drain_s + SLACK_S
         assert template(owner)["spec"]["terminationGracePeriodSeconds"] >= needed
@@ -365,6 +393,8 @@ def test_keda_scales_a_deployment_that_is_there() -> None:
     models = load(SECTIONS["scheduler"], path=settings, environ={}).table("models", ModelSettings)
     assert spec["maxReplicaCount"] == models[target["args"][1]].most_workers
     assert all(f'model="{target["args"][1]}"' in trigger["metadata"]["query"] for trigger in spec["triggers"])
+    # Lanes are left out while the API cannot reach Redis, and by default KEDA takes that for no work.
+    assert all(trigger["metadata"]["ignoreNullValues"] == "false" for trigger in spec["triggers"])
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")

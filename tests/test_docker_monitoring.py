@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from docker_files import COMPOSE, KUBERNETES, MONITORING, document
-from docker_metrics import complaints, known, parsed, selectors
+from docker_metrics import complaints, known, listed, parsed, selectors
+
+from telemetry.metrics import Metrics
 
 BOARDS = {path.name: json.loads(path.read_text("utf-8")) for path in (MONITORING / "grafana/dashboards").glob("*.json")}
 RULES: list[dict[str, Any]] = [
@@ -24,6 +26,10 @@ SHOWN = {
     "gen_ai_server_request_duration_seconds_bucket", "penstock_lane_waiting", "penstock_lane_oldest_seconds",
     "penstock_workers_wanted", "penstock_processes", "penstock_worker_running", "penstock_worker_slots",
     "penstock_lease_reclaims_total", "penstock_jobs_given_up_total",
+    "penstock_batches_unfinished", "penstock_batch_enqueued_tokens", "penstock_batches_total",
+    "penstock_batch_lines_total", "penstock_batch_turns_total", "penstock_batch_tellings_total",
+    "penstock_worker_reserved_slots", "penstock_webhook_attempts_total", "penstock_events_published_total",
+    "penstock_events_taken_total",
 }  # fmt: skip
 """What an operator must be able to see without asking for it."""
 
@@ -57,6 +63,8 @@ def test_what_is_asked_for_is_counted(at: int) -> None:
         ("sum by (lane) (penstock_lane_waiting)", "penstock_lane_waiting has no label lane"),
         ('penstock_lane_waiting{lane="batch"}', "penstock_lane_waiting has no label lane"),
         ('penstock_lane_waiting{priority="urgent"}', "priority is never urgent"),
+        ('penstock_batch_turns_total{end="delivered"}', "end is never delivered"),
+        ('penstock_batch_tellings_total{reason=~"due|lost"}', "reason is never due|lost"),
         ("penstock_open_streams unless on (pod) penstock_lane_waiting", "penstock_open_streams has no label pod"),
     ],
 )
@@ -72,7 +80,7 @@ def test_the_catalogue_knows_every_kind() -> None:
 
 
 def test_the_dashboards_show_what_matters() -> None:
-    """All of it, on one board or the other."""
+    """All of it, on one board or another."""
     shown = {each.name for board in BOARDS.values() for panel in panels(board) for target in panel["targets"]
              for each in selectors(parsed(target["expr"]))}  # fmt: skip
     assert SHOWN - shown == set()
@@ -98,7 +106,20 @@ def test_a_dashboard_is_whole(name: str) -> None:
 
 def test_boards_do_not_take_each_others_place() -> None:
     """Grafana knows a board by its uid."""
-    assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS) == 2
+    assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS) == 3
+
+
+def test_what_an_alert_waits_for_is_shown_before_it_happens() -> None:
+    """A counter that is first seen at 1 has not grown, for Prometheus; so those of fixed labels begin at 0."""
+    page, lists = Metrics.start("", "offline").expose().decode(), listed()
+    waited = {
+        f'{each.name}{{{matcher.name}="{matcher.value}"}} 0.0'
+        for rule in RULES
+        for each in selectors(parsed(rule["expr"]))
+        for matcher in each.matchers.matchers
+        if (each.name, matcher.name) in lists and each.name.endswith("_total")
+    }
+    assert len(waited) >= 3 and {line for line in waited if line not in page} == set()
 
 
 def test_every_alert_says_what_and_how_bad() -> None:

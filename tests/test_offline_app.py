@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Authority, secured
 from flow import until
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from offline.app import HARD_LIMIT_S, LOOK_AT_BATCH, QUEUE, VISIBILITY_S, broker, build_app
 from offline.bell import Bell
+from offline.broker import Broken, Broker
 from offline.settings import OfflineSettings
 from streaming.batches import Batches
 from streaming.config import ConfigError
+from streaming.errors import Unavailable
 from streaming.keys import BROKER
 from streaming.messages import Batch, Priority
 from streaming.settings import WireSettings
 from streaming.wire import Wire
+from telemetry.metrics import Metrics
 
 
 def nothing(_batch: str, _telling: int) -> None:
@@ -38,6 +45,11 @@ def at(url: str, **own: str) -> tuple[str, dict[str, Any]]:
             "redis+sentinel://u:p%40w@a:1,b:2/main/3",
             "sentinel://u:p%40w@a:1/3;sentinel://u:p%40w@b:2/3",
             {"master_name": "main"},
+        ),
+        (
+            "rediss+sentinel://a:1/main?sentinel_password=s",
+            "sentinel://a:1/0",
+            {"sentinel_kwargs": {"ssl": True, "username": None, "password": "s", "socket_timeout": 4.0}},
         ),
     ],
 )
@@ -67,6 +79,61 @@ def test_it_is_set_as_it_must_be() -> None:
     assert LOOK_AT_BATCH in app.tasks
 
 
+@pytest.mark.parametrize(
+    ("url", "tls"),
+    [
+        ("redis://h:1/0", False),
+        ("rediss://h:1/0", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+        ("rediss+sentinel://h:1/main", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+        ("amqps://h//", {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}),
+    ],
+)
+def test_a_brokers_certificate_and_name_are_checked(url: str, tls: object) -> None:
+    """Whatever kombu does when nobody says."""
+    own, redis = ({"broker_url": url}, {}) if url.startswith("amqp") else ({}, {"url": url})
+    app = build_app(OfflineSettings(**own), WireSettings(**redis), nothing)
+    assert app.conf.broker_use_ssl == tls
+    app.close()
+
+
+async def test_over_tls_nobody_is_believed_without_a_certificate(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue's own connection, Celery's and those of events alike refuse an unknown authority and another name; told
+    of the authority, by the address or by SSL_CERT_FILE, they find their server."""
+    authority = Authority(tmp_path / "authority")
+
+    async def failures(port: int, host: str, more: str = "") -> list[str]:
+        settings, found = WireSettings(url=f"rediss://{host}:{port}/0{more}"), []
+        wire, app, broker = Wire.open(settings), build_app(OfflineSettings(), settings, nothing), Broker(settings.url)
+        steps = (
+            wire.ping(),
+            asyncio.to_thread(app.connection_for_write().channel),  # send_task does so, and tries again for seconds
+            asyncio.to_thread(broker.publish, "q", b"{}", "application/json", "m", {}),
+        )
+        for step in steps:
+            try:
+                await step
+            except (Unavailable, RedisConnectionError, Broken) as error:
+                found.append(str(error))
+        await wire.close()
+        app.close()
+        broker.close()
+        return found
+
+    async with secured(authority.server("localhost"), int(redis_url.split(":")[2].split("/", maxsplit=1)[0])) as port:
+        unknown = await failures(port, "localhost")
+        assert await failures(port, "localhost", f"?ssl_ca_certs={authority.file}") == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+        assert await failures(port, "localhost") == []
+        another = await failures(port, "127.0.0.1")
+    with Redis.from_url(redis_url) as redis:
+        assert redis.llen("q") == 2
+    assert len(unknown) == len(another) == 3
+    assert all("unable to get local issuer certificate" in each for each in unknown)
+    assert all("IP address mismatch" in each for each in another)
+
+
 async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis_url: str) -> None:
     """However many bells ring; a lost message is sent again after a while, and the old one is worth nothing."""
     settings = WireSettings(url=redis_url, lease_ms=400)
@@ -79,13 +146,17 @@ async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis
                 input_file="f", window="none", output_keep_ms=1,
             )  # fmt: skip
             await batches.create(batch, "digest")
-        bells = [Bell(batches, app) for _ in range(4)]
+        metrics = Metrics.start("", "offline")
+        bells = [Bell(batches, app, metrics) for _ in range(4)]
         assert sum(await asyncio.gather(*(bell.ring() for bell in bells))) == 3
         with Redis.from_url(redis_url) as redis:
             assert redis.llen(f"{BROKER}{QUEUE}") == 3
             redis.delete(f"{BROKER}{QUEUE}")
             assert await until(bells[0].ring) == 3
             assert redis.llen(f"{BROKER}{QUEUE}") == 3
+            page = metrics.expose().decode()
+            assert 'penstock_batch_tellings_total{reason="due"} 3.0' in page
+            assert 'penstock_batch_tellings_total{reason="unanswered"} 3.0' in page
             assert all(key.startswith(b"penstock:") for key in redis.scan_iter("*"))
     finally:
         app.close()

@@ -49,17 +49,17 @@ async def made(batches: Batches, tenant: str = "t", *, key: str = "", **more: An
 
 async def held(batches: Batches) -> Hold:
     """The next batch that is due."""
-    ((batch_id, telling),) = await until(lambda: batches.due(10))
+    ((batch_id, telling, _),) = await until(lambda: batches.due(10))
     return await batches.hold(batch_id, telling)
 
 
 async def test_a_new_batch_is_due_once(batches: Batches) -> None:
     """Told at once, not again while it is fresh, and again when nothing came of it."""
     batch = await made(batches)
-    assert await batches.due(10) == [(batch.id, 1)]
+    assert await batches.due(10) == [(batch.id, 1, "due")]
     assert await batches.due(10) == []
     began = asyncio.get_running_loop().time()
-    assert await until(lambda: batches.due(10)) == [(batch.id, 2)]
+    assert await until(lambda: batches.due(10)) == [(batch.id, 2, "unanswered")]
     assert asyncio.get_running_loop().time() - began > LEASES_TOLD * LEASE_MS / 1000 * 0.8
     with pytest.raises(Stale, match="stale"):
         await batches.hold(batch.id, 1)  # a message that came late
@@ -91,6 +91,22 @@ async def test_a_turn_that_ends_hands_it_on_when_it_says(batches: Batches) -> No
     await batches.save(second, BatchState.IN_PROGRESS, Progress(), rest_ms=3_600_000)
     await asyncio.sleep(LEASES_TOLD * LEASE_MS / 1000)
     assert await batches.due(10) == []
+
+
+async def test_it_is_said_why_somebody_is_told(batches: Batches) -> None:
+    """A turn that ended in good order, one whose worker was lost, and a message that led to nothing are told apart."""
+    await made(batches)
+    first = await held(batches)
+    await batches.save(first, BatchState.IN_PROGRESS, Progress(), rest_ms=0)
+    ((batch_id, number, reason),) = await batches.due(10)
+    assert reason == "due"
+    await batches.hold(batch_id, number)
+    ((batch_id, number, reason),) = await until(lambda: batches.due(10))
+    assert reason == "lapsed"
+    ((batch_id, number, reason),) = await until(lambda: batches.due(10))
+    assert reason == "unanswered"
+    await batches.save(await batches.hold(batch_id, number), BatchState.IN_PROGRESS, Progress(), rest_ms=0)
+    assert [telling.reason for telling in await batches.due(10)] == ["due"]
 
 
 async def test_the_end_is_the_end(batches: Batches, wire: Wire) -> None:
@@ -144,6 +160,8 @@ async def test_the_quota_counts_all_batches_of_a_tenant(batches: Batches) -> Non
     assert await batches.reserve(second, 60) == (True, 30)
     await made(batches, "somebody else", token_limit=100)
     assert await batches.reserve(await held(batches), 100) == (True, 0)
+    assert await batches.unfinished() == 3 and await batches.enqueued(["nobody"]) == 0
+    assert await batches.enqueued(["t"]) == 90 and await batches.enqueued(["t", "somebody else"]) == 190
 
 
 async def test_the_same_key_is_the_same_batch(batches: Batches) -> None:

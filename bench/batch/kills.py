@@ -20,7 +20,7 @@ from bench.chaos.processes import Child
 from bench.chaos.servers import Server
 from bench.chaos.waiting import until
 from bench.processes import free_port
-from streaming.batches import Batches
+from streaming.batches import Batches, Telling
 from streaming.settings import WireSettings
 from streaming.wire import Wire
 
@@ -156,7 +156,7 @@ async def _message_lost(stage: Stage, path: Path) -> float:
     for child in _offline(stage):
         child.send(signal.SIGSTOP)
     batch_id = await asyncio.to_thread(stage.door.begin, path)
-    told: list[tuple[str, int]] = []
+    told: list[Telling] = []
     while not told:
         told = await Batches(stage.wire).due(10)
     began = time.monotonic()

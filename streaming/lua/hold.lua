@@ -9,6 +9,6 @@ if s[7] ~= turn or not redis.call('ZSCORE', due_key(), id) then return 'stale' e
 local now = now_ms()
 if s[8] and tonumber(s[8]) > now then return 'held' end
 local epoch = redis.call('HINCRBY', batch, 'epoch', 1)
-redis.call('HSET', batch, 'lease', now + lease)
+redis.call('HSET', batch, 'lease', now + lease, 'heard', turn)
 redis.call('ZADD', due_key(), now + lease, id)
 return {epoch, now, s[1], s[2], tonumber(s[3]), s[4], s[5], s[6]}
