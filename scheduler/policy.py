@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler import health, starts
-from scheduler.demand import Demand, in_slots, keep_s, learn, tight
+from scheduler.demand import Demand, asking, in_slots, keep_s, learn, tight
 from scheduler.forecast import constraints, wait_s, workers_for
 from scheduler.health import Health
 from scheduler.limits import Limits
@@ -145,7 +145,7 @@ def _for_load(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Need]:
     """Room for jobs that cannot wait for a worker, now and in a rush, beside the others' usual share."""
     others = _others(snapshot, limits, demand)
     beside = f" beside {others:.0f} that can wait" if others >= 0.5 else ""
-    each, held, jobs = demand.capacity, in_slots(snapshot, demand), 0.0
+    each, held, jobs = demand.capacity, asking(snapshot, demand), 0.0
     needs = [Need(others / each, f"{others:.0f} jobs that can wait, {each} to a worker", spare=SPARE)]
     for lane, rush in demand.rushes.items():
         jobs += held[lane]
@@ -164,7 +164,7 @@ def _others(snapshot: Snapshot, limits: Limits, demand: Demand) -> float:
     for lane in snapshot.lanes:
         if not tight(lane.name, demand, limits):
             usual = demand.rate(lane.name) * demand.size(lane.name) / demand.pace if demand.pace else math.inf
-            slots += min(held[lane.name] - lane.waiting, usual)
+            slots += min(held[lane.name], usual)
     return slots
 
 
