@@ -148,8 +148,8 @@ def in_slots(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
 
 
 def asking(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
-    """Jobs by lane there should be room for at once: those that are run, and of those that wait as many as would run now
-    had there been room. The rest is a queue that grew because there was none: it is to be cleared, but not at once."""
+    """Jobs by lane there should be room for at once: those that are run, and of those that wait as many as would run
+    now had there been room. The rest is a queue that grew because there was none: to be cleared, but not at once."""
     run = in_slots(snapshot, demand)
     late = {name: max(0.0, flow.offered - flow.running) for name, flow in demand.flows.items()}
     return {lane.name: run[lane.name] + min(lane.waiting, late[lane.name]) for lane in snapshot.lanes}

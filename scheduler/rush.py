@@ -20,7 +20,7 @@ MOST = 1000
 FEW = 8
 """Jobs added to both sides of a growth, so that one job becoming three is no rush; no more than a worker runs."""
 BEYOND = 1.25
-"""Times the highest of the past that a rush is expected to end at: what has risen already will not rise as much again."""
+"""Times the highest of the past is where a rush is expected to end: what has risen will not rise as much again."""
 ASSUMED = 1.4
 """The growth before there is a past."""
 TRUSTED = 30
@@ -87,8 +87,8 @@ class Rush:
 
     @property
     def room(self) -> float:
-        """Jobs to have room for: the last peak and a rush on top of it, which once there is a past is not expected to go
-        far beyond the highest in it."""
+        """Jobs to have room for: the last peak and a rush on top of it. Once there is a past, a rush is not expected to
+        go far beyond the highest in it."""
         if self.usual <= 0:
             return 0.0
         grown = (self.usual + self.few) * self.growth - self.few

@@ -193,6 +193,16 @@ def test_noise_moves_the_number_at_most_twice_in_an_hour(chance: Random, slots: 
     assert all(third - first >= REGRET_S for first, third in zip(turns, turns[2:], strict=False))
 
 
+def test_after_a_turn_upwards_few_are_not_given_back_for_an_hour() -> None:
+    """Noise that needs a fourth worker every eight minutes: given back once, missed once, and then kept."""
+    limits = Limits(0, 9, cold_start_s=10.0)
+    world = [(10.0 * n, seen(0, 0, 16 if n % 48 < 3 else 12, ready=5)) for n in range(720)]
+    wants = [plan.want for plan in follow(State(1), limits, world)]
+    turns = [n for n, (a, b) in enumerate(pairwise(wants)) if a != b]
+    ups = [n for n in turns if wants[n + 1] > wants[n]]
+    assert len([n for n in ups if 10.0 * n > 60]) <= 2, "two hours"
+
+
 def batch_of_ten_seconds(waiting: int, *due: Due) -> Plan:
     """One worker of four slots, in which four batch jobs of 1,000 tokens have just ended after ten seconds."""
     served, later = ({"batch": Served(jobs, jobs * 1000)} for jobs in (100, 104))

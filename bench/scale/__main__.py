@@ -1,8 +1,8 @@
-"""`python -m bench.scale`: the control loop on a simulated clock. A bursty day beside other rules, a constant noisy load,
-a slow worker, and two shapes of a pool.
+"""`python -m bench.scale`: the control loop on a simulated clock, decided by the scheduler's own code.
 
-Prints four tables, writes each to bench/results, and draws the day and the shapes. Exits 1 if a goal is missed. The same
-seeds give the same figures on every machine.
+A bursty day beside other rules, a constant noisy load, a slow worker, and two shapes of a pool. Prints a table of each,
+writes them to bench/results, and draws the day and the shapes. Exits 1 if a goal is missed. The same seeds give the
+same figures on every machine.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Size:
     """Others than those the policy was developed with."""
     hours: float = 24.0
     rate: float = 7.0
-    steady_hours: float = 6.0
-    hold_s: float = 240.0
+    steady_hours: float = 5.0
+    hold_s: float = 180.0
 
 
-QUICK = Size(seeds=(21,), hours=0.5, rate=2.0, steady_hours=0.5, hold_s=20.0)
+QUICK = Size(seeds=(21,), hours=0.5, rate=2.0, steady_hours=0.5, hold_s=10.0)
 
 DAY_COLUMNS = (
     Column("seed", "seed"),

@@ -39,7 +39,7 @@ FORMS: Mapping[str, Form] = {
     "big": Form(1, Engine(slots=256, step_s=0.020, each_s=0.00040, prompt_s=1 / 32_000)),
     "small": Form(4, Engine(slots=64, step_s=0.030, each_s=0.00096, prompt_s=1 / 8_000)),
 }
-"""Spread over all GPUs a step takes less time, but each of its jobs costs more of it: what is exchanged between GPUs."""
+"""Spread over all GPUs a step takes less time, but each job in it costs more: GPUs have to talk."""
 
 
 class Clients:

@@ -71,7 +71,7 @@ def watched(ward: Ward) -> dict[str, Any]:
     engine = Engine()
     outcome = simulate(
         Own(Limits(ward.workers, ward.workers + 2, cold_start_s=engine.start_s)),
-        requests(Shape(rate=3.0, cv=1.5), ward.seed, SLOW_AT_S * 1.5),
+        requests(Shape(rate=4.2, cv=1.5), ward.seed, SLOW_AT_S * 1.5),
         SLOW_AT_S * 1.5,
         engine,
         begin=ward.workers,
