@@ -2,8 +2,8 @@
 
 Up at once, to the most of: room for the last peak of jobs that cannot wait for a new worker, and for the rush that the
 recent past has shown on top of such a peak; room for the jobs that are here now; enough to begin what waits within its
-targets and deadlines. Down to the most that was needed in the last while, and not by little where that was regretted
-before. docs/scheduling.md has the formulas and their sources.
+targets and deadlines. Down to the most that was needed in the last while, and not by little within an hour of a turn
+upwards. docs/scheduling.md has the formulas and their sources.
 """
 
 from __future__ import annotations

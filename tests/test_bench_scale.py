@@ -114,7 +114,7 @@ def test_requests_that_were_never_begun_are_not_in_time() -> None:
 def test_reversals_are_counted_in_the_worst_hour() -> None:
     """Up at 1000, down at 2000, up at 4000, up again, down at 9000: two turns within an hour, then one."""
     wants = [(0.0, 1), (1000.0, 2), (2000.0, 1), (4000.0, 2), (5000.0, 3), (9000.0, 1)]
-    outcome = Outcome("x", wants=wants)
+    outcome = Outcome(wants=wants)
     assert outcome.reversals == 3 and most_reversals_in_an_hour(outcome) == 2
 
 

@@ -26,7 +26,6 @@ the highest of the last five minutes' recommendations."""
 class Contender(Protocol):
     """`want` is asked every `every_s` seconds."""
 
-    name: str
     every_s: float
 
     def want(self, snapshot: Snapshot, now: float) -> int: ...
@@ -40,7 +39,6 @@ class Own:
     """Penstock's policy, as the scheduler process runs it."""
 
     limits: Limits
-    name: str = "penstock"
     every_s: float = TICK_S
     state: State | None = None
     cordoned: tuple[str, ...] = ()
@@ -56,7 +54,6 @@ class Static:
     """Always the same number."""
 
     workers: int
-    name: str = "static"
     every_s: float = 3600.0
     cordoned: tuple[str, ...] = ()
 
@@ -69,7 +66,6 @@ class Hpa:
     """Kubernetes' HorizontalPodAutoscaler: workers in proportion to a metric over its target, read by a subclass."""
 
     limits: Limits
-    name: str = "hpa"
     every_s: float = HPA_SYNC_S
     cordoned: tuple[str, ...] = ()
     have: int = 0
@@ -100,7 +96,6 @@ class Utilisation(Hpa):
     """The usual HPA on how busy workers are: the share of slots in use, held at a target."""
 
     target: float = 0.7
-    name: str = "hpa"
 
     def wish(self, snapshot: Snapshot) -> int:
         slots = sum(worker.slots for worker in snapshot.ready)
@@ -116,7 +111,6 @@ class Backlog(Hpa):
     does the rest."""
 
     target: float = 5.6
-    name: str = "keda"
 
     def wish(self, snapshot: Snapshot) -> int:
         have = max(1, self.have)
@@ -131,7 +125,6 @@ class Freeness:
     limits: Limits
     low: float = 10.0
     high: float = 60.0
-    name: str = "llumnix"
     every_s: float = 10.0
     cordoned: tuple[str, ...] = ()
     have: int = 0

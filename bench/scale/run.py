@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 
 from bench.scale.contenders import Contender
-from bench.scale.plant import LANES, Engine, Place, Plant, SimWorker
+from bench.scale.plant import LANES, Engine, Plant, SimWorker
 from bench.workload.trace import Request
 
 SAMPLE_S = 60.0
@@ -20,17 +20,15 @@ SAMPLE_S = 60.0
 class Outcome:
     """Everything after the warm-up."""
 
-    name: str
     waits: dict[str, array[float]] = field(default_factory=lambda: {lane: array("d") for lane in LANES})
     """Seconds in the queue, by lane."""
-    left: int = 0
-    """Requests that were never begun."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Requests that were never begun, by lane."""
     worker_s: float = 0.0
     wants: list[tuple[float, int]] = field(default_factory=list)
     """Every change of the number wanted."""
     curve: list[tuple[float, int, float]] = field(default_factory=list)
     """(time, workers there, jobs that run or wait)."""
-    seconds: float = 0.0
     cordons: list[tuple[float, str]] = field(default_factory=list)
     """(time, worker) of each that was cordoned."""
     first_workers: tuple[str, ...] = ()
@@ -38,7 +36,7 @@ class Outcome:
     def within(self, lane: str, target_s: float) -> float:
         """Share of a lane's requests that were begun in time; those never begun were not."""
         waits = self.waits[lane]
-        total = len(waits) + (self.left if lane == LANES[0] else 0)
+        total = len(waits) + self.left.get(lane, 0)
         return sum(wait <= target_s for wait in waits) / total if total else 1.0
 
     def percentile(self, lane: str, share: float) -> float:
@@ -66,20 +64,19 @@ def simulate(
     warm_s: float = 0.0,
     begin: int = 1,
     seed: int = 0,
-    place: Place = "freshest",
     slow: Mapping[int, tuple[float, float]] | None = None,
 ) -> Outcome:
     """Run for `warm_s` and then `seconds`, which are measured, from `begin` ready workers.
 
     `slow` maps the number of a first worker to (when, how many times slower) it becomes.
     """
-    outcome = Outcome(contender.name, seconds=seconds)
+    outcome = Outcome()
 
     def begun(request: Request, waited: float) -> None:
         if plant.now - waited >= warm_s:
             outcome.waits[request.lane].append(waited)
 
-    plant = Plant(engine, seed, place=place, on_begun=begun)
+    plant = Plant(engine, seed, on_begun=begun)
     plant.order(begin, at_once=True)
     plant.feed(requests)
     first = list(plant.workers.values())
@@ -107,7 +104,7 @@ def simulate(
     outcome.wants[:] = [(warm_s, outcome.wants[-1][1])] if outcome.wants else []
     plant.run(warm_s + seconds)
     outcome.worker_s = plant.total_worker_s() - before
-    outcome.left = sum(map(len, plant.lanes.values()))
+    outcome.left = {name: len(lane) for name, lane in plant.lanes.items()}
     return outcome
 
 
