@@ -36,7 +36,7 @@ async def endpoint(answer_s: float) -> AsyncIterator[tuple[Server, list[dict[str
                 asked.append(msgspec.json.decode(await reader.readexactly(size)))
                 await asyncio.sleep(answer_s)
                 writer.write(ANSWER)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

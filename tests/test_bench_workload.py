@@ -96,4 +96,4 @@ def test_a_file_without_the_columns_says_which(tmp_path: Path) -> None:
 
 def test_a_cut_is_moved_scaled_and_clipped() -> None:
     found = list(cut([Request(at, 100, 100) for at in (5.0, 10.0, 30.0)], begin=10, end=30, scale=2, longest=120))
-    assert found == [Request(0.0, 100, 20)]
+    assert found == [Request(0.0, 20, 100)]

@@ -84,7 +84,7 @@ def cut(
     requests: Iterable[Request], *, begin: float = 0.0, end: float = float("inf"), scale: float = 1.0, longest: int = 0
 ) -> Iterator[Request]:
     """The requests of [begin, end) seconds, `scale` times as fast, so that the first may come at 0; lengths cut to a
-    context of `longest` tokens, the answer first (0: as they are)."""
+    context of `longest` tokens, the prompt first (0: as they are)."""
     for each in requests:
         if begin <= each.at < end:
             yield _clipped(replace(each, at=(each.at - begin) / scale), longest)
@@ -93,5 +93,5 @@ def cut(
 def _clipped(request: Request, longest: int) -> Request:
     if not longest or request.prompt + request.answer <= longest:
         return request
-    prompt = min(request.prompt, longest - 1)
-    return replace(request, prompt=prompt, answer=min(request.answer, longest - prompt))
+    answer = min(request.answer, longest - 1)
+    return replace(request, prompt=min(request.prompt, longest - answer), answer=answer)
