@@ -83,9 +83,10 @@ def lines(
         figure, axes = pyplot.subplots()
         for number, (name, points) in enumerate(series.items()):
             known = [(at, value) for at, value in points if value is not None]
-            look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-            if not marked:
-                look = {"color": look["color"], "linestyle": DASHES[number % len(DASHES)]}
+            look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)]}
+            look |= (
+                {"marker": MARKERS[number % len(MARKERS)]} if marked else {"linestyle": DASHES[number % len(DASHES)]}
+            )
             axes.plot([at for at, _ in known], [value for _, value in known], label=name, **look)
         for name, level in (levels or {}).items():
             axes.axhline(level, color="#555555", linewidth=1.1, linestyle=(0, (4, 3)), label=name)

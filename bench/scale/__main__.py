@@ -277,7 +277,7 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
     curves = {form: [(level["clients"], level[form]) for level in up] for form in FORMS}
     curves["dynamic, up"] = [(level["clients"], level["dynamic"]) for level in up]
     curves["dynamic, down"] = [(level["clients"], level["dynamic"]) for level in down]
-    x, y = plots.Axis(title="clients at once", log=True), plots.Axis(title="tokens a second")
+    x, y = plots.Axis(title="clients at once"), plots.Axis(title="tokens a second")
     return drawn + plots.lines(folder / "scale-shapes", "Two shapes of a pool", curves, x=x, y=y)
 
 
