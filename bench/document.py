@@ -20,7 +20,7 @@ from bench.chaos import report as chaos
 from bench.growth import thousand
 from bench.growth.figures import UnitCosts
 
-PAGES = (Path("docs/performance.md"), Path("docs/guarantees.md"))
+PAGES = (Path("docs/performance.md"), Path("docs/guarantees.md"), Path("docs/scheduling.md"))
 
 MARKED = re.compile(r"(<!-- (results|plot|paper|faults): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

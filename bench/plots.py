@@ -20,6 +20,7 @@ PLOTS = Path("docs/plots")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Okabe and Ito's, which people with any kind of colour vision can tell apart; darkest pairs first."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", (0, (5, 2)), "-.", ":", (0, (3, 1, 1, 1)), "--")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
 """Nothing is told by colour alone."""
 
@@ -62,9 +63,17 @@ def missing() -> str:
 
 
 def lines(
-    stem: Path, title: str, series: Mapping[str, Points], *, x: Axis, y: Axis, levels: Mapping[str, float] | None = None
+    stem: Path,
+    title: str,
+    series: Mapping[str, Points],
+    *,
+    x: Axis,
+    y: Axis,
+    levels: Mapping[str, float] | None = None,
+    marked: bool = True,
 ) -> list[Path]:
-    """A curve for each series, with its measured points; `levels` are horizontal lines (a goal, a floor).
+    """A curve for each series, with its measured points if they are `marked`; `levels` are horizontal lines (a goal, a
+    floor).
 
     Returns the files written: none without matplotlib.
     """
@@ -74,7 +83,10 @@ def lines(
         figure, axes = pyplot.subplots()
         for number, (name, points) in enumerate(series.items()):
             known = [(at, value) for at, value in points if value is not None]
-            look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)]}
+            look |= (
+                {"marker": MARKERS[number % len(MARKERS)]} if marked else {"linestyle": DASHES[number % len(DASHES)]}
+            )
             axes.plot([at for at, _ in known], [value for _, value in known], label=name, **look)
         for name, level in (levels or {}).items():
             axes.axhline(level, color="#555555", linewidth=1.1, linestyle=(0, (4, 3)), label=name)

@@ -14,6 +14,8 @@ PROGRAMS = {
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",
     "engine": "Tokens per second through Penstock over those of the bare engine.",
+    "scale": "The scheduler on a simulated clock: a bursty day, beside other rules.",
+    "replay": "A bursty trace against a live endpoint: TTFT, queue time, who was in time.",
     "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
     "chaos": "The fault matrix: kill, stop, cut, fill and flood everything.",
 }

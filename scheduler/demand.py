@@ -40,6 +40,11 @@ class Flow:
     jobs: float = 0.0
     tokens: float = 0.0
     """Of jobs that ended lately; older ones count less."""
+    there: int = 0
+    """Jobs run or waiting at the last look."""
+    running: int = 0
+    offered: float = 0.0
+    """Jobs that would run now had each been begun when it came."""
 
     @property
     def size(self) -> float:
@@ -119,12 +124,12 @@ def learn(demand: Demand, snapshot: Snapshot, limits: Limits, now: float) -> Dem
     ended = {} if first else _ended(demand.served, snapshot.workers)
     keep = math.exp(-since_s / SIZE_S)
     running = sum(worker.running for worker in snapshot.workers)
-    held = in_slots(snapshot, demand)
     flows = {lane.name: _flow(demand.flows.get(lane.name), lane, ended, since_s) for lane in snapshot.lanes}
+    demand = replace(demand, flows=flows)
+    held = asking(snapshot, demand)
     return replace(
         demand,
         at=now,
-        flows=flows,
         served=_remembered(demand.served, snapshot.workers),
         held_s=demand.held_s * keep + running * since_s,
         slots=_slots(snapshot, demand.slots),
@@ -136,10 +141,18 @@ def learn(demand: Demand, snapshot: Snapshot, limits: Limits, now: float) -> Dem
 
 
 def in_slots(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
-    """Jobs by lane that are run or wait. What workers hold beyond their slots is prefetched and no reason to grow."""
+    """Jobs by lane that are run. What workers hold beyond their slots is prefetched and no reason to grow."""
     room = len(snapshot.ready) * demand.capacity
     share = min(1.0, room / snapshot.running) if snapshot.running and room else 1.0
-    return {lane.name: lane.running * share + lane.waiting for lane in snapshot.lanes}
+    return {lane.name: lane.running * share for lane in snapshot.lanes}
+
+
+def asking(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
+    """Jobs by lane there should be room for at once: those that are run, and of those that wait as many as would run
+    now had there been room. The rest is a queue that grew because there was none: to be cleared, but not at once."""
+    run = in_slots(snapshot, demand)
+    late = {name: max(0.0, flow.offered - flow.running) for name, flow in demand.flows.items()}
+    return {lane.name: run[lane.name] + min(lane.waiting, late[lane.name]) for lane in snapshot.lanes}
 
 
 def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[Worker, ...]) -> dict[str, tuple[int, int]]:
@@ -167,15 +180,30 @@ def _remembered(
 
 
 def _flow(flow: Flow | None, lane: Lane, ended: Mapping[str, tuple[int, int]], since_s: float) -> Flow:
+    there = lane.running + lane.waiting
     if flow is None:
-        return Flow(lane.added)
+        return Flow(lane.added, there=there, running=lane.running, offered=there)
     keep = math.exp(-since_s / SIZE_S)
     jobs, tokens = ended.get(lane.name, (0, 0))
-    rate = flow.rate
+    rate, came = flow.rate, max(0, lane.added - flow.added)  # fewer than before: the store has lost data
     if since_s > 0:
-        came = max(0, lane.added - flow.added)  # fewer than before: the store has lost data
         rate += (1 - math.exp(-since_s / RATE_S)) * (came / since_s - rate)
-    return Flow(lane.added, rate, flow.jobs * keep + jobs, flow.tokens * keep + tokens)
+    return Flow(
+        lane.added,
+        rate,
+        flow.jobs * keep + jobs,
+        flow.tokens * keep + tokens,
+        there,
+        lane.running,
+        _offered(flow, lane, came),
+    )
+
+
+def _offered(flow: Flow, lane: Lane, came: int) -> float:
+    """Jobs that wait would have ended in the same share as those that ran."""
+    gone = max(0, flow.there + came - lane.running - lane.waiting)
+    stay = 1 - min(1.0, gone / flow.running) if flow.running else 1.0
+    return max(flow.offered * stay + came, lane.running) if lane.waiting else lane.running
 
 
 def _rushes(demand: Demand, held: Mapping[str, float], limits: Limits, now: float) -> dict[str, Rush]:

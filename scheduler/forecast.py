@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.demand import Demand
+from scheduler.demand import Demand, tight
 from scheduler.limits import Limits
 from scheduler.snapshot import Lane, Snapshot
 
@@ -72,7 +72,7 @@ def constraints(snapshot: Snapshot, demand: Demand, limits: Limits) -> Iterator[
         size = demand.size(lane.name)
         if lane.waiting:
             whole = jobs + lane.waiting, tokens + lane.waiting * size
-            yield Ahead(lane.name, *whole, overtaking, *_target(lane, limits))
+            yield Ahead(lane.name, *whole, overtaking, *_target(lane, demand, limits))
             for due in lane.due:
                 before = min(due.ahead, lane.waiting - 1) + 1
                 why = f"{before} must be begun within {due.in_s:.0f} s for a deadline"
@@ -81,9 +81,11 @@ def constraints(snapshot: Snapshot, demand: Demand, limits: Limits) -> Iterator[
         overtaking += demand.rate(lane.name) * size
 
 
-def _target(lane: Lane, limits: Limits) -> tuple[float, str]:
+def _target(lane: Lane, demand: Demand, limits: Limits) -> tuple[float, str]:
     target = limits.targets.get(lane.name, math.inf)
     waiting = f"{lane.waiting} {lane.name} waiting (oldest {lane.oldest_s:.1f} s)"
     if target == math.inf:
         return target, waiting
+    if tight(lane.name, demand, limits):  # a worker ordered now is too late for these: it is to end the delay soon
+        return demand.cold_s(limits), f"{waiting}, to be begun while one more would start"
     return max(target - lane.oldest_s, LEAST_SHARE * target), f"{waiting}, to be begun within {target:g} s"

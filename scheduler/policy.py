@@ -2,8 +2,8 @@
 
 Up at once, to the most of: room for the last peak of jobs that cannot wait for a new worker, and for the rush that the
 recent past has shown on top of such a peak; room for the jobs that are here now; enough to begin what waits within its
-targets and deadlines. Down to the most that was needed in the last while, and not by little where that was regretted
-before. docs/scheduling.md has the formulas and their sources.
+targets and deadlines. Down to the most that was needed in the last while, and not by little within an hour of a turn
+upwards. docs/scheduling.md has the formulas and their sources.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler import health, starts
-from scheduler.demand import Demand, in_slots, keep_s, learn, tight
+from scheduler.demand import Demand, asking, in_slots, keep_s, learn, tight
 from scheduler.forecast import constraints, wait_s, workers_for
 from scheduler.health import Health
 from scheduler.limits import Limits
@@ -27,8 +27,8 @@ SPARE = 0.25
 SMALL = 1 / 3
 """Of the workers: giving back no more than this, or one, is a small step."""
 REGRET_S = 3600.0
-"""A small step that is taken back within this time was a mistake: there is none for as long. So a constant load, be it
-noisy, moves the number of workers at most twice in that time."""
+"""After the number has risen again there is no small step for so long: a constant load, be it noisy, turns it at most
+twice in that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class State:
     demand: Demand = field(default_factory=Demand)
     needs: Peaks = ()
     """Workers needed at single moments of the last while."""
-    stepped: float | None = None
-    """When the last small step down was."""
+    fell: bool = False
+    """Whether the last change was downwards."""
     no_small_step_until: float = -math.inf
     health: Health = field(default_factory=Health)
     route: Route | None = None
@@ -90,27 +90,24 @@ def _follow(snapshot: Snapshot, limits: Limits, state: State, needs: Sequence[Ne
     need = max(needs, key=lambda need: need.workers)
     have, want = limits.clamp(state.want), limits.clamp(_whole(need.workers))
     if want > have:
-        return _plan(snapshot, limits, _regretted(state, now), want, need.why, now)
+        return _plan(snapshot, limits, _turned(state, now), want, need.why, now)
     if have != state.want:
         return _plan(snapshot, limits, state, have, f"the limits are {limits.min} to {limits.most}", now)
     lately = max(highest(state.needs), *(need.kept for need in needs)) if need.workers else 0.0
     fewer = limits.clamp(_whole(lately))
     if fewer >= have:
         return _plan(snapshot, limits, state, have, _why_stay(snapshot, limits, have, need), now)
-    if fewer and _small(have, fewer):
-        if now < state.no_small_step_until:
-            left = state.no_small_step_until - now
-            why = f"{fewer} would do, but giving back so few was a mistake before: not for {left:.0f} s ({need.why})"
-            return _plan(snapshot, limits, state, have, why, now)
-        state = replace(state, stepped=now)
-    while_s = keep_s(state.demand, limits)
-    return _plan(snapshot, limits, state, fewer, f"{fewer} were enough for {while_s:.0f} s ({need.why})", now)
+    if fewer and _small(have, fewer) and now < state.no_small_step_until:
+        left = state.no_small_step_until - now
+        why = f"{fewer} would do, but as few were too few before: not for {left:.0f} s ({need.why})"
+        return _plan(snapshot, limits, state, have, why, now)
+    why = f"{fewer} were enough for {keep_s(state.demand, limits):.0f} s ({need.why})"
+    return _plan(snapshot, limits, replace(state, fell=True), fewer, why, now)
 
 
-def _regretted(state: State, now: float) -> State:
-    if state.stepped is None or now - state.stepped > REGRET_S:
-        return state
-    return replace(state, stepped=None, no_small_step_until=now + REGRET_S)
+def _turned(state: State, now: float) -> State:
+    """Workers were given back, and now there are to be more again."""
+    return replace(state, fell=False, no_small_step_until=now + REGRET_S) if state.fell else state
 
 
 def _small(have: int, fewer: int) -> bool:
@@ -145,7 +142,7 @@ def _for_load(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Need]:
     """Room for jobs that cannot wait for a worker, now and in a rush, beside the others' usual share."""
     others = _others(snapshot, limits, demand)
     beside = f" beside {others:.0f} that can wait" if others >= 0.5 else ""
-    each, held, jobs = demand.capacity, in_slots(snapshot, demand), 0.0
+    each, held, jobs = demand.capacity, asking(snapshot, demand), 0.0
     needs = [Need(others / each, f"{others:.0f} jobs that can wait, {each} to a worker", spare=SPARE)]
     for lane, rush in demand.rushes.items():
         jobs += held[lane]
@@ -164,7 +161,7 @@ def _others(snapshot: Snapshot, limits: Limits, demand: Demand) -> float:
     for lane in snapshot.lanes:
         if not tight(lane.name, demand, limits):
             usual = demand.rate(lane.name) * demand.size(lane.name) / demand.pace if demand.pace else math.inf
-            slots += min(held[lane.name] - lane.waiting, usual)
+            slots += min(held[lane.name], usual)
     return slots
 
 

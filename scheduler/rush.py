@@ -19,6 +19,8 @@ MOST = 1000
 """Windows remembered, at the most."""
 FEW = 8
 """Jobs added to both sides of a growth, so that one job becoming three is no rush; no more than a worker runs."""
+BEYOND = 1.25
+"""Times the highest of the past is where a rush is expected to end: what has risen will not rise as much again."""
 ASSUMED = 1.4
 """The growth before there is a past."""
 TRUSTED = 30
@@ -72,6 +74,8 @@ class Rush:
     """The most jobs at once in it."""
     past: tuple[tuple[float, float], ...] = ()
     """(growth, base) of each window."""
+    heights: Peaks = ()
+    """Peaks of all the past that is remembered."""
     growth: float = ASSUMED
     """What the wished share of the past stayed within."""
     few: int = FEW
@@ -83,15 +87,20 @@ class Rush:
 
     @property
     def room(self) -> float:
-        """Jobs to have room for: the last peak and a rush on top of it."""
-        return (self.usual + self.few) * self.growth - self.few if self.usual > 0 else 0.0
+        """Jobs to have room for: the last peak and a rush on top of it. Once there is a past, a rush is not expected to
+        go far beyond the highest in it."""
+        if self.usual <= 0:
+            return 0.0
+        grown = (self.usual + self.few) * self.growth - self.few
+        return max(self.usual, min(grown, BEYOND * highest(self.heights))) if len(self.past) >= TRUSTED else grown
 
 
 def follow(rush: Rush, jobs: float, lens: Lens, now: float) -> Rush:
     """Take note of `jobs` at once, seen at `now`."""
     before, few = rush.usual, max(1, min(FEW, lens.each))
     peaks = noted(rush.peaks, jobs, now, lens.while_s)
-    rush = replace(rush, peaks=peaks, peak=max(rush.peak, jobs), few=few)
+    heights = noted(rush.heights, jobs, now, PAST_S)
+    rush = replace(rush, peaks=peaks, heights=heights, peak=max(rush.peak, jobs), few=few)
     if rush.began is None:
         return replace(rush, began=now, base=jobs, peak=jobs)
     if now - rush.began < lens.horizon_s:

@@ -53,7 +53,7 @@ def test_check_says_whether_a_page_is_behind(tmp_path: Path) -> None:
     assert main(words) == 0 and main(["--check", *words]) == 0
 
 
-@pytest.mark.parametrize("page", ["docs/performance.md", "docs/guarantees.md"])
+@pytest.mark.parametrize("page", ["docs/performance.md", "docs/guarantees.md", "docs/scheduling.md"])
 def test_the_docs_tables_are_those_of_the_results(page: str) -> None:
     """Else: python -m bench.document."""
     text = (ROOT / page).read_text(encoding="utf-8")

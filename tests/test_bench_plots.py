@@ -23,3 +23,11 @@ def test_stacked_bars_are_written_in_both_forms(tmp_path: Path) -> None:
         tmp_path / "parts", "Parts", [1, 64], parts, x=Axis(title="concurrent requests"), y=Axis(title="ms")
     )
     assert [path.suffix for path in files] == [".png", ".svg"] and all(path.stat().st_size > 1000 for path in files)
+
+
+def test_curves_of_many_points_may_go_without_marks(tmp_path: Path) -> None:
+    series = {"ours": [(at, at % 5) for at in range(50)], "theirs": [(at, 2) for at in range(50)]}
+    x, y = Axis(title="hours"), Axis(title="workers")
+    plain = plots.lines(tmp_path / "plain", "Day", series, x=x, y=y, marked=False)
+    marked = plots.lines(tmp_path / "marked", "Day", series, x=x, y=y)
+    assert plain[1].stat().st_size < marked[1].stat().st_size

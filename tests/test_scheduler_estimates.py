@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.demand import Demand, Flow, in_slots, keep_s, learn, tight
+from scheduler.demand import Demand, Flow, asking, in_slots, keep_s, learn, tight
 from scheduler.forecast import Ahead, clear_s, wait_s, workers_for
 from scheduler.limits import Limits
-from scheduler.rush import BUCKET_S, Lens, Rush, follow, highest, noted, quantile
+from scheduler.rush import BEYOND, BUCKET_S, Lens, Rush, follow, highest, noted, quantile
 from scheduler.snapshot import Lane, Served, Snapshot, Worker
 from scheduler.starts import Starts, ordered, seen
 
@@ -58,10 +59,37 @@ def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
 
 
 def test_prefetched_jobs_take_no_slot() -> None:
-    """Six jobs held in four slots are four, in the lanes' proportion, and what waits."""
+    """Six jobs held in four slots are four, in the lanes' proportion."""
     lanes = (Lane("interactive", 1, 2), Lane("standard", 0, 4))
     held = in_slots(Snapshot("m", lanes, (Worker("w", slots=4),)), Demand(slots=4))
-    assert held == {"interactive": 2 * 4 / 6 + 1, "standard": 4 * 4 / 6}
+    assert held == {"interactive": 2 * 4 / 6, "standard": 4 * 4 / 6}
+
+
+def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
+    """Four slots, each of whose jobs ends within a tick with one chance in two, and five new jobs a tick: ten at once
+    would run. After twenty ticks there is to be room for those ten, not for the sixty that wait."""
+    limits, demand, waiting, added = Limits(1, 9), Demand(), 0, 0
+    worker = Worker("w", slots=4, running=4)
+    for tick in range(21):
+        look = Snapshot("m", (Lane("interactive", waiting, 4, 0.0, added),), (worker,))
+        demand = learn(demand, look, limits, 5.0 * tick)
+        waiting, added = waiting + 3, added + 5  # two have ended
+    assert look.waiting == 60
+    assert asking(look, demand)["interactive"] == pytest.approx(10, abs=0.1)
+    more = replace(look, lanes=(replace(look.lanes[0], waiting=65, added=added),))
+    stuck = learn(demand, more, limits, 105.0)
+    assert stuck.flows["interactive"].offered == pytest.approx(15, abs=0.1), (
+        "nothing ends: whatever comes asks for room"
+    )
+
+
+def test_a_rush_is_not_expected_far_beyond_the_highest_of_the_past() -> None:
+    """Calm at 10 with rushes to 40: room for 40 while it is calm, and within a rush for little more than that."""
+    rush, lens = Rush(), Lens(60.0, 60.0, 1.0, each=1)
+    for tick in range(400):
+        rush = follow(rush, 40 if tick % 40 == 39 else 10, lens, 60.0 * tick)
+    assert rush.usual == 40 and rush.growth > 3
+    assert rush.room == BEYOND * 40
 
 
 def test_only_lanes_that_cannot_wait_for_a_start_are_tight() -> None:

@@ -132,10 +132,11 @@ def test_more_backlog_never_wants_fewer(
 
 @given(snapshots, limits(), states())
 def test_constant_input_settles(snapshot: Snapshot, limits: Limits, state: State | None) -> None:
-    """Seeing the same again and again, the number of workers goes one way and then stays."""
+    """Seeing the same again and again, the number of workers goes one way and then stays, once arrivals and peaks of
+    before are forgotten."""
     snapshot = replace(snapshot, lanes=tuple(replace(lane, due=()) for lane in snapshot.lanes))
     plans = follow(state, limits, [(1000.0 + 300.0 * tick, snapshot) for tick in range(60)])
-    wants = [plan.want for plan in plans[1:]]
+    wants = [plan.want for plan in plans[20:]]
     steps = [after - before for before, after in pairwise(wants) if after != before]
     assert all(step > 0 for step in steps) or all(step < 0 for step in steps)
     assert len(set(wants[-20:])) == 1
@@ -190,6 +191,16 @@ def test_noise_moves_the_number_at_most_twice_in_an_hour(chance: Random, slots: 
     changes = [(18.0 * n, b.want - a.want) for n, (a, b) in enumerate(pairwise(plans), 1) if a.want != b.want]
     turns = [at for (_, one), (at, other) in pairwise(changes) if (one > 0) != (other > 0) and at > 1800]
     assert all(third - first >= REGRET_S for first, third in zip(turns, turns[2:], strict=False))
+
+
+def test_after_a_turn_upwards_few_are_not_given_back_for_an_hour() -> None:
+    """Noise that needs a fourth worker every eight minutes: given back once, missed once, and then kept."""
+    limits = Limits(0, 9, cold_start_s=10.0)
+    world = [(10.0 * n, seen(0, 0, 16 if n % 48 < 3 else 12, ready=5)) for n in range(720)]
+    wants = [plan.want for plan in follow(State(1), limits, world)]
+    turns = [n for n, (a, b) in enumerate(pairwise(wants)) if a != b]
+    ups = [n for n in turns if wants[n + 1] > wants[n]]
+    assert len([n for n in ups if 10.0 * n > 60]) <= 2, "two hours"
 
 
 def batch_of_ten_seconds(waiting: int, *due: Due) -> Plan:

@@ -47,8 +47,8 @@ class Server:
         port = parts.port or (443 if tls else 80)
         return cls(name or f"{parts.hostname}:{port}", parts.hostname, port, tls, parts.path.rstrip("/"), model, key)
 
-    def chat(self, messages: Sequence[dict[str, str]], tokens: int, **sampling: float) -> bytes:
-        """A streamed chat request, ready to send."""
+    def chat(self, messages: Sequence[dict[str, str]], tokens: int, **more: object) -> bytes:
+        """A streamed chat request with `more` fields, ready to send."""
         return self._request(
             "POST",
             "/chat/completions",
@@ -56,7 +56,7 @@ class Server:
                 "model": self.model,
                 "messages": messages,
                 "max_tokens": tokens,
-                **sampling,
+                **more,
                 "stream": True,
                 "stream_options": {"include_usage": True},
             },

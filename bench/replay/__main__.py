@@ -1,0 +1,149 @@
+"""`python -m bench.replay`: a trace in BurstGPT's columns, or requests made to look like one, against a live endpoint.
+
+An open loop: requests leave at their times. Conversations are of class interactive, API calls of class standard.
+Without --base-url it is a Penstock started for it, with a simulated engine. PENSTOCK_API_KEY is sent as a bearer token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from bench import report
+from bench.breakdown.target import Target, Unsuitable
+from bench.gateway.stage import Stage
+from bench.penstock import MODEL, Penstock
+from bench.processes import Died
+from bench.replay.figures import COLUMNS, job_of, lateness, queue_times, rows
+from bench.replay.play import Asked, Bounds, replay
+from bench.table1.play import model_of
+from bench.table1.server import NotAServer, Server
+from bench.workload.generate import Shape, requests
+from bench.workload.trace import Malformed, Request, Trace, cut
+
+NAME = "replay"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if something was answered, whatever the figures say."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(words)
+    console = report.console()
+    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found = run(args, " ".join(["penstock bench replay", *words]), console)
+    except (NotAServer, Unsuitable, Malformed, Died, OSError) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped; every process has ended")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    console.print(report.table(found))
+    if args.out:
+        console.print(f"figures: {found.save(args.out / f'{found.name}.json')}")
+    return 0 if any(row["asked"] > row["failed"] for row in found.rows) else 1
+
+
+def run(args: argparse.Namespace, command: str, console: Console) -> report.Report:
+    """Raises NotAServer, Unsuitable, Malformed, Died, OSError."""
+    trace = Trace(args.trace) if args.trace else None
+    load = workload(args, trace)
+    if not load:
+        raise Malformed(f"{args.trace or 'the workload'}: no request in that time")
+    with (
+        Stage(console, "starting", len(load)) as stage,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        server_of(args, stage.folder, runner) as server,
+    ):
+        stage.say(f"asking {server.name}")
+        bounds = Bounds(limit_s=args.seconds, timeout_s=args.timeout)
+        asked = runner.run(replay(server, load, bounds, stage.done, lanes=not args.plain))
+        stage.say("reading the queue times")
+        found = rows(asked, _queued_ms(server, asked))
+    return report.Report(
+        name=NAME,
+        title=f"{len(asked)} requests in {load[-1].at:.0f} s, an open loop",
+        command=command,
+        settings={"speed": args.speed, "seconds": args.seconds, "seed": args.seed, "rate": args.rate, "cv": args.cv},
+        columns=COLUMNS,
+        rows=found,
+        ratios=(lateness(asked),),
+        notes=tuple(_notes(found, trace)),
+    )
+
+
+def workload(args: argparse.Namespace, trace: Trace | None) -> list[Request]:
+    """What leaves within the time there is, at its times of the replay."""
+    end = args.begin + args.seconds * args.speed
+    source = trace if trace else requests(Shape(rate=args.rate, cv=args.cv), args.seed, end)
+    kept = cut(source, begin=args.begin, end=end, scale=args.speed, longest=args.longest)
+    return sorted(kept, key=lambda request: request.at)
+
+
+@contextmanager
+def server_of(args: argparse.Namespace, folder: Path, runner: asyncio.Runner) -> Iterator[Server]:
+    """The one named, or one of our own. Raises NotAServer, Died, OSError."""
+    key = os.environ.get("PENSTOCK_API_KEY", "")
+    if args.base_url:
+        model = args.model or runner.run(model_of(Server.at(args.base_url, "", key)))
+        yield Server.at(args.base_url, model, key)
+        return
+    with Penstock(folder, settings={"sim.step_ms": 20.0}) as own:
+        yield Server.at(f"{own.url}/v1", MODEL, name="penstock")
+
+
+def _queued_ms(server: Server, asked: Sequence[Asked]) -> dict[str, list[float]]:
+    """By class; nothing where the server is not Penstock, or behind TLS."""
+    if server.tls or not any(job_of(each) for each in asked):
+        return {}
+    headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
+    return queue_times(Target(server.host, server.port, server.model, headers), asked)
+
+
+def _notes(found: Sequence[dict[str, object]], trace: Trace | None) -> Iterator[str]:
+    by_queue = any(row["queue_p50_ms"] is not None for row in found)
+    yield f"In time: {'begun' if by_queue else 'first token'} within the class's target; what failed was not."
+    if trace and trace.failed:
+        yield f"{trace.failed} rows of the trace had failed when it was recorded: they are not sent."
+    yield from (f"{row['lane']}: {row['faults']}" for row in found if row["faults"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock bench replay", description=__doc__)
+    parser.add_argument("--base-url", help="e.g. http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", help="name of the model (default: the first one the server names)")
+    parser.add_argument("--trace", type=Path, help="CSV with the columns of BurstGPT (default: made-up requests)")
+    parser.add_argument("--begin", type=float, default=0.0, help="second of the trace to begin at (default 0)")
+    parser.add_argument("--rate", type=float, default=2.0, help="made-up requests a second (default 2)")
+    parser.add_argument("--cv", type=float, default=1.5, help="coefficient of variation of their gaps (default 1.5)")
+    parser.add_argument("--seed", type=int, default=1, help="of made-up requests (default 1)")
+    parser.add_argument("--speed", type=_positive, default=1.0, help="times as fast as the trace (default 1)")
+    parser.add_argument("--seconds", type=_positive, default=60.0, help="no request leaves later (default 60)")
+    parser.add_argument("--timeout", type=_positive, default=60.0, help="seconds for one answer (default 60)")
+    parser.add_argument("--longest", type=int, default=4096, help="tokens of prompt and answer, at most (default 4096)")
+    parser.add_argument("--plain", action="store_true", help="do not name classes: for servers that refuse `queue`")
+    parser.add_argument("--out", type=Path, help="folder of the JSON file (default: none is written)")
+    return parser
+
+
+def _positive(word: str) -> float:
+    value = float(word)
+    if value <= 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

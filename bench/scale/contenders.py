@@ -1,0 +1,153 @@
+"""Who steers: Penstock's own policy, and the rules others use, each looking at the same snapshots at its own pace."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduler.freeness import merged
+from scheduler.limits import Limits
+from scheduler.policy import State, decide
+from scheduler.snapshot import Snapshot, Worker
+
+TICK_S = 2.0
+"""Of Penstock's scheduler here: half as often as by default, which costs it a second and saves half of the run."""
+HPA_SYNC_S = 15.0
+HPA_TOLERANCE = 0.1
+HPA_DOWN_WINDOW_S = 300.0
+HPA_UP_PODS, HPA_UP_SHARE = 4, 1.0
+"""Defaults of Kubernetes' HorizontalPodAutoscaler: at most 4 pods or a doubling per sync, whichever is more; down to
+the highest of the last five minutes' recommendations."""
+
+
+class Contender(Protocol):
+    """`want` is asked every `every_s` seconds."""
+
+    every_s: float
+
+    def want(self, snapshot: Snapshot, now: float) -> int: ...
+
+    @property
+    def cordoned(self) -> Sequence[str]: ...
+
+
+@dataclass(slots=True)
+class Own:
+    """Penstock's policy, as the scheduler process runs it."""
+
+    limits: Limits
+    every_s: float = TICK_S
+    state: State | None = None
+    cordoned: tuple[str, ...] = ()
+
+    def want(self, snapshot: Snapshot, now: float) -> int:
+        plan = decide(snapshot, self.limits, self.state, now)
+        self.state, self.cordoned = plan.state, tuple(cordon.worker for cordon in plan.cordon)
+        return plan.want
+
+
+@dataclass(slots=True)
+class Static:
+    """Always the same number."""
+
+    workers: int
+    every_s: float = 3600.0
+    cordoned: tuple[str, ...] = ()
+
+    def want(self, snapshot: Snapshot, now: float) -> int:
+        return self.workers
+
+
+@dataclass(slots=True)
+class Hpa:
+    """Kubernetes' HorizontalPodAutoscaler: workers in proportion to a metric over its target, read by a subclass."""
+
+    limits: Limits
+    every_s: float = HPA_SYNC_S
+    cordoned: tuple[str, ...] = ()
+    have: int = 0
+    past: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def want(self, snapshot: Snapshot, now: float) -> int:
+        self.have = self.have or max(1, len(snapshot.ready) + snapshot.starting)
+        wish = self.limits.clamp(self.wish(snapshot))
+        self.past.append((now, wish))
+        while self.past[0][0] < now - HPA_DOWN_WINDOW_S:
+            self.past.popleft()
+        if wish < self.have:
+            wish = min(self.have, max(each for _, each in self.past))
+        most = max(self.have + HPA_UP_PODS, math.ceil(self.have * (1 + HPA_UP_SHARE)))
+        self.have = self.limits.clamp(min(wish, most))
+        return self.have
+
+    def wish(self, snapshot: Snapshot) -> int:
+        raise NotImplementedError
+
+    def scaled(self, base: int, ratio: float) -> int:
+        """desired = ceil(base x metric / target), unless that is within the tolerance of 1."""
+        return self.have if abs(ratio - 1) <= HPA_TOLERANCE else math.ceil(base * ratio)
+
+
+@dataclass(slots=True)
+class Utilisation(Hpa):
+    """The usual HPA on how busy workers are: the share of slots in use, held at a target."""
+
+    target: float = 0.7
+
+    def wish(self, snapshot: Snapshot) -> int:
+        slots = sum(worker.slots for worker in snapshot.ready)
+        if not slots:
+            return self.have
+        used = sum(worker.running for worker in snapshot.ready) / slots
+        return self.scaled(len(snapshot.ready), used / self.target)
+
+
+@dataclass(slots=True)
+class Backlog(Hpa):
+    """KEDA on the work at hand, waiting and running, per worker: what docker/kubernetes/keda asks for. The HPA it makes
+    does the rest."""
+
+    target: float = 5.6
+
+    def wish(self, snapshot: Snapshot) -> int:
+        have = max(1, self.have)
+        return self.scaled(have, (snapshot.waiting + snapshot.running) / self.target / have)
+
+
+@dataclass(slots=True)
+class Freeness:
+    """Llumnix' scaler: every 10 s, one more while the freeness of all together is under 10, one fewer when it would
+    still be over 60 without the last."""
+
+    limits: Limits
+    low: float = 10.0
+    high: float = 60.0
+    every_s: float = 10.0
+    cordoned: tuple[str, ...] = ()
+    have: int = 0
+
+    def want(self, snapshot: Snapshot, now: float) -> int:
+        self.have = self.have or max(1, len(snapshot.ready) + snapshot.starting)
+        ready = snapshot.ready
+        if not ready:
+            return self.have
+        # One that starts will be as free as can be.
+        coming = [Worker(f"s{n}", kv_tokens=ready[0].kv_tokens) for n in range(self.have - len(ready))]
+        waiting = Worker("lanes", waiting=snapshot.waiting, kv_tokens=1)
+        together = [*ready, *coming]
+        if merged([*together, waiting]) < self.low:
+            self.have += 1
+        elif len(together) > 1 and merged([*_without_last(together), waiting]) > self.high:
+            self.have -= 1
+        self.have = self.limits.clamp(self.have)
+        return self.have
+
+
+def _without_last(workers: Sequence[Worker]) -> list[Worker]:
+    """The last one's jobs on the others."""
+    *rest, last = workers
+    taken = Worker("moved", running=last.running, kv_tokens=1, kv_used=last.kv_used)
+    return [*rest, taken]

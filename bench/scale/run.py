@@ -1,0 +1,112 @@
+"""One contender steering one plant through one workload, and what came of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+from bench.scale.contenders import Contender
+from bench.scale.plant import LANES, Engine, Plant, SimWorker
+from bench.workload.trace import Request
+
+SAMPLE_S = 60.0
+"""Between two points of a curve."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Everything after the warm-up."""
+
+    waits: dict[str, array[float]] = field(default_factory=lambda: {lane: array("d") for lane in LANES})
+    """Seconds in the queue, by lane."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Requests that were never begun, by lane."""
+    worker_s: float = 0.0
+    wants: list[tuple[float, int]] = field(default_factory=list)
+    """Every change of the number wanted."""
+    curve: list[tuple[float, int, float]] = field(default_factory=list)
+    """(time, workers there, jobs that run or wait)."""
+    cordons: list[tuple[float, str]] = field(default_factory=list)
+    """(time, worker) of each that was cordoned."""
+    first_workers: tuple[str, ...] = ()
+
+    def within(self, lane: str, target_s: float) -> float:
+        """Share of a lane's requests that were begun in time; those never begun were not."""
+        waits = self.waits[lane]
+        total = len(waits) + self.left.get(lane, 0)
+        return sum(wait <= target_s for wait in waits) / total if total else 1.0
+
+    def percentile(self, lane: str, share: float) -> float:
+        """Seconds in the queue."""
+        waits = sorted(self.waits[lane])
+        return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
+
+    @property
+    def reversals(self) -> int:
+        """Changes of direction of the number wanted."""
+        steps = [after - before for (_, before), (_, after) in pairwise(self.wants)]
+        return sum((one > 0) != (other > 0) for one, other in pairwise(steps))
+
+    @property
+    def worker_hours(self) -> float:
+        return self.worker_s / 3600
+
+
+def simulate(
+    contender: Contender,
+    requests: Iterable[Request],
+    seconds: float,
+    engine: Engine,
+    *,
+    warm_s: float = 0.0,
+    begin: int = 1,
+    seed: int = 0,
+    slow: Mapping[int, tuple[float, float]] | None = None,
+) -> Outcome:
+    """Run for `warm_s` and then `seconds`, which are measured, from `begin` ready workers.
+
+    `slow` maps the number of a first worker to (when, how many times slower) it becomes.
+    """
+    outcome = Outcome()
+
+    def begun(request: Request, waited: float) -> None:
+        if plant.now - waited >= warm_s:
+            outcome.waits[request.lane].append(waited)
+
+    plant = Plant(engine, seed, on_begun=begun)
+    plant.order(begin, at_once=True)
+    plant.feed(requests)
+    first = list(plant.workers.values())
+    outcome.first_workers = tuple(plant.workers)
+    for number, (when, factor) in (slow or {}).items():
+        plant.at(when, partial(_slow_down, plant, first[number], factor))
+
+    def steer(now: float) -> None:
+        want = contender.want(plant.snapshot(), now)
+        if not outcome.wants or outcome.wants[-1][1] != want:
+            outcome.wants.append((now, want))
+        for name in contender.cordoned:
+            if name in plant.workers and plant.workers[name].state == "ready":
+                outcome.cordons.append((now, name))
+        plant.resize(want, contender.cordoned)
+
+    def sample(now: float) -> None:
+        jobs = sum(map(len, plant.lanes.values())) + sum(worker.running for worker in plant.workers.values())
+        outcome.curve.append((now, len(plant.workers), jobs))
+
+    plant.every(contender.every_s, steer)
+    plant.every(SAMPLE_S, sample)
+    plant.run(warm_s)
+    before = plant.total_worker_s()
+    outcome.wants[:] = [(warm_s, outcome.wants[-1][1])] if outcome.wants else []
+    plant.run(warm_s + seconds)
+    outcome.worker_s = plant.total_worker_s() - before
+    outcome.left = {name: len(lane) for name, lane in plant.lanes.items()}
+    return outcome
+
+
+def _slow_down(plant: Plant, worker: SimWorker, factor: float, _: float) -> None:
+    plant.slow_down(worker, factor)

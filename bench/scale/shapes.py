@@ -1,0 +1,167 @@
+"""One big replica or four small ones on the same GPUs: sweep both, read the threshold, and ramp the load up and down.
+
+Both shapes stay loaded and share the GPUs: while both have jobs, as they do for a moment after each switch, each runs
+at half its speed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.scale.plant import Engine, Plant
+from bench.workload.generate import Lengths
+from bench.workload.trace import Request
+from scheduler import shapes
+from scheduler.limits import Limits
+from scheduler.policy import State, decide
+
+LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Clients of the sweep."""
+RAMP = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128, 192, 256)
+"""Clients of the ramp, up and then down again: finer than the sweep where it matters."""
+SWEEP_S = 60.0
+"""At each level of the sweep."""
+TICK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A shape: so many replicas of an engine."""
+
+    replicas: int
+    engine: Engine
+
+
+FORMS: Mapping[str, Form] = {
+    "big": Form(1, Engine(slots=256, step_s=0.020, each_s=0.00040, prompt_s=1 / 32_000)),
+    "small": Form(4, Engine(slots=64, step_s=0.030, each_s=0.00096, prompt_s=1 / 8_000)),
+}
+"""Spread over all GPUs a step takes less time, but each job in it costs more: GPUs have to talk."""
+
+
+class Clients:
+    """A closed loop: each asks again as soon as it is answered, while there are to be so many."""
+
+    def __init__(self, plant: Plant, seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311 - a workload, not a secret
+        self._plant = plant
+        self._prompts, self._answers = Lengths(16, 64).draws(chance), Lengths(4, 64).draws(chance)
+        self._wanted = self._asking = 0
+
+    def want(self, count: int) -> None:
+        """From now on so many; those that are too many leave once they are answered."""
+        self._wanted = count
+        while self._asking < count:
+            self._asking += 1
+            self._ask()
+
+    def answered(self) -> None:
+        """One of them was."""
+        if self._asking > self._wanted:
+            self._asking -= 1
+        else:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._plant.put(Request(self._plant.now, next(self._prompts), next(self._answers)))
+
+
+class Site:
+    """Both shapes under a closed loop. `forms`: those that are there."""
+
+    def __init__(self, forms: Sequence[str], seed: int) -> None:
+        self.plant = Plant(FORMS[forms[0]].engine, seed, place="freest", on_ended=self._ended)
+        self.clients = Clients(self.plant, seed)
+        for name in forms:
+            self.plant.order(FORMS[name].replicas, engine=FORMS[name].engine, shape=name, at_once=True)
+        self.plant.run(0.0)
+
+    def level(self, clients: int, seconds: float) -> float:
+        """Tokens a second over so many seconds with so many clients."""
+        before = self._tokens()
+        self.clients.want(clients)
+        self.plant.run(self.plant.now + seconds)
+        return (self._tokens() - before) / seconds
+
+    def share_the_gpus(self) -> None:
+        """Half the speed for each while both shapes have jobs."""
+        busy = {worker.shape for worker in self.plant.workers.values() if worker.running}
+        for worker in self.plant.workers.values():
+            factor = 2.0 if len(busy) > 1 else 1.0
+            if worker.slow != factor:
+                self.plant.slow_down(worker, factor)
+
+    def _ended(self, request: Request, held_s: float) -> None:
+        # The place it leaves is given away first.
+        self.plant.at(self.plant.now, lambda _: self.clients.answered())
+
+    def _tokens(self) -> float:
+        for worker in self.plant.workers.values():
+            worker.advance(self.plant.now)
+        return sum(worker.step_tokens for worker in self.plant.workers.values())
+
+
+def swept(form: str, seed: int) -> list[tuple[float, float]]:
+    """Its curve: (clients, tokens a second), each level from an empty site."""
+    return [(clients, Site([form], seed).level(clients, SWEEP_S)) for clients in LEVELS]
+
+
+def ramp() -> tuple[int, ...]:
+    """Up and down again."""
+    return RAMP + RAMP[-2::-1]
+
+
+def ramped_static(form: str, seed: int, hold_s: float) -> list[float]:
+    """Tokens a second at each level of the ramp, with this shape alone."""
+    site = Site([form], seed)
+    return [site.level(clients, hold_s) for clients in ramp()]
+
+
+def ramped_dynamic(
+    found: Sequence[shapes.Shape], seed: int, hold_s: float
+) -> tuple[list[float], list[tuple[float, str]]]:
+    """The same with both, the scheduler saying each second which takes the new jobs; and when it changed its mind."""
+    site = Site(list(FORMS), seed)
+    workers = len(site.plant.workers)
+    limits = Limits(workers, workers, shapes=tuple(found))
+    state: State | None = None
+    switches: list[tuple[float, str]] = []
+
+    def steer(now: float) -> None:
+        nonlocal state
+        plan = decide(site.plant.snapshot(), limits, state, now)
+        state = plan.state
+        if site.plant.dispatch and plan.dispatch != site.plant.dispatch:
+            switches.append((now, plan.dispatch))
+        site.plant.send_to(plan.dispatch)
+
+    site.plant.every(TICK_S, steer)
+    site.plant.every(TICK_S / 10, lambda _: site.share_the_gpus())
+    return [site.level(clients, hold_s) for clients in ramp()], switches
+
+
+def compared(seed: int, hold_s: float) -> dict[str, Any]:
+    """The threshold, the figures of each level of the ramp (held for `hold_s` each), and the switches."""
+    found = shapes.calibrated([(name, swept(name, seed)) for name in FORMS])
+    static = {name: ramped_static(name, seed, hold_s) for name in FORMS}
+    dynamic, switches = ramped_dynamic(found, seed, hold_s)
+    top_s = hold_s * len(RAMP)
+    levels = [
+        {"clients": clients, **{name: static[name][n] for name in FORMS}, "dynamic": dynamic[n]}
+        for n, clients in enumerate(ramp())
+    ]
+    for level in levels:
+        level["share"] = level["dynamic"] / max(level[name] for name in FORMS)
+    worst = min(levels, key=lambda level: level["share"])
+    return {
+        "seed": seed,
+        "threshold": found[0].upto,
+        "least_share": worst["share"],
+        "at_clients": worst["clients"],
+        "most_switches": max(sum(at < top_s for at, _ in switches), sum(at >= top_s for at, _ in switches)),
+        "switches": len(switches),
+        "levels": levels,
+    }

@@ -1,0 +1,167 @@
+"""The simulated control loop: lanes and workers keep their books, and the shows run in short form."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.scale.__main__ import QUICK, main, reported
+from bench.scale.contenders import Backlog, Freeness, Static, Utilisation
+from bench.scale.day import Day, peak_workers, play
+from bench.scale.plant import Engine, Plant
+from bench.scale.run import Outcome, simulate
+from bench.scale.shapes import Site
+from bench.scale.steady import Ward, most_reversals_in_an_hour, watched
+from bench.workload.trace import Request
+from scheduler.limits import Limits
+from scheduler.snapshot import Lane, Snapshot, Worker
+
+ENGINE = Engine(slots=2, step_s=1.0, each_s=0.0, prompt_s=0.0, start_s=10.0)
+"""A token a second, whatever else runs."""
+
+
+def test_jobs_take_their_tokens_and_the_highest_lane_goes_first() -> None:
+    ended: list[tuple[float, str]] = []
+    plant = Plant(ENGINE, on_ended=lambda request, _: ended.append((plant.now, request.lane)))
+    plant.order(at_once=True)
+    plant.feed([Request(1.0, 1, 5), Request(1.0, 1, 8), Request(2.0, 1, 3, "standard"), Request(3.0, 1, 3)])
+    plant.run(100.0)
+    assert ended == [(6.0, "interactive"), (9.0, "interactive"), (9.0, "interactive"), (12.0, "standard")]
+
+
+def test_a_fuller_batch_and_a_slow_worker_take_longer() -> None:
+    ended: list[float] = []
+    plant = Plant(Engine(slots=4, step_s=1.0, each_s=1.0, prompt_s=0.0), on_ended=lambda *_: ended.append(plant.now))
+    plant.order(at_once=True)
+    plant.feed([Request(0.0, 1, 6), Request(6.0, 1, 6)])
+    # Alone two seconds a token: three by 6. Together three seconds a token: the first ends at 15, the other has three.
+    plant.at(15.0, lambda _: plant.slow_down(next(iter(plant.workers.values())), 5.0))
+    plant.run(100.0)
+    assert ended == pytest.approx([15.0, 45.0])
+
+
+def test_workers_start_drain_and_are_paid_for_from_order_to_end() -> None:
+    """What runs is never cut; a worker that goes is paid until its last job."""
+    plant = Plant(ENGINE)
+    plant.order(at_once=True)
+    plant.feed([Request(0.0, 1, 50), Request(0.0, 1, 20)])
+    plant.run(10.0)
+    plant.resize(2)
+    plant.run(25.0)
+    assert [worker.state for worker in plant.workers.values()] == ["ready", "ready"]
+    plant.resize(0)
+    plant.run(100.0)
+    assert not plant.workers
+    assert plant.total_worker_s() == pytest.approx(50.0 + 15.0)
+
+
+def test_the_snapshot_is_what_the_scheduler_would_see() -> None:
+    plant = Plant(ENGINE)
+    plant.order(at_once=True)
+    plant.feed(Request(0.0, 7, 10) for _ in range(3))
+    plant.run(12.0)
+    found = plant.snapshot()
+    assert found.lanes[0] == Lane("interactive", 0, 1, 0.0, 3)
+    (worker,) = found.workers
+    assert (worker.state, worker.slots, worker.running) == ("ready", 2, 1)
+    assert (worker.served["interactive"].jobs, worker.served["interactive"].tokens) == (2, 34)
+    assert worker.steps == 12 and worker.step_tokens == 22 and worker.kv_used == 7 + 2
+
+
+def busy(ready: int, running: int, waiting: int = 0, kv_used: int = 0) -> Snapshot:
+    """Workers of eight slots that share the running jobs."""
+    workers = tuple(
+        Worker(f"w{n}", slots=8, running=running // ready, kv_tokens=1000, kv_used=kv_used) for n in range(ready)
+    )
+    return Snapshot("m", (Lane("interactive", waiting, running),), workers)
+
+
+def test_hpa_scales_in_proportion_and_comes_down_late() -> None:
+    """All slots in use over 0.7 of them; a tenth more or less changes nothing; down after five minutes."""
+    hpa = Utilisation(Limits(1, 99))
+    assert hpa.want(busy(10, 80), 0.0) == 15
+    assert hpa.want(busy(15, 90), 15.0) == 15, "0.75 is near enough"
+    assert hpa.want(busy(15, 15), 30.0) == 15 and hpa.want(busy(15, 15), 400.0) == 3
+
+
+def test_keda_goes_by_work_at_hand_and_at_most_doubles() -> None:
+    keda = Backlog(Limits(1, 99))
+    assert keda.want(busy(10, 56), 0.0) == 10
+    assert keda.want(busy(10, 80, 480), 15.0) == 20 and keda.want(busy(10, 80, 480), 30.0) == 40
+
+
+def test_llumnix_adds_and_takes_one_at_a_time() -> None:
+    """Blocks of 32 tokens a job may still grow by: under ten one more, over sixty without the last one fewer."""
+    limits = Limits(1, 99)
+    assert Freeness(limits).want(busy(2, 8, kv_used=500), 0.0) == 3
+    assert Freeness(limits).want(busy(2, 2, kv_used=100), 0.0) == 2
+    assert Freeness(limits).want(busy(2, 0), 0.0) == 1
+
+
+def test_a_pool_for_the_peak_begins_everything_in_time() -> None:
+    """Its size is the work of the heaviest minute; the same day gives the same figures."""
+    day = Day(seed=4, hours=0.5, rate=2.0)
+    outcome = play(day, Static(peak_workers(day)))
+    assert outcome.within("interactive", 2.0) > 0.99
+    assert outcome.worker_s == pytest.approx(peak_workers(day) * day.seconds)
+    assert play(day, Static(peak_workers(day))).waits == outcome.waits
+
+
+def test_requests_that_were_never_begun_are_not_in_time() -> None:
+    outcome = simulate(Static(1), [Request(0.0, 1, 30) for _ in range(8)], 20.0, ENGINE, begin=1)
+    assert outcome.within("interactive", 2.0) == 2 / 8
+
+
+def test_reversals_are_counted_in_the_worst_hour() -> None:
+    """Up at 1000, down at 2000, up at 4000, up again, down at 9000: two turns within an hour, then one."""
+    wants = [(0.0, 1), (1000.0, 2), (2000.0, 1), (4000.0, 2), (5000.0, 3), (9000.0, 1)]
+    outcome = Outcome(wants=wants)
+    assert outcome.reversals == 3 and most_reversals_in_an_hour(outcome) == 2
+
+
+def test_a_straggler_is_cordoned_and_only_it() -> None:
+    """Six busy workers; one becomes five times slower."""
+    found = watched(Ward(seed=31, slow=5.0))
+    assert found["cordoned_after_s"] < 60 and found["healthy_cordoned"] == 0
+
+
+def test_shapes_share_the_gpus_while_both_have_jobs() -> None:
+    site = Site(["big", "small"], seed=1)
+    site.plant.send_to("big")
+    site.clients.want(4)
+    site.plant.send_to("small")
+    site.clients.want(8)
+    site.share_the_gpus()
+    assert {worker.slow for worker in site.plant.workers.values()} == {2.0}
+    site.plant.run(60.0)
+    site.share_the_gpus()
+    assert {worker.slow for worker in site.plant.workers.values()} == {1.0}, "those of the big one have ended"
+
+
+def test_a_goal_that_is_missed_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 1, and the table says which."""
+    from bench.scale import __main__ as program  # noqa: PLC0415
+
+    rows = {
+        "day": [
+            {"seed": 1, "name": "penstock", "interactive": 98.9, "share_of_peak": 60.1, "workers": [], "jobs": []},
+        ],
+        "steady": [{"seed": 1, "name": "penstock", "most_in_an_hour": 3}],
+        "health": [{"seed": 1, "slow": 5.0, "cordoned_after_s": None, "healthy_cordoned": 1}],
+        "shapes": [{"seed": 1, "least_share": 0.94, "most_switches": 3}],
+    }
+    goals = [goal for each in reported(rows, QUICK) for goal in each.ratios]
+    assert len(goals) == 7 and not any(goal.holds for goal in goals)
+    monkeypatch.setattr(program, "simulated", lambda *_: rows)
+    monkeypatch.setattr(program, "draw", lambda *_: [])
+    monkeypatch.setattr(program.report.Report, "save", lambda self, path: path)
+    assert main([]) == 1
+    assert "MISSED" in capsys.readouterr().out
+
+
+def test_the_short_form_plays_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every contender and every show, without judging what is too short to be judged."""
+    assert main(["--quick", "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("penstock", "static", "keda", "hpa", "llumnix", "cordoned", "threshold"))
