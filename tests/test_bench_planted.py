@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from redis import Redis
 
 from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
+from bench.planted.tree import PACKAGES
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run, Trial
 from streaming import scripts
 from streaming.keys import lua_prelude
@@ -19,6 +21,12 @@ TREE = Path(__file__).parents[1]
 LUA = TREE / "streaming" / "lua"
 
 each_bug = pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+
+
+def test_every_package_is_in_a_copy() -> None:
+    """One left out would be imported from the installed tree, or be missed."""
+    settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
+    assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 
 
 @each_bug

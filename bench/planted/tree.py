@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGES = ("api", "workers", "scheduler", "streaming", "telemetry", "cli", "bench")
+PACKAGES = ("api", "workers", "scheduler", "offline", "streaming", "telemetry", "cli", "bench")
 ORIGINS = f"import importlib; print(*(importlib.import_module(name).__file__ for name in {PACKAGES}), sep='\\n')"
 
 
