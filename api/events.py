@@ -49,7 +49,7 @@ async def _events(services: Services, record: Record, epoch: int, after: int) ->
     if epoch != record.epoch or after > await _head(services, record, after):
         yield _reset(record)
         after = 0
-    async for event in _before_start(services, record):
+    async for event in _before_start(services, record, after):
         yield event
     while True:
         async for event in _tokens(services, record, after):
@@ -84,7 +84,7 @@ async def _tokens(services: Services, record: Record, after: int) -> AsyncIterat
         services.relay.close(inbox)
 
 
-async def _before_start(services: Services, record: Record) -> AsyncIterator[Event]:
+async def _before_start(services: Services, record: Record, after: int) -> AsyncIterator[Event]:
     """`queued` whenever the place in the lane changes, then `started`."""
     inbox = services.relay.open(record.job.id, whole=True)
     position: int | None = None
@@ -93,7 +93,7 @@ async def _before_start(services: Services, record: Record) -> AsyncIterator[Eve
             view = await view_of(services, record)
             if view.position != position:
                 position = view.position
-                yield queued_event(view)
+                yield queued_event(view, after)
             began = time.monotonic()
             await inbox.take(LOOK_EVERY_S)
             if time.monotonic() - began < LOOK_EVERY_S and inbox.terminal is not None:
@@ -102,7 +102,7 @@ async def _before_start(services: Services, record: Record) -> AsyncIterator[Eve
     finally:
         services.relay.close(inbox)
     if record.started_ms:
-        yield started_event(await view_of(services, record, deep=False), record.worker)
+        yield started_event(await view_of(services, record, deep=False), record.worker, after)
 
 
 async def _head(services: Services, record: Record, after: int) -> int:

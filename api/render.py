@@ -261,14 +261,16 @@ def read_event_id(cursor: str, param: str = "Last-Event-ID") -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def queued_event(view: JobView) -> Event:
+def queued_event(view: JobView, after: int = 0) -> Event:
+    """`after`: the last delta its reader has, for whoever comes back behind this event has no other yet."""
     data = {"position": view.position, "eta_ms": view.eta_ms}
-    return Event("queued", event_id(view.epoch, view.seq), data)
+    return Event("queued", event_id(view.epoch, after), data)
 
 
-def started_event(view: JobView, worker: str) -> Event:
+def started_event(view: JobView, worker: str, after: int = 0) -> Event:
+    """The same; the job may be further than its reader."""
     data = {"worker": worker, "attempt": view.attempts}
-    return Event("started", event_id(view.epoch, view.seq), data)
+    return Event("started", event_id(view.epoch, after), data)
 
 
 def delta_event(facts: Facts, epoch: int, delta: Delta) -> Event:

@@ -225,6 +225,11 @@ def test_events_can_be_taken_up_behind_any_of_them(house: House) -> None:
     ] == "completed"
     rest = events_of(house.get(f"/v1/jobs/{job_id}/events?after=1:5")[1])
     assert [event for event in rest if event[0] == "delta"] == deltas[5:]
+    late = events_of(house.get(f"/v1/jobs/{job_id}/events")[1])  # `started` is told when all is there already
+    for place, (_, cursor, _) in enumerate(late[:-1]):
+        seen = [each for each in late[: place + 1] if each[0] == "delta"]
+        rest = events_of(house.get(f"/v1/jobs/{job_id}/events?after={cursor}")[1])
+        assert seen + [each for each in rest if each[0] == "delta"] == deltas
     assert house.get(f"/v1/jobs/{job_id}/events?after=-1")[0] == 400
     assert events_of(house.get(f"/v1/jobs/{job_id}/events?after=1:99")[1])[0][0] == "stream.reset"
 

@@ -12,6 +12,7 @@ PROTOCOL = "tests/test_streaming_protocol.py::test_"
 REGRESSIONS = "tests/test_streaming_regressions.py::test_"
 RELAY = "tests/test_streaming_relay.py::test_"
 WORKER = "tests/test_workers_worker.py::test_"
+WALK = "tests/test_walk.py::test_"
 RENDER = "tests/test_api_render.py::test_"
 KEYS = "tests/test_api_keys.py::test_"
 BATCHES = "tests/test_streaming_batches.py::test_"
@@ -249,6 +250,18 @@ TOKENS = (
         "A reader that comes back gets its last token again.",
         (Edit("streaming/relay.py", "self.seq = after\n", "self.seq = max(after - 1, 0)\n"),),
         (RELAY + "a_late_follower_gets_everything_and_then_the_rest",),
+    ),
+    Bug(
+        "an event's id ahead of its reader",
+        "Whoever comes back behind `started` of a job that was further by then misses the tokens before.",
+        (
+            Edit(
+                "api/render.py",
+                'return Event("started", event_id(view.epoch, after), data)',
+                'return Event("started", event_id(view.epoch, view.seq), data)',
+            ),
+        ),
+        (WALK + "events_can_be_taken_up_behind_any_of_them",),
     ),
     Bug(
         "a finished job resumed one too early",
