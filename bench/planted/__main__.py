@@ -23,6 +23,7 @@ from bench.planted.tree import Strayed, copy_tree
 from bench.planted.trial import PASSED, Trial, try_bug, try_none
 
 SOURCE = Path(__file__).parents[2]
+RESULTS = Path("bench/results/planted.json")
 WIDTH = 160
 """Narrower, the table cannot be read; a log has no width of its own."""
 
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.planted", description=__doc__)
     parser.add_argument("--only", metavar="NAME", help="only bugs whose name has this in it")
     parser.add_argument("--jobs", type=int, default=1, help="bugs tried at the same time (default: 1)")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/planted.json"), help="where the figures go")
+    parser.add_argument("--out", type=Path, help=f"where the figures go (default: {RESULTS}, if all are tried)")
     args = parser.parse_args(argv)
     console = Console()
     console = Console(width=max(console.width, WIDTH), highlight=False)
@@ -45,13 +46,13 @@ def main(argv: list[str] | None = None) -> int:
     # As Ctrl-C does: the trial under way ends, and nothing that was started is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        return _run(bugs, args.jobs, args.out, console)
+        return _run(bugs, args.jobs, args.out or (None if args.only else RESULTS), console)
     except (Rotten, Strayed) as error:
         console.print(f"error: {error}\nnext:  bring bench/planted up to the tree", markup=False)
         return 2
 
 
-def _run(bugs: Sequence[Bug], jobs: int, out: Path, console: Console) -> int:
+def _run(bugs: Sequence[Bug], jobs: int, out: Path | None, console: Console) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder)
@@ -68,8 +69,9 @@ def _run(bugs: Sequence[Bug], jobs: int, out: Path, console: Console) -> int:
     seconds = time.monotonic() - began
     trials.sort(key=lambda trial: bugs.index(trial.bug))
     console.print(table(trials, seconds))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(as_json(trials, seconds))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(as_json(trials, seconds))
     return 0 if all(trial.caught for trial in trials) else 1
 
 
