@@ -11,7 +11,7 @@ import promql_parser
 from streaming.messages import Priority, Role
 from telemetry import metrics as catalogue
 from telemetry.metrics import LiveGauge, Metrics
-from telemetry.tallies import Counts, Tallies
+from telemetry.tallies import Counts, Level, Tallies
 
 ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 TARGET = {"instance", "job"}
@@ -40,7 +40,7 @@ def known() -> dict[str, set[str]]:
 def instruments() -> Iterator[Any]:
     """Every metric that a process keeps."""
     for value in vars(Metrics.start("", "api")).values():
-        yield value.instrument if isinstance(value, Counts | Tallies) else value
+        yield value.instrument if isinstance(value, Counts | Level | Tallies) else value
 
 
 def listed() -> dict[tuple[str, str], set[str]]:
