@@ -69,7 +69,6 @@ async def admit(services: Services, request: HttpRequest, kind: Kind, *, waits: 
     """
     caller = services.keyring.caller(request.headers.get("authorization"))
     body = await read_body(request, services.settings.body_limit)
-    await services.turnstile.take()
     asked = parse(kind, body)
     services.model(asked.model)
     if services.refusal:

@@ -16,7 +16,6 @@ from api.openapi import document
 from api.outlook import Outlook
 from api.pace import Pace
 from api.settings import ApiSettings
-from api.turnstile import Turnstile
 from streaming.backlog import Backlog
 from streaming.batches import Batches
 from streaming.clock import Clock
@@ -82,7 +81,6 @@ class Services:
         self.headroom, self.shelf = Headroom(self.wire), Shelf(self.files_settings.dir)
         self.leadership, self.plans, self.overrides = Leadership(self.wire), Plans(self.wire), Overrides(self.wire)
         self.clock, self.deliveries = Clock(self.wire), Deliveries(self.wire)
-        self.turnstile = Turnstile()
 
     @cached_property
     def document(self) -> dict[str, Any]:
