@@ -107,10 +107,11 @@ class Shortcut:
             await endpoint(scope, receive, send)
         except Exception as error:  # the boundary of one request
             handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), _bug)
-            if "status" not in scope["state"]:
+            begun = "status" in scope["state"]
+            if not begun:
                 response = await handler(Request(scope), error)
                 await response(scope, receive, send)
-            if handler is _bug:
+            if begun or handler is _bug:  # the server logs it, and ends the connection
                 raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class Static:
 
 
 @dataclass(slots=True)
-class Hpa:
+class Hpa(ABC):
     """Kubernetes' HorizontalPodAutoscaler: workers in proportion to a metric over its target, read by a subclass."""
 
     limits: Limits
@@ -83,8 +84,9 @@ class Hpa:
         self.have = self.limits.clamp(min(wish, most))
         return self.have
 
+    @abstractmethod
     def wish(self, snapshot: Snapshot) -> int:
-        raise NotImplementedError
+        """How many the metric asks for."""
 
     def scaled(self, base: int, ratio: float) -> int:
         """desired = ceil(base x metric / target), unless that is within the tolerance of 1."""
