@@ -64,7 +64,7 @@ CATALOGUE = (
         "hash",
         "register; append",
         "an hour after its end",
-        "one worker's lease: state (live, dead, left), model, number of its last frame",
+        "one worker's lease: state (live, dead, left), model, number of its last frame, the end it was spared until",
     ),
     Key(
         "leases",
@@ -138,6 +138,14 @@ CATALOGUE = (
         "reap",
         "for ever",
         "grows with every sweep: who sees it smaller than before knows that the store has lost data",
+    ),
+    Key(
+        "swept",
+        "swept",
+        "string",
+        "reap",
+        "for ever",
+        "Redis time (ms) of the last sweep: after a long gap leases are judged by when they could be renewed",
     ),
     Key(
         "epoch",

@@ -10,9 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from redis.exceptions import RedisError
-
-from streaming.errors import DecodeError, Rewound, Unavailable
+from streaming.errors import DecodeError, Rewound
 from streaming.journal import Run, parse_runs
 from streaming.keys import channel, partition_of
 from streaming.messages import Control, Delta, Frame, Job, Terminal, decode_control, decode_job, encode
@@ -177,14 +175,9 @@ class Lease:
 
     async def controls(self) -> AsyncIterator[Control]:
         """What this worker is told, as it is told. Ends never; raises Unavailable, DecodeError."""
-        async with self._wire.subscribe(channel("worker", self.id)) as pubsub:
+        async with self._wire.subscribe(channel("worker", self.id)) as subscription:
             while True:
-                try:
-                    message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=30.0)
-                except (RedisError, OSError) as error:
-                    raise Unavailable(f"control channel: {error}") from error
-                if message is not None:
-                    yield decode_control(message["data"])
+                yield decode_control(await subscription.message())
 
 
 def without_rows(end: Terminal) -> Terminal:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
-from redis.exceptions import RedisError
 
 from streaming.errors import Unavailable
 from streaming.keys import FLEET_SLOT, channel, fleet_key
@@ -169,15 +168,11 @@ class Plans:
 
 async def told(wire: Wire, kind: str, name: str) -> AsyncIterator[None]:
     """Every message of a channel, and each time it is listened to anew. Ends never; raises Unavailable."""
-    async with wire.subscribe(channel(kind, name)) as pubsub:
+    async with wire.subscribe(channel(kind, name)) as subscription:
         yield
         while True:
-            try:
-                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=30.0)
-            except (RedisError, OSError) as error:
-                raise Unavailable(f"channel {kind}: {error}") from error
-            if message is not None:
-                yield
+            await subscription.message()
+            yield
 
 
 def _noted(entry: bytes, fields: Mapping[bytes, bytes]) -> Noted:

@@ -29,9 +29,11 @@ class Swept:
     requeued: int = 0
     expired: int = 0
     given_up: int = 0
+    spared: int = 0
+    """Workers whose lease was renewed, since they could not do it while the store was away."""
 
     def __bool__(self) -> bool:
-        return any((self.lapsed_workers, self.requeued, self.expired, self.given_up))
+        return any((self.lapsed_workers, self.requeued, self.expired, self.given_up, self.spared))
 
 
 class Reaper:
@@ -43,10 +45,9 @@ class Reaper:
 
     async def sweep(self) -> Swept:
         """Raises Unavailable."""
-        most_attempts = self._wire.settings.max_attempts
-        answers = await self._wire.calls(
-            [("reap", p, (MOST_WORKERS, MOST_JOBS, most_attempts, LOG_KEEP_S)) for p in self._wire.partitions]
-        )
+        settings = self._wire.settings
+        args = (MOST_WORKERS, MOST_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms)
+        answers = await self._wire.calls([("reap", p, args) for p in self._wire.partitions])
         for partition, answer in zip(self._wire.partitions, answers, strict=True):
             await self._compare(partition, answer[-1])
         swept = Swept(*(sum(column) for column in zip(*(answer[:-1] for answer in answers), strict=True)))
@@ -55,13 +56,16 @@ class Reaper:
         return swept
 
     def _tell(self, swept: Swept) -> None:
-        log.warning(
-            "%d workers lapsed: %d jobs back in the queue, %d given up; %d jobs expired in the queue",
-            swept.lapsed_workers,
-            swept.requeued,
-            swept.given_up,
-            swept.expired,
-        )
+        if swept.spared:
+            log.warning("the store was away: %d workers keep their jobs for one more lease", swept.spared)
+        if swept.lapsed_workers or swept.expired:
+            log.warning(
+                "%d workers lapsed: %d jobs back in the queue, %d given up; %d jobs expired in the queue",
+                swept.lapsed_workers,
+                swept.requeued,
+                swept.given_up,
+                swept.expired,
+            )
         if self._metrics is not None:
             self._metrics.lapsed_workers.inc(swept.lapsed_workers)
             self._metrics.lease_reclaims.inc(swept.requeued)
@@ -78,7 +82,8 @@ class Reaper:
         self._ticks[partition] = max(tick, seen)
 
     async def keep_sweeping(self, every_s: float) -> None:
-        """Sweep for ever, whatever Redis does."""
+        """Sweep for ever, whatever Redis does; well within a lease, so that a longer gap says that nobody could."""
+        every_s = min(every_s, self._wire.settings.lease_ms / 4000)
         while True:
             await asyncio.sleep(every_s)
             try:

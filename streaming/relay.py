@@ -12,8 +12,6 @@ import secrets
 from collections.abc import Callable
 from typing import TypeAlias
 
-from redis.exceptions import RedisError
-
 from streaming.errors import DecodeError, Unavailable
 from streaming.journal import Journal
 from streaming.keys import channel, partition_of
@@ -244,14 +242,11 @@ class Relay:
         """A lost subscription is taken up again; what was missed meanwhile is read from the log."""
         while True:
             try:
-                async with self._wire.subscribe(self.address) as pubsub:
+                async with self._wire.subscribe(self.address) as subscription:
                     self.connected.set()
                     await self._refill(self._all())
-                    while True:
-                        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=30.0)
-                        if message is not None:
-                            self._dispatch(message["data"])
-            except (Unavailable, RedisError, OSError) as error:
+                    await subscription.pour(self._dispatch)
+            except Unavailable as error:
                 self.connected.clear()
                 log.warning("replies interrupted, subscribing again: %s", error)
                 await asyncio.sleep(TICK_S)

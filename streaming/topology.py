@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
-from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.connection import AbstractConnection, Connection
 from redis.asyncio.retry import Retry
@@ -51,8 +51,8 @@ class Topology(Protocol):
     async def follow(self, moved: MovedError) -> None:
         """Learn from a server where the keys it was asked for are."""
 
-    async def pubsub(self) -> PubSub:
-        """A connection for a subscription, to any server: messages reach them all."""
+    def lent(self) -> AbstractAsyncContextManager[AbstractConnection]:
+        """A connection of one's own, to any server: messages reach them all. It is closed at the end."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -162,8 +162,14 @@ class OneServer:
     async def follow(self, moved: MovedError) -> None:
         raise RedisClusterException("this server is one of a cluster; redis.url must begin with redis+cluster://")
 
-    async def pubsub(self) -> PubSub:
-        return self.client.pubsub(ignore_subscribe_messages=True)
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[AbstractConnection]:
+        connection = await self.client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            yield connection
+        finally:
+            await connection.disconnect(nowait=True)
+            await self.client.connection_pool.release(connection)
 
     async def close(self) -> None:
         await self._line.close()
@@ -239,13 +245,7 @@ class Cluster:
         async def acquire() -> AbstractConnection:
             nonlocal node
             node = self._node(place)
-            connection = node.acquire_connection()
-            try:
-                await connection.connect()  # type: ignore[no-untyped-call]
-            except BaseException:
-                node.release(connection)
-                raise
-            return connection
+            return await _connected(node)
 
         async def release(connection: AbstractConnection) -> None:
             node.release(cast(Connection, connection))
@@ -261,10 +261,16 @@ class Cluster:
     async def follow(self, moved: MovedError) -> None:
         await self._cluster.nodes_manager.move_slot(moved)
 
-    async def pubsub(self) -> PubSub:
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[AbstractConnection]:
         await self._cluster.initialize()
         node = random.choice(self._cluster.get_primaries())  # noqa: S311 - spreads load, hides nothing
-        return self._cluster.pubsub(node=node, ignore_subscribe_messages=True)
+        connection = await _connected(node)
+        try:
+            yield connection
+        finally:
+            await connection.disconnect(nowait=True)
+            node.release(connection)
 
     async def close(self) -> None:
         for line in self._lines.values():
@@ -273,6 +279,17 @@ class Cluster:
         # A client that was about to look for its nodes anew counts as closed and leaves these open.
         await self._cluster.nodes_manager.aclose()
         await self._cluster.nodes_manager.aclose("startup_nodes")
+
+
+async def _connected(node: ClusterNode) -> Connection:
+    """A connection of the node's that is open."""
+    connection = node.acquire_connection()
+    try:
+        await connection.connect()  # type: ignore[no-untyped-call]
+    except BaseException:
+        node.release(connection)
+        raise
+    return connection
 
 
 class ClusterClient(RedisCluster):

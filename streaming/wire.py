@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from itertools import chain
 from typing import Any
 
-from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, NoScriptError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -23,6 +22,7 @@ from streaming.keys import partition_key, prefix
 from streaming.line import Command
 from streaming.scripts import load_scripts
 from streaming.settings import WireSettings
+from streaming.subscription import Subscription
 from streaming.topology import Topology, open_topology
 
 REFUSALS = frozenset(
@@ -171,16 +171,17 @@ class Wire:
         return int(seconds) * 1_000_000 + int(micros)
 
     @asynccontextmanager
-    async def subscribe(self, channel: str) -> AsyncIterator[PubSub]:
-        """A connection of its own that listens to one channel. Raises Unavailable, then or while it is read."""
+    async def subscribe(self, channel: str) -> AsyncIterator[Subscription]:
+        """Listen to one channel. Raises Unavailable, then or while it is read."""
         with translated():
-            pubsub = await self._topology.pubsub()
-        try:
-            with translated():
-                await pubsub.subscribe(channel)
-            yield pubsub
-        finally:
-            await pubsub.aclose()  # type: ignore[no-untyped-call]
+            async with self._topology.lent() as connection:
+                subscription = Subscription(connection, channel)
+                async with asyncio.timeout(self.settings.timeout_s):
+                    await subscription.begun()
+                try:
+                    yield subscription
+                finally:
+                    subscription.end(Unavailable("the subscription was given up"))
 
     async def memory(self) -> list[tuple[int, int]]:
         """Bytes used and bytes allowed (0: no limit) of every primary. Raises Unavailable."""

@@ -604,7 +604,7 @@ class QueueMachine(RuleBasedStateMachine):
     async def _nothing_leaks(self) -> None:
         """After the last job no claim, lease, timer or consumer is left, and all but the catalogue expires (I7)."""
         redis: Any = self.wire.redis
-        lasting = {"dead", "tick"} | {f"jobs:{tenant}" for tenant in ("t", "u")}
+        lasting = {"dead", "tick", "swept"} | {f"jobs:{tenant}" for tenant in ("t", "u")}
         for key in [key.decode() for key in await redis.keys("*")]:
             name = key.removeprefix(prefix(0))
             if name.startswith(("lane:", "retry:", "suspects:")):

@@ -132,6 +132,34 @@ async def test_a_clients_clock_decides_nothing(wire: Wire, monkeypatch: pytest.M
     assert (await Reaper(wire).sweep()).requeued == 1
 
 
+async def test_the_time_the_store_was_away_ends_no_lease(wire: Wire) -> None:
+    """Who could not renew a lease has it once more, and only once; one that had lapsed before was over anyway."""
+    living, dead, queue, reaper = await a_lease(wire), await a_lease(wire), Queue(wire), Reaper(wire)
+    leases = partition_key(0, "leases")
+    job_id = (await queue.put(a_job(queue, job_id=queue.new_id("t")))).id
+    await claim_one(living)
+    await reaper.sweep()
+
+    async def away() -> None:
+        """Nobody has swept for ten leases, and the lease ended in that time."""
+        now = await wire.now_ms()
+        await wire.redis.set(partition_key(0, "swept"), now - 10 * wire.settings.lease_ms)
+        await wire.redis.zadd(leases, {living.id: now - wire.settings.lease_ms})
+
+    await away()
+    await wire.redis.zadd(leases, {dead.id: 1})
+    swept = await reaper.sweep()
+    assert (swept.spared, swept.lapsed_workers, swept.requeued) == (1, 1, 0)
+    assert await living.beat(0) == {job_id: Held(1, False)}
+    await away()
+    assert (await reaper.sweep()).spared == 1
+    await away()
+    until = await wire.redis.zscore(leases, living.id)
+    await wire.redis.hset(partition_key(0, "worker", living.id), "spared", int(until))  # not renewed since
+    swept = await reaper.sweep()
+    assert (swept.spared, swept.lapsed_workers, swept.requeued) == (0, 1, 1)
+
+
 async def test_a_job_whose_time_is_over_is_not_claimed(wire: Wire) -> None:
     """The claim itself looks: no reaper has come by."""
     queue, lease = Queue(wire), await a_lease(wire)

@@ -20,7 +20,7 @@ from streaming.wire import Call
 
 log = logging.getLogger(__name__)
 
-MOST_PAUSE_S = 1.0
+MOST_PAUSE_S = 0.25
 
 Rows = defaultdict[str, list[Delta]]
 """By reply address."""

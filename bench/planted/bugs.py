@@ -65,15 +65,27 @@ FENCING = (
         "a lease by a client's clock",
         "A process whose clock is fast fences every worker; one whose clock is slow never finds a dead one.",
         (
-            Edit("streaming/reaper.py", "most_attempts, LOG_KEEP_S)", "most_attempts, LOG_KEEP_S, _now_ms())"),
+            Edit("streaming/reaper.py", "LOG_KEEP_S, settings.lease_ms)", "LOG_KEEP_S, settings.lease_ms, _now_ms())"),
             Edit(
                 "streaming/reaper.py",
                 "class Reaper:",
                 "def _now_ms() -> int:\n    import time\n\n    return int(time.time() * 1000)\n\n\nclass Reaper:",
             ),
-            _lua("reap", "local now = now_ms()", "local now = tonumber(ARGV[5])"),
+            _lua("reap", "local now = now_ms()", "local now = tonumber(ARGV[6])"),
         ),
         (REGRESSIONS + "a_clients_clock_decides_nothing",),
+    ),
+    Bug(
+        "a lease ends while the store is away",
+        "When it is back every worker is fenced, and what the store had not written yet is made anew by others.",
+        (_lua("reap", "if now - before > lease / 2 then", "if false then"),),
+        (REGRESSIONS + "the_time_the_store_was_away_ends_no_lease",),
+    ),
+    Bug(
+        "a lease that is spared for ever",
+        "Where sweeps are rare, a dead worker's jobs wait without end.",
+        (_lua("reap", "tonumber(redis.call('HGET', worker_key(held[i]), 'spared')) ~= tonumber(held[i + 1])", "true"),),
+        (REGRESSIONS + "the_time_the_store_was_away_ends_no_lease",),
     ),
 )
 

@@ -1,10 +1,11 @@
 #!lua flags=allow-oom
 -- Take the jobs of workers whose lease has lapsed, and end waiting jobs whose time is over. Any process may run this.
--- ARGV: most workers at once, most expired jobs at once, most attempts, seconds to keep a dead worker's log
--- Returns: {lapsed workers, jobs put back, jobs expired, jobs given up, tick}
+-- ARGV: most workers at once, most expired jobs at once, most attempts, seconds to keep a dead worker's log, lease in ms
+-- Returns: {lapsed workers, jobs put back, jobs expired, jobs given up, workers spared, tick}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local lease = tonumber(ARGV[5])
 local now = now_ms()
-local requeued, expired, given_up = 0, 0, 0
+local requeued, expired, given_up, spared = 0, 0, 0, 0
 
 local function give_up(id, reason)
   bury('job', id, 'reason', reason)
@@ -25,6 +26,19 @@ local function take_from_dead(id, worker)
   else
     requeue(id, now, losses == most_attempts - 1)
     requeued = requeued + 1
+  end
+end
+
+-- No sweep for so long: the store was away, and nobody could renew a lease that was good before. Once, for each.
+local before = tonumber(redis.call('SET', swept_key(), now, 'GET') or now)
+if now - before > lease / 2 then
+  local held = redis.call('ZRANGE', leases_key(), string.format('(%d', before), now + lease / 2, 'BYSCORE', 'WITHSCORES')
+  for i = 1, #held, 2 do
+    if tonumber(redis.call('HGET', worker_key(held[i]), 'spared')) ~= tonumber(held[i + 1]) then
+      redis.call('HSET', worker_key(held[i]), 'spared', now + lease)
+      redis.call('ZADD', leases_key(), now + lease, held[i])
+      spared = spared + 1
+    end
   end
 end
 
@@ -52,4 +66,4 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
     redis.call('ZREM', timers_key(), id)
   end
 end
-return {#lapsed, requeued, expired, given_up, redis.call('INCR', tick_key())}
+return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key())}
