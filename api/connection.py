@@ -1,14 +1,49 @@
 """The server's side of one HTTP connection, with a short way for tokens: a chunk straight onto the transport.
 
 An ASGI `send` costs a message, a coroutine and a state machine; for the body of a token stream, where nothing of that
-can change any more, it was half of what a token costs this process. Head and end of an answer go the usual way.
+can change any more, it was half of what a token costs this process. Head and end of an answer go the usual way, but for
+the head's own write: it goes out with what follows.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class Together:
+    """The transport as one answer sees it: the first write waits for the second, within the same turn of the loop."""
+
+    __slots__ = ("_first", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._first: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._first is None:
+            self._first = data
+            self._loop.call_soon(self._go)
+        elif self._first:
+            first, self._first = self._first, b""
+            self._transport.write(first + data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._go()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _go(self) -> None:
+        if self._first and not self._transport.is_closing():
+            self._transport.write(self._first)
+        self._first = b""
 
 
 class Connection(HttpToolsProtocol):
@@ -19,6 +54,10 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["connection"] = self
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, Together(self.transport, self.loop))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -40,6 +79,7 @@ class Connection(HttpToolsProtocol):
         """
         if self.flow.write_paused:
             return False
-        if not self.transport.is_closing():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        transport = self.transport
+        if not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True

@@ -127,7 +127,7 @@ class ChunkRenderer:
     """
 
     def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
-        self._facts, self._include_usage = facts, include_usage
+        self._facts, self._include_usage, self._logprobs = facts, include_usage, facts.logprobs
         head = facts.head("chat.completion.chunk" if facts.chat else "text_completion")
         self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
         self._tail = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
@@ -140,13 +140,14 @@ class ChunkRenderer:
         self._offset = [0] * facts.choices
 
     def delta(self, delta: Delta) -> bytes:
-        """The `data:` block of a delta; b"" while its tokens make no text yet."""
-        if not delta.text and not delta.logprobs:
+        """The `data:` block of a delta; b"" while its tokens make no text yet. Called once a token."""
+        text, index = delta.text, delta.index
+        if not text and not delta.logprobs:
             return b""
-        prefix = self._prefix[delta.index]
-        self._prefix[delta.index] = self._later[delta.index]
-        end = self._end_with_logprobs(delta) if self._facts.logprobs else self._plain_end
-        return prefix + to_json(delta.text) + end
+        prefix = self._prefix[index]
+        self._prefix[index] = self._later[index]
+        end = self._end_with_logprobs(delta) if self._logprobs else self._plain_end
+        return prefix + to_json(text) + end
 
     def end(self, terminal: Terminal) -> bytes:
         """The last blocks: finish reasons, the token counts if wanted, [DONE]; for a job that failed, its error."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +65,7 @@ class Reply:
         self._delivery = Delivery()
         operation = CHAT if facts.chat else TEXT
         self._labels = (operation, self._job.model)
-        self._per_token = services.metrics.time_per_output_token.labels(*self._labels)
+        self._per_token = services.metrics.time_per_output_token.labels(*self._labels).observe
         self._request_id = ""
         self._slow = False
         self._task: asyncio.Task[object] | None = None
@@ -121,8 +121,8 @@ class Reply:
             ttft = time_to_first_token(self._received, now)
             self._services.metrics.time_to_first_token.labels(*self._labels).observe(ttft)
         else:
-            tokens = rows[0].n if len(rows) == 1 else sum(row.n for row in rows)
-            self._per_token.observe(inter_token_latency(self._last, now, tokens), tokens or 1)
+            tokens = sum([row.n for row in rows])
+            self._per_token(inter_token_latency(self._last, now, tokens), tokens or 1)
         self._last = now
 
     def _measure_end(self) -> None:
@@ -175,7 +175,8 @@ class StreamReply(Reply):
 
     _renderer: ChunkRenderer
     _send: Send
-    _connection: Connection | None = None
+    _write_now: Callable[[bytes], bool] = staticmethod(lambda data: False)
+    """Write without waiting; False if that cannot be done now."""
     _owed = b""
     """Rendered, but not written: the connection was congested."""
     _told = False
@@ -186,7 +187,9 @@ class StreamReply(Reply):
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         self._renderer = ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
         # Past the middleware: it has no say in a body that has begun.
-        self._send, self._connection = state["server_send"], state.get("connection")
+        self._send, connection = state["server_send"], state.get("connection")
+        if connection is not None:
+            self._write_now = connection.write_chunk
         begun = False
         metrics = self._services.metrics.open_streams
         metrics.inc()
@@ -258,19 +261,32 @@ class StreamReply(Reply):
 
     def _show(self, rows: list[Delta], terminal: Terminal | None) -> bool:
         """Called by the relay for every frame that has something for this stream."""
+        if terminal is None and len(rows) == 1:  # nearly every time, so nothing is called that need not be
+            row, now = rows[0], time.monotonic()
+            self._per_token(inter_token_latency(self._last, now, row.n), row.n or 1)
+            self._last = now
+            data = self._renderer.delta(row)
+            if not data or self._write_now(data):
+                return True
+            self._owed = data
+            return False
         if rows:
             self._measure(rows)
-        data = self._render(rows, terminal)
+        return self._pass_on(self._render(rows, terminal))
+
+    def _show_first(self, rows: list[Delta], terminal: Terminal | None) -> bool:
+        """The same for the first tokens of a stream that began with a sign of life; the rest is for `_show`."""
+        if rows:
+            self._measure(rows)
+        if self._pass_on(self._render(rows, terminal)):
+            self._delivery.first_sent()
+        return False
+
+    def _pass_on(self, data: bytes) -> bool:
         if data and (self._told or not self._write_now(data)):
             self._owed = data
             return False
         return True
-
-    def _show_first(self, rows: list[Delta], terminal: Terminal | None) -> bool:
-        """The same for the first tokens of a stream that began with a sign of life; the rest is for `_show`."""
-        if self._show(rows, terminal):
-            self._delivery.first_sent()
-        return False
 
     def _render(self, rows: list[Delta], terminal: Terminal | None) -> bytes:
         delta = self._renderer.delta
@@ -280,10 +296,6 @@ class StreamReply(Reply):
             self._delivery.last_got()
             data += self._renderer.end(terminal)
         return data
-
-    def _write_now(self, data: bytes) -> bool:
-        """Write without waiting; False if that cannot be done now."""
-        return self._connection is not None and self._connection.write_chunk(data)
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         """A reader that takes nothing for too long is cut off."""

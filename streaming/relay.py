@@ -87,8 +87,8 @@ class Inbox:
         """Take one delta: the next one is kept, an old one dropped, an early one held until the gap is filled."""
         if row.seq == self.seq + 1 and len(self._rows) < MOST_ROWS:
             self._accept(row, frame)
-            while self._early and (early := self._early.pop(self.seq + 1, None)) is not None:
-                self._accept(*early)
+            if self._early:
+                self._accept_early()
         elif row.seq <= self.seq:
             self._compare(row.seq, frame[0])
         else:
@@ -97,10 +97,16 @@ class Inbox:
             self.stale = True
 
     def _accept(self, row: Delta, frame: Origin) -> None:
+        """Done once a token."""
         self._rows.append(row)
-        self.seq, self.frame = row.seq, frame
-        if not self._runs or self._runs[-1][1] != frame[0]:
+        self.seq = row.seq
+        if self.frame[0] != frame[0] or not self._runs:
             self._runs.append((row.seq, frame[0]))
+        self.frame = frame
+
+    def _accept_early(self) -> None:
+        while (early := self._early.pop(self.seq + 1, None)) is not None:
+            self._accept(*early)
 
     def _compare(self, seq: int, worker: str) -> None:
         """A delta that was here before must come from the worker it came from then."""
@@ -162,17 +168,18 @@ class Inbox:
 
     def tell(self) -> None:
         """Something was given: pour it, or wake whoever waits."""
-        if not self._rows and self.terminal is None and not self.rewound:
+        rows, terminal, sink = self._rows, self.terminal, self._sink
+        if not rows and terminal is None and not self.rewound:
             return
-        if self._sink is None or self.rewound:
+        if sink is None or self.rewound:
             self._wake()
             return
-        rows, self._rows = self._rows, []
+        self._rows = []
         try:
-            more = self._sink(rows, self.terminal)
+            more = sink(rows, terminal)
         except Exception as error:  # noqa: BLE001 - whoever pours hears of it; the other inboxes go on
             self._fault, more = error, False
-        if not more or self.terminal is not None:
+        if not more or terminal is not None:
             self._sink = None
             self._wake()
 

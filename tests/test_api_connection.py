@@ -7,12 +7,13 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from api.connection import Connection
+from api.connection import Connection, Together
 
 
 @dataclass
@@ -107,3 +108,45 @@ async def test_a_client_who_leaves_is_told_of_at_once(door: tuple[Door, int]) ->
         pass
     await soon(lambda: door[0].lost == [True])
     assert connection.write_chunk(b"to nobody"), "a lost client is no congestion"
+
+
+async def test_a_head_goes_out_with_what_follows() -> None:
+    """Within one turn of the loop; alone it waits no longer than that, and nothing is ever out of order."""
+    written: list[bytes] = []
+
+    class Transport:
+        closed = False
+
+        def write(self, data: bytes) -> None:
+            assert not self.closed
+            written.append(data)
+
+        def is_closing(self) -> bool:
+            return self.closed
+
+        def close(self) -> None:
+            self.closed = True
+
+    def answer() -> Together:
+        written.clear()
+        return Together(cast(asyncio.Transport, Transport()), asyncio.get_running_loop())
+
+    together = answer()
+    for part in (b"head ", b"first ", b"second "):
+        together.write(part)
+    assert written == [b"head first ", b"second "]
+    await asyncio.sleep(0)
+    assert len(written) == 2
+
+    alone = answer()
+    alone.write(b"head ")
+    assert not written
+    await asyncio.sleep(0)
+    alone.write(b"first ")
+    assert written == [b"head ", b"first "]
+
+    closed = answer()
+    closed.write(b"refused")
+    closed.close()
+    await asyncio.sleep(0)
+    assert written == [b"refused"] and closed.is_closing()
