@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 RESULTS = Path("bench/results")
-WIDTH = 150
+WIDTH = 160
 """Narrower, a table cannot be read; a log has no width of its own."""
 
 
@@ -86,9 +86,14 @@ class Report(Machine, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """What a reader has to know to read the table rightly."""
 
-    def save(self, path: Path | None = None) -> Path:
+    @property
+    def file(self) -> str:
+        """Of the JSON file, in its folder."""
+        return f"{self.name}.json"
+
+    def save(self, path: Path) -> Path:
         """Write the JSON file; returns where."""
-        return write(path or RESULTS / f"{self.name}.json", self)
+        return write(path, self)
 
 
 def write(path: Path, document: Any) -> Path:

@@ -28,7 +28,8 @@ def dlq() -> None:
 @json_option
 def ls(limit: int, where: Where, as_json: bool) -> int:
     """List dead letters, newest first."""
-    letters = [_timed(letter) for letter in Client.find(where).get("/admin/dlq", limit=limit)["data"]]
+    with Client.find(where) as client:
+        letters = [_timed(letter) for letter in client.get("/admin/dlq", limit=limit)["data"]]
     if letters or as_json:
         print_rows(letters, COLUMNS, as_json=as_json)
     else:
@@ -42,7 +43,8 @@ def ls(limit: int, where: Where, as_json: bool) -> int:
 @json_option
 def show(letter_id: str, where: Where, as_json: bool) -> int:
     """Show one: why it was given up, and the job it was."""
-    letter = _timed(Client.find(where).get(f"/admin/dlq/{letter_id}"))
+    with Client.find(where) as client:
+        letter = _timed(client.get(f"/admin/dlq/{letter_id}"))
     if as_json:
         print_json(letter)
         return DONE
@@ -58,7 +60,8 @@ def show(letter_id: str, where: Where, as_json: bool) -> int:
 @json_option
 def replay(letter_id: str, where: Where, as_json: bool) -> int:
     """Put its job in the queue again, as a new job; the new id goes to stdout."""
-    job = Client.find(where).post(f"/admin/dlq/{letter_id}/replay", {})
+    with Client.find(where) as client:
+        job = client.post(f"/admin/dlq/{letter_id}/replay", {})
     if as_json:
         print_json(job)
     else:
@@ -72,7 +75,8 @@ def replay(letter_id: str, where: Where, as_json: bool) -> int:
 @json_option
 def drop(letter_id: str, where: Where, as_json: bool) -> int:
     """Forget one."""
-    dropped = Client.find(where).delete(f"/admin/dlq/{letter_id}")
+    with Client.find(where) as client:
+        dropped = client.delete(f"/admin/dlq/{letter_id}")
     if as_json:
         print_json(dropped)
     else:

@@ -45,8 +45,8 @@ class Outside:
 
         self._with_connection(send)
 
-    def read(self, queue: str = EVENTS, seconds: float = 1.0) -> list[Any]:
-        """What lies in a queue, acknowledged once it is here."""
+    def read(self, queue: str = EVENTS, seconds: float = 0.3) -> list[Any]:
+        """What lies in a queue, or comes while it is looked at; acknowledged once it is here."""
         found: list[Any] = []
 
         def drain(connection: Connection) -> bool:
@@ -58,7 +58,7 @@ class Outside:
                 until = time.monotonic() + seconds
                 while time.monotonic() < until:
                     try:
-                        connection.drain_events(timeout=0.2)
+                        connection.drain_events(timeout=0.1)
                     except TimeoutError:
                         if found:
                             break

@@ -54,6 +54,19 @@ class Numbers(Generic[T]):
         return number
 
 
+class Turned(dict[int, int]):
+    """By a worker's number, that of the same worker when the jobs stand in another order; filled as it is asked."""
+
+    def __init__(self, workers: Numbers[Worker], order: tuple[int, ...]) -> None:
+        super().__init__()
+        self._workers, self._order = workers, order
+
+    def __missing__(self, worker: int) -> int:
+        value = self._workers.values[worker]
+        cells = tuple(value.cells[at] for at in self._order)
+        return self.setdefault(worker, self._workers.of(value._replace(cells=cells)))
+
+
 class Search:
     """One search of one protocol."""
 
@@ -61,9 +74,8 @@ class Search:
         self._protocol, self._count = protocol, workers
         self._workers: Numbers[Worker] = Numbers()
         self._jobs: Numbers[Job] = Numbers()
-        self._orders = list(permutations(range(jobs)))
-        self._sorted: dict[State, tuple[State, list[int]]] = {}
-        self._turned: list[dict[int, int]] = [{} for _ in self._orders]
+        self._orders = [(order, Turned(self._workers, order)) for order in permutations(range(jobs))]
+        self._sorted: dict[State, tuple[State, list[Turned]]] = {}
         self._moves: dict[State, list[tuple[str, int, State, bool, str]]] = {}
         self._cancels: dict[State, list[tuple[str, State]]] = {}
         start = self._workers.of(Worker((NOTHING,) * jobs))
@@ -77,7 +89,7 @@ class Search:
             ahead: list[State] = []
             for state in layer:
                 rests = True
-                for _, after, progress, breaks in self._successors(state):
+                for _, _, after, progress, breaks in self._successors(state):
                     steps += 1
                     rests &= not progress
                     if breaks:
@@ -96,16 +108,16 @@ class Search:
 
     # --- one state ---------------------------------------------------------------------------------------------------
 
-    def _successors(self, state: State) -> Iterator[tuple[str, State, bool, str]]:
+    def _successors(self, state: State) -> Iterator[tuple[str, int, State, bool, str]]:
+        """In a label, `{w}` is the worker at the place that stands behind it."""
         workers, jobs = state[: self._count], state[self._count :]
         for at, worker in enumerate(workers):
             if worker in workers[:at]:
                 continue
             for label, after, new_jobs, progress, breaks in self._moves_of(worker, jobs):
-                named = label.replace("{w}", f"{{w{at}}}")
-                yield named, (*workers[:at], after, *workers[at + 1 :], *new_jobs), progress, breaks
+                yield label, at, (*workers[:at], after, *workers[at + 1 :], *new_jobs), progress, breaks
         for label, new_jobs in self._cancels_of(jobs):
-            yield label, (*workers, *new_jobs), False, ""
+            yield label, 0, (*workers, *new_jobs), False, ""
 
     def _moves_of(self, worker: int, jobs: State) -> list[tuple[str, int, State, bool, str]]:
         """Remembered: there are few workers and jobs that differ, and very many states."""
@@ -140,22 +152,13 @@ class Search:
     def _canonical(self, state: State) -> State:
         """The least of all states that differ from this one only in the order of workers and jobs."""
         workers, jobs = state[: self._count], state[self._count :]
-        if jobs not in self._sorted:
+        if (found := self._sorted.get(jobs)) is None:
             least = tuple(sorted(jobs))
-            orders = [n for n, order in enumerate(self._orders) if tuple(jobs[at] for at in order) == least]
-            self._sorted[jobs] = (least, orders)
-        least, orders = self._sorted[jobs]
-        candidates = [sorted([self._turn(order, worker) for worker in workers]) for order in orders]
-        return (*min(candidates), *least)
-
-    def _turn(self, order: int, worker: int) -> int:
-        """The same worker when the jobs stand in another order."""
-        turned = self._turned[order]
-        if (known := turned.get(worker)) is not None:
-            return known
-        value = self._workers.values[worker]
-        cells = tuple(value.cells[at] for at in self._orders[order])
-        return turned.setdefault(worker, self._workers.of(value._replace(cells=cells)))
+            fitting = [turned for order, turned in self._orders if tuple(jobs[at] for at in order) == least]
+            found = self._sorted[jobs] = (least, fitting)
+        least, fitting = found
+        candidates = [sorted([turned[worker] for worker in workers]) for turned in fitting]
+        return (*(min(candidates) if len(candidates) > 1 else candidates[0]), *least)
 
     # --- the way there -----------------------------------------------------------------------------------------------
 
@@ -169,22 +172,20 @@ class Search:
         way.reverse()
         concrete, trace = self._start, []
         for following in way[1:]:
-            label, concrete = next(
-                (label, after)
-                for label, after, _, _ in self._successors(concrete)
+            step, concrete = next(
+                (self._named(label, worker), after)
+                for label, worker, after, _, _ in self._successors(concrete)
                 if self._canonical(after) == following
             )
-            trace.append(self._named(label))
+            trace.append(step)
         if not last:
-            trace.append(
-                self._named(next(label for label, _, _, wrong in self._successors(concrete) if wrong == invariant))
-            )
+            steps = self._successors(concrete)
+            trace.append(next(self._named(label, worker) for label, worker, _, _, wrong in steps if wrong == invariant))
         return Violation(invariant, tuple(trace))
 
-    def _named(self, label: str) -> str:
-        """`{w0}` is a worker, `{0}` a request."""
-        names = {f"w{at}": f"w{at}" for at in range(self._count)}
-        return label.format(*(f"r{at}" for at in range(len(self._start) - self._count)), **names)
+    def _named(self, label: str, worker: int) -> str:
+        """`{w}` is the worker, `{0}` a request."""
+        return label.format(*(f"r{at}" for at in range(len(self._start) - self._count)), w=f"w{worker}")
 
 
 def _tells(move: Move, worker: Worker, jobs: tuple[Job, ...]) -> bool:

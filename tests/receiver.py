@@ -1,4 +1,5 @@
-"""A real HTTP or HTTPS receiver of webhooks, on loopback, that answers as it is told and keeps what it was sent."""
+"""A real HTTP or HTTPS receiver of webhooks, on loopback, that answers as it is told and keeps what it was sent; and a
+way to hear the next attempt without waiting for it."""
 
 from __future__ import annotations
 
@@ -6,10 +7,15 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from house import House
+from redis import Redis, WatchError
+
+from streaming.keys import kept_partition, partition_key
 
 
 @dataclass
@@ -66,3 +72,16 @@ def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> Iterator
         finally:
             server.shutdown()
             thread.join()
+
+
+def due_now(house: House, message: dict[str, Any]) -> None:
+    """The time of a message's next attempt has come, unless one has been begun since it was looked at."""
+    name, partition = message["id"], kept_partition(message["id"])
+    assert partition is not None
+    hook, due = partition_key(partition, "hook", name), partition_key(partition, "hook_due", "test")
+    with Redis.from_url(house.redis_url) as redis, redis.pipeline() as pipeline, suppress(WatchError):
+        pipeline.watch(hook)
+        if int(pipeline.hget(hook, "attempt") or 0) == message["attempts"]:
+            pipeline.multi()
+            pipeline.zadd(due, {name: 1}, xx=True)
+            pipeline.execute()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from house import House, eventually
+
+from cli.__main__ import main
 
 
 def job_of(house: House, text: str) -> dict[str, Any]:
@@ -103,20 +104,22 @@ def test_beyond_this_machine_a_key_is_needed(empty_house: House) -> None:
     assert "no API key is configured" in empty_house.log("api")
 
 
-def test_the_command_line_looks_after_dead_letters(house: House) -> None:
+def test_the_command_line_looks_after_dead_letters(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`penstock dlq`: list, show and drop, for people and for programs."""
     from redis import Redis  # noqa: PLC0415 - as above
 
     with Redis.from_url(house.redis_url) as client:
         client.xadd("penstock:{0}:lane:sim:batch", {"alien": "y"})
     eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
+    monkeypatch.chdir(house.folder)
 
-    def penstock(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cli", "dlq", *words, "--url", house.url]
-        return subprocess.run(command, cwd=house.folder, capture_output=True, text=True, timeout=60, check=False)
+    def penstock(*words: str) -> tuple[int, str]:
+        return main(["dlq", *words, "--url", house.url]), capsys.readouterr().out
 
-    letter = json.loads(penstock("ls", "--json").stdout.splitlines()[0])
-    assert "not an entry" in penstock("ls").stdout and "not an entry" in penstock("show", letter["id"]).stdout
-    assert penstock("replay", letter["id"]).returncode == 1
-    assert penstock("drop", letter["id"]).stdout == f"{letter['id']} dropped\n"
-    assert penstock("show", letter["id"]).returncode == 1
+    letter = json.loads(penstock("ls", "--json")[1].splitlines()[0])
+    assert "not an entry" in penstock("ls")[1] and "not an entry" in penstock("show", letter["id"])[1]
+    assert penstock("replay", letter["id"])[0] == 1
+    assert penstock("drop", letter["id"]) == (0, f"{letter['id']} dropped\n")
+    assert penstock("show", letter["id"])[0] == 1

@@ -24,6 +24,7 @@ from bench.gateway.play import Played, play, prepare
 from bench.gateway.sweep import draw, notes
 from bench.gateway.system import Say, Serving
 from bench.load.plan import Plan, Reading
+from bench.load.scripted import ClockError
 from bench.load.stats import Spread
 from bench.report import Report, load
 from workers.settings import SimSettings
@@ -196,13 +197,17 @@ def test_curves_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
     assert shown == ["durability"]
 
 
-def test_a_burst_on_a_small_scale(tmp_path: Path) -> None:
+def test_a_burst_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is looked at in the whole of it."""
+    monkeypatch.setattr("bench.gateway.burst.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
     assert main(["--quick", "--burst", "--systems", "floor", "--out", str(tmp_path)]) == 0
     row = load(tmp_path / "gateway-burst-quick.json").rows[0]
     assert (row["system"], row["streams"], row["requests"], row["errors"]) == ("floor", 64, 320, 0)
 
 
-def test_idle_streams_on_a_small_scale() -> None:
+def test_idle_streams_on_a_small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPEN_FOR_S", "GONE_FOR_S", "LOOK_S"):
+        monkeypatch.setattr(f"bench.gateway.idle.{name}", 0.1)
     options = Options(
         quick=True,
         levels=(1,),

@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_said(words: list[str], capsys: pytest.CaptureFix
 
 def test_against_penstock_the_queue_is_told_by_the_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its own, with a simulated engine: both classes are answered, in time."""
-    assert main(["--seconds", "3", "--rate", "6", "--longest", "60", "--out", str(tmp_path)]) == 0
+    assert main(["--seconds", "1", "--rate", "18", "--longest", "60", "--out", str(tmp_path)]) == 0
     found = msgspec.json.decode((tmp_path / "replay.json").read_bytes())
     assert {row["lane"] for row in found["rows"]} == {"interactive", "standard"}
     assert all(row["failed"] == 0 and row["queue_p50_ms"] is not None for row in found["rows"])

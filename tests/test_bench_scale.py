@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.scale.__main__ import QUICK, main, reported
@@ -160,8 +162,11 @@ def test_a_goal_that_is_missed_is_a_failure(
     assert "MISSED" in capsys.readouterr().out
 
 
-def test_the_short_form_plays_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every contender and every show, without judging what is too short to be judged."""
+def test_the_short_form_plays_everything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every contender and every show, shorter still, without judging what is too short to be judged."""
+    monkeypatch.setattr("bench.scale.__main__.QUICK", replace(QUICK, hours=0.2, steady_hours=0.1, hold_s=5.0))
+    monkeypatch.setattr("bench.scale.steady.WARM_S", 1200.0)
+    monkeypatch.setattr("bench.scale.steady.SLOW_AT_S", 600.0)
     assert main(["--quick", "--jobs", "1"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("penstock", "static", "keda", "hpa", "llumnix", "cordoned", "threshold"))

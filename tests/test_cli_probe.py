@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from house import House, eventually, free_port
+from redis import Redis
 
 from cli.__main__ import main
+from streaming.fleet import GONE_S
+from streaming.keys import fleet_key
 
 LOADING = {"PENSTOCK_SIM_LOAD_MS": "600000"}
 
@@ -55,11 +58,14 @@ def test_an_offline_process_is_asked_for_like_a_worker(asked: House) -> None:
 
 
 def test_a_process_that_hangs_is_gone(asked: House) -> None:
-    """Stopped in its tracks it says nothing more, and does not count as alive for long."""
+    """Stopped in its tracks it says nothing more, and what it said is kept for ten seconds; here for less."""
     worker = asked.start("workers", "--id", "w")
     eventually(lambda: probe("worker", "--id", "w") == 0)
     os.kill(worker.pid, signal.SIGSTOP)
     try:
+        with Redis.from_url(asked.redis_url) as redis:
+            assert 0 < redis.pttl(fleet_key("proc", "worker:w")) <= 1000 * GONE_S
+            redis.pexpire(fleet_key("proc", "worker:w"), 100)
         eventually(lambda: probe("worker", "--id", "w", "--alive") == 1)
     finally:
         os.kill(worker.pid, signal.SIGCONT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -11,13 +12,16 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from house import eventually
+
+from cli.__main__ import main
 
 ROLES = ["redis", "api", "worker", "scheduler", "offline"]
 TOKENS = "20"
@@ -68,7 +72,7 @@ class Up:
 
     def ps(self) -> list[dict[str, Any]]:
         """The processes, as programs see them; none when nothing runs."""
-        return [json.loads(line) for line in self.run("ps", "--json").stdout.split("\n")[:-1]]
+        return listed("--data-dir", str(self.data_dir))
 
     def pids(self) -> dict[str, int]:
         """Process ids by name, once every process is ready."""
@@ -105,6 +109,13 @@ def penstock() -> list[str]:
 def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """One command, to its end."""
     return subprocess.run([*penstock(), *words], check=False, capture_output=True, text=True, **options)
+
+
+def listed(*where: str) -> list[dict[str, Any]]:
+    """What `penstock ps --json` says; in this process, for it is asked again and again."""
+    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()):
+        main(["ps", "--json", *where])
+    return [json.loads(line) for line in said.getvalue().splitlines()]
 
 
 def alive(pid: int) -> bool:
@@ -168,7 +179,7 @@ def test_the_curl_line_can_be_pasted(shared: Up) -> None:
 def test_ps_as_json(shared: Up) -> None:
     """One object per line, in the order of the roles, with at least these fields; every process lives."""
     shared.pids()
-    rows = shared.ps()
+    rows = [json.loads(line) for line in shared.run("ps", "--json").stdout.splitlines()]
     assert [row["role"] for row in rows] == ROLES
     for row in rows:
         assert row.keys() >= {"role", "id", "pid", "state", "since"}
@@ -273,7 +284,8 @@ def test_running_job_is_finished_first(start: Any) -> None:
     )
     assert chat.stdout is not None
     first = chat.stdout.read(1)
-    eventually(lambda: '"running":1' in fleet(up))
+    state = json.loads((up.data_dir / "run" / "state.json").read_text())
+    eventually(lambda: any(row["running"] == 1 for row in listed("--redis-url", state["redis_url"])))
     up.process.send_signal(signal.SIGINT)
     answer = first + chat.stdout.read()
     assert chat.wait() == 0
@@ -283,23 +295,16 @@ def test_running_job_is_finished_first(start: Any) -> None:
     chat.stdout.close()
 
 
-def fleet(up: Up) -> str:
-    """What the registry says of the workers, as text."""
-    state = json.loads((up.data_dir / "run" / "state.json").read_text())
-    done = run("ps", "--json", "--redis-url", state["redis_url"], env=up.environ)
-    return done.stdout.replace(" ", "")
-
-
 def test_second_interrupt_stops_now_and_loses_nothing(start: Any) -> None:
     """A long job is not waited for; it is still there, and finished, in the next life."""
-    up = start("--sim-step-ms", "500").ready()
+    up = start("--sim-step-ms", "500", PENSTOCK_REDIS_LEASE_MS="1000").ready()
     job_id = up.run("submit", "hello", "--max-tokens", "200").stdout.strip()
     eventually(lambda: json.loads(up.run("jobs", "show", job_id, "--json").stdout)["status"] == "in_progress")
     up.process.send_signal(signal.SIGINT)
     eventually(lambda: "again to stop now" in up.said())
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
-    again = start("--sim-step-ms", "1").ready()
+    again = start("--sim-step-ms", "1", PENSTOCK_REDIS_LEASE_MS="1000").ready()
     done = again.run("jobs", "events", job_id)
     assert done.returncode == 0
     assert len(again.run("jobs", "result", job_id).stdout.split()) == 200
@@ -372,8 +377,12 @@ def test_pool_follows_the_backlog(start: Any, tmp_path: Path) -> None:
     """More waiting jobs than the workers there are should bear: another one is started, up to the most."""
     (tmp_path / "penstock.toml").write_text(TWO_WORKERS)
     up = start().ready()
+    url = json.loads((up.data_dir / "run" / "state.json").read_text())["url"]
+    job = {"model": "toy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100}
     for _ in range(6):
-        assert up.run("submit", "hello", "--max-tokens", "100").returncode == 0
+        asked = urllib.request.Request(f"{url}/v1/jobs", json.dumps(job).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.status == 202
     eventually(lambda: sum(row["role"] == "worker" for row in up.ps()) == 2)
     up.process.send_signal(signal.SIGINT)
     eventually(lambda: "again to stop now" in up.said())

@@ -31,12 +31,14 @@ from docker_files import (
 )
 from house import eventually, free_port, redis_process
 from openai import OpenAI
+from redis import Redis
 
 from api.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
 from offline.settings import OfflineSettings
 from streaming.config import Config, load
 from streaming.durability import check_level
+from streaming.keys import fleet_key
 from streaming.settings import FilesSettings, ModelSettings, WireSettings
 from streaming.wire import Wire
 from workers.settings import WorkerSettings
@@ -237,11 +239,6 @@ class Container:
         assert kind == "CMD"
         return subprocess.run(words, cwd=self.folder, env=self.environ, check=False).returncode == 0
 
-    def stop(self) -> int:
-        """As compose does; the exit code."""
-        self.process.terminate()
-        return self.process.wait(30)
-
 
 @pytest.fixture
 def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Container]]:
@@ -288,6 +285,8 @@ def shown_by(container: Container) -> str:
 def test_the_roles_run_as_the_file_says(containers: dict[str, Container], made: tuple[Path, str]) -> None:
     """Each becomes healthy by its own check, is known by its container's name, and ends well when stopped; together
     they answer a batch, and show that they did."""
+    with Redis.from_url(containers["api"].environ["PENSTOCK_REDIS_URL"]) as redis:
+        eventually(lambda: redis.zcard(fleet_key("procs")) == len(ROLES))  # asking takes a process each time
     for container in containers.values():
         eventually(container.healthy)
     answer_a_batch(containers["api"], made[1])
@@ -300,4 +299,6 @@ def test_the_roles_run_as_the_file_says(containers: dict[str, Container], made: 
     )
     names = [line.split()[:2] for line in listed.stdout.splitlines()[1:]]
     assert sorted(names) == sorted([role, os.uname().nodename] for role in ROLES)
-    assert {service: container.stop() for service, container in containers.items()} == dict.fromkeys(ROLES, 0)
+    for container in containers.values():
+        container.process.terminate()
+    assert {service: container.process.wait(30) for service, container in containers.items()} == dict.fromkeys(ROLES, 0)

@@ -66,7 +66,7 @@ def test_two_offline_processes_share_the_work(served: House) -> None:
     openai = client(served)
     served.start("workers")
     first = served.start("offline", "--id", "offline-1")
-    lines = [line(number, max_tokens=60) for number in range(LINES)]
+    lines = [line(number, max_tokens=40) for number in range(LINES)]
     batch = begin(openai, lines)
     reaches(openai, batch, 5)
     first.send_signal(signal.SIGSTOP)
@@ -85,7 +85,7 @@ def test_what_celery_loses_is_said_again(served: House) -> None:
     openai = client(served)
     served.start("workers")
     with Redis.from_url(served.redis_url) as redis:
-        batch = begin(openai, [line(number, max_tokens=40) for number in range(LINES)])
+        batch = begin(openai, [line(number, max_tokens=20) for number in range(LINES)])
         offline = served.start("offline")
         offline.send_signal(signal.SIGSTOP)  # whatever it has sent by now nobody takes
         time.sleep(0.1)
@@ -152,7 +152,7 @@ def test_a_drained_offline_process_ends_soon_and_loses_nothing(served: House) ->
     openai = client(served)
     served.start("workers")
     offline = served.start("offline")
-    lines = [line(number, max_tokens=40) for number in range(LINES)]
+    lines = [line(number, max_tokens=20) for number in range(LINES)]
     batch = begin(openai, lines)
     reaches(openai, batch, 20)
     offline.terminate()
@@ -165,14 +165,14 @@ def test_a_drained_offline_process_ends_soon_and_loses_nothing(served: House) ->
 def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
     """90 MB in and 100 MB out, and the process has grown by less than 64 MiB."""
     openai = client(served)
-    served.start("workers")
+    served.start("workers", PENSTOCK_SIM_SLOTS="32", PENSTOCK_SIM_STEP_MS="1")
     offline = served.start("offline")
     warm = ended(openai, begin(openai, [line(0)]))
     assert warm.status == "completed"
     before = _peak(offline.pid)
-    padding = "x" * 2000
+    padding = "x" * 4000
     rows: list[Any] = [
-        line(number, f"{padding} {number % 25}", temperature=0, max_tokens=300) for number in range(40_000)
+        line(number, f"{padding} {number % 25}", temperature=0, max_tokens=600) for number in range(20_000)
     ]
     path = served.folder / "large.jsonl"
     path.write_bytes(jsonl(rows))
@@ -181,7 +181,7 @@ def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
         file = openai.files.create(file=source, purpose="batch", timeout=120)
     batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     done = ended(openai, batch, 120)
-    assert done.status == "completed" and done.request_counts and done.request_counts.completed == 40_000
+    assert done.status == "completed" and done.request_counts and done.request_counts.completed == 20_000
     assert done.to_dict()["lines_computed"] == 25
     assert openai.files.retrieve(done.output_file_id or "").bytes > 80_000_000
     assert _peak(offline.pid) - before < 64 * 1024

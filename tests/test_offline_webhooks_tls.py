@@ -16,7 +16,7 @@ import pytest
 from certificates import Authority
 from house import House, eventually
 from openai import OpenAI
-from receiver import Receiver, receiving
+from receiver import Receiver, due_now, receiving
 
 from offline.postman import Endpoint
 from streaming.config import ConfigError, build
@@ -173,6 +173,7 @@ def test_refused_said_tried_again_and_delivered_when_it_is_believed(empty_house:
         assert set(called) == {"localhost"} and receiver.got == []
         doubting.terminate()
         assert doubting.wait(20) == 0
+        due_now(empty_house, message(empty_house))
         configure(empty_house, receiver, ca_file=str(authority.file))
         empty_house.start("offline", "--id", "offline-2")
         eventually(lambda: message(empty_house)["status"] == "delivered")

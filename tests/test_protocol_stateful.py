@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -106,7 +107,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         with Redis.from_url(self.url) as client:
             client.flushall()
-        self.runner = asyncio.Runner()
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.jobs: dict[str, Expected] = {}
         self.keys: dict[tuple[str, str], Expected] = {}
         self.workers: list[Worker] = []
@@ -561,11 +562,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(self._count_entries())
 
     async def _count_entries(self) -> None:
-        redis: Any = self.wire.redis
-        lanes = {job.lane[1] for job in self.jobs.values()}
-        entries = [field[b"job"].decode() for lane in lanes for _, field in await redis.xrange(lane)]
+        pipeline: Any = self.wire.redis.pipeline(transaction=False)
+        for lane in {job.lane[1] for job in self.jobs.values()}:
+            pipeline.xrange(lane)
+        pipeline.xlen(partition_key(0, "dead"))
+        *lanes, dead = await pipeline.execute()
+        entries = [field[b"job"].decode() for lane in lanes for _, field in lane]
         assert sorted(entries) == sorted(job_id for job_id, job in self.jobs.items() if not job.state.final)
-        assert await redis.xlen(partition_key(0, "dead")) == self.dead
+        assert dead == self.dead
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -656,7 +660,7 @@ def test_the_scripts_do_what_the_model_says(redis_url: str, caplog: pytest.LogCa
     run_state_machine_as_test(
         Bound,
         settings=settings(
-            max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "80")),
+            max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")),
             stateful_step_count=50,
             deadline=None,
             database=None,

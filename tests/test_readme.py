@@ -9,10 +9,11 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from house import House
+from house import House, redis_process
 
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
@@ -52,16 +53,21 @@ def commands(path: Path) -> list[str]:
     return [re.sub(r"\s{2,}# .*", "", line[2:]) for line in lines]
 
 
-@pytest.fixture
-def served(empty_house: House) -> House:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """The README's model name, with a simulated engine behind it."""
-    (empty_house.folder / "penstock.toml").write_text(f'[models."{MODEL}"]\nengine = "sim"\n')
-    empty_house.start("scheduler")
-    empty_house.start("workers")
-    empty_house.start("offline")
-    empty_house.start_api()
-    empty_house.wait_ready()
-    return empty_house
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "penstock.toml").write_text(f'[models."{MODEL}"]\nengine = "sim"\n')
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        try:
+            for role in ("scheduler", "workers", "offline"):
+                house.start(role)
+            house.start_api()
+            house.wait_ready()
+            yield house
+        finally:
+            house.close()
 
 
 def curl(house: House, command: str) -> tuple[int, str]:

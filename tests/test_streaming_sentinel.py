@@ -88,6 +88,12 @@ class Deployment:
             return bool(client.wait(len(self.replicas), 100) == len(self.replicas))
 
 
+def hurried(port: int) -> bool:
+    """A Sentinel that tells and asks every tenth of a second, not every two and ten: all know each other sooner."""
+    with Redis(port=port) as client:
+        return bool(client.execute_command("SENTINEL DEBUG", "publish-period", 100, "info-period", 100))
+
+
 def pid_of(port: int) -> int:
     """The process that listens on a port of this machine."""
     with Redis(port=port) as client:
@@ -103,6 +109,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
             stack.enter_context(found.server(port))
         for port in found.sentinels:
             stack.enter_context(found.sentinel(port))
+        for port in found.sentinels:
+            eventually(lambda port=port: hurried(port), RedisError)
         eventually(found.settled, RedisError)
         yield found
 

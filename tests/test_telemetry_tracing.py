@@ -234,6 +234,7 @@ def test_a_request_through_real_processes_is_one_trace(collector: Collector, emp
     """API, queue and generate spans of two processes, under the caller's own traceparent."""
     house = empty_house
     house.environ["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] = collector.url
+    house.environ["OTEL_BSP_SCHEDULE_DELAY"] = "100"  # the exporter's own: ms between two batches of spans
     house.start("workers")
     house.start_api()
     house.wait_ready()

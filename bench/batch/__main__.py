@@ -5,22 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from bench import report
+from bench import program, report
 from bench.batch.kills import delays, kills
 from bench.batch.memory import memory
 from bench.batch.pace import alone, manners
 from bench.processes import Died
+from bench.program import Run
 from bench.report import Column, Ratio, Report
-
-T = TypeVar("T")
 
 Found = tuple[list[dict[str, Any]], list[Ratio]]
 COLUMNS = (Column("part", "part"), Column("what", "what"), Column("figure", "figure", 2))
@@ -28,46 +26,27 @@ COLUMNS = (Column("part", "part"), Column("what", "what"), Column("figure", "fig
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="python -m bench.batch", description=__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help="only these (default: all)")
-    parser.add_argument("--lines", type=int, default=5000, help="lines of the batch under kills and of the one alone")
-    parser.add_argument("--kills", type=int, default=200, help="kills (default: 200)")
-    parser.add_argument("--seed", type=int, default=1, help="another one is another run")
-    parser.add_argument("--out", type=Path, default=report.RESULTS / "batch.json", help="where the figures go")
-    args = parser.parse_args(words)
-    console = report.console()
-    parts = args.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        console.print(f"error: no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
-        return 2
-    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return program.play(_parser(), argv, _run, Died, OSError)  # a TimeoutError is an OSError
+
+
+def _run(run: Run) -> int:
+    args, parts = run.args, run.args.parts.split(",")
+    program.check_names("part", parts, PARTS)
     rows, ratios = _kept(args.out, parts)
-    try:
-        for name in parts:
-            with console.status(name), _folder(name) as folder:
-                more, judged = PARTS[name](folder, args)
-            rows, ratios = rows + more, ratios + judged
-    except (Died, TimeoutError, OSError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("stopped; every process has ended")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    for name in parts:
+        with run.console.status(name), _folder(name) as folder:
+            more, judged = PARTS[name](folder, args)
+        rows, ratios = rows + more, ratios + judged
     found = Report(
         name="batch",
         title="Batches",
-        command=" ".join(["python -m bench.batch", *words]),
+        command=run.command,
         settings={"lines": args.lines, "seed": args.seed},
         columns=COLUMNS,
         rows=rows,
         ratios=tuple(ratios),
     )
-    console.print(report.table(found))
-    console.print(f"figures in {found.save(args.out)}")
+    run.tell(found, args.out)
     return 0 if all(ratio.holds is not False for ratio in ratios) else 1
 
 
@@ -96,19 +75,12 @@ def _rows(part: str, figures: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"part": part, "what": what, "figure": figure} for what, figure in figures.items()]
 
 
-async def _until_stopped(running: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM ends it as Ctrl-C does: by cancelling it, so that it can take its processes down."""
-    task = asyncio.ensure_future(running)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await task
-
-
 def _kills(folder: Path, args: argparse.Namespace) -> Found:
     def told(times: int, completed: int) -> None:
         if times % 20 == 0:
             sys.stderr.write(f"{times} kills, {completed} lines\n")
 
-    found = asyncio.run(_until_stopped(kills(folder, args.lines, args.kills, args.seed, told)))
+    found = asyncio.run(kills(folder, args.lines, args.kills, args.seed, told))
     verdict, times = found.verdict, sum(found.kills.values())
     rows = _rows("kills", {
         "lines": found.lines, "kills of Celery workers": found.kills.get("offline", 0),
@@ -126,7 +98,7 @@ def _kills(folder: Path, args: argparse.Namespace) -> Found:
 
 
 def _delays(folder: Path, _args: argparse.Namespace) -> Found:
-    found = asyncio.run(_until_stopped(delays(folder, 3)))
+    found = asyncio.run(delays(folder, 3))
     rows = _rows("delays", {
         "message lost, s": ", ".join(f"{each:.1f}" for each in found.message_lost),
         "worker killed in a turn, s": ", ".join(f"{each:.1f}" for each in found.worker_killed),
@@ -175,6 +147,16 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Found]] = {
     "manners": _manners,
     "memory": _memory,
 }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.batch", description=__doc__)
+    parser.add_argument("--parts", default=",".join(PARTS), help="only these (default: all)")
+    parser.add_argument("--lines", type=int, default=5000, help="lines of the batch under kills and of the one alone")
+    parser.add_argument("--kills", type=int, default=200, help="kills (default: 200)")
+    parser.add_argument("--seed", type=int, default=1, help="another one is another run")
+    parser.add_argument("--out", type=Path, default=report.RESULTS / "batch.json", help="where the figures go")
+    return parser
 
 
 if __name__ == "__main__":

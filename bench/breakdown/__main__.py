@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,13 +16,14 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from bench import plots, report
+from bench import plots, program, report
 from bench.breakdown.ask import Load, ask_all, timings
 from bench.breakdown.figures import COLUMNS, Row, draw, notes_of, ratios_of, row_of
 from bench.breakdown.target import Target, Unsuitable
 from bench.gateway.stage import Stage
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
+from bench.program import Run, count, counts
 from bench.report import Report
 
 NAME = "breakdown"
@@ -33,26 +33,12 @@ QUICK_LEVELS = (1, 16, 64)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if every level was measured, whatever the figures say."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(words)
-    console = report.console()
-    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        found = _measured(args, " ".join(["penstock bench breakdown", *words]), console)
-    except (Died, Unsuitable, OSError) as error:  # a TimeoutError is one
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped; every process has ended")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    console.print(report.table(found))
-    console.print(f"figures: {found.save(args.out / f'{found.name}.json')}")
-    if not args.quick:
-        drawn = draw(found, args.plots)
-        console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+    return program.play(_parser(), argv, _run, Died, Unsuitable, OSError)  # a TimeoutError is an OSError
+
+
+def _run(run: Run) -> int:
+    found = _measured(run.args, run.command, run.console)
+    run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
     return 0 if all("share" in row for row in found.rows) else 1
 
 
@@ -116,30 +102,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base-url", help="a Penstock that runs already, e.g. http://127.0.0.1:8000")
     parser.add_argument("--model", help="of that server (default: its first)")
     parser.add_argument("--quick", action="store_true", help="c = 1, 16, 64, three requests a stream, no plots")
-    parser.add_argument("--levels", type=_counts, help="concurrent requests (default 1 to 256 in powers of two)")
-    parser.add_argument("--requests-per-stream", type=_count, help="in a closed loop (default 20)")
-    parser.add_argument("--tokens", type=_count, default=128, help="of each answer (default 128)")
+    parser.add_argument("--levels", type=counts, help="concurrent requests (default 1 to 256 in powers of two)")
+    parser.add_argument("--requests-per-stream", type=count, help="in a closed loop (default 20)")
+    parser.add_argument("--tokens", type=count, default=128, help="of each answer (default 128)")
     parser.add_argument("--whole", action="store_true", help="ask for answers in one piece instead of streams")
     parser.add_argument("--together", action="store_true", help="all streams begin at once, and stay in step")
     parser.add_argument("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)")
     parser.add_argument("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)")
-    parser.add_argument("--slots", type=_count, help="of the simulated engine (default: one for every request)")
-    parser.add_argument("--sample", type=_count, default=400, help="timings read at each level (default 400)")
+    parser.add_argument("--slots", type=count, help="of the simulated engine (default: one for every request)")
+    parser.add_argument("--sample", type=count, default=400, help="timings read at each level (default 400)")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds in which a level may begin requests")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
     parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
     return parser
-
-
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
-
-
-def _counts(words: str) -> list[int]:
-    return sorted({_count(word) for word in words.split(",")})
 
 
 if __name__ == "__main__":

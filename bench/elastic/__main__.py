@@ -10,44 +10,42 @@ import asyncio
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from bench import program
 from bench.elastic.shows import SHORT, SHOWS, Size
-from bench.report import Column, Report, console, table
+from bench.program import Run
+from bench.report import RESULTS, Column, Report
 
 COLUMNS = (Column("show", "show"), Column("what", "what"), Column("value", "measured", 2), Column("unit", "unit"))
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=__doc__)
-    parser.add_argument("--shows", default=",".join(SHOWS), help=f"which, in this order (default: {','.join(SHOWS)})")
-    parser.add_argument("--short", action="store_true", help="smaller, for a first look")
-    parser.add_argument("--out", type=Path, help="where the figures go (default: bench/results/elastic.json)")
-    args = parser.parse_args(argv)
-    screen, names = console(), args.shows.split(",")
-    if unknown := [name for name in names if name not in SHOWS]:
-        screen.print(f"error: no show {unknown[0]!r}; there are {', '.join(SHOWS)}")
-        return 2
+    return program.play(_parser(), argv, _run)
+
+
+def _run(run: Run) -> int:
+    args, names = run.args, run.args.shows.split(",")
+    program.check_names("show", names, SHOWS)
     folder = Path(tempfile.mkdtemp(prefix="penstock-elastic-"))
-    report = asyncio.run(play(names, folder, SHORT if args.short else Size()))
-    screen.print(table(report))
-    if args.out or not args.short:
-        screen.print(f"figures: {report.save(args.out)}")
-    if all(goal.holds is not False for goal in report.ratios):
+    found = asyncio.run(play(names, folder, SHORT if args.short else Size(), run))
+    run.tell(found, args.out or (None if args.short else RESULTS / found.file))
+    if all(goal.holds is not False for goal in found.ratios):
         shutil.rmtree(folder)
         return 0
-    screen.print(f"logs and histories: {folder}")
+    run.console.print(f"logs and histories: {folder}")
     return 1
 
 
-async def play(names: list[str], folder: Path, size: Size) -> Report:
+async def play(names: Sequence[str], folder: Path, size: Size, run: Run) -> Report:
     """One after the other: they are measured in seconds, and the machine is one."""
     rows, goals = [], []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console(), transient=True) as progress:
+    with Progress(*columns, console=run.console, transient=True) as progress:
         for name in names:
             task = progress.add_task(name, total=None)
             shown = await SHOWS[name](folder / name, size)
@@ -57,7 +55,7 @@ async def play(names: list[str], folder: Path, size: Size) -> Report:
     return Report(
         name="elastic",
         title="Live: pools of real processes that grow, sleep, wake and change their leader",
-        command="python -m bench.elastic",
+        command=run.command,
         settings={name: getattr(size, name) for name in size.__dataclass_fields__},
         columns=COLUMNS,
         rows=rows,
@@ -67,6 +65,14 @@ async def play(names: list[str], folder: Path, size: Size) -> Report:
             "step runs with scheduler.cover = 0: by default workers are kept ready for rushes like one just seen.",
         ),
     )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=__doc__)
+    parser.add_argument("--shows", default=",".join(SHOWS), help=f"which, in this order (default: {','.join(SHOWS)})")
+    parser.add_argument("--short", action="store_true", help="smaller, for a first look")
+    parser.add_argument("--out", type=Path, help="where the figures go (default: bench/results/elastic.json)")
+    return parser
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,11 +16,12 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from bench import report
+from bench import program, report
 from bench.engine.plan import Plan, Speed
 from bench.gateway.stage import Stage
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
+from bench.program import Run
 from bench.report import Column, Ratio
 from bench.table1.play import closed_loop
 from bench.table1.server import Server
@@ -48,27 +48,16 @@ class Failed(RuntimeError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if it was measured, whatever the figures say."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(words)
-    console = report.console()
-    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        found = run(args, " ".join(["penstock bench engine", *words]), console)
-    except (Failed, Died, WeightsError, OSError, subprocess.TimeoutExpired) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped; every process has ended")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    console.print(report.table(found))
-    console.print(f"figures: {found.save(args.out / f'{NAME}.json')}")
+    return program.play(_parser(), argv, _run, Failed, Died, WeightsError, OSError, subprocess.TimeoutExpired)
+
+
+def _run(run: Run) -> int:
+    found = measured(run.args, run.command, run.console)
+    run.tell(found, run.args.out / found.file)
     return 0
 
 
-def run(args: argparse.Namespace, command: str, console: Console) -> report.Report:
+def measured(args: argparse.Namespace, command: str, console: Console) -> report.Report:
     """Raises Failed, Died, WeightsError, OSError, TimeoutExpired."""
     rows: list[dict[str, Any]] = []
     with Stage(console, "the model", 2 * args.rounds) as stage:

@@ -29,6 +29,9 @@ SPARE_FILES = 200
 AT_ONCE = 64
 """Requests under way while the streams are being opened."""
 OPEN_S = 300.0
+OPEN_FOR_S, GONE_FOR_S = 1.0, 2.0
+"""Of the first ones, before anything is measured."""
+LOOK_S = 0.5
 PARTS = ("api-1", "redis")
 
 COLUMNS = (
@@ -127,7 +130,7 @@ async def _hold(penstock: Penstock, options: Options, stage: Stage) -> Seen:
         deadline = time.monotonic() + OPEN_S
         while any(not answer.arrivals for answer in answers) and time.monotonic() < deadline:
             processes.check()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(LOOK_S)
         stage.done()
         stage.say("at rest")
         after, cpu, began = processes.memory_mib(), processes.cpu_s(), time.monotonic()
@@ -149,10 +152,10 @@ async def _touch(penstock: Penstock) -> None:
     """A few streams that come and go, so that what the first ones bring into memory is there before."""
     streams = [Stream(penstock.port) for _ in range(AT_ONCE)]
     await _open(streams, [])
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(OPEN_FOR_S)
     for stream in streams:
         stream.close()
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(GONE_FOR_S)
 
 
 async def _open(streams: Sequence[Stream], faults: list[str]) -> list[Answer | None]:

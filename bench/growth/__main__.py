@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench import plots, report
+from bench import plots, program, report
 from bench.gateway.stage import Stage
 from bench.growth.figures import (
     APIS,
@@ -35,6 +34,7 @@ from bench.load.child import LoadFailed, measure
 from bench.load.plan import Plan
 from bench.penstock import MODEL, Penstock, start_redis
 from bench.processes import Died, Processes
+from bench.program import Run
 from bench.report import Report
 
 NAME = "growth"
@@ -63,30 +63,16 @@ QUICK_STEPS = ((STEP_TOKENS, 1, 1), (STEP_TOKENS, 16, 1), (STEP_READERS, 16, 1),
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if everything was measured, whatever the figures say."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(words)
-    console = report.console()
-    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        found = run(args, " ".join(["penstock bench growth", *words]), console)
-    except (Died, LoadFailed, OSError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped; every process has ended")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    console.print(report.table(found))
-    console.print(f"figures: {found.save(args.out / f'{found.name}.json')}")
-    if not args.quick:
-        drawn = draw(found, args.plots)
-        console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+    return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
+
+
+def _run(run: Run) -> int:
+    found = measured(run.args, run.command, run.console)
+    run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
     return 0
 
 
-def run(args: argparse.Namespace, command: str, console: Console) -> Report:
+def measured(args: argparse.Namespace, command: str, console: Console) -> Report:
     """Raises Died, LoadFailed."""
     points, steps = (QUICK, QUICK_STEPS) if args.quick else (POINTS, STEPS)
     rows: list[Row] = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,49 +14,34 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import plots, report
+from bench import plots, program, report
 from bench.gateway.stage import Stage
 from bench.jobs.figures import COLUMNS, ratios, rows
 from bench.jobs.play import Options, Played, play, prepare
 from bench.jobs.system import System
 from bench.jobs.systems import systems
 from bench.processes import Died
+from bench.program import Run
 
 NAME = "jobs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if everything asked for was measured, whatever the figures say."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(words)
-    console = report.console()
-    known = {system.name: system for system in systems(os.cpu_count() or 1)}
+    return program.play(_parser(), argv, _run, Died, OSError)
+
+
+def _run(run: Run) -> int:
+    args, known = run.args, {system.name: system for system in systems(os.cpu_count() or 1)}
     wanted = args.systems.split(",") if args.systems else list(known)
-    if strange := [name for name in wanted if name not in known]:
-        console.print(f"error: no system {strange[0]!r}; there are {', '.join(known)}")
-        return 2
+    program.check_names("system", wanted, known)
     options = Options(rounds=args.rounds, callers=args.callers, seconds=args.seconds)
-    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        chosen = [known[name] for name in known if name in wanted]
-        found = run(chosen, options, " ".join(["penstock bench jobs", *words]), console)
-    except (Died, OSError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped; every process has ended")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    console.print(report.table(found))
-    console.print(f"figures: {found.save(args.out / f'{NAME}.json')}")
-    drawn = draw(found, args.plots)
-    console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+    found = measured([known[name] for name in known if name in wanted], options, run.command, run.console)
+    run.tell(found, args.out / found.file, draw)
     return 0 if len(found.rows) == len(wanted) else 1
 
 
-def run(chosen: Sequence[System], options: Options, command: str, console: Console) -> report.Report:
+def measured(chosen: Sequence[System], options: Options, command: str, console: Console) -> report.Report:
     """Raises Died when there is no store."""
     played = Played()
     with Stage(console, "preparing", options.rounds * len(chosen)) as stage:

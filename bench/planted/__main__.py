@@ -6,7 +6,6 @@ Exits 1 if a bug is missed, or if the tests fail without any; 2 if a bug no long
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 import time
@@ -16,43 +15,35 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench import program
 from bench.planted.bug import Bug, Rotten
 from bench.planted.bugs import BUGS
 from bench.planted.report import as_json, table, why_missed
 from bench.planted.tree import Strayed, copy_tree
 from bench.planted.trial import PASSED, Trial, try_bug, try_none
+from bench.program import Refused, Run
+from bench.report import RESULTS
 
 SOURCE = Path(__file__).parents[2]
-RESULTS = Path("bench/results/planted.json")
-WIDTH = 160
-"""Narrower, the table cannot be read; a log has no width of its own."""
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.planted", description=__doc__)
-    parser.add_argument("--only", metavar="NAME", help="only bugs whose name has this in it")
-    parser.add_argument("--jobs", type=int, default=1, help="bugs tried at the same time (default: 1)")
-    parser.add_argument("--out", type=Path, help=f"where the figures go (default: {RESULTS}, if all are tried)")
-    args = parser.parse_args(argv)
-    console = Console()
-    console = Console(width=max(console.width, WIDTH), highlight=False)
+    return program.play(_parser(), argv, _run)
+
+
+def _run(run: Run) -> int:
+    args = run.args
     bugs = [bug for bug in BUGS if args.only is None or args.only in bug.name]
     if not bugs:
-        console.print(
-            f"error: no bug has {args.only!r} in its name\nnext:  choose from the names in bench/planted/bugs.py"
-        )
-        return 2
-    # As Ctrl-C does: the trial under way ends, and nothing that was started is left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        raise Refused(f"no bug has {args.only!r} in its name\nnext:  choose from the names in bench/planted/bugs.py")
     try:
-        return _run(bugs, args.jobs, args.out or (None if args.only else RESULTS), console)
+        return _judged(bugs, args.jobs, args.out or (None if args.only else RESULTS / "planted.json"), run.console)
     except (Rotten, Strayed) as error:
-        console.print(f"error: {error}\nnext:  bring bench/planted up to the tree", markup=False)
-        return 2
+        raise Refused(f"{error}\nnext:  bring bench/planted up to the tree") from error
 
 
-def _run(bugs: Sequence[Bug], jobs: int, out: Path | None, console: Console) -> int:
+def _judged(bugs: Sequence[Bug], jobs: int, out: Path | None, console: Console) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder)
@@ -82,12 +73,22 @@ def _tried(tree: Path, bugs: Sequence[Bug], jobs: int) -> Iterator[Trial]:
         for future in as_completed([pool.submit(try_bug, tree, bug) for bug in bugs]):
             yield future.result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)  # the trials under way end: nothing that was started is left behind
 
 
 def _line(trial: Trial) -> str:
     said = trial.run.failure[1] if trial.run.failure else why_missed(trial)
     return f"{'caught' if trial.caught else 'MISSED'}  {trial.bug.name} ({trial.run.seconds:.1f} s): {said}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.planted", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", help="only bugs whose name has this in it")
+    parser.add_argument("--jobs", type=int, default=1, help="bugs tried at the same time (default: 1)")
+    parser.add_argument(
+        "--out", type=Path, help="where the figures go (default: among bench/results, if all are tried)"
+    )
+    return parser
 
 
 if __name__ == "__main__":

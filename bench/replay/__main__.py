@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +17,12 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from bench import report
+from bench import program, report
 from bench.breakdown.target import Target, Unsuitable
 from bench.gateway.stage import Stage
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
+from bench.program import Run
 from bench.replay.figures import COLUMNS, job_of, lateness, queue_times, rows
 from bench.replay.play import Asked, Bounds, replay
 from bench.table1.play import model_of
@@ -35,28 +35,16 @@ NAME = "replay"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if something was answered, whatever the figures say."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(words)
-    console = report.console()
-    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        found = run(args, " ".join(["penstock bench replay", *words]), console)
-    except (NotAServer, Unsuitable, Malformed, Died, OSError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped; every process has ended")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    console.print(report.table(found))
-    if args.out:
-        console.print(f"figures: {found.save(args.out / f'{found.name}.json')}")
+    return program.play(_parser(), argv, _run, NotAServer, Unsuitable, Malformed, Died, OSError)
+
+
+def _run(run: Run) -> int:
+    found = measured(run.args, run.command, run.console)
+    run.tell(found, run.args.out and run.args.out / found.file)
     return 0 if any(row["asked"] > row["failed"] for row in found.rows) else 1
 
 
-def run(args: argparse.Namespace, command: str, console: Console) -> report.Report:
+def measured(args: argparse.Namespace, command: str, console: Console) -> report.Report:
     """Raises NotAServer, Unsuitable, Malformed, Died, OSError."""
     trace = Trace(args.trace) if args.trace else None
     load = workload(args, trace)

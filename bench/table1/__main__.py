@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,10 +17,11 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from bench import plots, report
+from bench import plots, program, report
 from bench.gateway.stage import Stage
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
+from bench.program import Run, counts
 from bench.table1.figures import COLUMNS, row
 from bench.table1.play import Protocol, endless, level, model_of
 from bench.table1.prompts import Entry, made_up, read
@@ -34,30 +34,16 @@ QUICK = Protocol(levels=(1, 8, 64), requests_per_stream=2, tokens=64)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if everything asked for was measured, whatever the figures say."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(words)
-    console = report.console()
-    # Ended by SIGTERM as by Ctrl-C: no process that was started is left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        found = run(args, " ".join(["penstock bench table1", *words]), console)
-    except (NotAServer, Died, OSError, ValueError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped; every process has ended")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    console.print(report.table(found))
-    console.print(f"figures: {found.save(args.out / f'{found.name}.json')}")
-    if not args.quick:
-        drawn = draw(found, args.plots)
-        console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+    return program.play(_parser(), argv, _run, NotAServer, Died, OSError, ValueError)
+
+
+def _run(run: Run) -> int:
+    found = measured(run.args, run.command, run.console)
+    run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
     return 0
 
 
-def run(args: argparse.Namespace, command: str, console: Console) -> report.Report:
+def measured(args: argparse.Namespace, command: str, console: Console) -> report.Report:
     """Raises NotAServer, Died, OSError, ValueError (a dataset nobody can read)."""
     protocol = _protocol(args)
     entries = read(args.dataset) if args.dataset else None
@@ -154,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "--base-url", action="append", default=[], help="e.g. http://127.0.0.1:8000/v1; may be repeated"
     )
     parser.add_argument("--model", help="name of the model (default: the first one the server names)")
-    parser.add_argument("--c", type=_counts, help="concurrencies (default 1,2,4,8,16,32,64)")
+    parser.add_argument("--c", type=counts, help="concurrencies (default 1,2,4,8,16,32,64)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one request (default 60)")
     parser.add_argument("--requests-per-stream", type=int, help="in a closed loop (default 20)")
     parser.add_argument("--tokens", type=int, help="most tokens of an answer (default 512)")
@@ -163,13 +149,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
     parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
     return parser
-
-
-def _counts(words: str) -> list[int]:
-    counts = sorted({int(word) for word in words.split(",")})
-    if not counts or counts[0] < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return counts
 
 
 if __name__ == "__main__":

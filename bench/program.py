@@ -1,0 +1,105 @@
+"""What is around a measuring program: its words, SIGTERM as Ctrl-C, errors in one line, figures told and kept.
+
+It does not know what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from bench import plots, report
+
+
+class Refused(Exception):
+    """The words ask for something that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a program."""
+
+    args: argparse.Namespace
+    command: str
+    """Repeats it."""
+    console: Console
+
+    def tell(
+        self,
+        found: report.Report,
+        path: Path | None,
+        draw: Callable[[report.Report, Path], list[Path]] | None = None,
+    ) -> None:
+        """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots."""
+        self.console.print(report.table(found))
+        if path:
+            self.console.print(f"figures: {found.save(path)}")
+        if draw:
+            drawn = draw(found, self.args.plots)
+            self.console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+
+    def complain(self, error: Exception) -> None:
+        """One line, however long."""
+        self.console.print(f"error: {error}", markup=False, soft_wrap=True)
+
+
+def play(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    work: Callable[[Run], int],
+    *known: type[Exception],
+) -> int:
+    """The exit code: what `work` returns; 1 after a known error, 2 if it refused the words, 130 if it was stopped.
+
+    `work` has to end what it started whatever happens to it. Raises SystemExit for words the parser does not know.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    run = Run(parser.parse_args(words), " ".join([parser.prog, *words]), report.console())
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        return work(run)
+    except Refused as error:
+        run.complain(error)
+        return 2
+    except known as error:
+        run.complain(error)
+        return 1
+    except KeyboardInterrupt:
+        run.console.print("stopped; every process has ended")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """What Ctrl-C does now: while asyncio runs it cancels the main task, which can then take its processes down."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(interrupt):  # a shell's background jobs ignore Ctrl-C
+        raise KeyboardInterrupt
+    interrupt(number, frame)
+
+
+def check_names(what: str, wanted: Iterable[str], known: Collection[str]) -> None:
+    """Raises Refused for a name nobody has."""
+    if unknown := [name for name in wanted if name not in known]:
+        raise Refused(f"no {what} {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+
+
+def count(word: str) -> int:
+    """An argument: a number that is 1 or more."""
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def counts(words: str) -> list[int]:
+    """An argument: such numbers, separated by commas; in order, each once."""
+    return sorted({count(word) for word in words.split(",")})

@@ -1,0 +1,127 @@
+"""The frame of the measuring programs: exit codes, errors in one line, SIGTERM as Ctrl-C, figures kept."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from bench import plots
+from bench.program import Run, check_names, count, counts, play
+from bench.report import Column, Report, load
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="penstock bench example")
+    made.add_argument("--levels", type=counts, default=[1])
+    made.add_argument("--plots", type=Path)
+    return made
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_words_are_read_and_repeated() -> None:
+    """The exit code is the work's."""
+    seen: list[Run] = []
+
+    def work(run: Run) -> int:
+        seen.append(run)
+        return 7
+
+    assert play(parser(), ["--levels", "8,1,8"], work) == 7
+    assert seen[0].args.levels == [1, 8] and seen[0].command == "penstock bench example --levels 8,1,8"
+
+
+def test_a_known_error_is_a_line_and_an_unknown_one_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(_run: Run) -> int:
+        raise OSError("no [room] left")
+
+    assert play(parser(), [], work, ValueError, OSError) == 1
+    assert capsys.readouterr().out == "error: no [room] left\n"
+    with pytest.raises(OSError, match="room"):
+        play(parser(), [], work, ValueError)
+
+
+def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(_run: Run) -> int:
+        check_names("system", ["b", "c", "d"], {"a": 1, "b": 2})
+        return 0
+
+    assert play(parser(), [], work) == 2
+    assert capsys.readouterr().out == "error: no system 'c', 'd'; there are a, b\n"
+
+
+@pytest.mark.parametrize("words", ["0", "1,-1", "x", ""])
+def test_what_is_no_count_is_refused(words: str) -> None:
+    with pytest.raises((argparse.ArgumentTypeError, ValueError)):
+        counts(words)
+    assert count("1") == 1
+
+
+@pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["", "ignored"])
+@pytest.mark.parametrize("loop", [None, asyncio.new_event_loop, uvloop.new_event_loop], ids=["", "asyncio", "uvloop"])
+def test_sigterm_stops_it_as_ctrl_c_does(
+    loop: Callable[[], asyncio.AbstractEventLoop] | None,
+    ctrl_c: signal.Handlers,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What it cleans up, it cleans up, also where a shell has Ctrl-C ignored; then SIGTERM means what it meant."""
+    cleaned: list[str] = []
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_later(0.05, stop)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append("tasks")
+
+    def work(_run: Run) -> int:
+        try:
+            if loop is None:
+                stop()
+            else:
+                with asyncio.Runner(loop_factory=loop) as runner:
+                    runner.run(wait())
+        finally:
+            cleaned.append("processes")
+        return 0
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, ctrl_c)
+    try:
+        assert play(parser(), [], work) == 130
+        assert signal.getsignal(signal.SIGTERM) is before[signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+    assert cleaned == (["processes"] if loop is None else ["tasks", "processes"])
+    assert capsys.readouterr().out == "stopped; every process has ended\n"
+
+
+def test_what_was_found_is_shown_kept_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the library for plots it says so."""
+    found = Report(name="example", title="Example", command="c", columns=(Column("a", "figure"),), rows=[{"a": 12.5}])
+    monkeypatch.setattr(plots, "missing", lambda: "no library")
+
+    def work(run: Run) -> int:
+        run.tell(found, None)
+        run.tell(found, tmp_path / found.file, lambda _found, folder: [folder / "p.svg"])
+        run.tell(found, tmp_path / found.file, lambda _found, _folder: [])
+        return 0
+
+    assert play(parser(), ["--plots", str(tmp_path)], work) == 0
+    said = capsys.readouterr().out
+    assert (
+        said.count("12.5") == 3 and said.count("figures: ") == 2 and load(tmp_path / "example.json").rows == found.rows
+    )
+    assert f"plots: {tmp_path / 'p.svg'}\n" in said and said.endswith("no library\n")
