@@ -1,0 +1,59 @@
+"""What the machine itself does to an answer while a row runs: a bare server is asked all the time.
+
+Where the machine stands still, as a shared one does, everything on it is late; only what is late beside this is ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bench.chaos.asks import Ask
+from bench.chaos.http import Cut, fetch
+from bench.chaos.processes import Child
+from bench.chaos.stage import Stage
+from bench.chaos.waiting import until
+from bench.processes import free_port
+
+EVERY_S = 0.04
+PASSES = 2
+"""An answer of ours passes API process, Redis and worker or API again, each of which may be made to wait; a bare one's only
+its server."""
+
+
+@asynccontextmanager
+async def yardstick(stage: Stage) -> AsyncIterator[list[float]]:
+    """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew."""
+    port, ask, took = free_port(), Ask("bare", 1), list[float]()
+    child = Child("bare", [sys.executable, "-m", "bench.chaos.bare", str(port)], dict(os.environ), stage.folder)
+
+    async def answered() -> bool:
+        began = time.monotonic()
+        try:
+            await fetch(port, "POST", ask.path, ask.body)
+        except Cut:
+            return False
+        took.append(1000 * (time.monotonic() - began))
+        return True
+
+    async def go_on() -> None:
+        async with asyncio.TaskGroup() as asking:
+            while True:
+                asking.create_task(answered())
+                await asyncio.sleep(EVERY_S)
+
+    await child.start()
+    try:
+        await until(answered, 10.0, 0.05)
+        asked = asyncio.create_task(go_on())
+        try:
+            yield took
+        finally:
+            asked.cancel()
+            await asyncio.wait([asked])
+    finally:
+        await child.end()
