@@ -21,8 +21,7 @@ from bench.processes import free_port
 
 EVERY_S = 0.04
 PASSES = 2
-"""An answer of ours passes API process, Redis and worker or API again, each of which may be made to wait; a bare one's only
-its server."""
+"""An answer of ours passes several processes, each of which may be made to wait; a bare one passes its server."""
 
 
 @asynccontextmanager
