@@ -1,0 +1,149 @@
+"""Two shapes of one model, with real processes: new jobs go where the load belongs, and nothing waits for a shape that
+nobody is left of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from house import House, eventually
+
+from bench.chaos.waiting import until
+from bench.elastic.crowd import Crowd
+from bench.elastic.yard import MODEL, Yard
+from streaming.fleet import Fleet
+from streaming.messages import Process
+from streaming.plans import Plans
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+WAIT_S = 60.0
+NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}
+TWO = {
+    "min_workers": 0,
+    "max_workers": 2,
+    "shapes.wide.upto": 6,
+    "shapes.wide.max_workers": 1,
+    "shapes.wide.options.slots": 16,
+    "shapes.narrow.options.slots": 8,
+}
+QUICK = {
+    "sim.step_ms": 20,
+    "sim.prefill_ms": 20,
+    "scheduler.tick_s": 0.2,
+    "scheduler.idle_s": 1,
+    "scheduler.cold_start_s": 2,
+    "scheduler.cover": 0,
+}
+
+
+def jobs_of(workers: list[Process]) -> dict[str, int]:
+    """Ended so far, by the shape of those that are there."""
+    ended = {worker.shape: 0 for worker in workers}
+    for worker in workers:
+        ended[worker.shape] += sum(served.jobs for served in worker.served.values())
+    return ended
+
+
+async def test_new_jobs_go_where_the_load_belongs(tmp_path: Path) -> None:
+    """From nothing to the wide shape; over the threshold to the narrow one, and the wide worker goes; back again. One
+    switch each way, and every answer is whole."""
+    async with Yard(tmp_path / "yard", TWO, QUICK) as yard:
+        crowd = Crowd(tmp_path, yard.port, tokens=40)
+
+        async def all_with(shape: str) -> bool:
+            plan, workers = await yard.plan(), await yard.fleet.processes("worker")
+            there = {worker.shape for worker in workers}
+            return plan is not None and plan.takes == (shape,) and there == {shape}
+
+        for clients, shape in ((2, "wide"), (14, "narrow"), (2, "wide")):
+            crowd.size(clients)
+            await until(lambda shape=shape: all_with(shape), WAIT_S)  # type: ignore[misc]
+
+            async def busy() -> bool:
+                return any(worker.running for worker in await yard.fleet.processes("worker"))
+
+            await until(busy, WAIT_S)
+        await crowd.go()
+        judged = await crowd.judged()
+        assert judged.pop("requests") > 16 and judged == NOTHING_LOST
+        switches = [noted.action.shape for noted in await yard.actions(0, "switch")]
+        assert [shape for shape in switches if "," not in shape] == ["wide", "narrow", "wide"]
+
+
+class Site:
+    """A scheduler, an API process, and workers of both shapes that nobody restarts."""
+
+    def __init__(self, house: House) -> None:
+        self.house, self.wire = house, Wire.open(WireSettings(url=house.redis_url, lease_ms=1000))
+        self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
+        rows = ["[models.m]", 'engine = "sim"', *(f"{key} = {value}" for key, value in TWO.items())]
+        (house.folder / "penstock.toml").write_text("\n".join([*rows, ""]))
+        house.environ |= {"PENSTOCK_SCHEDULER_TICK_S": "0.1"}
+        house.start_api()
+        self.workers = {name: house.start("workers", "--shape", name, "--id", name) for name in ("wide", "narrow")}
+        self.scheduler = house.start("scheduler")
+
+    def put(self, jobs: int, tokens: int) -> list[str]:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
+        return [str(json.loads(self.house.post("/v1/jobs", body)[2])["id"]) for _ in range(jobs)]
+
+    def ended(self, jobs: list[str]) -> bool:
+        return all(json.loads(self.house.get(f"/v1/jobs/{job}")[1])["status"] == "completed" for job in jobs)
+
+    async def takes(self, shape: str) -> None:
+        """Until new jobs go there alone."""
+
+        async def so() -> bool:
+            return (plan := (await self.plans.read()).get("m")) is not None and plan.takes == (shape,)
+
+        await until(so, WAIT_S)
+
+    async def served(self, jobs: int) -> dict[str, int]:
+        """By shape, once so many have ended."""
+        found: dict[str, int] = {}
+
+        async def so() -> bool:
+            found.update(jobs_of(await self.fleet.processes("worker")))
+            return sum(found.values()) >= jobs
+
+        await until(so, WAIT_S)
+        return found
+
+
+@pytest.fixture
+async def site(empty_house: House) -> AsyncIterator[Site]:
+    site = Site(empty_house)
+    async with asyncio.timeout(WAIT_S):
+        while len([each for each in await site.fleet.processes("worker") if each.state == "ready"]) < 2:
+            await asyncio.sleep(0.02)
+    yield site
+    await site.wire.close()
+
+
+async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
+    """Twenty jobs one after the other go to the wide worker, though the narrow one is idle all the time."""
+    await site.takes("wide")
+    for _ in range(20):
+        (job,) = site.put(1, 3)
+        await asyncio.to_thread(eventually, lambda job=job: site.ended([job]))
+    assert await site.served(20) == {"wide": 20, "narrow": 0}
+
+
+@pytest.mark.parametrize("dies", ["narrow", "scheduler and narrow"])
+async def test_jobs_finish_when_all_workers_of_their_shape_are_killed(site: Site, dies: str) -> None:
+    """What they ran goes on with the wide worker, and what waits is taken by it: on the scheduler's word, or because
+    nobody tells it to leave them any more."""
+    first = site.put(30, 60)
+    await site.takes("narrow")
+    await asyncio.to_thread(eventually, lambda: site.ended(first))
+    jobs = site.put(12, 100)
+    if "scheduler" in dies:
+        site.scheduler.send_signal(signal.SIGKILL)
+    site.workers["narrow"].send_signal(signal.SIGKILL)
+    await asyncio.to_thread(eventually, lambda: site.ended(jobs))
+    assert (await site.served(1))["wide"] >= 12
