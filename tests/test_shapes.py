@@ -14,7 +14,7 @@ from house import House, eventually
 
 from bench.chaos.waiting import until
 from bench.elastic.crowd import Crowd
-from bench.elastic.yard import MODEL, Yard
+from bench.elastic.yard import Yard
 from streaming.fleet import Fleet
 from streaming.messages import Process
 from streaming.plans import Plans
@@ -81,7 +81,8 @@ class Site:
     def __init__(self, house: House) -> None:
         self.house, self.wire = house, Wire.open(WireSettings(url=house.redis_url, lease_ms=1000))
         self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
-        rows = ["[models.m]", 'engine = "sim"', *(f"{key} = {value}" for key, value in TWO.items())]
+        one_each = TWO | {"shapes.narrow.max_workers": 1}
+        rows = ["[models.m]", 'engine = "sim"', *(f"{key} = {value}" for key, value in one_each.items())]
         (house.folder / "penstock.toml").write_text("\n".join([*rows, ""]))
         house.environ |= {"PENSTOCK_SCHEDULER_TICK_S": "0.1"}
         house.start_api()
@@ -92,8 +93,8 @@ class Site:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
         return [str(json.loads(self.house.post("/v1/jobs", body)[2])["id"]) for _ in range(jobs)]
 
-    def ended(self, jobs: list[str]) -> bool:
-        return all(json.loads(self.house.get(f"/v1/jobs/{job}")[1])["status"] == "completed" for job in jobs)
+    def all_are(self, jobs: list[str], status: str) -> bool:
+        return all(json.loads(self.house.get(f"/v1/jobs/{job}")[1])["status"] == status for job in jobs)
 
     async def takes(self, shape: str) -> None:
         """Until new jobs go there alone."""
@@ -130,7 +131,7 @@ async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
     await site.takes("wide")
     for _ in range(20):
         (job,) = site.put(1, 3)
-        await asyncio.to_thread(eventually, lambda job=job: site.ended([job]))
+        await asyncio.to_thread(eventually, lambda job=job: site.all_are([job], "completed"))
     assert await site.served(20) == {"wide": 20, "narrow": 0}
 
 
@@ -138,12 +139,13 @@ async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
 async def test_jobs_finish_when_all_workers_of_their_shape_are_killed(site: Site, dies: str) -> None:
     """What they ran goes on with the wide worker, and what waits is taken by it: on the scheduler's word, or because
     nobody tells it to leave them any more."""
-    first = site.put(30, 60)
+    jobs = site.put(24, 2500)  # seven more than the wide worker takes at once
     await site.takes("narrow")
-    await asyncio.to_thread(eventually, lambda: site.ended(first))
-    jobs = site.put(12, 100)
+    await asyncio.to_thread(eventually, lambda: site.all_are(jobs, "in_progress"))
     if "scheduler" in dies:
         site.scheduler.send_signal(signal.SIGKILL)
     site.workers["narrow"].send_signal(signal.SIGKILL)
-    await asyncio.to_thread(eventually, lambda: site.ended(jobs))
-    assert (await site.served(1))["wide"] >= 12
+    jobs += site.put(3, 3)
+    await asyncio.to_thread(eventually, lambda: site.all_are(jobs, "completed"), seconds=WAIT_S)
+    await asyncio.to_thread(site.workers["narrow"].wait, 10)
+    assert (await site.served(27))["wide"] == 27
