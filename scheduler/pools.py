@@ -84,7 +84,7 @@ class DryRunPool:
 
 def would(plan: Plan) -> str:
     """A plan in words, without its reason, which changes all the time."""
-    pools = " and ".join(f"{want} {shape} workers".replace("  ", " ") for shape, want in plan.pools.items())
+    sizes = (f"{want} {shape} workers" if shape else f"{want} workers" for shape, want in plan.pools.items())
     taken = f", new jobs with {', '.join(plan.takes)}" if plan.takes else ""
     cordoned = f", and {', '.join(each.worker for each in plan.cordon)} cordoned" if plan.cordon else ""
-    return f"{pools}{taken}{cordoned}"
+    return f"{' and '.join(sizes)}{taken}{cordoned}"
