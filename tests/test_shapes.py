@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from house import House, eventually
+from test_api_openapi import SCHEMAS, conforms
 
 from bench.chaos.waiting import until
 from bench.elastic.crowd import Crowd
 from bench.elastic.yard import Yard
 from streaming.fleet import Fleet
+from streaming.keys import channel
 from streaming.messages import Process
 from streaming.plans import Plans
 from streaming.settings import WireSettings
@@ -75,6 +80,12 @@ async def test_new_jobs_go_where_the_load_belongs(tmp_path: Path) -> None:
         assert [shape for shape in switches if "," not in shape] == ["wide", "narrow", "wide"]
 
 
+def said(words: list[str]) -> str:
+    """By a command of ours."""
+    command = [sys.executable, "-m", "cli", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=WAIT_S).stdout
+
+
 class Site:
     """A scheduler, an API process, and workers of both shapes that nobody restarts."""
 
@@ -104,6 +115,22 @@ class Site:
 
         await until(so, WAIT_S)
 
+    async def told(self) -> None:
+        """Until both workers listen, and three more plans were made and said."""
+        channels = [channel("worker", each.lease) for each in await self.fleet.processes("worker")]
+
+        async def listening() -> bool:
+            return all(count for _, count in await self.wire.redis.pubsub_numsub(*channels))
+
+        await until(listening, WAIT_S)
+        for _ in range(3):
+            at_ms = (await self.plans.read())["m"].at_ms
+
+            async def another(at_ms: int = at_ms) -> bool:
+                return (await self.plans.read())["m"].at_ms > at_ms
+
+            await until(another, WAIT_S)
+
     async def served(self, jobs: int) -> dict[str, int]:
         """By shape, once so many have ended."""
         found: dict[str, int] = {}
@@ -127,12 +154,30 @@ async def site(empty_house: House) -> AsyncIterator[Site]:
 
 
 async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
-    """Twenty jobs one after the other go to the wide worker, though the narrow one is idle all the time."""
+    """Twenty jobs one after the other go to the wide worker, though the narrow one is idle all the time; and everybody
+    can see which is which."""
     await site.takes("wide")
+    await site.told()
     for _ in range(20):
         (job,) = site.put(1, 3)
         await asyncio.to_thread(eventually, lambda job=job: site.all_are([job], "completed"))
     assert await site.served(20) == {"wide": 20, "narrow": 0}
+
+    shown = json.loads(await asyncio.to_thread(lambda: site.house.get("/admin/pools/m")[1]))
+    assert conforms(shown, SCHEMAS["Pool"])
+    bounds = {"starting": 0, "draining": 0, "min": 0, "max": 1}
+    assert shown["shapes"] == {
+        "wide": {"want": 1, "ready": 1, "takes": True, **bounds},
+        "narrow": {"want": 0, "ready": 1, "takes": False, **bounds},
+    }
+    assert {worker["id"]: worker["shape"] for worker in shown["workers"]} == {"wide": "wide", "narrow": "narrow"}
+    for words, rows in (
+        (["scale", "status", "--url", site.house.url], ["m +- +1", r"m +wide \(new jobs\) +1", "m +narrow +0"]),
+        (["scale", "log", "--url", site.house.url], ["switch +wide", "up +wide - -> 1"]),
+        (["ps", "--redis-url", site.house.redis_url], ["worker +wide .* m +wide", "worker +narrow .* m +narrow"]),
+    ):
+        out = await asyncio.to_thread(said, words)
+        assert all(re.search(row, out) for row in rows), out
 
 
 @pytest.mark.parametrize("dies", ["narrow", "scheduler and narrow"])
