@@ -63,7 +63,7 @@ async def play(names: list[str], folder: Path, size: Size) -> Report:
         rows=rows,
         ratios=tuple(goals),
         notes=(
-            "Simulated engine: 8 slots a worker (wide ones of shapes: 16), 20 ms a step. Times include starting a Python process.",
+            "Simulated engine: 8 slots a worker, a wide one 16; 20 ms a step. Times include starting a Python process.",
             "step runs with scheduler.cover = 0: by default workers are kept ready for rushes like one just seen.",
         ),
     )
