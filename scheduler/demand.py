@@ -235,7 +235,8 @@ def _kv_share(snapshot: Snapshot, known: float, since_s: float) -> float:
 
 
 def _learned(snapshot: Snapshot, known: int | None) -> int | None:
-    """What one worker holds when it can hold no more; corrected upwards whenever one is seen to hold more."""
+    """What one worker holds when it can hold no more; corrected upwards whenever one is seen to hold more. Nothing is
+    learned while some jobs are another shape's: workers say how many they hold only every two seconds."""
     if not snapshot.ready or not snapshot.running or snapshot.elsewhere:
         return known
     seen = max(1, snapshot.running // len(snapshot.ready))

@@ -254,20 +254,15 @@ class Loop:
             takes=decision.takes if decision.shape else (),
         )
 
-    def _actions(self, decision: Decision, plan: Plan, before: Plan | None) -> list[Action]:
+    def _actions(self, decision: Decision, plan: Plan, before: Plan | None) -> Iterator[Action]:
+        model, by = plan.model, self._me.holder
         known = set() if before is None else {each.worker for each in before.cordon}
-        cordons = [
-            Action(model=plan.model, kind="cordon", worker=each.worker, reason=each.reason, by=self._me.holder)
-            for each in plan.cordon
-            if each.worker not in known
-        ]
-        switched = [
-            Action(
-                model=plan.model, kind="switch", shape=", ".join(plan.takes), reason=decision.why, by=self._me.holder
-            )
-            for _ in range(plan.takes != (() if before is None else before.takes))
-        ]
-        return [*cordons, *switched, *self._changes(decision, {} if before is None else before.pools)]
+        for each in plan.cordon:
+            if each.worker not in known:
+                yield Action(model=model, kind="cordon", worker=each.worker, reason=each.reason, by=by)
+        if plan.takes != (() if before is None else before.takes):
+            yield Action(model=model, kind="switch", shape=", ".join(plan.takes), reason=decision.why, by=by)
+        yield from self._changes(decision, {} if before is None else before.pools)
 
     def _changes(self, decision: Decision, before: Mapping[str, int]) -> Iterator[Action]:
         for shape, pool in decision.pools.items():
