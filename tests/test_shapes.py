@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from house import House, eventually
@@ -104,8 +105,11 @@ class Site:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
         return [str(json.loads(self.house.post("/v1/jobs", body)[2])["id"]) for _ in range(jobs)]
 
+    def jobs(self, jobs: list[str]) -> list[dict[str, Any]]:
+        return [json.loads(self.house.get(f"/v1/jobs/{job}")[1]) for job in jobs]
+
     def all_are(self, jobs: list[str], status: str) -> bool:
-        return all(json.loads(self.house.get(f"/v1/jobs/{job}")[1])["status"] == status for job in jobs)
+        return all(job["status"] == status for job in self.jobs(jobs))
 
     async def takes(self, shape: str) -> None:
         """Until new jobs go there alone."""
@@ -184,13 +188,15 @@ async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
 async def test_jobs_finish_when_all_workers_of_their_shape_are_killed(site: Site, dies: str) -> None:
     """What they ran goes on with the wide worker, and what waits is taken by it: on the scheduler's word, or because
     nobody tells it to leave them any more."""
-    jobs = site.put(24, 2500)  # seven more than the wide worker takes at once
+    others = site.put(24, 2500)  # more than the wide worker takes at once
     await site.takes("narrow")
-    await asyncio.to_thread(eventually, lambda: site.all_are(jobs, "in_progress"))
+    await site.told()
+    jobs = site.put(4, 4000)
+    await asyncio.to_thread(eventually, lambda: not any(job["status"] == "queued" for job in site.jobs(jobs)))
     if "scheduler" in dies:
         site.scheduler.send_signal(signal.SIGKILL)
     site.workers["narrow"].send_signal(signal.SIGKILL)
-    jobs += site.put(3, 3)
-    await asyncio.to_thread(eventually, lambda: site.all_are(jobs, "completed"), seconds=WAIT_S)
-    await asyncio.to_thread(site.workers["narrow"].wait, 10)
-    assert (await site.served(27))["wide"] == 27
+    more = site.put(3, 3)
+    everything = others + jobs + more
+    await asyncio.to_thread(eventually, lambda: site.all_are(everything, "completed"), seconds=WAIT_S)
+    assert [job["attempts"] for job in site.jobs(jobs)] == [2] * 4, "begun by the narrow worker, ended by the wide one"
