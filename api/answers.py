@@ -170,11 +170,21 @@ def _pool() -> Schema:
         id=STRING,
         host=STRING,
         state=_word("starting", "ready", "draining", "drained"),
+        shape=_maybe(STRING),
         since=time,
         slots=INTEGER,
         running=INTEGER,
         step_ms=_maybe(NUMBER),
         cordon=_maybe(STRING | {"description": "Why it takes nothing more."}),
+    )
+    shape = _object(
+        want=_maybe(INTEGER),
+        ready=INTEGER,
+        starting=INTEGER,
+        draining=INTEGER,
+        min=INTEGER,
+        max=INTEGER,
+        takes=BOOLEAN | {"description": "New jobs go there."},
     )
     return _object(
         object=_word("pool"),
@@ -195,6 +205,7 @@ def _pool() -> Schema:
         lanes=_object(**{priority.value: lane for priority in Priority}),
         workers=_list(worker),
         leaving=_list(STRING),
+        shapes={"type": "object", "additionalProperties": shape},
     )
 
 
@@ -207,6 +218,7 @@ def _action() -> Schema:
         was=_maybe(INTEGER),
         want=_maybe(INTEGER),
         worker=_maybe(STRING),
+        shape=_maybe(STRING),
         reason=STRING,
         by=STRING,
     )

@@ -46,7 +46,7 @@ async def _ready(services: Services) -> tuple[bool, str]:
     processes = await services.fleet.processes()
     if any(process.role == "worker" and process.state == "ready" for process in processes):
         return True, ""
-    asleep = any(model.min_workers == 0 and model.most_workers > 0 for model in services.models.values())
+    asleep = any(model.least_wanted == 0 and model.most_wanted > 0 for model in services.models.values())
     gated = any(process.role == "scheduler" for process in processes)
     if asleep and gated:
         return True, ""

@@ -22,6 +22,7 @@ from streaming.backlog import Lane
 from streaming.messages import Process
 from streaming.overrides import Override
 from streaming.plans import Noted, Plan, Prospect
+from streaming.settings import ModelSettings
 
 ACTIONS = 20
 LONGEST_S = 30 * 86_400
@@ -112,7 +113,7 @@ def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[i
         raise errors.invalid_request(
             "paused can only be set to true; DELETE lets the scheduler decide again.", "paused"
         )
-    least, most = settings.min_workers, settings.most_workers
+    least, most = settings.least_wanted, settings.most_wanted
     if want is not None and (not isinstance(want, int) or isinstance(want, bool) or not least <= want <= most):
         words = f"want must be a whole number from {least} to {most}, min_workers and max_workers of this model."
         raise errors.invalid_request(words, "want")
@@ -140,8 +141,8 @@ def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
         "ready": states["ready"],
         "starting": states["starting"],
         "draining": states["draining"] + states["drained"],
-        "min": settings.min_workers,
-        "max": settings.most_workers,
+        "min": settings.least_wanted,
+        "max": settings.most_wanted,
         "pool": plan.pool if plan else None,
         "epoch": plan.epoch if plan else None,
         "decided_at": plan.at_ms / 1000 if plan else None,
@@ -155,6 +156,25 @@ def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
         },
         "workers": [_worker(worker, cordons.get(worker.lease)) for worker in workers],
         "leaving": list(plan.leaving) if plan else [],
+        "shapes": {
+            shape: _shape(shape, pool, plan, [worker for worker in workers if worker.shape == shape])
+            for shape, pool in settings.pools.items()
+            if shape
+        },
+    }
+
+
+def _shape(shape: str, settings: ModelSettings, plan: Plan | None, workers: Sequence[Process]) -> dict[str, Any]:
+    """One of the pools of a model that has several. `takes`: new jobs go there."""
+    states = Counter(worker.state for worker in workers)
+    return {
+        "want": plan.shapes.get(shape) if plan else None,
+        "ready": states["ready"],
+        "starting": states["starting"],
+        "draining": states["draining"] + states["drained"],
+        "min": settings.min_workers,
+        "max": settings.most_workers,
+        "takes": plan is not None and shape in plan.takes,
     }
 
 
@@ -173,6 +193,7 @@ def _worker(worker: Process, cordon: str | None) -> dict[str, Any]:
         "id": worker.id,
         "host": worker.host,
         "state": worker.state,
+        "shape": worker.shape or None,
         "since": worker.since,
         "slots": worker.slots,
         "running": worker.running,
@@ -204,6 +225,7 @@ def _action(noted: Noted) -> dict[str, Any]:
         "was": action.was,
         "want": action.want,
         "worker": action.worker or None,
+        "shape": action.shape or None,
         "reason": action.reason,
         "by": action.by,
     }

@@ -20,6 +20,7 @@ from cli.embedded import find_server
 from cli.instance import DataDir, Instance
 from streaming.durability import shortfalls
 from streaming.errors import Unavailable
+from streaming.plans import pool_name
 from streaming.settings import Durability, WireSettings
 from streaming.wire import Wire
 from workers.settings import LlamacppSettings
@@ -106,9 +107,10 @@ def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
         yield default_weights(folder / SMOLLM2.result)
     own = deployment.config.section("llamacpp", LlamacppSettings).path
     for name, model in deployment.models.items():
-        path = model.options.get("path") or own
-        if model.engine == "llamacpp" and path is not None:
-            yield own_weights(name, Path(path))
+        for shape, pool in model.pools.items():
+            path = pool.options.get("path") or own
+            if pool.engine == "llamacpp" and path is not None:
+                yield own_weights(pool_name(name, shape), Path(path))
 
 
 def default_weights(path: Path) -> Check:

@@ -46,6 +46,7 @@ class Program:
     log: Path
     env: dict[str, str]
     model: str = ""
+    shape: str = ""
     cwd: Path | None = None
     fds: tuple[int, ...] = ()
     """Descriptors it inherits under the same numbers."""
@@ -97,6 +98,7 @@ class Child:
             since=now.since,
             restarts=now.restarts,
             model=program.model,
+            shape=program.shape,
             detail=now.detail,
         )
 

@@ -17,13 +17,14 @@ from cli.child import Program
 from cli.instance import DataDir
 from cli.settings import UpSettings, settings_file
 from offline.settings import OfflineSettings
-from scheduler.settings import KubernetesSettings, SchedulerSettings
+from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.config import Config, ConfigError, load, nearest
 from streaming.settings import (
     BatchSettings,
     EventSettings,
     FilesSettings,
     ModelSettings,
+    ShapeSettings,
     WebhookSettings,
     WireSettings,
     check_model_names,
@@ -86,8 +87,8 @@ class Deployment:
         """Whether some model runs on the default weights."""
         if self.config.section("llamacpp", LlamacppSettings).path is not None:
             return False
-        started = (model for model in self.models.values() if model.most_workers > 0)
-        return any(model.engine == "llamacpp" and not model.options.get("path") for model in started)
+        pools = (pool for model in self.models.values() for pool in model.pools.values() if pool.most_workers > 0)
+        return any(pool.engine == "llamacpp" and not pool.options.get("path") for pool in pools)
 
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
         """Write what the children read."""
@@ -105,9 +106,10 @@ class Deployment:
         words = ("--listen-fd", str(listener))
         return _program("api", f"api-{number}", home, words, fds=(listener,), grace_s=self.api.drain_s + SLACK_S)
 
-    def worker_program(self, home: DataDir, worker_id: str, model: str) -> Program:
-        words = ("--model", model)
-        return _program("worker", worker_id, home, words, model=model, grace_s=self.worker.drain_s + SLACK_S)
+    def worker_program(self, home: DataDir, worker_id: str, model: str, shape: str = "") -> Program:
+        words = ("--model", model, *(("--shape", shape) if shape else ()))
+        grace_s = self.worker.drain_s + SLACK_S
+        return _program("worker", worker_id, home, words, model=model, shape=shape, grace_s=grace_s)
 
     def offline_program(self, home: DataDir, number: int) -> Program:
         return _program("offline", f"offline-{number}", home, (), grace_s=self.offline.drain_s + SLACK_S)
@@ -144,15 +146,22 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
     elif up.model and up.model not in models:
         raise ConfigError("up.model", f"no model {up.model!r} is configured", nearest(up.model, models))
     if up.workers is not None:
+        number = {"min_workers": up.workers, "max_workers": up.workers}
         models = {
-            name: msgspec.structs.replace(model, min_workers=up.workers, max_workers=up.workers)
+            name: msgspec.structs.replace(model, **number, shapes=_each(model.shapes, number))
             for name, model in models.items()
         }
+    for name, model in models.items():
+        shapes_of(name, model)  # raises, if it has to, before anything is started
     try:
         check_model_names(models)
     except ValueError as error:
         raise ConfigError("models", str(error)) from None
     return models
+
+
+def _each(shapes: dict[str, ShapeSettings], number: dict[str, int]) -> dict[str, ShapeSettings]:
+    return {name: msgspec.structs.replace(shape, **number) for name, shape in shapes.items()}
 
 
 def _default_name(config: Config, up: UpSettings) -> str:

@@ -29,6 +29,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds of its start."""
     restarts: int = 0
     model: str = ""
+    shape: str = ""
     detail: str = ""
 
 

@@ -100,13 +100,14 @@ class Machine:
         for number in range(1, deployment.offline.processes + 1):
             self._supervisor.start(deployment.offline_program(home, number))
         for name, model in deployment.models.items():
-            pool = Pool(self._supervisor, name, model, self._worker_maker(name))
-            pool.fill()
-            self._pools.append(pool)
+            for shape, settings in model.pools.items():
+                pool = Pool(self._supervisor, name, settings, self._worker_maker(name, shape), shape)
+                pool.fill()
+                self._pools.append(pool)
         await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
 
-    def _worker_maker(self, model: str) -> Callable[[str], Program]:
-        return lambda worker_id: self._deployment.worker_program(self._home, worker_id, model)
+    def _worker_maker(self, model: str, shape: str) -> Callable[[str], Program]:
+        return lambda worker_id: self._deployment.worker_program(self._home, worker_id, model, shape)
 
     async def _start_redis(self) -> str:
         server = find_server()

@@ -1,4 +1,4 @@
-"""The workers of one model on this machine: as many as the leading scheduler plans, within the settings' bounds.
+"""The workers of one pool on this machine: as many as the leading scheduler plans, within the settings' bounds.
 
 Whatever is done for a plan is noted first under the plan's epoch. Refused, because another leader has come since, it is
 not done: that leader's own plan says what should be.
@@ -16,7 +16,7 @@ from cli.bounds import Bounds
 from cli.child import Child, Program
 from cli.supervisor import Supervisor
 from streaming.errors import Unavailable
-from streaming.plans import Action, ActionKind, Plan, Plans
+from streaming.plans import Action, ActionKind, Plan, Plans, pool_name
 from streaming.settings import ModelSettings
 
 POLL_S = 0.5
@@ -25,13 +25,18 @@ log = logging.getLogger(__name__)
 
 
 class Pool:
-    """`program` makes the worker of a given id."""
+    """`program` makes the worker of a given id. `shape` is "" for a model's only pool."""
 
     def __init__(
-        self, supervisor: Supervisor, model: str, settings: ModelSettings, program: Callable[[str], Program]
+        self,
+        supervisor: Supervisor,
+        model: str,
+        settings: ModelSettings,
+        program: Callable[[str], Program],
+        shape: str = "",
     ) -> None:
         self._supervisor, self._program, self._resources = supervisor, program, settings.resources
-        self.model, self.least, self.most = model, settings.min_workers, settings.most_workers
+        self.model, self.shape, self.least, self.most = model, shape, settings.min_workers, settings.most_workers
 
     @property
     def members(self) -> list[Child]:
@@ -50,7 +55,10 @@ class Pool:
                 log.info("%s drains and is replaced: %s", child.program.id, child.status.detail)
                 child.stop()
         members = self.members
-        size = min(max(plan.want, self.least), self.most)
+        want = plan.pools.get(self.shape)
+        if want is None:  # it was made before the model had these shapes
+            return
+        size = min(max(want, self.least), self.most)
         for _ in range(size - len(members)):
             name = self._free_id()
             if not await plans.act(plan.epoch, self._action("start", name, plan, by)):
@@ -62,8 +70,8 @@ class Pool:
             child.stop()
 
     def _action(self, kind: ActionKind, worker: str, plan: Plan, by: str) -> Action:
-        log.info("%s %s of %s (%s)", kind, worker, self.model, plan.reason)
-        return Action(model=self.model, kind=kind, worker=worker, reason=plan.reason, by=by)
+        log.info("%s %s of %s (%s)", kind, worker, pool_name(self.model, self.shape), plan.reason)
+        return Action(model=self.model, kind=kind, worker=worker, shape=self.shape, reason=plan.reason, by=by)
 
     def _start(self, name: str) -> None:
         program = self._program(name)
@@ -71,7 +79,10 @@ class Pool:
         self._supervisor.start(replace(program, bounds=bounds))
 
     def _workers(self) -> list[Child]:
-        return [child for child in self._supervisor.of("worker") if child.program.model == self.model]
+        return [child for child in self._supervisor.of("worker") if self._is_ours(child.program)]
+
+    def _is_ours(self, program: Program) -> bool:
+        return (program.model, program.shape) == (self.model, self.shape)
 
     def _free_id(self) -> str:
         names = (f"worker-{number}" for number in itertools.count(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -30,15 +30,25 @@ def ps(where: Where, as_json: bool) -> int:
     """
     instance = None if where.redis_url else where.home().read()
     if instance is not None:
-        print_rows(_in_order(map(row, instance.processes)), COLUMNS, as_json=as_json)
+        rows = _in_order(map(row, instance.processes))
+        print_rows(rows, _columns(COLUMNS, rows), as_json=as_json)
         if not as_json:
             note(verdict(instance))
         return DONE
     config = where.config()
     if "url" not in config.raw.get("redis", {}):
         where.home().running()  # raises: nothing is
-    print_rows(_in_order(map(fleet_row, _fleet(config.section("redis", WireSettings)))), FLEET_COLUMNS, as_json=as_json)
+    rows = _in_order(map(fleet_row, _fleet(config.section("redis", WireSettings))))
+    print_rows(rows, _columns(FLEET_COLUMNS, rows), as_json=as_json)
     return DONE
+
+
+def _columns(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> Sequence[str]:
+    """Shapes are shown where there are any."""
+    if not any(each["shape"] for each in rows):
+        return names
+    place = names.index("model") + 1
+    return (*names[:place], "shape", *names[place:])
 
 
 def row(entry: Entry) -> dict[str, Any]:
@@ -51,6 +61,7 @@ def row(entry: Entry) -> dict[str, Any]:
         "since": rfc3339(entry.since),
         "restarts": entry.restarts,
         "model": entry.model,
+        "shape": entry.shape,
         "detail": entry.detail,
     }
 
@@ -64,6 +75,7 @@ def fleet_row(process: Process) -> dict[str, Any]:
         "state": process.state,
         "since": rfc3339(process.since),
         "model": process.model,
+        "shape": process.shape,
         "host": process.host,
         "slots": process.slots,
         "running": process.running,

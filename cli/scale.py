@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -50,7 +51,7 @@ def status(where: Where, as_json: bool) -> int:
     if as_json:
         print_rows([shown(pool) for pool in answer["data"]], (), as_json=True)
         return DONE
-    print_rows([_row(pool) for pool in answer["data"]], COLUMNS, as_json=False)
+    _table(answer["data"])
     leader = answer["leader"]
     note(f"{leader['id']} leads (epoch {leader['epoch']})" if leader else "no scheduler leads: nothing is changed")
     return DONE
@@ -119,8 +120,20 @@ def _show(pool: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         print_json(shown(pool))
     else:
-        print_rows([_row(pool)], COLUMNS, as_json=False)
+        _table([pool])
     return DONE
+
+
+def _table(pools: Sequence[dict[str, Any]]) -> None:
+    """A row a model, and one for each of its shapes below it."""
+    rows = [row for pool in pools for row in (_row(pool), *_shapes(pool))]
+    shaped = any(pool.get("shapes") for pool in pools)
+    print_rows(rows, (*COLUMNS[:1], "shape", *COLUMNS[1:]) if shaped else COLUMNS, as_json=False)
+
+
+def _shapes(pool: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, shape in pool.get("shapes", {}).items():
+        yield shape | {"model": pool["model"], "shape": f"{name} (new jobs)" if shape["takes"] else name}
 
 
 def _path(model: str) -> str:
@@ -148,4 +161,5 @@ def _hand(override: dict[str, Any] | None) -> str | None:
 
 def _said(action: dict[str, Any]) -> dict[str, Any]:
     change = "" if action["want"] is None else f"{'-' if action['was'] is None else action['was']} -> {action['want']}"
-    return action | {"what": action["worker"] or change}
+    words = (action.get("shape"), action["worker"] or change)
+    return action | {"what": " ".join(word for word in words if word)}

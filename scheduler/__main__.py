@@ -16,7 +16,7 @@ import msgspec
 from scheduler.limits import Limits
 from scheduler.loop import Loop, Me, Parts
 from scheduler.pools import DryRunPool, LocalPool, Pool
-from scheduler.settings import KubernetesSettings, SchedulerSettings
+from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.config import FILE, Config, ConfigError, load
 from streaming.messages import Priority
 from streaming.settings import ModelSettings, WireSettings, check_model_names
@@ -58,15 +58,16 @@ class Settings(msgspec.Struct, frozen=True):
             own,
             config.section("kubernetes", KubernetesSettings),
             config.section("telemetry", TelemetrySettings),
-            {name: limits_of(model, own) for name, model in models.items()},
+            {name: limits_of(name, model, own) for name, model in models.items()},
         )
 
 
-def limits_of(model: ModelSettings, own: SchedulerSettings) -> Limits:
-    """What the settings allow for one model."""
+def limits_of(name: str, model: ModelSettings, own: SchedulerSettings) -> Limits:
+    """What the settings allow for one model, and for each of its pools. Raises ConfigError."""
+    pools = model.pools if model.shapes else {}
     return Limits(
-        min=model.min_workers,
-        max=model.most_workers,
+        min=model.least_wanted,
+        max=model.most_wanted,
         targets={
             Priority.INTERACTIVE: own.interactive_s,
             Priority.STANDARD: own.standard_s,
@@ -78,6 +79,8 @@ def limits_of(model: ModelSettings, own: SchedulerSettings) -> Limits:
         cover=own.cover,
         cost=model.cost_per_hour,
         budget=model.budget_per_hour,
+        shapes=shapes_of(name, model),
+        pools={shape: limits_of(name, pool, own) for shape, pool in pools.items()},
     )
 
 

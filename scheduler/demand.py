@@ -142,8 +142,8 @@ def learn(demand: Demand, snapshot: Snapshot, limits: Limits, now: float) -> Dem
 
 def in_slots(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
     """Jobs by lane that are run. What workers hold beyond their slots is prefetched and no reason to grow."""
-    room = len(snapshot.ready) * demand.capacity
-    share = min(1.0, room / snapshot.running) if snapshot.running and room else 1.0
+    room = len(snapshot.ready) * demand.capacity + snapshot.elsewhere
+    share = min(1.0, room / snapshot.running) if snapshot.running and snapshot.ready and room else 1.0
     return {lane.name: lane.running * share for lane in snapshot.lanes}
 
 
@@ -220,6 +220,8 @@ def _rushes(demand: Demand, held: Mapping[str, float], limits: Limits, now: floa
 
 def _slots(snapshot: Snapshot, known: int) -> int:
     ready = [worker.slots for worker in snapshot.ready if worker.slots]
+    if not ready and not known:  # those of a shape that is about to take jobs for the first time
+        ready = [worker.slots for worker in snapshot.workers if worker.slots and worker.shape]
     return max(1, sum(ready) // len(ready)) if ready else known
 
 
@@ -233,8 +235,9 @@ def _kv_share(snapshot: Snapshot, known: float, since_s: float) -> float:
 
 
 def _learned(snapshot: Snapshot, known: int | None) -> int | None:
-    """What one worker holds when it can hold no more; corrected upwards whenever one is seen to hold more."""
-    if not snapshot.ready or not snapshot.running:
+    """What one worker holds when it can hold no more; corrected upwards whenever one is seen to hold more. Nothing is
+    learned while some jobs are another shape's: workers say how many they hold only every two seconds."""
+    if not snapshot.ready or not snapshot.running or snapshot.elsewhere:
         return known
     seen = max(1, snapshot.running // len(snapshot.ready))
     if snapshot.waiting and snapshot.oldest_s >= PATIENCE_S:

@@ -1,4 +1,4 @@
-"""Workers as the pods of one Deployment a model: the only file that knows Kubernetes.
+"""Workers as the pods of one Deployment a model, or one for each of its shapes: the only file that knows Kubernetes.
 
 Nothing is watched (watches end by themselves after some minutes): every tick looks, and patches what differs. A worker
 that is to leave is drained first; then its pod is made the cheapest to delete, and the Deployment's scale is lowered.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -30,7 +31,7 @@ from scheduler.leaving import Member, Step, next_step
 from scheduler.pools import Move, PoolError
 from scheduler.settings import KubernetesSettings
 from streaming.messages import Process
-from streaming.plans import Action, Cordoned, Plan, PoolKind
+from streaming.plans import Action, Cordoned, Plan, PoolKind, pool_name
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ TIMEOUT_S = 3.0
 class PodMove(Move):
     """A move with the Deployment as it was seen."""
 
+    pool: str = ""
     name: str = ""
     version: str = ""
     """Its resource version."""
@@ -68,8 +70,8 @@ class KubernetesPool:
             await self._client.close()
 
     async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
-        """One move a model. What cannot be looked at stays as it is; that is said once."""
-        return list(await asyncio.gather(*(self._move(plan, workers, epoch) for plan in plans)))
+        """One move a Deployment. What cannot be looked at stays as it is; that is said once."""
+        return [move for plan in plans for move in await self._moves_of(plan, workers, epoch)]
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
         """After the plans were published: change the cluster. What fails is tried again at the next tick."""
@@ -77,16 +79,28 @@ class KubernetesPool:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    async def _move(self, plan: Plan, workers: Sequence[Process], epoch: int) -> Move:
-        try:
-            return await self._look(plan, [worker for worker in workers if worker.model == plan.model], epoch)
-        except (httpx2.HTTPError, ConfigError, PoolError) as error:
-            self._trouble(plan.model, str(error) or type(error).__name__)
-            return Move(plan)
+    async def _moves_of(self, plan: Plan, workers: Sequence[Process], epoch: int) -> list[Move]:
+        """A plan says who leaves and who is told to, of all its Deployments."""
+        own = [worker for worker in workers if worker.model == plan.model]
+        moves = await asyncio.gather(*(self._move(plan, shape, own, epoch) for shape in plan.pools))
+        leaving = dict.fromkeys(pod for move in moves for pod in move.plan.leaving)
+        cordon = {each.worker: each for move in moves for each in move.plan.cordon}
+        whole = msgspec.structs.replace(plan, leaving=tuple(leaving), cordon=tuple(cordon.values()))
+        return [replace(move, plan=whole) for move in moves]
 
-    async def _look(self, plan: Plan, workers: Sequence[Process], epoch: int) -> Move:
+    async def _move(self, plan: Plan, shape: str, workers: Sequence[Process], epoch: int) -> Move:
+        pool = pool_name(plan.model, shape)
+        try:
+            move = await self._look(plan, shape, [worker for worker in workers if worker.shape == shape], epoch)
+        except (httpx2.HTTPError, ConfigError, PoolError) as error:
+            self._trouble(pool, str(error) or type(error).__name__)
+            return Move(plan)
+        self._trouble(pool, "")
+        return move
+
+    async def _look(self, plan: Plan, shape: str, workers: Sequence[Process], epoch: int) -> Move:
         """Raises HTTPError, ConfigError, PoolError."""
-        client, name = self._open(), self.deployment(plan.model)
+        client, name = self._open(), self.deployment(plan.model, shape)
         deployment = await client.get(Deployment, name)
         meta, spec = deployment.metadata, deployment.spec
         assert meta is not None and spec is not None and meta.resourceVersion is not None
@@ -98,7 +112,7 @@ class KubernetesPool:
         pods = [_member(pod, by_host) async for pod in client.list(Pod, labels=labels) if not _is_going(pod)]
         slow = {cordoned.worker: cordoned for cordoned in plan.cordon}
         cordoned = {worker.host for worker in workers if worker.lease in slow}
-        step = next_step(pods, plan.want, plan.leaving, cordoned)
+        step = next_step(pods, plan.pools[shape], plan.leaving, cordoned)
         leavers = [by_host[pod] for pod in step.leaving if pod in by_host]
         told = [
             slow.get(worker.lease) or Cordoned(worker.lease, f"one worker too many: {plan.reason}")
@@ -107,10 +121,10 @@ class KubernetesPool:
         ]
         others = [each for each in plan.cordon if each.worker not in {one.worker for one in told}]
         replicas = 1 if spec.replicas is None else spec.replicas
-        self._trouble(plan.model, "")
         return PodMove(
             msgspec.structs.replace(plan, leaving=step.leaving, cordon=(*others, *told)),
-            tuple(self._actions(plan, step, replicas)),
+            tuple(self._actions(plan, shape, step, replicas)),
+            pool_name(plan.model, shape),
             name,
             meta.resourceVersion,
             replicas,
@@ -118,21 +132,15 @@ class KubernetesPool:
             step,
         )
 
-    def _actions(self, plan: Plan, step: Step, replicas: int) -> list[Action]:
-        chosen = [
-            Action(model=plan.model, kind="drain", worker=pod, reason=plan.reason, by=self._by)
-            for pod in step.leaving
-            if pod not in plan.leaving
-        ]
-        removed = [
-            Action(model=plan.model, kind="remove", worker=pod, reason="drained", by=self._by) for pod in step.remove
-        ]
-        if replicas == step.replicas:
-            return [*chosen, *removed]
-        scaled = Action(
-            model=plan.model, kind="scale", want=step.replicas, was=replicas, reason=plan.reason, by=self._by
-        )
-        return [*chosen, *removed, scaled]
+    def _actions(self, plan: Plan, shape: str, step: Step, replicas: int) -> Iterator[Action]:
+        act = partial(Action, model=plan.model, shape=shape, by=self._by)
+        for pod in step.leaving:
+            if pod not in plan.leaving:
+                yield act(kind="drain", worker=pod, reason=plan.reason)
+        for pod in step.remove:
+            yield act(kind="remove", worker=pod, reason="drained")
+        if replicas != step.replicas:
+            yield act(kind="scale", want=step.replicas, was=replicas, reason=plan.reason)
 
     # --- doing -------------------------------------------------------------------------------------------------------
 
@@ -143,9 +151,9 @@ class KubernetesPool:
             if error.status.code == 409:  # it has changed since it was looked at, by whomever: look again
                 log.info("%s: changed meanwhile, looking again: %s", move.plan.model, error)
             else:
-                self._trouble(move.plan.model, str(error))
+                self._trouble(move.pool, str(error))
         except httpx2.HTTPError as error:
-            self._trouble(move.plan.model, str(error) or type(error).__name__)
+            self._trouble(move.pool, str(error) or type(error).__name__)
 
     async def _change(self, seen: PodMove, epoch: int) -> None:
         client, step, version = self._open(), seen.step, seen.version
@@ -177,9 +185,10 @@ class KubernetesPool:
 
     # --- the client --------------------------------------------------------------------------------------------------
 
-    def deployment(self, model: str) -> str:
-        """The name of a model's Deployment: what names may not hold becomes a dash."""
-        return self._settings.deployment.replace("{model}", re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-"))
+    def deployment(self, model: str, shape: str = "") -> str:
+        """The name of a model's Deployment, or of one of its shapes': what names may not hold becomes a dash."""
+        name = re.sub(r"[^a-z0-9]+", "-", pool_name(model, shape).lower()).strip("-")
+        return self._settings.deployment.replace("{model}", name)
 
     def _open(self) -> AsyncClient:
         """The cluster this process is in, or the one KUBECONFIG names. Raises ConfigError."""
@@ -188,14 +197,14 @@ class KubernetesPool:
             self._client = AsyncClient(namespace=self._settings.namespace or None, timeout=timeout)
         return self._client
 
-    def _trouble(self, model: str, what: str) -> None:
+    def _trouble(self, pool: str, what: str) -> None:
         """Said when it begins, when it changes, and when it ends."""
-        before = self._troubles.get(model, "")
+        before = self._troubles.get(pool, "")
         if what and what != before:
-            log.warning("%s: its pods stay as they are: %s", model, what)
+            log.warning("%s: its pods stay as they are: %s", pool, what)
         elif before and not what:
-            log.info("%s: its Deployment can be seen again", model)
-        self._troubles[model] = what
+            log.info("%s: its Deployment can be seen again", pool)
+        self._troubles[pool] = what
 
 
 def _is_going(pod: Pod) -> bool:

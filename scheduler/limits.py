@@ -37,6 +37,8 @@ class Limits:
     """Nothing is changed, only watched."""
     shapes: tuple[Shape, ...] = ()
     """The model's pools in the order of the load they are for, where it has several."""
+    pools: Mapping[str, Limits] = field(default_factory=dict)
+    """The limits of each of them."""
 
     @property
     def most(self) -> int:

@@ -11,22 +11,24 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler import plan as decided
 from scheduler.limits import Limits
 from scheduler.observe import observe
-from scheduler.policy import State, decide
+from scheduler.plan import Outlook
+from scheduler.policy import State
 from scheduler.pools import Pool
+from scheduler.shapes import Route
 from scheduler.snapshot import Snapshot
+from scheduler.switch import Decision, Switch, decide
 from streaming.backlog import Backlog
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.leader import Lead, Leadership
 from streaming.messages import Process
 from streaming.overrides import Override, Overrides
-from streaming.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect
+from streaming.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect, pool_name
 from streaming.reaper import Reaper
 from streaming.wire import Wire
 from telemetry.metrics import Metrics
@@ -40,6 +42,8 @@ LEAD_SHARE = 0.2
 GAP_S = 0.1
 """Between two ticks, however many jobs ask for one."""
 LISTEN_AGAIN_S = 1.0
+HOLD_TICKS, HOLD_S = 3, 2.0
+"""So many ticks, and so much more, may pass before a worker that leaves new jobs to another shape takes them again."""
 COLD_CHANGE = 0.01
 """A cold start that has changed by less is not written again."""
 
@@ -109,7 +113,7 @@ class Loop:
         self._state = "starting"
         self._down = False
         self._lead: Lead | None = None
-        self._states: dict[str, State] = {}
+        self._states: dict[str, Switch] = {}
         self._cold: dict[str, float] = {}
         """Cold starts as they are written."""
         self._woken = asyncio.Event()
@@ -180,13 +184,14 @@ class Loop:
             for decision in decisions
         ]
         moves = await self._pool.moves(plans, workers, lead.epoch)
-        actions = [action for plan in plans for action in self._actions(plan, before.get(plan.model))]
+        pairs = zip(decisions, plans, strict=True)
+        actions = [action for pair in pairs for action in self._actions(*pair, before.get(pair[1].model))]
         if new:
             actions.insert(0, Action(model="", kind="lead", reason=_succession(before, lead), by=self._me.holder))
         cold = self._measured(decisions)
-        published = [move.plan for move in moves]
+        published = {move.plan.model: move.plan for move in moves}.values()
         own = [action for move in moves for action in move.actions]
-        if not await parts.plans.publish(lead, published, [*actions, *own], cold):
+        if not await parts.plans.publish(lead, published, [*actions, *own], cold, self._holds(plans, workers)):
             log.warning("another scheduler leads: what this one decided is dropped (epoch %d)", lead.epoch)
             return
         for action in (*actions, *own):
@@ -196,23 +201,40 @@ class Loop:
             self._states = {decision.model: decision.state for decision in decisions}
         await self._pool.carry_out(moves, lead.epoch)
 
-    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> decided.Plan:
-        model = snapshot.model
-        limits = replace(
-            self._limits[model],
-            pinned=None if override is None else override.want,
-            paused=override is not None and override.paused,
-            cold_start_s=self._cold.get(model, self._limits[model].cold_start_s),
-        )
-        state, now = self._states.get(model), self._clock()
+    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> Decision:
+        model, now = snapshot.model, self._clock()
+        limits = self._limits[model]
+        pools = {shape: self._steered(each, pool_name(model, shape), override) for shape, each in limits.pools.items()}
+        limits = replace(self._steered(limits, model, override), pools=pools)
+        state = self._states.get(model)
         if state is None and before is not None:
-            # Whoever led before had its reasons: nothing is given back until as much has been seen again.
-            state = State(before.want, needs=((now, float(before.want)),))
+            state = _taken_over(before, now)
         decision = decide(snapshot, limits, state, now)
         self._metrics.workers_wanted.labels(model).set(decision.want)
         return decision
 
-    def _plan(self, decision: decided.Plan, before: Plan | None, lead: Lead, at_ms: int, *, wakes: bool) -> Plan:
+    def _steered(self, limits: Limits, pool: str, override: Override | None) -> Limits:
+        """With what people decided and what was measured."""
+        return replace(
+            limits,
+            pinned=None if override is None else override.want,
+            paused=override is not None and override.paused,
+            cold_start_s=self._cold.get(pool, limits.cold_start_s),
+        )
+
+    def _holds(self, plans: Sequence[Plan], workers: Sequence[Process]) -> dict[str, int]:
+        """Milliseconds for which workers leave new jobs to those of another shape; 0: they take them."""
+        if self._pool.kind == "dry-run":
+            return {}
+        shaped = {plan.model: plan for plan in plans if plan.shapes}
+        hold_ms = int(1000 * (HOLD_TICKS * self._tick_s + HOLD_S))
+        return {
+            worker.lease: 0 if worker.shape in plan.takes else hold_ms
+            for worker in workers
+            if worker.lease and (plan := shaped.get(worker.model)) and worker.shape in plan.shapes
+        }
+
+    def _plan(self, decision: Decision, before: Plan | None, lead: Lead, at_ms: int, *, wakes: bool) -> Plan:
         """`wakes`: a job that is put at zero workers is a reason to start one."""
         wakes = wakes and self._limits[decision.model].most > 0
         return Plan(
@@ -224,41 +246,52 @@ class Loop:
             pool=self._pool.kind,
             cordon=tuple(Cordoned(cordon.worker, cordon.reason) for cordon in decision.cordon),
             leaving=() if before is None else before.leaving,
-            lanes={name: _prospect(outlook, decision, wakes=wakes) for name, outlook in decision.outlook.items()},
-            wake_s=decision.wake_s,
-            cold_start_s=decision.cold_start_s,
+            lanes={name: _prospect(outlook, decision, wakes=wakes) for name, outlook in decision.main.outlook.items()},
+            wake_s=decision.main.wake_s,
+            cold_start_s=decision.main.cold_start_s,
+            shapes={shape: pool.want for shape, pool in decision.pools.items() if shape},
+            shape=decision.shape,
+            takes=decision.takes if decision.shape else (),
         )
 
-    def _actions(self, plan: Plan, before: Plan | None) -> list[Action]:
-        was = None if before is None else before.want
+    def _actions(self, decision: Decision, plan: Plan, before: Plan | None) -> Iterator[Action]:
+        model, by = plan.model, self._me.holder
         known = set() if before is None else {each.worker for each in before.cordon}
-        cordons = [
-            Action(model=plan.model, kind="cordon", worker=each.worker, reason=each.reason, by=self._me.holder)
-            for each in plan.cordon
-            if each.worker not in known
-        ]
-        if plan.want == was:
-            return cordons
-        kind: ActionKind = "up" if plan.want > (was or 0) else "down"
-        return [
-            *cordons,
-            Action(model=plan.model, kind=kind, want=plan.want, was=was, reason=plan.reason, by=self._me.holder),
-        ]
+        for each in plan.cordon:
+            if each.worker not in known:
+                yield Action(model=model, kind="cordon", worker=each.worker, reason=each.reason, by=by)
+        if plan.takes != (() if before is None else before.takes):
+            yield Action(model=model, kind="switch", shape=", ".join(plan.takes), reason=decision.why, by=by)
+        yield from self._changes(decision, {} if before is None else before.pools)
 
-    def _measured(self, decisions: Sequence[decided.Plan]) -> dict[str, float]:
+    def _changes(self, decision: Decision, before: Mapping[str, int]) -> Iterator[Action]:
+        for shape, pool in decision.pools.items():
+            was = before.get(shape)
+            if pool.want != was:
+                kind: ActionKind = "up" if pool.want > (was or 0) else "down"
+                by, why = self._me.holder, pool.reason
+                yield Action(model=decision.model, kind=kind, shape=shape, want=pool.want, was=was, reason=why, by=by)
+
+    def _measured(self, decisions: Sequence[Decision]) -> dict[str, float]:
         """Cold starts that were measured anew."""
-        found = {decision.model: decision.state.demand.starts.cold_s for decision in decisions}
+        found = {
+            pool_name(decision.model, shape): pool.state.demand.starts.cold_s
+            for decision in decisions
+            for shape, pool in decision.pools.items()
+        }
         return {
-            model: cold_s
-            for model, cold_s in found.items()
+            pool: cold_s
+            for pool, cold_s in found.items()
             if cold_s is not None
-            and not math.isclose(cold_s, self._cold.get(model, math.inf), rel_tol=COLD_CHANGE, abs_tol=COLD_CHANGE)
+            and not math.isclose(cold_s, self._cold.get(pool, math.inf), rel_tol=COLD_CHANGE, abs_tol=COLD_CHANGE)
         }
 
     def _say(self, action: Action) -> None:
         if action.was is not None and action.kind in ("up", "down"):
             self._metrics.decisions.labels(action.model, action.kind).inc()
-        what = action.worker or (f"{action.want} workers wanted" if action.kind in ("up", "down") else "")
+        workers = f"{action.shape} workers" if action.shape else "workers"
+        changed = f"{action.want} {workers} wanted" if action.kind in ("up", "down") else action.shape
+        what = action.worker or changed
         log.info(
             "%s%s: %s",
             f"{action.model}: " if action.model else "",
@@ -270,6 +303,7 @@ class Loop:
                 "want": action.want,
                 "was": action.was,
                 "worker": action.worker,
+                "shape": action.shape,
                 "reason": action.reason,
             },
         )
@@ -312,13 +346,21 @@ class Loop:
             self._down = False
 
 
-def _prospect(outlook: decided.Outlook, decision: decided.Plan, *, wakes: bool) -> Prospect:
+def _taken_over(before: Plan, now: float) -> Switch:
+    """Whoever led before had its reasons: nothing is given back until as much has been seen again."""
+    pools = {shape: State(want, needs=((now, float(want)),)) for shape, want in before.pools.items()}
+    if not before.shape:
+        return Switch(pools)
+    return Switch(pools, Route(before.shape, 0.0, -math.inf, -math.inf), before.takes)
+
+
+def _prospect(outlook: Outlook, decision: Decision, *, wakes: bool) -> Prospect:
     """While the pace of work is not known yet, all that is known is when a worker will be there."""
     if not decision.want and not wakes:
         return Prospect(None)
     if math.isfinite(outlook.wait_s):
         return Prospect(outlook.wait_s, outlook.each_s, outlook.waiting)
-    return Prospect(None if outlook.each_s else decision.wake_s, 0.0, outlook.waiting)
+    return Prospect(None if outlook.each_s else decision.main.wake_s, 0.0, outlook.waiting)
 
 
 def _succession(before: Mapping[str, Plan], lead: Lead) -> str:

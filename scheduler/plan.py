@@ -1,4 +1,4 @@
-"""What a decision says: how many workers, and why, and what waiting jobs may expect."""
+"""What a decision says of one pool: how many workers, and why, and what waiting jobs may expect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The number of workers a model should have, and the sentence that explains it."""
+    """The number of workers a pool should have, and the sentence that explains it."""
 
     model: str
     want: int
@@ -44,8 +44,6 @@ class Plan:
     state: State
     """For the next decision."""
     cordon: tuple[Cordon, ...] = ()
-    dispatch: str = ""
-    """Which of the model's pools new jobs should go to; "": it has only one."""
     outlook: Mapping[str, Outlook] = field(default_factory=dict)
     """By lane."""
     wake_s: float = 0.0

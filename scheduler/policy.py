@@ -19,7 +19,6 @@ from scheduler.health import Health
 from scheduler.limits import Limits
 from scheduler.plan import Outlook, Plan
 from scheduler.rush import Peaks, highest, noted
-from scheduler.shapes import Route, route
 from scheduler.snapshot import Snapshot
 
 SPARE = 0.25
@@ -43,8 +42,6 @@ class State:
     """Whether the last change was downwards."""
     no_small_step_until: float = -math.inf
     health: Health = field(default_factory=Health)
-    route: Route | None = None
-    """Where new jobs went, if the model has pools of several shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +65,7 @@ def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) 
 
     `state` is the last plan's; None at first, which takes over the workers there are.
     """
-    if state is None:
-        state = State(len(snapshot.ready) + snapshot.starting)
-    judged = health.judge(state.health, snapshot.workers, now)
-    snapshot = _without_cordoned(snapshot, judged)
-    state = replace(state, demand=learn(state.demand, snapshot, limits, now), health=judged)
-    if limits.shapes:
-        state = replace(state, route=route(state.route, limits.shapes, snapshot.running + snapshot.waiting, now))
+    snapshot, state = _looked(snapshot, limits, state, now)
     if limits.paused:
         return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
     if limits.pinned is not None:
@@ -83,6 +74,25 @@ def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) 
     momentary = max((need.kept for need in needs if not need.lasting), default=0.0)
     state = replace(state, needs=noted(state.needs, momentary, now, keep_s(state.demand, limits)))
     return _follow(snapshot, limits, state, needs, now)
+
+
+def rest(snapshot: Snapshot, limits: Limits, state: State | None, now: float, why: str) -> Plan:
+    """The same for a pool whose jobs go elsewhere: down to its minimum once no more was needed in the last while."""
+    snapshot, state = _looked(snapshot, limits, state, now)
+    if limits.paused:
+        return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
+    state = replace(state, needs=noted(state.needs, 0.0, now, keep_s(state.demand, limits)))
+    want = limits.clamp(min(state.want, _whole(highest(state.needs))))
+    return _plan(snapshot, limits, state, want, why, now)
+
+
+def _looked(snapshot: Snapshot, limits: Limits, state: State | None, now: float) -> tuple[Snapshot, State]:
+    """What there is to decide on, and what is known after the look."""
+    if state is None:
+        state = State(len(snapshot.ready) + snapshot.starting)
+    judged = health.judge(state.health, snapshot.workers, now)
+    snapshot = _without_cordoned(snapshot, judged)
+    return snapshot, replace(state, demand=learn(state.demand, snapshot, limits, now), health=judged)
 
 
 def _follow(snapshot: Snapshot, limits: Limits, state: State, needs: Sequence[Need], now: float) -> Plan:
@@ -129,7 +139,7 @@ def needed(snapshot: Snapshot, limits: Limits, state: State, now: float) -> Sequ
         return [Need(0, f"no job for {quiet_s:.0f} s")]
     if not demand.capacity:
         return [Need(1, f"{_jobs(snapshot)}, and what a worker can do is not known yet")]
-    if snapshot.running and not snapshot.ready:
+    if snapshot.running and not snapshot.ready and not snapshot.elsewhere:
         # Somebody runs them and cannot be seen: no time to shrink.
         return [Need(max(have, 1), f"{snapshot.running} running with workers that are silent")]
     awake = Need(
@@ -195,7 +205,6 @@ def _plan(snapshot: Snapshot, limits: Limits, state: State, want: int, reason: s
         reason,
         replace(state, want=want, demand=demand),
         state.health.cordons,
-        state.route.shape if state.route is not None and limits.shapes else "",
         _outlook(snapshot, limits, demand, len(snapshot.ready) or want, wake_s),
         wake_s,
         demand.cold_s(limits),

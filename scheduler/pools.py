@@ -35,7 +35,7 @@ class Pool(Protocol):
     kind: PoolKind
 
     async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
-        """One for each plan."""
+        """At least one for each plan."""
         ...
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
@@ -84,5 +84,7 @@ class DryRunPool:
 
 def would(plan: Plan) -> str:
     """A plan in words, without its reason, which changes all the time."""
+    sizes = (f"{want} {shape} workers" if shape else f"{want} workers" for shape, want in plan.pools.items())
+    taken = f", new jobs with {', '.join(plan.takes)}" if plan.takes else ""
     cordoned = f", and {', '.join(each.worker for each in plan.cordon)} cordoned" if plan.cordon else ""
-    return f"{plan.want} workers{cordoned}"
+    return f"{' and '.join(sizes)}{taken}{cordoned}"

@@ -1,12 +1,17 @@
-"""The settings of the hand on the gate."""
+"""The settings of the hand on the gate, and what it makes of a model's."""
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
 
+from scheduler.shapes import Shape, calibrated
+from streaming.config import ConfigError
 from streaming.plans import PoolKind
+from streaming.settings import ModelSettings
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -42,3 +47,18 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: the scheduler's own, or that of the context KUBECONFIG names."""
     deployment: str = "penstock-worker-{model}"
     """Name of a model's Deployment; in {model}, what such names may not hold is a dash."""
+
+
+def shapes_of(name: str, model: ModelSettings) -> tuple[Shape, ...]:
+    """The model's shapes with their thresholds, as set or as read from their curves. Raises ConfigError."""
+    if not any(shape.curve for shape in model.shapes.values()):
+        return tuple(
+            Shape(each, math.inf if shape.upto is None else shape.upto) for each, shape in model.shapes.items()
+        )
+    found = calibrated([(each, shape.curve) for each, shape in model.shapes.items()])
+    for before, (few, many) in zip((Shape("", 0.0), *found), pairwise(found), strict=False):
+        if not before.upto < few.upto < math.inf:
+            never = few if few.upto <= before.upto else many
+            key, words = f"models.{name}.shapes.{never.name}", "by the curves another shape is better at every load"
+            raise ConfigError(key, words, "leave it out, or measure more jobs at once")
+    return found

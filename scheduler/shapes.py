@@ -8,7 +8,7 @@ from a sweep of the very pools.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -99,6 +99,20 @@ def route(before: Route | None, shapes: Sequence[Shape], jobs: float, now: float
     if load >= shapes[place].upto or load < back:
         return Route(_fitting(shapes, load).name, load, now, now)
     return stay
+
+
+def takers(
+    names: Sequence[str], aim: str, before: Sequence[str], ready: Mapping[str, int], wanted: int
+) -> tuple[str, ...]:
+    """The shapes that take new jobs, when they should go to `aim`, which wants so many workers.
+
+    Those that took them `before` go on until `aim` has the workers it wants; what it has meanwhile takes them too. Then
+    it alone does, as long as it has one that is ready. While any worker is ready, one of a shape named here is.
+    """
+    if ready.get(aim) and (tuple(before) == (aim,) or ready[aim] >= wanted):
+        return (aim,)
+    there = tuple(name for name in names if ready.get(name))
+    return tuple(name for name in there if name == aim or name in before) or there or (aim,)
 
 
 def _fitting(shapes: Sequence[Shape], jobs: float) -> Shape:

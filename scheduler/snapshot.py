@@ -79,6 +79,8 @@ class Snapshot:
     lanes: tuple[Lane, ...] = ()
     """Highest first."""
     workers: tuple[Worker, ...] = ()
+    elsewhere: int = 0
+    """Jobs that workers of the model's other shapes hold, as far as they have said."""
 
     @cached_property
     def waiting(self) -> int:

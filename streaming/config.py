@@ -116,6 +116,9 @@ def build(kind: type[S], values: Any, where: str) -> S:
             raise ConfigError(f"{where}.{key}", "no such setting", nearest(key, kind.__struct_fields__))
     built = {}
     for key, value in values.items():
+        if (rows := _rows(hints[key])) is not None and isinstance(value, dict):
+            built[key] = {name: build(rows, row, f"{where}.{key}.{name}") for name, row in value.items()}
+            continue
         try:
             built[key] = msgspec.convert(value, hints[key], strict=False, dec_hook=_path)
         except msgspec.ValidationError as error:
@@ -124,6 +127,12 @@ def build(kind: type[S], values: Any, where: str) -> S:
         return kind(**built)
     except (TypeError, ValueError) as error:  # a required key is missing, or __post_init__ refuses the values
         raise ConfigError(where, str(error)) from None
+
+
+def _rows(hint: Any) -> type[msgspec.Struct] | None:
+    """What the rows of a table within a table are, such as the shapes of a model; None: it is no such table."""
+    kind = typing.get_args(hint)[-1] if typing.get_origin(hint) is dict else None
+    return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
 def _path(kind: type, value: Any) -> Any:

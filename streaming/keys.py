@@ -257,7 +257,7 @@ CATALOGUE = (
 
 CHANNELS = {
     "api": "penstock:api:{}: frames and terminals for the responses one API process holds open",
-    "worker": "penstock:worker:{}: wake, cancel, follow and cordon messages for one worker",
+    "worker": "penstock:worker:{}: wake, cancel, follow, cordon and hold messages for one worker",
     "scheduler": "penstock:scheduler:wake: a job waits and no worker was there to be woken, or an override has changed",
     "pools": "penstock:pools:plan: the plan has changed",
 }
@@ -278,7 +278,14 @@ FLEET = (
         "grows with every new leader; what was decided under an older one is not done any more",
     ),
     Key("plan", "plan", "hash", "plan", "for ever", "by model name: workers wanted, the reason, what to expect"),
-    Key("cold", "cold", "hash", "plan", "for ever", "by model name: seconds from ordering a worker to having it"),
+    Key(
+        "cold",
+        "cold",
+        "hash",
+        "plan",
+        "for ever",
+        "by model (model#shape): seconds from an order to a worker",
+    ),
     Key(
         "actions",
         "actions",

@@ -265,7 +265,14 @@ class Cordon(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     reason: str
 
 
-Control: TypeAlias = Wake | Cancel | Follow | Cordon
+class Hold(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """Leave new jobs to the workers of another shape for so long; 0: take them again. It is said anew while it is to
+    last, so a worker that nobody speaks to takes jobs."""
+
+    for_ms: int
+
+
+Control: TypeAlias = Wake | Cancel | Follow | Cordon | Hold
 
 
 # --- files and batches ---------------------------------------------------------------------------------------------

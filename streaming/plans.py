@@ -46,7 +46,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     model: str
     want: int
-    """Without those that are cordoned."""
+    """Without those that are cordoned; of all shapes together."""
     reason: str
     epoch: int = 0
     """Of the leader that published it."""
@@ -61,10 +61,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Until the first worker is there; 0 when one is."""
     cold_start_s: float = 0.0
     """From ordering a worker to having it."""
+    shapes: dict[str, int] = {}
+    """Workers wanted of each shape, where the model has several."""
+    shape: str = ""
+    """The shape its load calls for."""
+    takes: tuple[str, ...] = ()
+    """The shapes that take new jobs: that one, as soon as it can."""
+
+    @property
+    def pools(self) -> dict[str, int]:
+        """Workers wanted of each of its pools; a model of one pool is under ""."""
+        return self.shapes or {"": self.want}
 
 
 ActionKind: TypeAlias = Literal[
-    "lead", "up", "down", "cordon", "start", "drain", "scale", "remove", "set", "pause", "resume"
+    "lead", "up", "down", "switch", "cordon", "start", "drain", "scale", "remove", "set", "pause", "resume"
 ]
 """What a leader decides, what a pool does, what people decide."""
 
@@ -80,6 +91,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     want: int | None = None
     was: int | None = None
     worker: str = ""
+    shape: str = ""
+    """Of which pool, where the model has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +116,11 @@ class Plans:
         plans: Iterable[Plan],
         actions: Iterable[Action] = (),
         cold: Mapping[str, float] | None = None,
+        holds: Mapping[str, int] | None = None,
     ) -> bool:
         """Write what the leader has decided and tell whom it concerns, in one step; cordoned workers are told each
-        time. False: another leads now, and nothing was done."""
+        time. `cold`: cold starts in seconds, by model or `pool_name`; `holds`: milliseconds for which a worker, by its
+        lease, is to leave new jobs to others. False: another leads now, and nothing was done."""
         rows: list[str] = []
         for plan in plans:
             rows += ["plan", plan.model, _text(plan)]
@@ -113,6 +128,8 @@ class Plans:
                 rows += ["cordon", cordoned.worker, cordoned.reason]
         for model, seconds in (cold or {}).items():
             rows += ["cold", model, f"{seconds:.3f}"]
+        for worker, hold_ms in (holds or {}).items():
+            rows += ["hold", worker, str(hold_ms)]
         for action in actions:
             rows += ["act", action.model, _text(action)]
         return bool(await self._wire.call("plan", FLEET_SLOT, lead.holder, lead.epoch, *rows))
@@ -126,7 +143,7 @@ class Plans:
         return {name: msgspec.json.decode(data, type=Plan) for name, data in (await self._hash("plan")).items()}
 
     async def cold_starts(self) -> dict[str, float]:
-        """Seconds from ordering a worker to having it, as last measured, by model."""
+        """Seconds from ordering a worker to having it, as last measured, by `pool_name`."""
         return {name: float(data) for name, data in (await self._hash("cold")).items()}
 
     async def actions(self, count: int) -> list[Noted]:
@@ -164,6 +181,11 @@ class Plans:
         with translated():
             raw = await cast(Awaitable[dict[Any, Any]], self._wire.redis.hgetall(fleet_key(name)))
         return {key.decode(): value for key, value in raw.items()}
+
+
+def pool_name(model: str, shape: str) -> str:
+    """One of a model's pools, where one word names it; no model's name has a #."""
+    return f"{model}#{shape}" if shape else model
 
 
 async def told(wire: Wire, kind: str, name: str) -> AsyncIterator[None]:

@@ -25,6 +25,7 @@ End: TypeAlias = Literal[
 ENDS: tuple[End, ...] = get_args(End)
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+SHAPE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
 class WireSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +160,24 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     nice: Annotated[int, msgspec.Meta(ge=0, le=19)] = 0
 
 
+class ShapeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row of [models.<name>.shapes.<shape>]: what differs from the model's other pools. What it leaves out is the
+    model's."""
+
+    upto: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Jobs at once from which on the next shape is better; the last shape has none."""
+    curve: tuple[tuple[float, float], ...] = ()
+    """[jobs at once, tokens a second] as measured of this pool at its largest, by rising jobs: what `upto` is read from
+    if every shape has one."""
+    min_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Kept also while another shape has the jobs."""
+    max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    resources: Resources | None = None
+    options: dict[str, Any] = {}
+    """Laid over the model's."""
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One row of [models.<name>]: a model people may ask for, with its own lanes and workers."""
 
@@ -174,14 +193,86 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What each of its worker processes may use of its machine: `resources.cpus`, `.memory_mib`, `.nice`."""
     options: dict[str, Any] = {}
     """Laid over the engine's own section for this model, e.g. `options.path` for a GGUF file."""
+    shapes: dict[str, ShapeSettings] = {}
+    """Pools of different shape for this model, in the order of the load they are for. None: one pool."""
 
     def __post_init__(self) -> None:
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ValueError(f"max_workers {self.max_workers} is less than min_workers {self.min_workers}")
+        if self.shapes:
+            check_shapes(self)
 
     @property
     def most_workers(self) -> int:
         return self.min_workers if self.max_workers is None else self.max_workers
+
+    @property
+    def pools(self) -> dict[str, ModelSettings]:
+        """The settings of each of its pools by shape; a model of one pool is under ""."""
+        return {name: self.shaped(shape) for name, shape in self.shapes.items()} or {"": self}
+
+    @property
+    def least_wanted(self) -> int:
+        """The fewest workers that may be asked for by hand, whichever shape has the jobs."""
+        return min(pool.min_workers for pool in self.pools.values())
+
+    @property
+    def most_wanted(self) -> int:
+        """The most."""
+        return max(pool.most_workers for pool in self.pools.values())
+
+    def shaped(self, shape: ShapeSettings) -> ModelSettings:
+        """The settings of one pool, as of a model that has no other. Raises ValueError."""
+        differs = {name: getattr(shape, name) for name in ("min_workers", "max_workers", "cost_per_hour", "resources")}
+        given = {name: value for name, value in differs.items() if value is not None}
+        return msgspec.structs.replace(self, **given, options={**self.options, **shape.options}, shapes={})
+
+
+def check_shapes(model: ModelSettings) -> None:
+    """Raises ValueError, which names the shape."""
+    shapes = model.shapes
+    if len(shapes) < 2:
+        raise ValueError("shapes: one shape alone is no choice; name two or more, or put its settings into the model")
+    for name, shape in shapes.items():
+        if not SHAPE_NAME.fullmatch(name):
+            raise ValueError(f"shapes.{name}: a shape's name has small letters, digits and dashes, at most 32")
+        try:
+            model.shaped(shape)
+        except ValueError as error:
+            raise ValueError(f"shapes.{name}: {error}") from None
+    for name, pool in model.pools.items():
+        if not pool.most_workers and model.most_wanted:
+            raise ValueError(f"shapes.{name}: max_workers is 0, and jobs meant for it would wait for ever")
+        if pool.budget_per_hour is not None and pool.cost_per_hour > pool.budget_per_hour:
+            raise ValueError(f"shapes.{name}: budget_per_hour does not pay for one worker of it")
+    if any(shape.curve for shape in shapes.values()):
+        _check_curves(shapes)
+    else:
+        _check_thresholds(shapes)
+
+
+def _check_curves(shapes: dict[str, ShapeSettings]) -> None:
+    for name, shape in shapes.items():
+        jobs = [jobs for jobs, _ in shape.curve]
+        if not jobs:
+            raise ValueError(f"shapes.{name}: curve is missing; give every shape one, or none")
+        if shape.upto is not None:
+            raise ValueError(f"shapes.{name}: upto is read from the curves; give one or the other")
+        if jobs != sorted(set(jobs)) or jobs[0] <= 0:
+            raise ValueError(f"shapes.{name}: curve must be [jobs at once, tokens a second] by rising jobs above 0")
+
+
+def _check_thresholds(shapes: dict[str, ShapeSettings]) -> None:
+    *first, (last_name, last) = shapes.items()
+    if last.upto is not None:
+        raise ValueError(f"shapes.{last_name}: the last shape has no upto, it takes what the others do not")
+    below = 0.0
+    for name, shape in first:
+        if shape.upto is None:
+            raise ValueError(f"shapes.{name}: upto is missing, the jobs at once from which on the next shape is better")
+        if shape.upto <= below:
+            raise ValueError(f"shapes.{name}: upto {shape.upto:g} is not more than that of the shape before it")
+        below = shape.upto
 
 
 def check_model_names(models: dict[str, ModelSettings]) -> None:

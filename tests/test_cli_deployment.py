@@ -79,6 +79,21 @@ def test_workers_flag_sets_every_model(tmp_path: Path) -> None:
     assert deployment.models["small"].options == {"path": "small.gguf"}
 
 
+def test_every_shape_has_its_worker_program(tmp_path: Path) -> None:
+    """Named in its command line; with --workers each shape has that number; curves that make no sense are refused
+    before anything is started."""
+    model = "[models.m]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 3\n"
+    toml = model + "[models.m.shapes.wide]\n{}\n[models.m.shapes.thin]\n{}\n"
+    deployment = loaded(tmp_path, toml.format("upto = 4", ""))
+    program = deployment.worker_program(DataDir(tmp_path), "worker-1", "m", "thin")
+    assert program.shape == "thin" and program.argv[-4:] == ("--model", "m", "--shape", "thin")
+    for workers in (2, 0):
+        pools = loaded(tmp_path, workers=workers).models["m"].pools
+        assert [(each.min_workers, each.most_workers) for each in pools.values()] == [(workers, workers)] * 2
+    with pytest.raises(ConfigError, match=r"models\.m\.shapes\.thin: by the curves"):
+        loaded(tmp_path, toml.format("curve = [[1, 9], [8, 9]]", "curve = [[1, 5], [8, 5]]"))
+
+
 def test_model_flag_chooses_the_default_among_several(tmp_path: Path) -> None:
     """It comes first; one that is not configured is refused with the nearest name."""
     assert loaded(tmp_path, TWO_MODELS, model="small").model_names == ("small", "fast")

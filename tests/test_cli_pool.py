@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,27 @@ async def test_redis_down_changes_nothing(
         await following
     assert len(basin.a.members) == 2
     await wire.close()
+
+
+async def test_each_shape_has_its_own_size(basin: Basin) -> None:
+    """One plan for both pools of a model; a plan from before there were shapes changes neither."""
+
+    def shaped(shape: str, most: int) -> Pool:
+        def program(worker_id: str) -> Program:
+            return replace(basin.program(worker_id, "d", SLEEPS), shape=shape)
+
+        return Pool(basin.supervisor, "d", settings(0, most), program, shape)
+
+    wide, narrow = shaped("wide", 1), shaped("narrow", 3)
+    for shapes in ({}, {"wide": 1, "narrow": 2}, {"wide": 0, "narrow": 3}):
+        plan = await basin.plan("d", 2, shapes=shapes)
+        for pool in (wide, narrow):
+            await pool.follow(plan, basin.plans, "up@here")
+    assert (len(wide.members), len(narrow.members)) == (0, 3)
+    noted = [noted.action for noted in reversed(await basin.plans.actions(99))]
+    assert [(action.kind, action.shape) for action in noted] == [
+        ("start", "wide"),
+        *[("start", "narrow")] * 2,
+        ("drain", "wide"),
+        ("start", "narrow"),
+    ]

@@ -221,3 +221,40 @@ async def test_leaving_pods_are_remembered_over_leaders(kube: Kube, pool: Kubern
     assert await tick("b", pool, 1, drained)
     assert kube.deleted == [chosen]
     assert {noted.action.by for noted in await plans.actions(9)} == {"first", "s"}
+
+
+async def test_each_shape_has_its_deployment(kube: Kube, pool: KubernetesPool) -> None:
+    """Both are sized in one tick; whom the wide one lets go stands in the one plan of the model, and only its own."""
+    wide, narrow = f"{NAME}-wide", f"{NAME}-narrow"
+    kube.deploy(wide, 2)
+    kube.deploy(narrow, 1)
+    first, second, only = kube.pods
+
+    def seen(**states: str) -> list[Process]:
+        shape = {first: "wide", second: "wide", only: "narrow"}
+        return [msgspec.structs.replace(each, shape=shape.get(each.id, "narrow")) for each in workers(kube, **states)]
+
+    plan = a_plan(4, shapes={"wide": 1, "narrow": 3}, takes=("narrow",))
+    moves = await pool.moves([plan], seen(), 7)
+    await pool.carry_out(moves, 7)
+    assert {move.plan.leaving for move in moves} == {(second,)}
+    assert [each.worker for each in moves[0].plan.cordon] == [f"lease-{second}"]
+    assert (kube.deployments[wide].replicas, kube.deployments[narrow].replicas) == (2, 3)
+    moves = await pool.moves([again(moves[0])], seen(**{second.rpartition("-")[2]: "drained"}), 7)
+    await pool.carry_out(moves, 7)
+    assert kube.deleted == [second] and len(kube.pods) == 4 and only in kube.pods
+
+
+async def test_a_shape_without_a_deployment_holds_up_no_other(
+    kube: Kube, pool: KubernetesPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said of that shape, once; the other is sized, and who was chosen to go is not forgotten."""
+    kube.deploy(f"{NAME}-narrow", 1)
+    plan = a_plan(3, shapes={"wide": 1, "narrow": 2}, takes=("narrow",), leaving=("a-wide-pod",))
+    for _ in range(2):
+        moves = await pool.moves([plan], [], 7)
+        await pool.carry_out(moves, 7)
+    assert kube.deployments[f"{NAME}-narrow"].replicas == 2
+    assert moves[0].plan.leaving == ("a-wide-pod",)
+    said = [record.getMessage() for record in caplog.records if "stay as they are" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith(f"{MODEL}#wide")

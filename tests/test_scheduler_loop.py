@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from redis import Redis
@@ -13,11 +13,12 @@ from redis import Redis
 from scheduler.limits import Limits
 from scheduler.loop import Loop, Me, Parts
 from scheduler.pools import DryRunPool, LocalPool, Move, Pool
+from scheduler.shapes import Shape
 from streaming.errors import Unavailable
 from streaming.keys import fleet_key
 from streaming.leader import Leadership
 from streaming.lease import Lease
-from streaming.messages import Chat, Cordon, Job, Priority, Process, Turn
+from streaming.messages import Chat, Cordon, Hold, Job, Priority, Process, Turn
 from streaming.overrides import Overrides
 from streaming.plans import Plan, Plans
 from streaming.queue import Queue
@@ -39,8 +40,15 @@ class Hand:
         self.leadership, self.plans, self.overrides = Leadership(wire), Plans(wire), Overrides(wire)
         self.queue, self.parts = Queue(wire), Parts.on(wire, self.metrics)
 
-    def loop(self, me: Me = ME, pool: Pool | None = None, parts: Parts | None = None, **more: object) -> Loop:
-        return Loop(parts or self.parts, LIMITS, pool or LocalPool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
+    def loop(
+        self,
+        me: Me = ME,
+        pool: Pool | None = None,
+        parts: Parts | None = None,
+        limits: Mapping[str, Limits] = LIMITS,
+        **more: object,
+    ) -> Loop:
+        return Loop(parts or self.parts, limits, pool or LocalPool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
 
     async def put(self, jobs: int = 1) -> None:
         for _ in range(jobs):
@@ -363,3 +371,90 @@ async def test_it_leaves_cleanly(hand: Hand) -> None:
     await running
     assert await hand.parts.fleet.processes() == []
     assert (await hand.leadership.current()).holder == ""
+
+
+# --- several shapes --------------------------------------------------------------------------------------------------
+
+SHAPED = {
+    MODEL: Limits(
+        0,
+        4,
+        shapes=(Shape("wide", 6.0), Shape("narrow")),
+        pools={"wide": Limits(0, 1, cold_start_s=7.0), "narrow": Limits(0, 4, cold_start_s=3.0)},
+    )
+}
+
+
+async def test_workers_are_told_which_shape_takes_new_jobs(hand: Hand) -> None:
+    """The plan names it, its workers are told to take jobs and the others to leave them, for longer than a tick; one
+    that says no shape is told nothing."""
+    names = {"w": "wide", "n": "narrow", "x": ""}
+    for name, shape in names.items():
+        await hand.worker(name, shape=shape)
+    heard = {name: asyncio.create_task(_first_control(hand, name)) for name in names}
+    await asyncio.sleep(0.2)
+    loop = hand.loop(limits=SHAPED, tick_s=0.5)
+    await loop.tick()
+    plan = await hand.plan()
+    assert (plan.shape, plan.takes, plan.shapes) == ("wide", ("wide",), {"wide": 1, "narrow": 0})
+    assert await heard["w"] == Hold(0)
+    assert await heard["n"] == Hold(3500)
+    assert not heard["x"].done()
+    heard["x"].cancel()
+
+
+async def test_a_dry_run_tells_no_worker_anything(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
+    """What would be done is said of each shape."""
+    await hand.worker("n", shape="narrow")
+    heard = asyncio.create_task(_first_control(hand, "n"))
+    await asyncio.sleep(0.2)
+    await hand.put()
+    with caplog.at_level(logging.INFO, "scheduler.pools"):
+        await hand.loop(limits=SHAPED, pool=DryRunPool()).tick()
+    assert "would have 1 wide workers and 1 narrow workers, new jobs with narrow" in caplog.text
+    await asyncio.sleep(0.1)
+    assert not heard.done()
+    heard.cancel()
+
+
+async def test_a_new_leader_goes_on_with_the_shape_of_the_one_before(hand: Hand) -> None:
+    """Between the two thresholds it is the plan, not the load, that says which; what was wanted of each stays."""
+    await hand.worker("n", shape="narrow")
+    await hand.put(5)
+    lead, shapes = await hand.leadership.claim("before", 60_000), {"wide": 0, "narrow": 2}
+    plan = Plan(model=MODEL, want=2, reason="r", epoch=lead.epoch, shapes=shapes, shape="narrow", takes=("narrow",))
+    assert await hand.plans.publish(lead, [plan])
+    await hand.leadership.leave("before")
+    await hand.loop(limits=SHAPED).tick()
+    now = await hand.plan()
+    assert (now.shape, now.takes, now.shapes) == (plan.shape, plan.takes, plan.shapes)
+    assert [kind for kind, _, _ in await hand.did()] == ["lead"]
+
+
+async def test_changes_and_switches_are_noted_by_shape(hand: Hand) -> None:
+    """Nobody is there: the wide shape is woken; nine jobs and its worker, and the narrow one is to take over."""
+    await hand.put()
+    loop = hand.loop(limits=SHAPED)
+    await loop.tick()
+    await hand.worker("w", shape="wide")
+    await hand.put(9)
+    hand.now += 60
+    await loop.tick()
+    noted = [noted.action for noted in reversed(await hand.plans.actions(99))]
+    assert [(each.kind, each.shape, each.was, each.want) for each in noted[:4]] == [
+        ("lead", "", None, None),
+        ("switch", "wide", None, None),
+        ("up", "wide", None, 1),
+        ("down", "narrow", None, 0),
+    ]
+    assert ("up", "narrow") in [(each.kind, each.shape) for each in noted[4:]]
+    assert (await hand.plan()).takes == ("wide",), "until a narrow worker is ready"
+    assert await hand.plans.cold_starts() == {f"{MODEL}#wide": 60.0}, "each shape's own"
+
+
+async def _first_control(hand: Hand, lease: str) -> object:
+    worker = Lease(hand.wire, MODEL)
+    worker.id = lease
+    async for control in worker.controls():
+        return control
+    return None

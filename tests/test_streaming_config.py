@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
-from scheduler.settings import KubernetesSettings, SchedulerSettings
+from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
+from scheduler.shapes import Shape
 from streaming.config import Config, ConfigError, load
 from streaming.settings import (
     BatchSettings,
     EventSettings,
     FilesSettings,
     ModelSettings,
+    ShapeSettings,
     WebhookSettings,
     WireSettings,
 )
@@ -86,6 +89,7 @@ def test_every_setting_is_documented() -> None:
         "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
         "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
         "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
+        "models.<name>.shapes.<shape>": ShapeSettings,
         "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
         "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
     }  # fmt: skip
@@ -95,3 +99,72 @@ def test_every_setting_is_documented() -> None:
         for part in text.split("\n## [")[1:]
     }
     assert documented == {name: set(kind.__struct_fields__) for name, kind in sections.items()}
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+CURVES = {"wide": [[1, 50], [32, 400], [128, 500]], "narrow": [[1, 20], [32, 300], [128, 1100]]}
+
+
+def shaped(folder: Path, **shapes: str) -> dict[str, ModelSettings]:
+    """A model with these shapes, as rows of TOML."""
+    rows = [f"[models.m.shapes.{name}]\n{text}\n" for name, text in shapes.items()]
+    model = "[models.m]\nengine = 'sim'\nmax_workers = 4\ncost_per_hour = 2\noptions.slots = 8\noptions.step_ms = 3\n"
+    return load(KINDS, path=written(folder, model + "".join(rows)), environ={}).table("models", ModelSettings)
+
+
+def test_what_a_shape_leaves_out_is_the_models(tmp_path: Path) -> None:
+    """Bounds, cost and options; and a model without shapes is its own only pool."""
+    model = shaped(tmp_path, wide="upto = 9\nmin_workers = 0\nmax_workers = 1\noptions.slots = 2", narrow="")["m"]
+    wide, narrow = model.pools["wide"], model.pools["narrow"]
+    assert (wide.min_workers, wide.most_workers, wide.options) == (0, 1, {"slots": 2, "step_ms": 3})
+    assert (narrow.min_workers, narrow.most_workers, narrow.options) == (1, 4, {"slots": 8, "step_ms": 3})
+    assert (wide.cost_per_hour, model.least_wanted, model.most_wanted) == (2, 0, 4)
+    assert shapes_of("m", model) == (Shape("wide", 9), Shape("narrow"))
+    alone = shaped(tmp_path)["m"]
+    assert alone.pools == {"": alone} and shapes_of("m", alone) == ()
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "words"),
+    [
+        ("upto = 0", "", ("shapes.wide.upto", "0.0")),
+        ("", "", ("shapes.wide", "upto is missing")),
+        ("upto = 3", "upto = 4", ("shapes.narrow", "last shape")),
+        ("upto = 3\nmni_workers = 1", "", ("shapes.wide.mni_workers", "'min_workers'")),
+        ("upto = 3\nmin_workers = 5", "", ("shapes.wide", "max_workers 4 is less than min_workers 5")),
+        ("upto = 3\nmin_workers = 0\nmax_workers = 0", "", ("shapes.wide", "wait for ever")),
+        ("curve = [[1, 2]]", "", ("shapes.narrow", "curve is missing")),
+        ("curve = [[1, 2]]\nupto = 3", "curve = [[1, 2]]", ("shapes.wide", "one or the other")),
+        ("curve = [[3, 2], [1, 2]]", "curve = [[1, 2]]", ("shapes.wide", "rising")),
+        ("curve = [[1, 2, 3]]", "curve = [[1, 2]]", ("shapes.wide.curve", "length 2")),
+    ],
+)
+def test_shapes_that_make_no_sense_are_refused(wide: str, narrow: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    """The message names the shape and what to do."""
+    with pytest.raises(ConfigError) as error:
+        shaped(tmp_path, wide=wide, narrow=narrow)
+    assert all(word in str(error.value) for word in ("models.m", *words))
+
+
+def test_one_shape_or_a_bad_name_or_no_money_is_refused(tmp_path: Path) -> None:
+    """Each with its reason."""
+    for shapes, word in (
+        ({"wide": "upto = 3"}, "one shape alone"),
+        ({"Wide": "upto = 3", "narrow": ""}, "small letters"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            shaped(tmp_path, **shapes)
+    dear = ModelSettings(engine="sim", shapes={"a": ShapeSettings(upto=2), "b": ShapeSettings()})
+    with pytest.raises(ValueError, match=r"shapes\.b: budget_per_hour does not pay"):
+        msgspec.structs.replace(dear, budget_per_hour=3, shapes={**dear.shapes, "b": ShapeSettings(cost_per_hour=4)})
+
+
+def test_thresholds_are_read_from_curves(tmp_path: Path) -> None:
+    """Where the lines cross; a shape that is never the best is refused by its name."""
+    model = shaped(tmp_path, **{name: f"curve = {curve}" for name, curve in CURVES.items()})["m"]
+    wide, narrow = shapes_of("m", model)
+    assert 32 < wide.upto < 128 and narrow == Shape("narrow")
+    backwards = shaped(tmp_path, **{name: f"curve = {CURVES[name]}" for name in ("narrow", "wide")})["m"]
+    with pytest.raises(ConfigError, match=r"models\.m\.shapes\.wide: by the curves another shape"):
+        shapes_of("m", backwards)

@@ -14,8 +14,10 @@ from streaming.deadletters import DeadLetters
 from streaming.errors import Fenced
 from streaming.journal import Journal, Record
 from streaming.keys import partition_key
+from streaming.leader import Leadership
 from streaming.lease import Held, Lease
 from streaming.messages import Chat, Delta, Job, Priority, Sampling, State, Text, Turn
+from streaming.plans import Plans
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.wire import Wire
@@ -448,3 +450,68 @@ async def test_slots_are_kept_for_higher_lanes(wire: Wire, start: Start) -> None
 def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
     """One in sixty-four, at least one, never all."""
     assert reserved_slots(slots, wanted) == kept
+
+
+# --- several shapes --------------------------------------------------------------------------------------------------
+
+
+async def hold(wire: Wire, running: Running, for_ms: int) -> None:
+    """As the leader says it: again and again, for who does not listen yet hears nothing."""
+    lead = await Leadership(wire).claim("s", 60_000)
+
+    async def heard() -> bool:
+        assert await Plans(wire).publish(lead, [], holds={running.worker.lease.id: for_ms})
+        await asyncio.sleep(0.05)
+        return running.worker._held(0) == (for_ms > 0)
+
+    await until(heard)
+
+
+async def test_a_held_worker_leaves_new_jobs_to_others_and_finishes_its_own(wire: Wire, start: Start) -> None:
+    """Ten jobs go to the other worker; once it may again, the held one takes the next."""
+    queue = Queue(wire)
+    held = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8))
+    long = a_job(queue, "long", 200)
+    await queue.put(long)
+    await until(lambda: _runs(held, 1))
+    await hold(wire, held, 60_000)
+    other = await start()
+    for number in range(10):
+        job = a_job(queue, f"job {number}")
+        await queue.put(job)
+        record = await ended(wire, job.id)
+        assert record.terminal is not None and record.terminal.worker == other.worker.lease.id
+    record = await ended(wire, long.id)
+    assert record.terminal is not None and (record.terminal.worker, record.attempt) == (held.worker.lease.id, 1)
+    other.stop.set()
+    await other.task
+    await hold(wire, held, 0)
+    last = a_job(queue)
+    await queue.put(last)
+    assert (await ended(wire, last.id)).state is State.COMPLETED
+
+
+async def test_a_hold_that_is_not_said_again_is_over(wire: Wire, start: Start) -> None:
+    """With no scheduler left, a job waits no longer than the hold was for."""
+    queue, running = Queue(wire), await start()
+    await hold(wire, running, 400)
+    job = a_job(queue)
+    await queue.put(job)
+    assert (await ended(wire, job.id)).state is State.COMPLETED
+
+
+async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: Wire, start: Start) -> None:
+    """One worker of a model runs them; were it held, nobody would. The same while it does not know whether it is that
+    one, for its last claim was not answered."""
+    running = await start()
+    await hold(wire, running, 60_000)
+    worker = running.worker
+    assert worker._wanted(0) == 0
+    for partitions in (worker._suspects, worker._unanswered):
+        partitions.add(0)
+        assert worker._wanted(0) > 0
+        partitions.clear()
+
+
+async def _runs(running: Running, jobs: int) -> bool:
+    return running.worker.running == jobs

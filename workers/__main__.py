@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
     parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
     parser.add_argument("--model", help="which of the configured models to serve")
+    parser.add_argument("--shape", help="which of the model's shapes, if it has several")
     parser.add_argument("--id", default="worker-1", help="this process's name in `penstock ps`")
     parser.add_argument("--data-dir", type=Path, default=Path(".penstock"), help="where weights are kept")
     args = parser.parse_args(argv)
@@ -67,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = _config(args)
         model, settings = _choose(served_models(config.table("models", ModelSettings)), args.model)
+        settings = _shaped(model, settings, args.shape)
         telemetry = config.section("telemetry", TelemetrySettings)
         logs.setup("worker", telemetry.log_level)
         metrics = Metrics.start(telemetry.metrics_dir, "worker")
@@ -75,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         lifeline.say("failed", str(error))
         sys.stderr.write(f"error: {error}\n")
         return 2
-    process = WorkerProcess(args.id, model, config, engine, metrics, lifeline)
+    process = WorkerProcess(args.id, model, args.shape or "", config, engine, metrics, lifeline)
     try:
         with asyncio.Runner(loop_factory=_loop) as runner:
             code = runner.run(process.run())
@@ -103,13 +105,30 @@ def _choose(models: dict[str, ModelSettings], wanted: str | None) -> tuple[str, 
     return wanted, models[wanted]
 
 
+def _shaped(model: str, settings: ModelSettings, wanted: str | None) -> ModelSettings:
+    """The settings of the pool this worker belongs to."""
+    pools = settings.pools
+    if (wanted or "") in pools:
+        return pools[wanted or ""]
+    if not settings.shapes:
+        raise ConfigError("--shape", f"{model} has no shapes", "leave it out")
+    raise ConfigError("--shape", f"name one of the shapes of {model}: {', '.join(pools)}")
+
+
 class WorkerProcess:
     """The process around a worker: loading, being seen, signals, and the way out."""
 
     def __init__(
-        self, name: str, model: str, config: Config, engine: Engine, metrics: Metrics, lifeline: Lifeline
+        self,
+        name: str,
+        model: str,
+        shape: str,
+        config: Config,
+        engine: Engine,
+        metrics: Metrics,
+        lifeline: Lifeline,
     ) -> None:
-        self._name, self._model, self._config, self._engine = name, model, config, engine
+        self._name, self._model, self._shape, self._config, self._engine = name, model, shape, config, engine
         self._metrics, self._lifeline = metrics, lifeline
         self._worker: Worker | None = None
         self._tally = Tally()
@@ -232,6 +251,7 @@ class WorkerProcess:
             state=self._state,
             since=self._since,
             model=self._model,
+            shape=self._shape,
             lease=self._worker.lease.id if self._worker else "",
             slots=stats.slots if stats else 0,
             running=stats.running if stats else 0,

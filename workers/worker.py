@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from streaming.messages import (
     Delta,
     Failure,
     Follow,
+    Hold,
     ModelCard,
     Priority,
     State,
@@ -88,6 +90,10 @@ class Worker:
             Writer(self.lease, partition, self._oldest_frame, self._everything, self._on_written)
             for partition in wire.partitions
         ]
+        self._unanswered: set[int] = set()
+        """Partitions whose last claim has no answer that we know."""
+        self._held_until = -math.inf
+        """Until then new jobs are left to workers of another shape."""
         self._room = asyncio.Event()
         self._draining = False
         self._leaving = False
@@ -165,6 +171,7 @@ class Worker:
         try:
             claimed = await self.lease.claim(partition, want, alone=alone, lowest=self._room_for_batch())
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
+            self._unanswered.discard(partition)
             for claim in claimed.jobs:
                 if isinstance(claim, Broken):
                     self._refuse_broken(claim)
@@ -172,6 +179,7 @@ class Worker:
                     await self._begin(claim)
         except Unavailable as error:
             log.warning("no work can be claimed from partition %d, trying again: %s", partition, error)
+            self._unanswered.add(partition)
             claimed = None
         finally:
             self._claiming.discard(partition)
@@ -185,6 +193,8 @@ class Worker:
     def _wanted(self, partition: int) -> int:
         """What fits now plus a small prefetch. When jobs that killed their workers wait in a partition, what runs is
         finished first, then they run singly."""
+        if self._held(partition):
+            return 0
         if self._suspects and (self._attempts or self._claims or partition not in self._suspects):
             return 0
         stats = self._engine.stats()
@@ -192,6 +202,13 @@ class Worker:
         if stats.kv_tokens and stats.waiting >= max(1, self._settings.prefetch):
             return 0
         return min(want, KV_BATCH) if stats.kv_tokens else want
+
+    def _held(self, partition: int) -> bool:
+        """Whether new jobs there are another shape's. Not while this worker is, or may be without knowing it, the one
+        that is to run the partition's suspects: nobody else would."""
+        if time.monotonic() >= self._held_until:
+            return False
+        return partition not in self._suspects and partition not in self._unanswered
 
     def _room_for_batch(self) -> int | None:
         """How many more jobs of lane batch may be held, so that the slots kept for others stay empty. None: any."""
@@ -314,6 +331,13 @@ class Worker:
                     attempt.follow(address)
             case Cordon(reason):
                 self._on_cordon(reason)
+            case Hold(for_ms):
+                self._hold(for_ms)
+
+    def _hold(self, for_ms: int) -> None:
+        held, self._held_until = self._held_until, time.monotonic() + for_ms / 1000
+        if not for_ms and time.monotonic() < held:
+            self._room.set()
 
     def _cancel(self, job_id: str) -> None:
         if self._claiming and job_id not in self._attempts:

@@ -61,7 +61,7 @@ async def play(names: Sequence[str], folder: Path, size: Size, run: Run) -> Repo
         rows=rows,
         ratios=tuple(goals),
         notes=(
-            "Simulated engine: 8 slots a worker, 20 ms a step. Times include starting a Python process.",
+            "Simulated engine: 8 slots a worker, a wide one 16; 20 ms a step. Times include starting a Python process.",
             "step runs with scheduler.cover = 0: by default workers are kept ready for rushes like one just seen.",
         ),
     )

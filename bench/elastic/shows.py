@@ -227,6 +227,38 @@ async def straggler(folder: Path, size: Size) -> Shown:
     return shown
 
 
+async def shapes(folder: Path, size: Size) -> Shown:
+    """One wide worker or some narrow ones; the clients become many, step by step, and few again."""
+    shown = Shown()
+    model = {
+        "min_workers": 0,
+        "max_workers": size.most // 2,
+        "shapes.wide.upto": size.crowd // 2,
+        "shapes.wide.max_workers": 1,
+        "shapes.wide.options.slots": 16,
+        "shapes.narrow.options.slots": 8,
+    }
+    settings = {**SIM, "sim.load_ms": size.load_ms, "scheduler.idle_s": size.idle_s, "scheduler.cover": 0}
+    async with Yard(folder / "yard", model, settings) as yard:
+        crowd = Crowd(folder, yard.port, tokens=50)
+        ways = {"up": ("narrow", range(1, size.crowd + 1, 2)), "down": ("wide", range(size.crowd - 1, 0, -2))}
+        crowd.size(1)
+        await until(lambda: _takes(yard, "wide"), PATIENCE_S)
+        for way, (shape, levels) in ways.items():
+            began = await yard.now_s()
+            for clients in levels:
+                crowd.size(clients)
+                await asyncio.sleep(size.hold_s)
+            await until(lambda shape=shape: _takes(yard, shape), PATIENCE_S)  # type: ignore[misc]
+            switches = [noted for noted in await yard.actions(began, "switch") if "," not in noted.action.shape]
+            shown.judge(f"shapes: switches on the way {way}", len(switches), 2, "")
+            drained = await becomes(lambda shape=shape: _only(yard, shape), DOWN_S)  # type: ignore[misc]
+            shown.add(f"shapes: only {shape} workers left", float(drained))
+        await crowd.go()
+        shown.judge_clients(await crowd.judged())
+    return shown
+
+
 Show: TypeAlias = Callable[[Path, Size], Awaitable[Shown]]
 SHOWS: dict[str, Show] = {
     "step": step,
@@ -234,6 +266,7 @@ SHOWS: dict[str, Show] = {
     "failover": failover,
     "rivals": rivals,
     "straggler": straggler,
+    "shapes": shapes,
 }
 
 
@@ -273,6 +306,16 @@ async def _eta_ms(yard: Yard, job: str) -> int | None:
     _, _, body = await fetch(yard.port, "GET", f"/v1/jobs/{job}")
     eta: int | None = msgspec.json.decode(body)["eta_ms"]
     return eta
+
+
+async def _takes(yard: Yard, shape: str) -> bool:
+    """Whether new jobs go there alone."""
+    plan = await yard.plan()
+    return plan is not None and plan.takes == (shape,)
+
+
+async def _only(yard: Yard, shape: str) -> bool:
+    return {worker.shape for worker in await yard.fleet.processes("worker")} == {shape}
 
 
 async def _schedulers(yard: Yard, number: int) -> bool:

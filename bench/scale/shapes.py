@@ -16,7 +16,7 @@ from bench.workload.generate import Lengths
 from bench.workload.trace import Request
 from scheduler import shapes
 from scheduler.limits import Limits
-from scheduler.policy import State, decide
+from scheduler.switch import Switch, decide
 
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Clients of the sweep."""
@@ -125,18 +125,19 @@ def ramped_dynamic(
 ) -> tuple[list[float], list[tuple[float, str]]]:
     """The same with both, the scheduler saying each second which takes the new jobs; and when it changed its mind."""
     site = Site(list(FORMS), seed)
-    workers = len(site.plant.workers)
-    limits = Limits(workers, workers, shapes=tuple(found))
-    state: State | None = None
+    pools = {name: Limits(form.replicas, form.replicas) for name, form in FORMS.items()}
+    limits = Limits(shapes=tuple(found), pools=pools)
+    state: Switch | None = None
     switches: list[tuple[float, str]] = []
 
     def steer(now: float) -> None:
         nonlocal state
         plan = decide(site.plant.snapshot(), limits, state, now)
         state = plan.state
-        if site.plant.dispatch and plan.dispatch != site.plant.dispatch:
-            switches.append((now, plan.dispatch))
-        site.plant.send_to(plan.dispatch)
+        (shape,) = plan.takes  # all workers of both are there
+        if site.plant.dispatch and shape != site.plant.dispatch:
+            switches.append((now, shape))
+        site.plant.send_to(shape)
 
     site.plant.every(TICK_S, steer)
     site.plant.every(TICK_S / 10, lambda _: site.share_the_gpus())

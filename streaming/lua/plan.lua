@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- What the leader has decided, in one step; refused to whoever does not lead under this epoch any more.
 -- ARGV: holder, epoch, then threes of: 'plan', model, record | 'cold', model, seconds | 'act', model, record
---       | 'cordon', worker, reason
+--       | 'cordon', worker, reason | 'hold', worker, ms
 -- Returns: 1 | 0 (refused: nothing was written, nobody was told)
 if redis.call('GET', leader_key()) ~= ARGV[1] or redis.call('GET', leader_epoch_key()) ~= ARGV[2] then return 0 end
 local changed = false
@@ -13,6 +13,8 @@ for i = 3, #ARGV, 3 do
     redis.call('HSET', cold_key(), name, value)
   elseif what == 'cordon' then
     tell_worker(name, {'d', value})
+  elseif what == 'hold' then
+    tell_worker(name, {'h', tonumber(value)})
   else
     redis.call('XADD', actions_key(), 'MAXLEN', '~', 1000, '*', 'model', name, 'epoch', ARGV[2], 'action', value)
     changed = true
