@@ -93,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         lifeline.say("failed", str(error))
         sys.stderr.write(f"error: {error}\n")
         return 2
+    os.nice(process.settings.nice)  # before there are threads: they have what the process has
     asyncio.run(process.run())
     return 0
 
@@ -112,7 +113,7 @@ class OfflineProcess:
         logs.setup("offline", telemetry.log_level)
         logging.getLogger("celery").setLevel("WARNING")  # each task twice at info level
         files = config.section("files", FilesSettings)
-        self._settings = config.section("offline", OfflineSettings)
+        self.settings = config.section("offline", OfflineSettings)
         self._redis = config.section("redis", WireSettings)
         self._batch = config.section("batch", BatchSettings)
         self._served = served_models(config.table("models", ModelSettings))
@@ -130,7 +131,7 @@ class OfflineProcess:
         self._keep_s = files.retention_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._desk: Desk | None = None
-        self._app = build_app(self._settings, self._redis, self._look_at_batch)
+        self._app = build_app(self.settings, self._redis, self._look_at_batch)
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT."""
@@ -141,14 +142,14 @@ class OfflineProcess:
         headroom = Headroom(wire)
         tools = Tools(wire, headroom, tuple(self._served), self._batch)
         say_s = min(1.0, self._redis.lease_ms / 2000)
-        bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self._settings.turn_s, say_s)
+        bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self.settings.turn_s, say_s)
         self._desk = desk = Desk(bench)
         await self._wait_for_redis(wire, stop)
         bell = Bell(Batches(wire), self._app, self._metrics)
         loops = (bell.keep_ringing(), desk.keep_tidy(TIDY_S), headroom.keep_looking(), watch_lag(), self._fold())
         tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(wire))]
         consumer = self._consumer(wire, headroom)
-        celery = _CeleryThread(self._app, self._settings.concurrency, self._name)
+        celery = _CeleryThread(self._app, self.settings.concurrency, self._name)
         try:
             async with present(Fleet(wire), self._describe):
                 celery.start()
@@ -160,7 +161,7 @@ class OfflineProcess:
                 desk.stop.set()
                 if consumer is not None:
                     await consumer.stop()
-                await asyncio.to_thread(celery.stop, self._settings.drain_s)
+                await asyncio.to_thread(celery.stop, self.settings.drain_s)
         finally:
             for task in tasks:
                 task.cancel()
@@ -230,7 +231,7 @@ class OfflineProcess:
             host=socket.gethostname(),
             state="draining" if desk is not None and desk.stop.is_set() else "ready",
             since=self._since,
-            slots=self._settings.concurrency,
+            slots=self.settings.concurrency,
             running=desk.running if desk is not None else 0,
         )
 

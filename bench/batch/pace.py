@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from bench.batch.door import Door, Line, write
+from bench.gateway.system import processes_in
+from bench.gateway.systems.floor import start_engine_server
 from bench.load.child import measure
 from bench.load.plan import Plan, Reading
 from bench.load.stats import Spread
 from bench.penstock import MODEL, Penstock
+from workers.settings import SimSettings
 
 STEP_MS, PREFILL_MS, SLOTS = 15.0, 25.0, 256
 SHORTEST, LONGEST = 64, 192
@@ -84,39 +89,54 @@ class Manners(msgspec.Struct, frozen=True):
     alone: Spread
     beside: Spread
     """Beside a batch that takes all it may have."""
+    bare_alone: Spread
+    bare_beside: Spread
+    """At the same times, of an engine behind a bare server which no batch uses: what the machine did meanwhile."""
     rounds: list[dict[str, Any]]
 
     @property
     def ratio(self) -> float:
-        return self.beside.p99 / self.alone.p99
+        """Without what the batch's use of the machine did to somebody who has nothing to do with it."""
+        return self.beside.p99 / self.alone.p99 / max(1.0, self.bare_beside.p99 / self.bare_alone.p99)
 
 
 def manners(folder: Path, requests: int, rounds: int) -> Manners:
     """Rounds of people alone and people beside a batch, by turns, on one set of processes."""
     found: list[dict[str, Any]] = []
     path = write(folder / "input.jsonl", some_lines(20_000, 1))
-    with Penstock(folder, offline=1, settings=SETTINGS) as penstock:
+    engine = SimSettings(step_ms=STEP_MS, prefill_ms=PREFILL_MS, slots=SLOTS)
+    with Penstock(folder, offline=1, settings=SETTINGS) as penstock, processes_in(folder / "bare") as bare:
+        ports = (penstock.port, start_engine_server(bare, engine))
         door = Door(penstock.url)
         for number in range(rounds):
-            quiet = _people(penstock, requests)
+            quiet, bare_quiet = _people(ports, requests)
             batch_id = door.begin(path, "none")
             _wait_until_it_saturates(door, batch_id)
-            beside = _people(penstock, requests)
+            beside, bare_beside = _people(ports, requests)
             batch = door.show(batch_id)
             door.cancel(batch_id)
             door.ended(batch_id, 120)
             found.append({
                 "round": number + 1, "alone_p50": quiet.ttft.p50, "alone_p99": quiet.ttft.p99,
-                "beside_p50": beside.ttft.p50, "beside_p99": beside.ttft.p99, "wrong": quiet.errors + beside.errors,
+                "beside_p50": beside.ttft.p50, "beside_p99": beside.ttft.p99,
+                "bare_alone_p50": bare_quiet.ttft.p50, "bare_alone_p99": bare_quiet.ttft.p99,
+                "bare_beside_p50": bare_beside.ttft.p50, "bare_beside_p99": bare_beside.ttft.p99,
+                "wrong": quiet.errors + beside.errors,
                 "batch_was_running": batch["status"] == "in_progress" and batch["lines_in_queue"] >= SLOTS,
             })  # fmt: skip
         door.close()
-    return Manners(_middle(found, "alone"), _middle(found, "beside"), found)
+    kinds = ("alone", "beside", "bare_alone", "bare_beside")
+    return Manners(*(_middle(found, kind) for kind in kinds), found)
 
 
-def _people(penstock: Penstock, requests: int) -> Reading:
-    plan = Plan(port=penstock.port, model=MODEL, streams=STREAMS, requests=requests, tokens=CHAT_TOKENS, limit_s=120)
-    return measure(plan)
+def _people(ports: Sequence[int], requests: int) -> list[Reading]:
+    """At each of the ports at the same time."""
+    plans = [
+        Plan(port=port, model=MODEL, streams=STREAMS, requests=requests, tokens=CHAT_TOKENS, limit_s=120)
+        for port in ports
+    ]
+    with ThreadPoolExecutor(len(plans)) as threads:
+        return list(threads.map(measure, plans))
 
 
 def _wait_until_it_saturates(door: Door, batch_id: str) -> None:
