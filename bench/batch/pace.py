@@ -125,8 +125,13 @@ def manners(folder: Path, requests: int, rounds: int) -> Manners:
                 "batch_was_running": batch["status"] == "in_progress" and batch["lines_in_queue"] >= SLOTS,
             })  # fmt: skip
         door.close()
-    kinds = ("alone", "beside", "bare_alone", "bare_beside")
-    return Manners(*(_middle(found, kind) for kind in kinds), found)
+    return Manners(
+        alone=_middle(found, "alone"),
+        beside=_middle(found, "beside"),
+        bare_alone=_middle(found, "bare_alone"),
+        bare_beside=_middle(found, "bare_beside"),
+        rounds=found,
+    )
 
 
 def _people(ports: Sequence[int], requests: int) -> list[Reading]:
