@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
 
-from scheduler.plan import Cordon
 from scheduler.snapshot import Worker
 
 WINDOW_S = 8.0
@@ -34,6 +33,14 @@ STALE_S = 3 * WINDOW_S
 FAILED_JOBS = 5
 FAILED_SHARE = 0.5
 """So many jobs of a window, and such a share of them, must have failed for a strike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """A worker that is to take no more jobs, finish what it has, and be replaced."""
+
+    worker: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

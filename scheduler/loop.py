@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 from scheduler.limits import Limits
 from scheduler.observe import observe
-from scheduler.plan import Outlook
-from scheduler.policy import State
+from scheduler.plan import Outlook, State
 from scheduler.pools import Pool
 from scheduler.shapes import Route
 from scheduler.snapshot import Snapshot

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from scheduler.policy import State
+from scheduler.demand import Demand
+from scheduler.health import Cordon, Health
+from scheduler.rush import Peaks
 
 
 @dataclass(frozen=True, slots=True)
-class Cordon:
-    """A worker that is to take no more jobs, finish what it has, and be replaced."""
+class State:
+    """What the next decision must know of the last one."""
 
-    worker: str
-    reason: str
+    want: int
+    demand: Demand = field(default_factory=Demand)
+    needs: Peaks = ()
+    """Workers needed at single moments of the last while."""
+    fell: bool = False
+    """Whether the last change was downwards."""
+    no_small_step_until: float = -math.inf
+    health: Health = field(default_factory=Health)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from scheduler import health, starts
 from scheduler.demand import Demand, asking, in_slots, keep_s, learn, tight
 from scheduler.forecast import constraints, wait_s, workers_for
 from scheduler.health import Health
 from scheduler.limits import Limits
-from scheduler.plan import Outlook, Plan
-from scheduler.rush import Peaks, highest, noted
+from scheduler.plan import Outlook, Plan, State
+from scheduler.rush import highest, noted
 from scheduler.snapshot import Snapshot
 
 SPARE = 0.25
@@ -28,20 +28,6 @@ SMALL = 1 / 3
 REGRET_S = 3600.0
 """After the number has risen again there is no small step for so long: a constant load, be it noisy, turns it at most
 twice in that time."""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What the next decision must know of the last one."""
-
-    want: int
-    demand: Demand = field(default_factory=Demand)
-    needs: Peaks = ()
-    """Workers needed at single moments of the last while."""
-    fell: bool = False
-    """Whether the last change was downwards."""
-    no_small_step_until: float = -math.inf
-    health: Health = field(default_factory=Health)
 
 
 @dataclass(frozen=True, slots=True)

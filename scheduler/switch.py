@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler import policy
+from scheduler.health import Cordon
 from scheduler.limits import Limits
-from scheduler.plan import Cordon, Plan
+from scheduler.plan import Plan, State
 from scheduler.shapes import Route, route, takers
 from scheduler.snapshot import Snapshot
 
@@ -21,7 +22,7 @@ from scheduler.snapshot import Snapshot
 class Switch:
     """What the next decision must know of the last one."""
 
-    pools: Mapping[str, policy.State] = field(default_factory=dict)
+    pools: Mapping[str, State] = field(default_factory=dict)
     """By shape."""
     route: Route | None = None
     takes: tuple[str, ...] = ()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from scheduler.demand import PATIENCE_S, Demand
 from scheduler.limits import TARGETS, Limits
-from scheduler.plan import Plan
-from scheduler.policy import REGRET_S, State, decide
+from scheduler.plan import Plan, State
+from scheduler.policy import REGRET_S, decide
 from scheduler.snapshot import Due, Lane, Served, Snapshot, Worker
 
 LIMITS = Limits(min=1, max=4)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler import policy
 from scheduler.limits import Limits
-from scheduler.policy import State
+from scheduler.plan import State
 from scheduler.shapes import Shape, takers
 from scheduler.snapshot import Lane, Served, Snapshot, Worker
 from scheduler.switch import Decision, Switch, decide

@@ -115,7 +115,7 @@ ENDS = (
             Edit(
                 "api/render.py",
                 "return prefix + to_json(text) + end\n",
-                "return prefix + to_json(delta.text) + end + "
+                "return prefix + to_json(text) + end + "
                 '(self._finish(delta.index, delta.finish) if delta.finish else b"")\n',
             ),
         ),

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from scheduler.freeness import merged
 from scheduler.limits import Limits
-from scheduler.policy import State, decide
+from scheduler.plan import State
+from scheduler.policy import decide
 from scheduler.snapshot import Snapshot, Worker
 
 TICK_S = 2.0
