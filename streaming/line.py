@@ -102,12 +102,8 @@ class Talk(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._sent: deque[Sent] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=refusal)
-        writer = connection._writer  # the library has no other way to it
-        assert writer is not None
-        self._transport = writer.transport
-        self._former = self._transport.get_protocol()
-        self._transport.set_protocol(self)
+        self._reader = reader()
+        self._transport, self._former = take_over(connection, self)
 
     def say(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send them; their answers, in time. Whoever no longer waits for them disturbs nobody."""
@@ -148,7 +144,7 @@ class Talk(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """By the server, or by `end`."""
         self.end(RedisConnectionError(f"connection lost: {error}" if error else "connection closed by the server"))
-        self._former.connection_lost(error)  # the library waits for it when it closes a connection
+        self._former.connection_lost(error)
 
     def end(self, error: Exception) -> None:
         """Nothing more is sent; what is under way fails. Idempotent."""
@@ -161,6 +157,23 @@ class Talk(asyncio.Protocol):
             sent = self._sent.popleft()
             if not sent.done.done():
                 sent.done.set_exception(error)
+
+
+def take_over(
+    connection: AbstractConnection, protocol: asyncio.Protocol
+) -> tuple[asyncio.WriteTransport, asyncio.BaseProtocol]:
+    """The connection's transport, from now on this protocol's; and the library's own protocol, which waits to hear of
+    the end when it closes a connection."""
+    writer = connection._writer  # the library has no other way to it
+    assert writer is not None
+    transport, former = writer.transport, writer.transport.get_protocol()
+    transport.set_protocol(protocol)
+    return transport, former
+
+
+def reader() -> hiredis.Reader:
+    """Of answers, among them errors as the library's exceptions."""
+    return hiredis.Reader(protocolError=InvalidResponse, replyError=refusal)
 
 
 def refusal(text: str) -> ResponseError:

@@ -17,7 +17,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse
 
 from streaming.errors import Unavailable
-from streaming.line import refusal
+from streaming.line import reader, take_over
 
 PING_S = 10.0
 """Silence before a sign of life is asked for, and the time it may take."""
@@ -34,12 +34,8 @@ class Subscription(asyncio.Protocol):
         self._begun = self._loop.create_future()
         self._fault: Exception | None = None
         self._heard = True
-        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=refusal)
-        writer = connection._writer  # the library has no other way to it
-        assert writer is not None
-        self._transport = writer.transport
-        self._former = self._transport.get_protocol()
-        self._transport.set_protocol(self)
+        self._reader = reader()
+        self._transport, self._former = take_over(connection, self)
         self._send("SUBSCRIBE", channel)
         self._timer = self._loop.call_later(PING_S, self._look)
 
@@ -111,7 +107,7 @@ class Subscription(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """By the server, or by `end`."""
         self.end(Unavailable(f"a subscription was lost: {error or 'closed by the server'}"))
-        self._former.connection_lost(error)  # the library waits for it when it closes a connection
+        self._former.connection_lost(error)
 
     def end(self, error: Exception) -> None:
         """Nothing more comes; whoever waits is told. Idempotent."""
