@@ -71,7 +71,8 @@ class KubernetesPool:
 
     async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
         """One move a Deployment. What cannot be looked at stays as it is; that is said once."""
-        return [move for plan in plans for move in await self._moves_of(plan, workers, epoch)]
+        found = await asyncio.gather(*(self._moves_of(plan, workers, epoch) for plan in plans))
+        return [move for moves in found for move in moves]
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
         """After the plans were published: change the cluster. What fails is tried again at the next tick."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from house import House, redis_process
+from house import House, redis_process, serving
 from redis import Redis
 
 from streaming.settings import WireSettings
@@ -17,15 +17,8 @@ from streaming.wire import Wire
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An API process and a worker with the simulated engine, for the tests of one module."""
     folder = tmp_path_factory.mktemp("house")
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
-        try:
-            house.start("workers")
-            house.start_api()
-            house.wait_ready()
-            yield house
-        finally:
-            house.close()
+    with serving(folder, "workers") as house:
+        yield house
 
 
 @pytest.fixture

@@ -76,6 +76,22 @@ def eventually(condition: Callable[[], object], *errors: type[Exception], second
 Answer = tuple[int, dict[str, str], bytes]
 
 
+@contextmanager
+def serving(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
+    """A house with an API process and one process of each role, ready, on a server of its own."""
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        house.environ |= environ
+        try:
+            for role in roles:
+                house.start(role)
+            house.start_api()
+            house.wait_ready()
+            yield house
+        finally:
+            house.close()
+
+
 class House:
     """Penstock's roles as real processes, each started and ended by the test, on a server of their own."""
 

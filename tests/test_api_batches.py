@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from batching import answers_are_right, begin, client, content, ended, jsonl, line, nothing_left_over, reaches
-from house import House, eventually, redis_process
+from house import House, eventually, serving
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, UnprocessableEntityError
 
 from workers import weights
@@ -22,17 +22,8 @@ from workers.sim import token_text
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """One of each role; requests may ask for faults."""
     folder = tmp_path_factory.mktemp("house")
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
-        house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_SLOTS": "16"}
-        try:
-            house.start("workers")
-            house.start("offline")
-            house.start_api()
-            house.wait_ready()
-            yield house
-        finally:
-            house.close()
+    with serving(folder, "workers", "offline", PENSTOCK_SIM_FAULTS="true", PENSTOCK_SIM_SLOTS="16") as house:
+        yield house
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from batching import answers_are_right, jsonl, line, said
-from house import House, eventually, redis_process
+from house import House, eventually, serving
 
 from cli.__main__ import main
 from cli.batch_input import Recipe, batch_lines, prepare
@@ -28,17 +28,8 @@ RECIPE = Recipe("sim", options={"max_tokens": 6})
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """One of each role."""
     folder = tmp_path_factory.mktemp("house")
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
-        house.environ |= {"PENSTOCK_SIM_SLOTS": "8"}
-        try:
-            for role in ("workers", "offline"):
-                house.start(role)
-            house.start_api()
-            house.wait_ready()
-            yield house
-        finally:
-            house.close()
+    with serving(folder, "workers", "offline", PENSTOCK_SIM_SLOTS="8") as house:
+        yield house
 
 
 @pytest.fixture

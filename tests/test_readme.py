@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from house import House, redis_process
+from house import House, serving
 
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
@@ -58,16 +58,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """The README's model name, with a simulated engine behind it."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "penstock.toml").write_text(f'[models."{MODEL}"]\nengine = "sim"\n')
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
-        try:
-            for role in ("scheduler", "workers", "offline"):
-                house.start(role)
-            house.start_api()
-            house.wait_ready()
-            yield house
-        finally:
-            house.close()
+    with serving(folder, "scheduler", "workers", "offline") as house:
+        yield house
 
 
 def curl(house: House, command: str) -> tuple[int, str]:

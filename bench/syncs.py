@@ -1,0 +1,135 @@
+"""`python -m bench.syncs`: what a killed Redis process had answered and not yet given to its file, if syncs are slow.
+
+At `appendfsync everysec` a server holds writes to its file back while a sync of it is under way, and answers
+nevertheless. strace makes each sync slow, so that a kill -9 meets one; the server is then started again and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from bench import program, report
+from bench.penstock import find_server
+from bench.processes import Died, free_port
+from bench.program import Refused, Run
+from bench.report import Column, Report
+
+SYNC_MS = 300
+WRITES_S = (2.0, 3.0)
+"""Of writing before the kill, at random between these."""
+READY_S = 20.0
+COLUMNS = (
+    Column("fsync", "appendfsync"),
+    Column("kills", "kills"),
+    Column("lossy", "of them lost something"),
+    Column("answered", "writes answered"),
+    Column("lost", "of them lost"),
+    Column("worst", "most at once"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    return program.play(_parser(), argv, _run, Died, RedisError, OSError)
+
+
+def _run(run: Run) -> int:
+    if shutil.which("strace") is None:
+        raise Refused("strace is needed to make syncs slow (Debian: apt-get install strace)")
+    rows = []
+    for fsync in ("everysec", "always"):
+        with run.console.status(fsync):
+            rows.append(_row(fsync, [_kill(fsync) for _ in range(run.args.kills)]))
+    found = Report(
+        name="syncs",
+        title=f"kill -9 of a server whose syncs take {SYNC_MS} ms",
+        command=run.command,
+        settings={"sync_ms": SYNC_MS, "kills": run.args.kills},
+        columns=COLUMNS,
+        rows=rows,
+    )
+    run.tell(found, run.args.out)
+    return 0
+
+
+def _row(fsync: str, kills: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    lost = [answered - kept for answered, kept in kills]
+    return {
+        "fsync": fsync,
+        "kills": len(kills),
+        "lossy": sum(each > 0 for each in lost),
+        "answered": sum(answered for answered, _ in kills),
+        "lost": sum(lost),
+        "worst": max(lost),
+    }
+
+
+def _kill(fsync: str) -> tuple[int, int]:
+    """Writes that were answered before a kill at a random moment, and those that are there afterwards."""
+    slow = ("strace", "-f", "-qq", "-o", os.devnull, "-e", f"inject=fdatasync:delay_enter={1000 * SYNC_MS}")
+    with tempfile.TemporaryDirectory(prefix="penstock-syncs-") as folder:
+        answered = 0
+        with _server(Path(folder), fsync, slow) as redis:
+            pid = int(redis.info("server")["process_id"])
+            until = time.monotonic() + random.uniform(*WRITES_S)  # noqa: S311 - any moment
+            while time.monotonic() < until:
+                redis.set(f"key {answered}", "x")
+                answered += 1
+            os.kill(pid, signal.SIGKILL)
+        with _server(Path(folder), fsync) as redis:
+            return answered, int(redis.dbsize())
+
+
+@contextlib.contextmanager
+def _server(folder: Path, fsync: str, before: Sequence[str] = ()) -> Iterator[Redis]:
+    """One that answers, on the file in the folder. Raises Died."""
+    port = free_port()
+    options = ("--dir", str(folder), "--save", "", "--appendonly", "yes", "--appendfsync", fsync)
+    command = [*before, find_server(), "--port", str(port), "--bind", "127.0.0.1", *options]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True) as process:
+        try:
+            with Redis(port=port) as redis:
+                _wait(redis)
+                yield redis
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                os.killpg(process.pid, signal.SIGKILL)  # strace alone would leave its server behind
+
+
+def _wait(redis: Redis) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            redis.ping()
+            return
+        except RedisError as error:
+            if time.monotonic() > deadline:
+                raise Died(f"the server does not answer: {error}") from error
+            time.sleep(0.05)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.syncs", description=__doc__)
+    parser.add_argument("--kills", type=program.count, default=10, help="with each setting (default: 10)")
+    parser.add_argument("--out", type=Path, default=report.RESULTS / "syncs.json", help="where the figures go")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
