@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+CHUNK_END = b"\r\n"
+
+
+def chunk_head(size: int) -> bytes:
+    """What stands before so many bytes of a body that was begun without a length."""
+    return b"%x\r\n" % size
 
 
 class Together:
@@ -46,10 +53,17 @@ class Together:
         self._first = b""
 
 
+class Carried(Protocol):
+    """Whatever writes chunks onto the transport itself."""
+
+    paused: bool
+
+
 class Connection(HttpToolsProtocol):
     """Given to each request as `scope["state"]["connection"]`."""
 
     _on_lost: Callable[[], None] | None = None
+    _carried: Carried | None = None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -72,6 +86,21 @@ class Connection(HttpToolsProtocol):
             if self.transport.is_closing():
                 on_lost()
 
+    def carry(self, carried: Carried | None) -> bool:
+        """Tell `carried` from now on whether the reader is behind; returns whether it is."""
+        self._carried = carried
+        return self.flow.write_paused
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._carried is not None:
+            self._carried.paused = True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._carried is not None:
+            self._carried.paused = False
+
     def write_chunk(self, data: bytes) -> bool:
         """One chunk of a body that was begun without a length. False, and nothing is written, if the reader is behind.
 
@@ -81,5 +110,5 @@ class Connection(HttpToolsProtocol):
             return False
         transport = self.transport
         if not transport.is_closing():
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            transport.write(chunk_head(len(data)) + data + CHUNK_END)
         return True

@@ -140,7 +140,7 @@ class ChunkRenderer:
         self._offset = [0] * facts.choices
 
     def delta(self, delta: Delta) -> bytes:
-        """The `data:` block of a delta; b"" while its tokens make no text yet. Called once a token."""
+        """The `data:` block of a delta; b"" while its tokens make no text yet."""
         text, index = delta.text, delta.index
         if not text and not delta.logprobs:
             return b""
@@ -148,6 +148,13 @@ class ChunkRenderer:
         self._prefix[index] = self._later[index]
         end = self._end_with_logprobs(delta) if self._logprobs else self._plain_end
         return prefix + to_json(text) + end
+
+    @property
+    def plain(self) -> tuple[bytes, bytes] | None:
+        """What stands around the JSON of every further delta's text; None where that is not always the same."""
+        if self._facts.choices > 1 or self._logprobs or self._prefix[0] is not self._later[0]:
+            return None
+        return self._later[0], self._plain_end
 
     def end(self, terminal: Terminal) -> bytes:
         """The last blocks: finish reasons, the token counts if wanted, [DONE]; for a job that failed, its error."""

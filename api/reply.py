@@ -21,6 +21,7 @@ from api.admission import Admitted
 from api.connection import Connection
 from api.delivery import Delivery
 from api.errors import ApiError
+from api.flow import TokenFlow
 from api.render import ChunkRenderer, Facts, completion, error_frame, fingerprint, to_json
 from api.services import Services
 from streaming.errors import StreamingError, UnknownJob
@@ -61,11 +62,11 @@ class Reply:
         facts = Facts.of(self._job, created, fingerprint(card) if card else None)
         self._facts = facts if not admitted.accepted.joined else replace(facts, job=admitted.accepted.id)
         self._received = 0.0
-        self._last = 0.0
         self._delivery = Delivery()
         operation = CHAT if facts.chat else TEXT
         self._labels = (operation, self._job.model)
-        self._per_token = services.metrics.time_per_output_token.labels(*self._labels).observe
+        self._tally = services.metrics.time_per_output_token.labels(*self._labels)
+        self._flow = TokenFlow(self._tally)
         self._request_id = ""
         self._slow = False
         self._task: asyncio.Task[object] | None = None
@@ -116,14 +117,14 @@ class Reply:
 
     def _measure(self, rows: Sequence[Delta]) -> None:
         now = time.monotonic()
-        if not self._last:
+        if not self._flow.last:
             self._delivery.first_got()
             ttft = time_to_first_token(self._received, now)
             self._services.metrics.time_to_first_token.labels(*self._labels).observe(ttft)
         else:
             tokens = sum([row.n for row in rows])
-            self._per_token(inter_token_latency(self._last, now, tokens), tokens or 1)
-        self._last = now
+            self._tally.observe(inter_token_latency(self._flow.last, now, tokens), tokens or 1)
+        self._flow.last = now
 
     def _measure_end(self) -> None:
         metrics, terminal = self._services.metrics, self._inbox.terminal
@@ -175,6 +176,7 @@ class StreamReply(Reply):
 
     _renderer: ChunkRenderer
     _send: Send
+    _connection: Connection | None = None
     _write_now: Callable[[bytes], bool] = staticmethod(lambda data: False)
     """Write without waiting; False if that cannot be done now."""
     _owed = b""
@@ -189,7 +191,7 @@ class StreamReply(Reply):
         # Past the middleware: it has no say in a body that has begun.
         self._send, connection = state["server_send"], state.get("connection")
         if connection is not None:
-            self._write_now = connection.write_chunk
+            self._connection, self._write_now = connection, connection.write_chunk
         begun = False
         metrics = self._services.metrics.open_streams
         metrics.inc()
@@ -238,38 +240,42 @@ class StreamReply(Reply):
                 if self._owed:
                     data, self._owed = self._owed, b""
                     await self._write(data, more=not self._told)
-                    if self._last:
+                    if self._flow.last:
                         self._delivery.first_sent()
                 if self._told:
                     self._delivery.last_sent()
                     return
-                await self._inbox.pour(self._show if self._last else self._show_first)
+                await self._pour()
                 if not self._told:
                     self._check()
         finally:
             if self._alive is not None:
                 self._alive.cancel()
+            if self._connection is not None:
+                self._connection.carry(None)
+
+    async def _pour(self) -> None:
+        if not self._flow.last:
+            await self._inbox.pour(self._show_first)
+            return
+        direct = None
+        if self._connection is not None and (around := self._renderer.plain) is not None:
+            self._flow.lead(self._connection, *around)
+            direct = self._flow.show
+        await self._inbox.pour(self._show, direct)
+        self._owed, self._flow.owed = self._owed or self._flow.owed, b""
 
     def _stay_alive(self) -> None:
         """A sign of life for a reader who has heard nothing for so long."""
         now, patience = time.monotonic(), self._services.settings.keep_alive_s
-        silence = now - max(self._last, self._pinged)
+        silence = now - max(self._flow.last, self._pinged)
         if silence >= patience and not self._told:
             self._write_now(PING)
             self._pinged, silence = now, 0.0
         self._alive = asyncio.get_running_loop().call_later(patience - min(silence, patience), self._stay_alive)
 
     def _show(self, rows: list[Delta], terminal: Terminal | None) -> bool:
-        """Called by the relay for every frame that has something for this stream."""
-        if terminal is None and len(rows) == 1:  # nearly every time, so nothing is called that need not be
-            row, now = rows[0], time.monotonic()
-            self._per_token(inter_token_latency(self._last, now, row.n), row.n or 1)
-            self._last = now
-            data = self._renderer.delta(row)
-            if not data or self._write_now(data):
-                return True
-            self._owed = data
-            return False
+        """Called by the relay for what does not flow by itself."""
         if rows:
             self._measure(rows)
         return self._pass_on(self._render(rows, terminal))

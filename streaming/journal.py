@@ -110,10 +110,12 @@ class Journal:
         if record.terminal is not None and record.terminal.rows:
             return [row for row in record.terminal.rows if row.seq > after]
         rows: dict[int, Delta] = {}
-        partition = partition_of(record.job.id) or 0
+        job_id = record.job.id
         for run in record.runs:
-            async for frame in self.frames(partition, run.worker, run.frame):
-                rows |= {row.seq: row for row in frame.rows if row.job == record.job.id and row.seq > after}
+            ours: set[int] = set()
+            async for frame in self.frames(partition_of(job_id) or 0, run.worker, run.frame):
+                ours.update(number for number, name in frame.names.items() if name == job_id)
+                rows |= {row.seq: row for row in frame.rows if row.stream in ours and row.seq > after}
         return [rows[seq] for seq in sorted(rows)]
 
     async def frames(self, partition: int, worker: str, first: int) -> AsyncIterator[Frame]:

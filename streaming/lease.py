@@ -19,6 +19,9 @@ from streaming.wire import Call, Wire
 SILENT = "-"
 """The reply address of deltas nobody listens to: logged, not published."""
 
+NAMELESS: dict[int, str] = {}
+"""Of a frame that names nobody anew."""
+
 LOG_KEEP_S = 86_400
 
 
@@ -124,9 +127,16 @@ class Lease:
         return self._frames[partition] + 1
 
     def append_call(
-        self, partition: int, rows: Mapping[str, Sequence[Delta]], oldest: int, *, forced: bool = False
+        self,
+        partition: int,
+        rows: Mapping[str, Sequence[Delta]],
+        oldest: int,
+        *,
+        names: Mapping[str, dict[int, str]],
+        forced: bool = False,
     ) -> Call:
-        """One engine step for `calls`: rows by reply address, and the oldest frame a running job still needs.
+        """One engine step for `calls`: rows by reply address, the oldest frame a running job still needs, and the names
+        of the jobs whose first rows for an address these are.
 
         The number is taken here: the call may be repeated until it is answered, the script knows a repetition.
         `forced` writes it even where earlier frames are missing, once these rows make up for them.
@@ -135,7 +145,7 @@ class Lease:
         number = self._frames[partition]
         args: list[str | bytes | int] = [self.id, number, self._lease_ms, f"{oldest}-0", "1" if forced else ""]
         for address, deltas in rows.items():
-            args += [address, encode(Frame(self.id, number, tuple(deltas)))]
+            args += [address, encode(Frame(self.id, number, tuple(deltas), names.get(address, NAMELESS)))]
         return ("append", partition, args)
 
     def finish_call(self, finish: Finish) -> Call:

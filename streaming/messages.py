@@ -148,7 +148,8 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A few tokens of one choice of one job. `seq` counts 1, 2, 3... over the whole job, across attempts."""
 
-    job: str
+    stream: int
+    """Whose it is: the number its worker's frames gave the job. In a record, which is of one job, it says nothing."""
     seq: int
     index: int
     text: str
@@ -179,11 +180,17 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """What one engine step gave the jobs of one API process: log entry and pub/sub message alike."""
+    """What one engine step gave the jobs of one API process: log entry and pub/sub message alike.
+
+    A job is named once, in the first frame with tokens of its that an address gets; from then on its number stands for
+    it. Most of what a token weighs on the wire was its job's id.
+    """
 
     worker: str
     number: int
     rows: tuple[Delta, ...]
+    names: dict[int, str] = {}
+    """Job ids by the numbers that stand for them, in every frame of this worker from now on."""
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True):

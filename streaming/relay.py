@@ -7,9 +7,13 @@ lacking is read from the log; an inbox that hears nothing for a while is checked
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from streaming.errors import DecodeError, Unavailable
@@ -28,8 +32,8 @@ SILENCE_S, LONGEST_SILENCE_S = 2.0, 60.0
 """Before a silent inbox is checked against its record: with few inboxes, and with very many."""
 CHECKS_PER_S = 200
 """Checks of silent inboxes, at most."""
-MANY = 1000
-"""Inboxes from which on they are looked through less often."""
+LOOKS = 5
+"""A tick, at those that are behind."""
 
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
@@ -42,12 +46,21 @@ NOWHERE: Origin = ("", 0)
 Sink: TypeAlias = Callable[[list[Delta], Terminal | None], bool]
 """Shows what has come, at once and without waiting. False: nothing more for now."""
 
+Flow: TypeAlias = Callable[[Delta, float], bool]
+"""The same for the next delta alone, which came at a time (monotonic): nearly all there is to show."""
+
 
 class Inbox:
     """The replies of one job, in order, each once. The relay and the log give; one reader takes, or has them poured.
 
     Whoever gives calls `tell` when it is done, so that a reader is served once for all that a frame holds.
     """
+
+    __slots__ = (
+        *("_direct", "_early", "_fault", "_looked", "_rows", "_runs", "_sink", "_waiter"),
+        *("accepted", "checked", "flow", "hung_up", "job_id", "number", "patience", "rewound", "seq", "stale"),
+        *("terminal", "whole", "worker"),
+    )
 
     def __init__(self, job_id: str, after: int = 0, *, whole: bool = False) -> None:
         self.job_id = job_id
@@ -62,8 +75,10 @@ class Inbox:
         """When it was last known that nothing is missing (loop time)."""
         self.patience = TICK_S
         self._looked = after
-        self.frame = NOWHERE
+        self.worker, self.number = NOWHERE
         """The frame of the last delta, before which nothing is missing."""
+        self.flow: Flow | None = None
+        """There while the inbox is poured and nothing waits here: the same worker's next delta goes straight on."""
         self.hung_up = False
         """Whoever waited has left."""
         self.accepted = False
@@ -76,6 +91,7 @@ class Inbox:
         self._early: dict[int, tuple[Delta, Origin]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
+        self._direct: Flow | None = None
         self._fault: Exception | None = None
 
     @property
@@ -94,15 +110,14 @@ class Inbox:
         else:
             if not self.full and len(self._early) < MOST_ROWS:
                 self._early[row.seq] = (row, frame)
-            self.stale = True
+            self.stale, self.flow = True, None
 
     def _accept(self, row: Delta, frame: Origin) -> None:
-        """Done once a token."""
         self._rows.append(row)
         self.seq = row.seq
-        if self.frame[0] != frame[0] or not self._runs:
+        if self.worker != frame[0] or not self._runs:
             self._runs.append((row.seq, frame[0]))
-        self.frame = frame
+        self.worker, self.number = frame
 
     def _accept_early(self) -> None:
         while (early := self._early.pop(self.seq + 1, None)) is not None:
@@ -112,7 +127,7 @@ class Inbox:
         """A delta that was here before must come from the worker it came from then."""
         earlier = [known for first, known in self._runs if first <= seq]
         if worker and earlier and earlier[-1] not in ("", worker):
-            self.rewound = True
+            self.rewound, self.flow = True, None
 
     def end(self, terminal: Terminal) -> None:
         """Take the end of the job; if deltas are still missing it is held until they are here."""
@@ -128,7 +143,7 @@ class Inbox:
         if self.terminal is not None or self.full:
             return False
         if self.stale:
-            return now - self.checked >= TICK_S / 5
+            return now - self.checked >= TICK_S / LOOKS
         if self.seq != self._looked:
             self._looked, self.checked, self.patience = self.seq, now, TICK_S
         return now - self.checked >= min(self.patience, silence)
@@ -150,21 +165,33 @@ class Inbox:
         rows, self._rows = self._rows, []
         return rows, self.terminal
 
-    async def pour(self, sink: Sink) -> None:
+    async def pour(self, sink: Sink, direct: Flow | None = None) -> None:
         """Have `sink` called with what is here and with all that comes, from where it arrives: no task is woken per
-        frame. Returns after the terminal, when the sink has enough, the client has left, or the stream is rewound.
+        frame. `direct`, if there is one, is called for what comes one by one. Returns after the terminal, when they
+        have enough, the client has left, or the stream is rewound.
 
-        Raises what the sink raises.
+        Raises what they raise.
         """
-        self._sink = sink
+        self._sink, self._direct = sink, direct
         try:
+            self._flow_on()
             self.tell()
             if self._sink is not None and self.terminal is None and not self.hung_up and not self.rewound:
                 await self._woken()
         finally:
-            self._sink = None
+            self._sink = self._direct = self.flow = None
         if self._fault is not None:
             raise self._fault
+
+    def _flow_on(self) -> None:
+        if not (self._rows or self._early or self.rewound):
+            self.flow = self._direct
+
+    def stop(self, fault: Exception | None = None) -> None:
+        """Pour no more, and wake whoever had it poured."""
+        self._fault = fault
+        self._sink = self._direct = self.flow = None
+        self._wake()
 
     def tell(self) -> None:
         """Something was given: pour it, or wake whoever waits."""
@@ -178,10 +205,12 @@ class Inbox:
         try:
             more = sink(rows, terminal)
         except Exception as error:  # noqa: BLE001 - whoever pours hears of it; the other inboxes go on
-            self._fault, more = error, False
-        if not more or terminal is not None:
-            self._sink = None
-            self._wake()
+            self.stop(error)
+            return
+        if more and terminal is None:
+            self._flow_on()
+        else:
+            self.stop()
 
     async def _woken(self) -> None:
         # A bare future: asyncio.wait_for costs several times as much.
@@ -196,6 +225,14 @@ class Inbox:
             self._waiter.set_result(None)
 
 
+@dataclass(slots=True)
+class Audience:
+    """Who listens to one job, and the workers that have named it, each with the number it gave the job."""
+
+    inboxes: tuple[Inbox, ...] = ()
+    named: list[tuple[str, int]] = field(default_factory=list)
+
+
 class Relay:
     """Started once per API process. `address` is what jobs carry as their reply_to."""
 
@@ -204,7 +241,12 @@ class Relay:
         self._wire = wire
         self._journal = Journal(wire)
         self._queue = Queue(wire)
-        self._inboxes: dict[str, set[Inbox]] = {}
+        self._audiences: dict[str, Audience] = {}
+        """By job."""
+        self._behind: set[Inbox] = set()
+        """Inboxes that may miss something: looked at before the others."""
+        self._streams: dict[str, dict[int, tuple[Inbox, ...]]] = {}
+        """The inboxes of these audiences by worker and number: what a frame is dealt by."""
         self._tasks: list[asyncio.Task[None]] = []
         self.connected = asyncio.Event()
 
@@ -222,19 +264,35 @@ class Relay:
         """The inbox of a job that carries this process's address (open it before the job is put, close it after)."""
         inbox = Inbox(job_id, after, whole=whole)
         inbox.checked = asyncio.get_running_loop().time()
-        self._inboxes.setdefault(job_id, set()).add(inbox)
+        audience = self._audiences.setdefault(job_id, Audience())
+        self._seat(audience, (*audience.inboxes, inbox))
         return inbox
 
     def close(self, inbox: Inbox) -> None:
         """No more replies to this inbox. Idempotent."""
-        inboxes = self._inboxes.get(inbox.job_id, set())
-        inboxes.discard(inbox)
-        if not inboxes:
-            self._inboxes.pop(inbox.job_id, None)
+        audience = self._audiences.get(inbox.job_id)
+        if audience is None or inbox not in audience.inboxes:
+            return
+        self._behind.discard(inbox)
+        self._seat(audience, tuple(each for each in audience.inboxes if each is not inbox))
+        if not audience.inboxes:
+            del self._audiences[inbox.job_id]
+
+    def _seat(self, audience: Audience, inboxes: tuple[Inbox, ...]) -> None:
+        """From now on these are the audience."""
+        audience.inboxes = inboxes
+        for worker, number in audience.named:
+            streams = self._streams[worker]
+            if inboxes:
+                streams[number] = inboxes
+                continue
+            del streams[number]
+            if not streams:
+                del self._streams[worker]
 
     def listening(self, job_id: str) -> bool:
         """Whether anybody in this process still waits for this job."""
-        return job_id in self._inboxes
+        return job_id in self._audiences
 
     async def follow(self, inbox: Inbox) -> None:
         """Have a job of somebody else sent here too; what came before is read from the log.
@@ -268,32 +326,83 @@ class Relay:
             case Frame():
                 self._deal(reply)
             case Terminal():
-                for inbox in tuple(self._inboxes.get(reply.job, ())):
+                for inbox in self._listeners(reply.job):
                     inbox.end(reply)
                     inbox.tell()
+                    self._note(inbox)
             case Ended(job_id):
-                for inbox in self._inboxes.get(job_id, ()):
+                for inbox in self._listeners(job_id):
                     inbox.stale = True
                     inbox.checked = 0.0
+                    self._note(inbox)
+
+    def _note(self, inbox: Inbox) -> None:
+        if inbox.stale:
+            self._behind.add(inbox)
+
+    def _listeners(self, job_id: str) -> Sequence[Inbox]:
+        audience = self._audiences.get(job_id)
+        return audience.inboxes if audience else ()
 
     def _deal(self, frame: Frame) -> None:
         """A frame's rows to the inboxes of their jobs."""
-        origin, inboxes = (frame.worker, frame.number), self._inboxes
-        given: list[Inbox] = []
-        for row in frame.rows:
-            for inbox in inboxes.get(row.job, ()):
-                inbox.push(row, origin)
-                given.append(inbox)
-        for inbox in given:
+        worker, number = sys.intern(frame.worker), frame.number
+        for stream, job_id in frame.names.items():
+            self._name(worker, stream, job_id)
+        streams, rows = self._streams.get(worker), frame.rows
+        if streams is None:
+            return
+        if len({row.stream for row in rows}) == len(rows):
+            self._pass_on(rows, streams, (worker, number))
+            return
+        given = [(inbox, row) for row in rows for inbox in streams.get(row.stream, ())]
+        for inbox, row in given:
+            inbox.push(row, (worker, number))
+        for inbox, _ in given:
             inbox.tell()
+            self._note(inbox)
+
+    def _pass_on(self, rows: Sequence[Delta], streams: Mapping[int, Sequence[Inbox]], frame: tuple[str, int]) -> None:
+        """Rows of different jobs. Done once a token: for what flows nothing is called but the flow."""
+        (worker, number), now = frame, time.monotonic()
+        for row in rows:
+            for inbox in streams.get(row.stream, ()):
+                flow = inbox.flow
+                if flow is None or row.seq != inbox.seq + 1 or inbox.worker is not worker:
+                    inbox.push(row, frame)
+                    inbox.tell()
+                    self._note(inbox)
+                    continue
+                inbox.seq, inbox.number = row.seq, number
+                try:
+                    more = flow(row, now)
+                except Exception as error:  # noqa: BLE001 - whoever pours hears of it; the other inboxes go on
+                    inbox.stop(error)
+                else:
+                    if not more:
+                        inbox.stop()
+
+    def _name(self, worker: str, stream: int, job_id: str) -> None:
+        """From now on this number of a worker's stands for that job."""
+        audience = self._audiences.get(job_id)
+        if audience is None:
+            return
+        streams = self._streams.setdefault(worker, {})
+        if stream not in streams:
+            streams[stream] = audience.inboxes
+            audience.named.append((worker, stream))
 
     async def _look_after(self) -> None:
-        """Every tick: read the log for inboxes that know they miss something, or have long heard nothing."""
-        while True:
-            await asyncio.sleep(TICK_S / 5 if len(self._inboxes) < MANY else TICK_S)
+        """Every tick: read the log for inboxes that have long heard nothing; more often for those that know they miss
+        something."""
+        for tick in itertools.count():
+            await asyncio.sleep(TICK_S / LOOKS)
             now = asyncio.get_running_loop().time()
-            silence = max(SILENCE_S, len(self._inboxes) / CHECKS_PER_S)
-            due = [inbox for inbox in self._all() if inbox.is_due(now, silence)]
+            silence = max(SILENCE_S, len(self._audiences) / CHECKS_PER_S)
+            due = [inbox for inbox in self._behind if inbox.is_due(now, silence)]
+            if tick % LOOKS == 0:
+                due = [inbox for inbox in self._all() if inbox.is_due(now, silence)]
+            self._behind = {inbox for inbox in self._behind if inbox.stale and inbox.terminal is None}
             if due:
                 try:
                     await self._refill(due)
@@ -302,7 +411,7 @@ class Relay:
                     await asyncio.sleep(TICK_S)
 
     def _all(self) -> list[Inbox]:
-        return [inbox for inboxes in self._inboxes.values() for inbox in inboxes]
+        return [inbox for audience in self._audiences.values() for inbox in audience.inboxes]
 
     async def _refill(self, inboxes: list[Inbox]) -> None:
         """Bring inboxes up to date from record and log, each worker's log read once for all. Raises Unavailable."""
@@ -325,7 +434,7 @@ class Relay:
             elif not inbox.whole:
                 for run in record.runs:
                     log_of = (partition_of(inbox.job_id) or 0, run.worker)
-                    first = inbox.frame[1] if inbox.frame[0] == run.worker else run.frame
+                    first = inbox.number if inbox.worker == run.worker else run.frame
                     behind[log_of] = min(first, behind.get(log_of, first))
         for (partition, worker), first in behind.items():
             async for frame in self._journal.frames(partition, worker, first):

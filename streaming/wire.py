@@ -187,8 +187,8 @@ class Wire:
         """Bytes used and bytes allowed (0: no limit) of every primary. Raises Unavailable."""
         with translated():
             places = await self._topology.places()
-            found = [checked(await self._topology.run(place, [("INFO", "memory")])) for place in places]
-        return [(int(info["used_memory"]), int(info.get("maxmemory", 0))) for (info,) in found]
+            found = [checked(await self._topology.run_scripts(place, [("INFO", "memory")])) for place in places]
+        return [(_memory(info, b"used_memory"), _memory(info, b"maxmemory")) for (info,) in found]
 
     async def inspect(self) -> dict[str, str]:
         """What a doctor wants to know of the server, or of one of them. Raises Unavailable."""
@@ -226,6 +226,12 @@ def _setting(answer: Any) -> str:
     if isinstance(answer, ResponseError):
         return ""
     return next((value.decode() if isinstance(value, bytes) else str(value) for value in answer.values()), "")
+
+
+def _memory(info: bytes, name: bytes) -> int:
+    """Bytes, out of the lines of INFO memory as they come: this is asked several times a second."""
+    found = re.search(rb"^%b:(\d+)" % name, info, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _is_online(value: object) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.relay import Inbox
-from streaming.wire import Wire
+from streaming.wire import Call, Wire
 
 MODEL = "m"
 TOKENS = 12
@@ -40,6 +41,29 @@ def tokens_of(record: Record) -> list[int]:
     """The token ids a finished job's record holds."""
     assert record.state is State.COMPLETED and record.terminal is not None
     return [token for row in record.terminal.rows for token in row.ids]
+
+
+def delta(job_id: str, seq: int, text: str = "") -> Delta:
+    """One token of a job, `<seq>` if nothing else is said."""
+    return Delta(stream_of(job_id), seq, 0, text or f"<{seq}>", (seq,), 1)
+
+
+def stream_of(job_id: str) -> int:
+    """A number to stand for a job in every worker's frames."""
+    return zlib.crc32(job_id.encode())
+
+
+def append(
+    lease: Lease,
+    rows: Mapping[str, Sequence[Delta]],
+    *named: str,
+    partition: int = 0,
+    oldest: int = 1,
+    forced: bool = False,
+) -> Call:
+    """One step that names these jobs to every address."""
+    names = {address: {stream_of(job_id): job_id for job_id in named} for address in rows}
+    return lease.append_call(partition, rows, oldest, names=names, forced=forced)
 
 
 async def numbers_read(inbox: Inbox) -> list[int]:
@@ -148,7 +172,7 @@ class Flow:
         rows = await _repeated(lambda: self._past(claim))
         while len(rows) < TOKENS:
             seq = len(rows) + 1
-            rows.append(Delta(claim.job.id, seq, 0, f"<{seq}>", (seq,), 1))
+            rows.append(delta(claim.job.id, seq))
             await self._append(lease, partition, claim, rows)
         end = Terminal(claim.job.id, State.COMPLETED, len(rows), ("stop",), rows=tuple(rows))
         call = lease.finish_call(Finish(end, claim.attempt, not claim.job.stream))
@@ -157,11 +181,13 @@ class Flow:
 
     async def _append(self, lease: Lease, partition: int, claim: Claim, rows: list[Delta]) -> None:
         addresses = claim.reply if claim.job.stream else (SILENT,)
-        call = lease.append_call(partition, dict.fromkeys(addresses, rows[-1:]), claim.first_frame)
+        job_id, oldest = claim.job.id, claim.first_frame
+        call = append(lease, dict.fromkeys(addresses, rows[-1:]), job_id, partition=partition, oldest=oldest)
         try:
             await _repeated(lambda: lease.calls([call]))
         except Rewound:
-            again = lease.append_call(partition, dict.fromkeys(addresses, rows), claim.first_frame, forced=True)
+            everything = dict.fromkeys(addresses, rows)
+            again = append(lease, everything, job_id, partition=partition, oldest=oldest, forced=True)
             await _repeated(lambda: lease.calls([again]))
 
     async def _past(self, claim: Claim) -> list[Delta]:

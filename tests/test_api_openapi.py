@@ -128,7 +128,7 @@ def test_the_request_schemas_are_the_models_own() -> None:
 def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     """Answers and job objects in every state match their schemas, key by key."""
     facts = Facts("j1", "m", Priority.BATCH, chat, 1, False, 1_700_000_000_123, "fp_1")
-    done = Terminal("j1", State.COMPLETED, 1, ("stop",), rows=(Delta("j1", 1, 0, "hi", (1,), 1, "stop"),))
+    done = Terminal("j1", State.COMPLETED, 1, ("stop",), rows=(Delta(1, 1, 0, "hi", (1,), 1, "stop"),))
     failed = Terminal("j1", State.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
     assert conforms(completion(facts, done, done.rows), SCHEMAS["ChatCompletion" if chat else "Completion"])
     for view in (

@@ -59,7 +59,7 @@ def facts(*, chat: bool = True, choices: int = 1, logprobs: bool = False) -> Fac
 
 
 def delta(text: str, index: int = 0, seq: int = 1, logprobs: tuple[Logprob, ...] = ()) -> Delta:
-    return Delta("j1", seq, index, text, (7,), 1, logprobs=logprobs)
+    return Delta(1, seq, index, text, (7,), 1, logprobs=logprobs)
 
 
 def done(*finishes: str, seq: int = 1, rows: tuple[Delta, ...] = ()) -> Terminal:
@@ -154,7 +154,7 @@ def test_the_role_comes_once_per_choice() -> None:
 
 def test_no_finish_is_seen_before_the_terminal() -> None:
     """A delta that ends its choice says nothing of it: the end may not be stored yet."""
-    ending = Delta("j1", 1, 0, "a", (7,), 1, "stop")
+    ending = Delta(1, 1, 0, "a", (7,), 1, "stop")
     assert next(payloads(ChunkRenderer(facts()).delta(ending)))["choices"][0]["finish_reason"] is None
 
 
@@ -379,5 +379,5 @@ def test_a_malformed_cursor_is_refused(cursor: str) -> None:
 @pytest.mark.parametrize("text", ["a", ""])
 def test_no_block_of_a_delta_has_a_finish(text: str) -> None:
     """However many blocks a delta makes, with text or without: the reason is the terminal's to tell."""
-    blocks = payloads(ChunkRenderer(facts()).delta(Delta("j1", 1, 0, text, (7,), 1, "stop")))
+    blocks = payloads(ChunkRenderer(facts()).delta(Delta(1, 1, 0, text, (7,), 1, "stop")))
     assert [choice["finish_reason"] for block in blocks for choice in block["choices"]] == [None] * len(text)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
+from flow import append, delta
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -322,13 +323,13 @@ class QueueMachine(RuleBasedStateMachine):
                 rows[address].append(row)
             job.rows.append(row)
             self.touched.add(job.job.id)
-        worker.last = [worker.lease.append_call(0, rows, 1)]
+        worker.last = [append(worker.lease, rows, *(job.job.id for job in jobs))]
         self.run(worker.lease.calls(worker.last))
 
     @staticmethod
     def _row(worker: Worker, job: Expected) -> Delta:
         seq = len(job.rows) + 1
-        return Delta(job.job.id, seq, 0, f"{worker.name} {seq} ", (seq,), 1)
+        return delta(job.job.id, seq, f"{worker.name} {seq} ")
 
     @staticmethod
     def _addresses(job: Expected) -> list[str]:
@@ -446,7 +447,7 @@ class QueueMachine(RuleBasedStateMachine):
         rows = {address: [self._row(worker, job)] for address in (OWN, OTHER)}
         lease = worker.lease
         tries = {
-            "append": lambda: lease.calls([lease.append_call(0, rows, 1)]),
+            "append": lambda: lease.calls([append(lease, rows, job.job.id)]),
             "finish": lambda: lease.calls([lease.finish_call(self._end(job, attempt, State.COMPLETED))]),
             "release": lambda: lease.release(job.job.id, attempt),
             "claim": lambda: lease.claim(0, 3),
@@ -625,7 +626,7 @@ class QueueMachine(RuleBasedStateMachine):
         for address, message in await self._heard():
             if isinstance(message, Frame):
                 for row in message.rows:
-                    rows[address, row.job].append(row)
+                    rows[address, message.names[row.stream]].append(row)
             else:
                 ends[address, message.job] += 1
         for job_id, job in self.jobs.items():

@@ -31,7 +31,7 @@ from streaming.messages import (
 TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
 DELTAS = st.builds(
     Delta,
-    job=TEXT,
+    stream=st.integers(1, 2**40),
     seq=st.integers(1, 2**31),
     index=st.integers(0, 7),
     text=TEXT,
@@ -41,10 +41,10 @@ DELTAS = st.builds(
 )
 
 
-@given(st.lists(DELTAS, max_size=5).map(tuple), TEXT)
-def test_frames_and_terminals_survive_the_wire(rows: tuple[Delta, ...], worker: str) -> None:
+@given(st.lists(DELTAS, max_size=5).map(tuple), TEXT, st.dictionaries(st.integers(1, 2**40), TEXT, max_size=3))
+def test_frames_and_terminals_survive_the_wire(rows: tuple[Delta, ...], worker: str, names: dict[int, str]) -> None:
     """Any text in any delta."""
-    frame = Frame(worker, 7, rows)
+    frame = Frame(worker, 7, rows, names)
     end = Terminal("j", State.COMPLETED, len(rows), ("stop",), Usage(1, 2, 3), None, worker, 5, rows)
     assert decode_reply(encode(frame)) == frame
     assert decode_terminal(encode(end)) == end and decode_reply(encode(end)) == end

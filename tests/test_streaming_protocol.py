@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from flow import append, delta
 
 from streaming.backlog import Backlog
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
@@ -37,10 +38,6 @@ async def claim_one(lease: Lease) -> Claim:
     return claim
 
 
-def a_delta(job: str, seq: int, text: str = "x") -> Delta:
-    return Delta(job, seq, 0, text, (seq,), 1)
-
-
 def a_finish(claim: Claim, seq: int, rows: tuple[Delta, ...] = ()) -> Finish:
     return Finish(Terminal(claim.job.id, State.COMPLETED, seq, ("stop",), rows=rows), claim.attempt, True)
 
@@ -59,8 +56,8 @@ async def test_a_job_is_put_claimed_logged_and_finished(wire: Wire) -> None:
     lease = await a_lease(wire)
     claim = await claim_one(lease)
     assert (claim.job, claim.attempt) == (job, 1)
-    rows = [a_delta(job.id, 1, "a"), a_delta(job.id, 2, "b")]
-    await lease.calls([lease.append_call(0, {"-": rows}, claim.first_frame)])
+    rows = [delta(job.id, 1, "a"), delta(job.id, 2, "b")]
+    await lease.calls([append(lease, {"-": rows}, job.id, oldest=claim.first_frame)])
     assert await journal.deltas(await journal.record(job.id)) == rows
     await lease.calls([lease.finish_call(a_finish(claim, 2, tuple(rows)))])
     record = await journal.record(job.id)
@@ -95,7 +92,7 @@ async def test_a_fenced_worker_can_write_nothing(wire: Wire) -> None:
     claim = await claim_one(zombie)
     await lapse(wire, zombie)
     attempts = [
-        zombie.calls([zombie.append_call(0, {"-": [a_delta(job.id, 1)]}, 1)]),
+        zombie.calls([append(zombie, {"-": [delta(job.id, 1)]}, job.id)]),
         zombie.calls([zombie.finish_call(a_finish(claim, 0))]),
         zombie.claim(0, 1),
         zombie.beat(0),
@@ -115,13 +112,13 @@ async def test_the_next_worker_finds_what_the_lost_one_logged(wire: Wire) -> Non
     await queue.put(job)
     lost = await a_lease(wire)
     await claim_one(lost)
-    await lost.calls([lost.append_call(0, {"-": [a_delta(job.id, 1), a_delta("other", 1)]}, 1)])
-    await lost.calls([lost.append_call(0, {"-": [a_delta(job.id, 2)]}, 1)])
+    await lost.calls([append(lost, {"-": [delta(job.id, 1), delta("other", 1)]}, job.id, "other")])
+    await lost.calls([append(lost, {"-": [delta(job.id, 2)]})])
     await lapse(wire, lost)
     heir = await a_lease(wire)
     claim = await claim_one(heir)
     assert claim.attempt == 2 and [run.worker for run in claim.past] == [lost.id]
-    await heir.calls([heir.append_call(0, {"-": [a_delta(job.id, 3)]}, claim.first_frame)])
+    await heir.calls([append(heir, {"-": [delta(job.id, 3)]}, job.id, oldest=claim.first_frame)])
     assert [row.seq for row in await journal.deltas(await journal.record(job.id))] == [1, 2, 3]
 
 
@@ -134,10 +131,10 @@ async def test_repeated_writes_change_nothing(wire: Wire) -> None:
     lease = await a_lease(wire)
     claims = (await lease.claim(0, 5)).jobs
     assert len(claims) == 1 and isinstance(claims[0], Claim)
-    append = lease.append_call(0, {"-": [a_delta(job.id, 1)]}, 1)
-    finish = lease.finish_call(a_finish(claims[0], 1, (a_delta(job.id, 1),)))
+    step = append(lease, {"-": [delta(job.id, 1)]}, job.id)
+    finish = lease.finish_call(a_finish(claims[0], 1, (delta(job.id, 1),)))
     for _ in range(2):
-        await lease.calls([append, finish])
+        await lease.calls([step, finish])
     assert len(await journal.deltas(await journal.record(job.id))) == 1
     assert await wire.redis.xlen(partition_key(0, "log", lease.id)) == 1
 
@@ -282,7 +279,7 @@ async def test_all_keys_of_a_partition_share_a_hash_tag(wire: Wire) -> None:
     lease = await a_lease(wire)
     claim = await claim_one(lease)
     await lease.calls(
-        [lease.append_call(0, {"-": [a_delta(claim.job.id, 1)]}, 1), lease.finish_call(a_finish(claim, 1))]
+        [append(lease, {"-": [delta(claim.job.id, 1)]}, claim.job.id), lease.finish_call(a_finish(claim, 1))]
     )
     keys = [key.decode() for key in await wire.redis.keys("*")]
     assert keys and all(key.startswith(prefix(0)) for key in keys)
@@ -310,12 +307,12 @@ async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(w
     await queue.put(a_job(queue))
     lease = await a_lease(wire)
     job = (await claim_one(lease)).job.id
-    lost = lease.append_call(0, {"-": [a_delta(job, 1)]}, 1)
+    lost = append(lease, {"-": [delta(job, 1)]}, job)
     assert lost[0] == "append"  # and never arrives
     with pytest.raises(Rewound):
-        await lease.calls([lease.append_call(0, {"-": [a_delta(job, 2)]}, 1)])
-    rows = [a_delta(job, 1), a_delta(job, 2)]
-    await lease.calls([lease.append_call(0, {"-": rows}, 1, forced=True)])
+        await lease.calls([append(lease, {"-": [delta(job, 2)]})])
+    rows = [delta(job, 1), delta(job, 2)]
+    await lease.calls([append(lease, {"-": rows}, job, forced=True)])
     record = await Journal(wire).record(job)
     assert await Journal(wire).deltas(record) == rows
 

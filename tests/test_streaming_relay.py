@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from flow import append, delta
 
 from streaming.errors import UnknownJob
 from streaming.journal import Record
@@ -27,15 +28,13 @@ async def relay(wire: Wire) -> AsyncIterator[Relay]:
     await relay.stop()
 
 
-def delta(job: str, seq: int) -> Delta:
-    return Delta(job, seq, 0, f"<{seq}>", (seq,), 1)
-
-
 class Running:
     """A job claimed by a lease of the test's own, which writes what the test says."""
 
     def __init__(self, lease: Lease, claim: Claim) -> None:
         self.lease, self.claim, self.rows = lease, claim, []
+        self._told: set[str] = set()
+        """Addresses that know the job's number."""
 
     @classmethod
     async def begin(cls, wire: Wire, relay: Relay, job_id: str, reply_to: str | None = None) -> Running:
@@ -54,7 +53,9 @@ class Running:
         for _ in range(count):
             row = delta(self.claim.job.id, len(self.rows) + 1)
             self.rows.append(row)
-            await self.lease.calls([self.lease.append_call(0, {address: [row]}, 1)])
+            named = () if address in self._told else (self.claim.job.id,)
+            self._told.add(address)
+            await self.lease.calls([append(self.lease, {address: [row]}, *named)])
 
     async def finish(self) -> None:
         end = Terminal(self.claim.job.id, State.COMPLETED, len(self.rows), ("stop",), rows=tuple(self.rows))

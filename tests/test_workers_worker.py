@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+from flow import append, delta
 
 from streaming.deadletters import DeadLetters
 from streaming.errors import Fenced
@@ -376,8 +377,8 @@ async def test_the_next_worker_numbers_on_where_the_log_ends(wire: Wire, start: 
     await lost.register()
     await lost.claim(0, 1)
     prompt = prompt_text((Turn("user", "on"),))
-    rows = [Delta(job.id, index + 1, 0, token_text(prompt, index), (index,), 1) for index in range(5)]
-    await lost.calls([lost.append_call(0, {"-": rows}, 1)])
+    rows = [delta(job.id, index + 1, token_text(prompt, index)) for index in range(5)]
+    await lost.calls([append(lost, {"-": rows}, job.id)])
     await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
     assert (await Reaper(wire).sweep()).requeued == 1
     heir = await start()

@@ -21,10 +21,12 @@ CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 
 class Attempt:
-    """`history` are the deltas that earlier attempts logged."""
+    """`stream` is the number that stands for the job in this worker's frames, `history` are the deltas that earlier
+    attempts logged."""
 
-    def __init__(self, claim: Claim, history: Sequence[Delta]) -> None:
+    def __init__(self, claim: Claim, stream: int, history: Sequence[Delta]) -> None:
         self.claim = claim
+        self.stream = stream
         self.job = claim.job
         self.partition = partition_of(self.job.id) or 0
         self.rows = list(history)
@@ -36,6 +38,8 @@ class Attempt:
         """Of the worker's, kept here so that it ends with the attempt."""
         self.addresses: Sequence[str] = (claim.reply if claim.job.stream else ()) or (SILENT,)
         """Where its deltas go."""
+        self.unnamed = True
+        """Some of them have not been told yet what its number is."""
         self._finishes = [""] * self.job.choices
         for row in history:
             if row.finish:
@@ -59,6 +63,7 @@ class Attempt:
         """One more reader."""
         if address not in self.addresses:
             self.addresses = (*(known for known in self.addresses if known != SILENT), address)
+            self.unnamed = True
 
     def requests(self) -> dict[int, Request]:
         """What is still to be generated: by its index, a request for each choice that has not finished."""
@@ -113,7 +118,7 @@ class Attempt:
             self._begun = True
             self.stamps.begin(now)
         self.seq += 1
-        delta = Delta(self.job.id, self.seq, index, piece.text, piece.ids, piece.n, finish, piece.logprobs)
+        delta = Delta(self.stream, self.seq, index, piece.text, piece.ids, piece.n, finish, piece.logprobs)
         self.rows.append(delta)
         return delta
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -14,17 +15,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
+from msgspec.structs import replace
+
 from streaming.capabilities import unsupported
 from streaming.clock import Clock
 from streaming.errors import DecodeError, Fenced, Unavailable
 from streaming.journal import Journal
 from streaming.keys import partition_of
-from streaming.lease import Broken, Claim, Finish, Held, Lease
+from streaming.lease import SILENT, Broken, Claim, Finish, Held, Lease
 from streaming.messages import (
     Cancel,
     Control,
     Cordon,
-    Delta,
     Failure,
     Follow,
     Hold,
@@ -41,7 +43,7 @@ from workers.attempt import CANCELLED, EXPIRED, Attempt
 from workers.engine import Engine, EngineDead, Piece, Refused
 from workers.record import Recorder
 from workers.settings import WorkerSettings
-from workers.writer import Writer
+from workers.writer import Step, Writer
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,8 @@ class Worker:
         """Jobs held, oldest first, until their end is written."""
         self._choices: dict[str, tuple[Attempt, int]] = {}
         """What the engine runs, by its id there: whose it is, and which of its texts."""
+        self._streams = itertools.count(1)
+        """Numbers that stand for the jobs in this worker's frames."""
         self._handed_back: list[Attempt] = []
         self._suspects: set[int] = set()
         """Partitions whose suspects this worker is to run, each alone."""
@@ -222,7 +226,7 @@ class Worker:
         history = []
         if claim.past:
             history = await self._journal.deltas(await self._journal.record(claim.job.id))
-        attempt = Attempt(claim, history)
+        attempt = Attempt(claim, next(self._streams), history)
         self._attempts[claim.job.id] = attempt
         self._recorder.claimed(attempt)
         if failure := unsupported(claim.job, self._card.capabilities):
@@ -272,12 +276,18 @@ class Worker:
             attempt, index = choice
             delta = attempt.take(index, piece, now)
             if delta is not None:
+                if attempt.unnamed:
+                    self._name(attempt)
                 writers[attempt.partition].add(delta, attempt.addresses)
             if piece.finish or piece.failure is not None:
                 del choices[piece.id]
                 self._end_if_over(attempt)
         for writer in writers:
             writer.send()
+
+    def _name(self, attempt: Attempt) -> None:
+        attempt.unnamed = False
+        self._writers[attempt.partition].name(attempt.stream, attempt.job.id, attempt.addresses)
 
     def _end_if_over(self, attempt: Attempt) -> None:
         if attempt.over:
@@ -303,10 +313,15 @@ class Worker:
                 return attempt.claim.first_frame  # they were claimed one after the other: no later one needs more
         return self.lease.next_frame(partition)
 
-    def _everything(self, partition: int) -> list[Delta]:
+    def _everything(self, partition: int) -> Step:
         """Every delta of every job held: what a log that lost frames needs to be whole again."""
-        held = [attempt for attempt in self._attempts.values() if attempt.partition == partition]
-        return [row for attempt in held for row in attempt.rows]
+        everything = Step()
+        rows, names = everything.rows[SILENT], everything.names[SILENT]
+        for attempt in self._attempts.values():
+            if attempt.partition == partition:
+                names[attempt.stream] = attempt.job.id
+                rows += [replace(row, stream=attempt.stream) for row in attempt.rows]
+        return everything
 
     # --- being told --------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from streaming.errors import Rewound, Unavailable
-from streaming.lease import SILENT, Finish, Lease
+from streaming.lease import Finish, Lease
 from streaming.messages import Delta
 from streaming.wire import Call
 
@@ -22,8 +22,15 @@ log = logging.getLogger(__name__)
 
 MOST_PAUSE_S = 0.25
 
-Rows = defaultdict[str, list[Delta]]
-"""By reply address."""
+
+class Step:
+    """What is written at once, by reply address: deltas, and the names of the jobs whose first deltas these are."""
+
+    __slots__ = ("names", "rows")
+
+    def __init__(self) -> None:
+        self.rows: defaultdict[str, list[Delta]] = defaultdict(list)
+        self.names: defaultdict[str, dict[int, str]] = defaultdict(dict)
 
 
 class Writer:
@@ -35,22 +42,27 @@ class Writer:
         lease: Lease,
         partition: int,
         oldest: Callable[[int], int],
-        everything: Callable[[int], Sequence[Delta]],
+        everything: Callable[[int], Step],
         on_written: Callable[[Sequence[Finish]], None],
     ) -> None:
         self._lease, self._partition = lease, partition
         self._oldest, self._everything, self._on_written = oldest, everything, on_written
-        self._rows: Rows = defaultdict(list)
+        self._step = Step()
         self._finishes: list[Finish] = []
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def add(self, delta: Delta, addresses: Sequence[str]) -> None:
-        """One delta for each address. It goes out with the next `send`."""
-        rows = self._rows
+        """One delta for each address. It goes out with the next `send`. Done once a token."""
+        rows = self._step.rows
         for address in addresses:
             rows[address].append(delta)
+
+    def name(self, stream: int, job_id: str, addresses: Sequence[str]) -> None:
+        """Tell these addresses, with the next `send`, which job a number stands for."""
+        for address in addresses:
+            self._step.names[address][stream] = job_id
 
     def finish(self, finish: Finish) -> None:
         """The end of a job, written after all its deltas."""
@@ -59,7 +71,7 @@ class Writer:
 
     def send(self) -> None:
         """Begin to write what was added: called once a step."""
-        if self._rows or self._finishes:
+        if self._step.rows or self._finishes:
             self._idle.clear()
             self._news.set()
 
@@ -72,27 +84,28 @@ class Writer:
         while True:
             await self._news.wait()
             self._news.clear()
-            rows, self._rows = self._rows, defaultdict(list)
+            step, self._step = self._step, Step()
             finishes, self._finishes = self._finishes, []
             try:
-                await self._write(self._calls(rows, finishes))
+                await self._write(self._calls(step, finishes))
             except Rewound as error:
                 log.error("writing the log of all running jobs anew: %s", error)
-                await self._write([self._repair(), *self._calls(rows, finishes)])
+                await self._write([self._repair(), *self._calls(step, finishes)])
             self._on_written(finishes)
             if not self._news.is_set():
                 self._idle.set()
 
-    def _calls(self, rows: Rows, finishes: Sequence[Finish]) -> list[Call]:
+    def _calls(self, step: Step, finishes: Sequence[Finish]) -> list[Call]:
         ends = [self._lease.finish_call(finish) for finish in finishes]
-        return [self._append(rows), *ends] if rows else ends
+        return [self._append(step), *ends] if step.rows else ends
 
-    def _append(self, rows: Rows, *, forced: bool = False) -> Call:
-        return self._lease.append_call(self._partition, rows, self._oldest(self._partition), forced=forced)
+    def _append(self, step: Step, *, forced: bool = False) -> Call:
+        oldest = self._oldest(self._partition)
+        return self._lease.append_call(self._partition, step.rows, oldest, names=step.names, forced=forced)
 
     def _repair(self) -> Call:
         """One frame with all that the store may have lost."""
-        return self._append(defaultdict(list, {SILENT: list(self._everything(self._partition))}), forced=True)
+        return self._append(self._everything(self._partition), forced=True)
 
     async def _write(self, calls: Sequence[Call]) -> None:
         pause = 0.02

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from bench.processes import Processes, spent
-from streaming.keys import channel, new_job_id
+from streaming.keys import channel
 from streaming.lease import Lease
 from streaming.messages import Delta
 from streaming.settings import WireSettings
@@ -53,7 +53,7 @@ async def step_us(store: Processes, url: str, tokens: int, readers: int, seconds
 def _rows(tokens: int, addresses: Sequence[str]) -> Mapping[str, Sequence[Delta]]:
     rows: dict[str, list[Delta]] = {}
     for number, address in zip(range(tokens), itertools.cycle(addresses), strict=False):
-        rows.setdefault(address, []).append(Delta(new_job_id(0), number + 1, 0, f" word{number}", (number,), 1))
+        rows.setdefault(address, []).append(Delta(number, number + 1, 0, f" word{number}", (number,), 1))
     return rows
 
 
@@ -61,7 +61,7 @@ async def _write(wire: Wire, rows: Mapping[str, Sequence[Delta]], written: list[
     lease = Lease(wire, "bench")
     await lease.register()
     while True:
-        await lease.calls([lease.append_call(0, rows, max(1, lease.next_frame(0) - 100))])
+        await lease.calls([lease.append_call(0, rows, max(1, lease.next_frame(0) - 100), names={})])
         written[0] += 1
 
 

@@ -1,0 +1,58 @@
+"""The tokens of one open stream, from their frame onto the connection: what each of them needs, and nothing else.
+
+With many streams everything a token touches has left the processor's cache since the stream's last one, and is fetched
+anew: that costs as much as the work itself. So it lies together, in one small object; what is rare is the reply's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from api.connection import CHUNK_END, Connection, chunk_head
+from api.render import to_json
+from streaming.messages import Delta
+from telemetry.latency import inter_token_latency
+from telemetry.tallies import Tally
+
+HEADS = tuple(chunk_head(size) for size in range(1024))
+"""Most chunks are shorter than that."""
+
+
+class TokenFlow:
+    """Of a stream with one text and without log-probabilities, once begun: `before` and `after` stand around each
+    delta's text, as JSON."""
+
+    __slots__ = ("_after", "_around", "_before", "_tally", "_transport", "last", "owed", "paused")
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self.last = 0.0
+        """When the stream's last tokens came (monotonic); 0: none yet."""
+        self.owed = b""
+        """What was rendered and could not be written."""
+        self.paused = False
+        """The reader is behind: the connection takes nothing more for now."""
+
+    def lead(self, connection: Connection, before: bytes, after: bytes) -> None:
+        """Where what is shown goes."""
+        self._transport: asyncio.Transport = connection.transport
+        self._before, self._after = before, after + CHUNK_END
+        self._around = len(before) + len(after)
+        self.paused = connection.carry(self)
+
+    def show(self, row: Delta, now: float) -> bool:
+        """Write the next tokens, which came at `now`. False: they are owed. Done once a token."""
+        tokens = row.n or 1
+        self._tally.observe(inter_token_latency(self.last, now, tokens), tokens)
+        self.last = now
+        if not row.text:
+            return True
+        text = to_json(row.text)
+        if self.paused:
+            self.owed = self._before + text + self._after[: -len(CHUNK_END)]
+            return False
+        size = self._around + len(text)
+        head = HEADS[size] if size < len(HEADS) else chunk_head(size)
+        if not self._transport.is_closing():  # what is written to a client that has left is dropped
+            self._transport.write(b"".join((head, self._before, text, self._after)))
+        return True
