@@ -30,6 +30,7 @@ class Admitted:
     """An accepted job and the inbox its replies come to (to be closed by whoever answers)."""
 
     job: Job
+    partition: int
     accepted: Accepted
     inbox: Inbox
     request: Request
@@ -115,7 +116,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     if accepted.joined:
         inbox = await _join(services, inbox, accepted.id)
     eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
-    return Admitted(job, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
+    return Admitted(job, partition, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
 
 
 async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run: bool) -> Accepted:

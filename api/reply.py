@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.types import Message, Receive, Scope, Send
 
 from api import errors
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 PING = b": ping\n"
 """One newline: a blank line would be an event, and crash clients that have seen an id."""
 
-STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 
 CHAT, TEXT = "chat", "text_completion"
 
@@ -200,7 +200,7 @@ class StreamReply(Reply):
                 await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
                 self._delivery.last_sent()
                 return
-            await send(_start(200, STREAM_HEADERS | self._admitted.headers))
+            await send(_start(200, self._admitted.headers, STREAM_HEADERS))
             begun = True
             self._owed = self._render(rows, terminal) or PING
             await self._stream()
@@ -231,8 +231,6 @@ class StreamReply(Reply):
 
     async def _stream(self) -> None:
         """Write what is owed, at the reader's pace; then have the rest poured, until something is owed again."""
-        self._pinged = time.monotonic()
-        self._stay_alive()
         try:
             while True:
                 if self._owed:
@@ -243,6 +241,9 @@ class StreamReply(Reply):
                 if self._told:
                     self._delivery.last_sent()
                     return
+                if self._alive is None:  # a short answer is over by now
+                    self._pinged = time.monotonic()
+                    self._stay_alive()
                 await self._inbox.pour(self._show if self._last else self._show_first)
                 if not self._told:
                     self._check()
@@ -360,9 +361,9 @@ async def send_error(send: Send, error: ApiError, headers: dict[str, str]) -> No
     await send(_body(body, more=False))
 
 
-def _start(status: int, headers: dict[str, str]) -> Message:
-    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": raw}
+def _start(status: int, headers: dict[str, str], raw: Iterable[tuple[bytes, bytes]] = ()) -> Message:
+    own = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": [*raw, *own]}
 
 
 def _body(data: bytes, *, more: bool) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from streaming.bundle import Bundle
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StreamingError, Unavailable, UnknownJob
@@ -19,8 +20,7 @@ from streaming.messages import Job, State, encode
 from streaming.wire import Call, Wire, translated
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """A job that will reach a final state. `joined`: its idempotency key led to a job that was there already."""
 
     id: str
