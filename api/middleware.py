@@ -57,6 +57,7 @@ class Observed:
             with span.active():
                 await self._app(scope, receive, stamped)
         finally:
+            del state["server_send"]  # it holds the scope: together they would wait for the garbage collector
             status = state.get("status", 500)
             attributes: Attributes = {"http.response.status_code": status, "http.route": endpoint}
             span.end(error=f"HTTP {status}" if status >= 500 else None, attributes=attributes)

@@ -43,7 +43,7 @@ class Queue:
         if idempotency_key:
             digest = hashlib.sha256(f"{tenant}\0{idempotency_key}".encode()).digest()
             return new_job_id(int.from_bytes(digest[:4]) % count)
-        return new_job_id(random.randrange(count))  # noqa: S311 - spreads load, hides nothing
+        return new_job_id(int(random.random() * count))  # noqa: S311 - spreads load, hides nothing
 
     async def put(self, job: Job, *, idempotency_key: str = "", digest: str = "", must_run: bool = False) -> Accepted:
         """Accept a job for good. `digest` identifies the request body for the idempotency check.
