@@ -23,19 +23,19 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An OpenAI chat.completion or text_completion, whole or streamed. Raises ApiError before it has begun."""
-        reply = await _complete(scope, receive, self._kind)
+        services: Services = scope["app"].state.services
+        waits = not prefers_async(header(scope, b"prefer"))
+        admitted = await admit(services, scope, receive, self._kind, waits=waits)
+        reply: ASGIApp
+        if not waits:
+            services.relay.close(admitted.inbox)
+            admitted.headers["Preference-Applied"] = "respond-async"
+            reply = await accepted_response(services, admitted)
+        elif admitted.request.stream:
+            reply = StreamReply(services, admitted)
+        else:
+            reply = WholeReply(services, admitted)
         await reply(scope, receive, send)
-
-
-async def _complete(scope: Scope, receive: Receive, kind: Kind) -> ASGIApp:
-    services: Services = scope["app"].state.services
-    if prefers_async(header(scope, b"prefer")):
-        admitted = await admit(services, scope, receive, kind, waits=False)
-        services.relay.close(admitted.inbox)
-        admitted.headers["Preference-Applied"] = "respond-async"
-        return await accepted_response(services, admitted)
-    admitted = await admit(services, scope, receive, kind, waits=True)
-    return StreamReply(services, admitted) if admitted.request.stream else WholeReply(services, admitted)
 
 
 def prefers_async(prefer: str) -> bool:

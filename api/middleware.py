@@ -32,7 +32,7 @@ class Observed:
             await self._app(scope, receive, send)
             return
         received = time.monotonic()
-        headers = dict(reversed(scope["headers"]))  # of those with the same name the first counts
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of those with the same name the first counts
         request_id = _request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         endpoint = endpoint_of(scope["path"])
         span = self._services.tracing.span(f"{scope['method']} {endpoint}", _carried(headers), "server")
@@ -45,11 +45,10 @@ class Observed:
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
-                spent = f"{(time.monotonic() - received) * 1000:.0f}"
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
-                    (b"openai-processing-ms", spent.encode()),
+                    (b"openai-processing-ms", b"%.0f" % ((time.monotonic() - received) * 1000)),
                 ]
             await send(message)
 
@@ -79,4 +78,4 @@ def _carried(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _request_id(given: str) -> str:
-    return given if REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(96):024x}"
+    return given if given and REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(96):024x}"

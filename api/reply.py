@@ -63,9 +63,8 @@ class Reply:
         self._received = 0.0
         self._last = 0.0
         self._delivery = Delivery()
-        operation = CHAT if facts.chat else TEXT
-        self._labels = (operation, self._job.model)
-        self._per_token = services.metrics.time_per_output_token.labels(*self._labels).observe
+        self._counted = services.metrics.answers(CHAT if facts.chat else TEXT, self._job.model)
+        self._per_token = self._counted.per_token.observe
         self._request_id = ""
         self._slow = False
         self._task: asyncio.Task[object] | None = None
@@ -118,21 +117,20 @@ class Reply:
         now = time.monotonic()
         if not self._last:
             self._delivery.first_got()
-            ttft = time_to_first_token(self._received, now)
-            self._services.metrics.time_to_first_token.labels(*self._labels).observe(ttft)
+            self._counted.first_token.observe(time_to_first_token(self._received, now))
         else:
             tokens = sum([row.n for row in rows])
             self._per_token(inter_token_latency(self._last, now, tokens), tokens or 1)
         self._last = now
 
     def _measure_end(self) -> None:
-        metrics, terminal = self._services.metrics, self._inbox.terminal
-        metrics.request_duration.labels(*self._labels).observe(end_to_end(self._received, time.monotonic()))
+        counted, terminal = self._counted, self._inbox.terminal
+        counted.duration.observe(end_to_end(self._received, time.monotonic()))
         self._delivery.note(self._services, self._admitted)
         if terminal is not None:
             self._services.pace.ended(self._job.model)
-            for kind, count in (("input", terminal.usage.prompt), ("output", terminal.usage.completion)):
-                metrics.token_usage.labels(*self._labels, kind).observe(count)
+            counted.input.observe(terminal.usage.prompt)
+            counted.output.observe(terminal.usage.completion)
 
     async def _disconnected(self) -> None:
         """The client left before the end: go on, or cancel, at once or after a while, if nobody else listens then."""

@@ -169,7 +169,7 @@ class ChatRequest(Generation):
 
     @property
     def prompt_asked(self) -> JobPrompt:
-        return Chat(tuple(message.turn for message in self.messages))
+        return Chat(tuple([message.turn for message in self.messages]))
 
     @property
     def logprobs_asked(self) -> int | None:
