@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 from dataclasses import dataclass
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope
 
 from api import errors
 from api.keys import Caller
@@ -28,6 +30,7 @@ class Admitted:
     """An accepted job and the inbox its replies come to (to be closed by whoever answers)."""
 
     job: Job
+    partition: int
     accepted: Accepted
     inbox: Inbox
     request: Request
@@ -49,32 +52,44 @@ def caller_of(request: HttpRequest) -> Caller:
     return services_of(request).keyring.caller(request.headers.get("authorization"))
 
 
-async def read_body(request: HttpRequest, limit: int) -> bytes:
-    """The whole body, of JSON and of at most `limit` bytes. Raises ApiError (413, 415)."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+def header(scope: Scope, name: bytes, default: str = "") -> str:
+    """A header of a request that came through api/middleware.py; its name in lower case. The framework's own way costs
+    a request object and a search per header."""
+    value: bytes | None = scope["state"]["headers"].get(name)
+    return default if value is None else value.decode("latin-1")
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body, of JSON and of at most `limit` bytes. Raises ApiError (413, 415), ClientDisconnect."""
+    kind = header(scope, b"content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise errors.unsupported_media_type()
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
         if len(body) > limit:
             raise errors.payload_too_large(limit)
     return bytes(body)
 
 
-async def admit(services: Services, request: HttpRequest, kind: Kind, *, waits: bool) -> Admitted:
+async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
     """Accept the job a request asks for. `waits`: somebody holds a response open for it.
 
     Raises ApiError; after it nothing was accepted, except where it says so (503 store_unavailable).
     """
-    caller = services.keyring.caller(request.headers.get("authorization"))
-    body = await read_body(request, services.settings.body_limit)
+    caller = services.keyring.caller(header(scope, b"authorization"))
+    body = await read_body(scope, receive, services.settings.body_limit)
     asked = parse(kind, body)
     services.model(asked.model)
     if services.refusal:
         raise errors.store_full(services.refusal)
-    request.scope["state"]["model"] = asked.model
-    key = idempotency_key(request)
+    state = scope["state"]
+    state["model"] = asked.model
+    key = idempotency_key(scope)
     job_id = services.queue.new_id(caller.tenant, key)
     partition = partition_of(job_id) or 0
     job = to_job(
@@ -83,8 +98,8 @@ async def admit(services: Services, request: HttpRequest, kind: Kind, *, waits: 
         tenant=caller.tenant,
         ceiling=caller.ceiling,
         reply_to=services.relay.address if waits else "",
-        trace=request.scope["state"]["trace"],
-        received_us=services.clock.at(request.scope["state"]["received"], partition),
+        trace=state["trace"],
+        received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
         events="" if waits else services.wanted.of_jobs(caller.tenant),
     )
@@ -101,7 +116,7 @@ async def admit(services: Services, request: HttpRequest, kind: Kind, *, waits: 
     if accepted.joined:
         inbox = await _join(services, inbox, accepted.id)
     eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
-    return Admitted(job, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
+    return Admitted(job, partition, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
 
 
 async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run: bool) -> Accepted:
@@ -145,9 +160,9 @@ async def _join(services: Services, inbox: Inbox, job_id: str) -> Inbox:
     return joined
 
 
-def idempotency_key(request: HttpRequest) -> str:
+def idempotency_key(scope: Scope) -> str:
     """Raises ApiError (400); "" if there is none."""
-    key = request.headers.get("idempotency-key", "")
+    key = header(scope, b"idempotency-key")
     if len(key) > MAX_KEY:
         raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY} are taken.")
     return key

@@ -36,11 +36,11 @@ MOST_PER_PAGE = 100
 async def create(request: Request) -> Response:
     """POST /v1/batches: the batch, which is kept from now on."""
     services, caller = services_of(request), caller_of(request)
-    body = await read_body(request, services.settings.body_limit)
+    body = await read_body(request.scope, request.receive, services.settings.body_limit)
     asked = _asked(body)
     if services.refusal:
         raise errors.store_full(services.refusal)
-    key = idempotency_key(request)
+    key = idempotency_key(request.scope)
     batch = _batch(services, caller, asked, services.batches.new_id(caller.tenant, key))
     try:
         await services.files.get(asked.input_file_id, caller.tenant)

@@ -6,13 +6,13 @@ prefers not to wait, as a job to come back for.
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import admit, services_of
+from api.admission import admit, header
 from api.jobs import accepted_response
 from api.reply import StreamReply, WholeReply
 from api.schemas import Kind
+from api.services import Services
 
 
 class Completions:
@@ -23,22 +23,23 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An OpenAI chat.completion or text_completion, whole or streamed. Raises ApiError before it has begun."""
-        reply = await _complete(Request(scope, receive, send), self._kind)
+        services: Services = scope["app"].state.services
+        waits = not prefers_async(header(scope, b"prefer"))
+        admitted = await admit(services, scope, receive, self._kind, waits=waits)
+        reply: ASGIApp
+        if not waits:
+            services.relay.close(admitted.inbox)
+            admitted.headers["Preference-Applied"] = "respond-async"
+            reply = await accepted_response(services, admitted)
+        elif admitted.request.stream:
+            reply = StreamReply(services, admitted)
+        else:
+            reply = WholeReply(services, admitted)
         await reply(scope, receive, send)
 
 
-async def _complete(request: Request, kind: Kind) -> ASGIApp:
-    services = services_of(request)
-    if prefers_async(request):
-        admitted = await admit(services, request, kind, waits=False)
-        services.relay.close(admitted.inbox)
-        admitted.headers["Preference-Applied"] = "respond-async"
-        return await accepted_response(services, admitted)
-    admitted = await admit(services, request, kind, waits=True)
-    return StreamReply(services, admitted) if admitted.request.stream else WholeReply(services, admitted)
-
-
-def prefers_async(request: Request) -> bool:
+def prefers_async(prefer: str) -> bool:
     """`Prefer: respond-async` (RFC 7240)."""
-    preferences = request.headers.get("prefer", "").lower().split(",")
-    return any(preference.split(";")[0].strip() == "respond-async" for preference in preferences)
+    return bool(prefer) and any(
+        preference.split(";")[0].strip() == "respond-async" for preference in prefer.lower().split(",")
+    )

@@ -6,7 +6,6 @@ import time
 
 from api.admission import Admitted
 from api.services import Services
-from streaming.keys import partition_of
 from streaming.messages import Delivered
 
 
@@ -38,10 +37,9 @@ class Delivery:
         """The answer is over. A job that another request made has that one's answer in its timing."""
         if admitted.accepted.joined or not (self._first_got or self._last_got):
             return
-        job_id, clock, whole = admitted.job.id, services.clock, not admitted.request.stream
-        partition = partition_of(job_id) or 0
+        clock, partition, whole = services.clock, admitted.partition, not admitted.request.stream
         services.deliveries.note(
-            job_id,
+            admitted.job.id,
             Delivered(
                 first_got=0 if whole else clock.at(self._first_got, partition),
                 first_sent=0 if whole else clock.at(self._first_sent, partition),

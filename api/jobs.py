@@ -32,7 +32,7 @@ def as_json(value: object, status: int = 200, headers: dict[str, str] | None = N
 async def create(request: Request) -> Response:
     """POST /v1/jobs: 202, Location and the job."""
     services = services_of(request)
-    admitted = await admit(services_of(request), request, "job", waits=False)
+    admitted = await admit(services_of(request), request.scope, request.receive, "job", waits=False)
     services.relay.close(admitted.inbox)
     return await accepted_response(services, admitted)
 

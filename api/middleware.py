@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Mapping
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.services import Services
-from telemetry.tracing import Attributes, extract
-
-READ = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
-"""The headers that are looked at here."""
+from telemetry.tracing import TRACEPARENT, TRACESTATE, Attributes, extract
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -22,8 +21,8 @@ ENDPOINTS = re.compile(
 
 
 class Observed:
-    """Gives `scope["state"]` its `request_id`, `trace` (W3C context of the server span) and `received` (monotonic),
-    and the `status` once the answer has begun."""
+    """Gives `scope["state"]` its `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span) and
+    `received` (monotonic), and the `status` once the answer has begun."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -33,24 +32,23 @@ class Observed:
             await self._app(scope, receive, send)
             return
         received = time.monotonic()
-        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in READ}
-        request_id = _request_id(headers.get("x-request-id", ""))
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of those with the same name the first counts
+        request_id = _request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         endpoint = endpoint_of(scope["path"])
-        span = self._services.tracing.span(f"{scope['method']} {endpoint}", extract(headers), "server")
+        span = self._services.tracing.span(f"{scope['method']} {endpoint}", _carried(headers), "server")
         # Token streams write their body straight to the server: nothing below has a say in it once it has begun.
         scope.setdefault("state", {}).update(
-            request_id=request_id, trace=span.carrier(), server_send=send, received=received
+            request_id=request_id, headers=headers, trace=span.carrier(), server_send=send, received=received
         )
         state = scope["state"]
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
-                spent = f"{(time.monotonic() - received) * 1000:.0f}"
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
-                    (b"openai-processing-ms", spent.encode()),
+                    (b"openai-processing-ms", b"%.0f" % ((time.monotonic() - received) * 1000)),
                 ]
             await send(message)
 
@@ -58,17 +56,26 @@ class Observed:
             with span.active():
                 await self._app(scope, receive, stamped)
         finally:
+            del state["server_send"]  # it holds the scope: together they would wait for the garbage collector
             status = state.get("status", 500)
             attributes: Attributes = {"http.response.status_code": status, "http.route": endpoint}
             span.end(error=f"HTTP {status}" if status >= 500 else None, attributes=attributes)
             self._services.metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
 
 
+@lru_cache(maxsize=64)
 def endpoint_of(path: str) -> str:
     """The path without what varies: a fixed, short list, fit for a metric's label."""
     match = ENDPOINTS.match(path)
     return match[0] if match else "other"
 
 
+def _carried(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """The trace a request belongs to, if it says so."""
+    if TRACEPARENT.encode() not in headers:
+        return {}
+    return extract({name: headers.get(name.encode(), b"").decode("latin-1") for name in (TRACEPARENT, TRACESTATE)})
+
+
 def _request_id(given: str) -> str:
-    return given if REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(96):024x}"
+    return given if given and REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(96):024x}"

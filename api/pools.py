@@ -65,7 +65,8 @@ async def show(request: Request) -> Response:
 async def override(request: Request) -> Response:
     """PUT /admin/pools/{model}: {"want": 3} or {"paused": true}, with "for_s" for that long; 200 with the pool."""
     caller, services, model = admin_of(request), services_of(request), _model(request)
-    want, hold_s = _asked(read_object(await read_body(request, services.settings.body_limit)), services, model)
+    body = await read_body(request.scope, request.receive, services.settings.body_limit)
+    want, hold_s = _asked(read_object(body), services, model)
     await services.overrides.put(model, want, caller.name or caller.tenant, None if hold_s is None else hold_s * 1000)
     return await _shown(request)
 

@@ -28,8 +28,7 @@ _ENCODER = msgspec.json.Encoder()
 _CURSOR = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """What every rendering of one job repeats."""
 
     job: str

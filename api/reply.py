@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.types import Message, Receive, Scope, Send
 
 from api import errors
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 PING = b": ping\n"
 """One newline: a blank line would be an event, and crash clients that have seen an id."""
 
-STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 
 CHAT, TEXT = "chat", "text_completion"
 
@@ -63,10 +63,8 @@ class Reply:
         self._facts = facts if not admitted.accepted.joined else replace(facts, job=admitted.accepted.id)
         self._received = 0.0
         self._delivery = Delivery()
-        operation = CHAT if facts.chat else TEXT
-        self._labels = (operation, self._job.model)
-        self._tally = services.metrics.time_per_output_token.labels(*self._labels)
-        self._flow = TokenFlow(self._tally)
+        self._counted = services.metrics.answers(CHAT if facts.chat else TEXT, self._job.model)
+        self._flow = TokenFlow(self._counted.per_token)
         self._request_id = ""
         self._slow = False
         self._task: asyncio.Task[object] | None = None
@@ -119,21 +117,20 @@ class Reply:
         now = time.monotonic()
         if not self._flow.last:
             self._delivery.first_got()
-            ttft = time_to_first_token(self._received, now)
-            self._services.metrics.time_to_first_token.labels(*self._labels).observe(ttft)
+            self._counted.first_token.observe(time_to_first_token(self._received, now))
         else:
             tokens = sum([row.n for row in rows])
-            self._tally.observe(inter_token_latency(self._flow.last, now, tokens), tokens or 1)
+            self._counted.per_token.observe(inter_token_latency(self._flow.last, now, tokens), tokens or 1)
         self._flow.last = now
 
     def _measure_end(self) -> None:
-        metrics, terminal = self._services.metrics, self._inbox.terminal
-        metrics.request_duration.labels(*self._labels).observe(end_to_end(self._received, time.monotonic()))
+        counted, terminal = self._counted, self._inbox.terminal
+        counted.duration.observe(end_to_end(self._received, time.monotonic()))
         self._delivery.note(self._services, self._admitted)
         if terminal is not None:
             self._services.pace.ended(self._job.model)
-            for kind, count in (("input", terminal.usage.prompt), ("output", terminal.usage.completion)):
-                metrics.token_usage.labels(*self._labels, kind).observe(count)
+            counted.input.observe(terminal.usage.prompt)
+            counted.output.observe(terminal.usage.completion)
 
     async def _disconnected(self) -> None:
         """The client left before the end: go on, or cancel, at once or after a while, if nobody else listens then."""
@@ -202,7 +199,7 @@ class StreamReply(Reply):
                 await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
                 self._delivery.last_sent()
                 return
-            await send(_start(200, STREAM_HEADERS | self._admitted.headers))
+            await send(_start(200, self._admitted.headers, STREAM_HEADERS))
             begun = True
             self._owed = self._render(rows, terminal) or PING
             await self._stream()
@@ -233,8 +230,6 @@ class StreamReply(Reply):
 
     async def _stream(self) -> None:
         """Write what is owed, at the reader's pace; then have the rest poured, until something is owed again."""
-        self._pinged = time.monotonic()
-        self._stay_alive()
         try:
             while True:
                 if self._owed:
@@ -245,6 +240,9 @@ class StreamReply(Reply):
                 if self._told:
                     self._delivery.last_sent()
                     return
+                if self._alive is None:  # a short answer is over by now
+                    self._pinged = time.monotonic()
+                    self._stay_alive()
                 await self._pour()
                 if not self._told:
                     self._check()
@@ -366,9 +364,9 @@ async def send_error(send: Send, error: ApiError, headers: dict[str, str]) -> No
     await send(_body(body, more=False))
 
 
-def _start(status: int, headers: dict[str, str]) -> Message:
-    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": raw}
+def _start(status: int, headers: dict[str, str], raw: Iterable[tuple[bytes, bytes]] = ()) -> Message:
+    own = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": [*raw, *own]}
 
 
 def _body(data: bytes, *, more: bool) -> dict[str, Any]:

@@ -69,6 +69,9 @@ UNHONOURED: Mapping[str, tuple[Any, ...]] = {
 }
 """Known fields that nothing here honours, each with the values that ask for nothing (null always does)."""
 
+_PLAIN = frozenset({type(None), bool, int, float, str, dict})
+"""Values without fields of their own. Most are, and whether one is a Body takes long to find out."""
+
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
@@ -166,7 +169,7 @@ class ChatRequest(Generation):
 
     @property
     def prompt_asked(self) -> JobPrompt:
-        return Chat(tuple(message.turn for message in self.messages))
+        return Chat(tuple([message.turn for message in self.messages]))
 
     @property
     def logprobs_asked(self) -> int | None:
@@ -285,12 +288,12 @@ def ignored_fields(request: Request) -> list[str]:
 
 
 def _extras(part: Body, path: str) -> Iterator[str]:
-    yield from (path + name for name in part.model_extra or ())
+    if part.model_extra:
+        yield from (path + name for name in part.model_extra)
     sent = part.model_fields_set
-    for name in type(part).model_fields:
-        if name not in sent:
+    for name, value in vars(part).items():  # in the order of the class
+        if type(value) in _PLAIN or name not in sent:
             continue
-        value = getattr(part, name)
         if isinstance(value, Body):
             yield from _extras(value, f"{path}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], Body):
@@ -306,7 +309,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise invalid_request(f"The body is not valid JSON: {error}.") from None
     if not isinstance(fields, dict):
         raise invalid_request("The body must be a JSON object.")
-    if depth(fields) > MAX_DEPTH:
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and depth(fields) > MAX_DEPTH:  # few opened, not many nested
         raise invalid_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
     return fields
 

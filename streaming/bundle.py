@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from streaming.wire import Call, Wire, checked, translated
+from streaming.wire import Call, Wire, translated
 
 MOST_CALLS = 64
 """In one bundle: a script is not to keep the server from everybody else for long."""
@@ -53,15 +53,17 @@ class Bundle:
                 future.cancel()
             raise
         for (_, future), answer in zip(bundle, answers, strict=True):
-            if not future.done():
-                _settle(future, answer)
+            if future.done():
+                continue
+            if isinstance(answer, Exception):
+                _fail(future, answer)
+            else:
+                future.set_result(answer)
 
 
-def _settle(future: asyncio.Future[Any], answer: Any) -> None:
+def _fail(future: asyncio.Future[Any], answer: Exception) -> None:
     try:
         with translated():
-            checked([answer])
+            raise answer
     except Exception as error:  # noqa: BLE001 - handed on to whoever waits
         future.set_exception(error)
-    else:
-        future.set_result(answer)

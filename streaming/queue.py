@@ -9,8 +9,9 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from streaming.bundle import Bundle
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StreamingError, Unavailable, UnknownJob
@@ -19,8 +20,7 @@ from streaming.messages import Job, State, encode
 from streaming.wire import Call, Wire, translated
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """A job that will reach a final state. `joined`: its idempotency key led to a job that was there already."""
 
     id: str
@@ -43,7 +43,7 @@ class Queue:
         if idempotency_key:
             digest = hashlib.sha256(f"{tenant}\0{idempotency_key}".encode()).digest()
             return new_job_id(int.from_bytes(digest[:4]) % count)
-        return new_job_id(random.randrange(count))  # noqa: S311 - spreads load, hides nothing
+        return new_job_id(int(random.random() * count))  # noqa: S311 - spreads load, hides nothing
 
     async def put(self, job: Job, *, idempotency_key: str = "", digest: str = "", must_run: bool = False) -> Accepted:
         """Accept a job for good. `digest` identifies the request body for the idempotency check.

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from telemetry.tallies import Counts, Level, Tallies
+from telemetry.tallies import Counts, Level, Tallies, Tally
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -43,6 +43,16 @@ USAGE_BUCKETS = tuple(4**power for power in range(11))
 
 GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
 """Labels of the metrics that OpenTelemetry's GenAI conventions name: ("chat" | "text_completion", model)."""
+
+
+class Answers(NamedTuple):
+    """What is counted of the answers of one operation and model: looked up together, for every answer needs them."""
+
+    duration: Tally
+    first_token: Tally
+    per_token: Tally
+    input: Tally
+    output: Tally
 
 
 class Metrics:
@@ -168,6 +178,7 @@ class Metrics:
         self.decisions = count("penstock_scale_decisions_total", "Changes of plan (up | down).", ("model", "direction"))
         self.processes = gauge("penstock_processes", "Live processes.", ("role",), multiprocess_mode="livesum")
 
+        self._answers: dict[tuple[str, str], Answers] = {}
         self._dir = Path(metrics_dir) if metrics_dir else None
         for each in self._folding:
             registry.register(each)
@@ -197,6 +208,20 @@ class Metrics:
             )
         disable_created_metrics()  # type: ignore[no-untyped-call]
         return cls(metrics_dir, role, CollectorRegistry())
+
+    def answers(self, operation: str, model: str) -> Answers:
+        """The tallies of the answers with these labels."""
+        found = self._answers.get((operation, model))
+        if found is None:
+            of = (operation, model)
+            found = self._answers[of] = Answers(
+                self.request_duration.labels(*of),
+                self.time_to_first_token.labels(*of),
+                self.time_per_output_token.labels(*of),
+                self.token_usage.labels(*of, "input"),
+                self.token_usage.labels(*of, "output"),
+            )
+        return found
 
     def _later(self, kind: type[Folding], *args: Any) -> Folding:
         each = kind(*args)

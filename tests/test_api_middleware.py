@@ -1,0 +1,72 @@
+"""What surrounds every request: the headers it looks up for all, and that nothing of a request stays behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
+
+from starlette.types import Message, Receive, Scope, Send
+
+from api.admission import header
+from api.middleware import Observed
+from api.services import Services
+from telemetry.tracing import Tracing
+
+TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+
+
+class Exchange:
+    """The server's side of one request, as uvicorn has it: what sends the answer also holds the scope."""
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "state": {}}
+        self.sent: list[Message] = []
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> Message:
+        raise AssertionError("nobody asks for the body")
+
+
+async def answered(exchange: Exchange) -> dict[str, Any]:
+    """The state as the application found it."""
+    found: dict[str, Any] = {}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found.update(scope["state"], type=header(scope, b"content-type"), none=header(scope, b"prefer", "nothing"))
+        del found["server_send"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    services = cast(Services, SimpleNamespace(tracing=Tracing.start("api", ""), metrics=Mock()))
+    await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
+    return found
+
+
+async def test_headers_are_found_by_name_and_the_first_counts() -> None:
+    names = [(b"content-type", b"one"), (b"content-type", b"two"), (b"x-request-id", b"mine"), (b"x-request-id", b"!")]
+    found = await answered(Exchange(names))
+    assert (found["type"], found["none"], found["request_id"]) == ("one", "nothing", "mine")
+
+
+async def test_a_trace_that_is_sent_is_carried_on() -> None:
+    state = [(b"traceparent", TRACE.encode()), (b"tracestate", b"k=v")]
+    assert (await answered(Exchange(state)))["trace"] == {"traceparent": TRACE, "tracestate": "k=v"}
+    assert (await answered(Exchange(state[1:])))["trace"]["traceparent"] != TRACE
+
+
+async def test_a_request_leaves_nothing_to_the_garbage_collector() -> None:
+    """It would wait there with all it held, some thousand times a second, and every stream waits for a collection."""
+    gc.disable()
+    try:
+        exchange = Exchange([])
+        gone = weakref.ref(exchange)
+        await answered(exchange)
+        assert exchange.sent
+        del exchange
+        assert gone() is None
+    finally:
+        gc.enable()
