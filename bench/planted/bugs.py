@@ -37,9 +37,7 @@ FENCING = (
         "finish without its fence",
         "A worker that was taken for dead is not told so when it ends a job, and goes on.",
         (
-            _lua(
-                "finish", "if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end\n", ""
-            ),
+            _lua("finish", "if not is_live(worker) then return 'fenced' end\n", ""),
         ),
         (PROTOCOL + "a_fenced_worker_can_write_nothing",),
     ),
@@ -212,8 +210,8 @@ QUEUE = (
         (
             _lua(
                 "prelude",
-                "  drop_entry(s[1], s[2])\n  if s[3] then redis.call('SREM', claims_key(s[3]), id) end\n",
-                "  if s[3] then redis.call('SREM', claims_key(s[3]), id) end\n",
+                "  drop_entry(s[1], s[2])\n  if s[3] then drop_claim(s[3], id) end\n",
+                "  if s[3] then drop_claim(s[3], id) end\n",
             ),
         ),
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),

@@ -38,7 +38,6 @@ local function take(lane, entry, id)
   redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'claimed', exact,
     'started', s[10] or exact, 'alone', alone and '1' or '', 'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
-  redis.call('SADD', claims_key(worker), id)
   if s[11] and not s[10] then emit(s[11], id, redis.call('HGET', job, 'tenant'), 'job.started') end
   return {id, s[4], attempt, s[3] or '', s[5], s[6], tonumber(s[8])}
 end
@@ -47,18 +46,21 @@ end
 local out = {now, tonumber(mine[2]), 0}
 local function take_from(lane, most)
   while #out - 3 < most do
-    local entries = read(lane, most - (#out - 3))
+    local asked, taken = most - (#out - 3), {}
+    local entries = read(lane, asked)
     if entries.err then return entries end
-    if #entries == 0 then return nil end
     for _, item in ipairs(entries) do
       local fields = item[2]
       if not fields or fields[1] ~= 'job' or fields[3] then
         bury('lane', lane, 'entry', item[1], 'reason', 'not an entry of ours')
         drop_entry(lane, item[1])
       else
-        out[#out + 1] = take(lane, item[1], fields[2])
+        local job = take(lane, item[1], fields[2])
+        if job then out[#out + 1], taken[#taken + 1] = job, job[1] end
       end
     end
+    if #taken > 0 then redis.call('SADD', claims_key(worker), unpack(taken)) end
+    if #entries < asked then return nil end
   end
 end
 

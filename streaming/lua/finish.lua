@@ -5,13 +5,13 @@
 -- Returns: 'fenced' | 0 (ended already, or not this worker's) | 1
 local worker, id, attempt, state, record, message, first = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local dead = ARGV[8]
-if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end
+if not is_live(worker) then return 'fenced' end
 local job = job_key(id)
 local s = redis.call('HMGET', job, 'state', 'worker', 'attempt', 'lane', 'entry', 'reply', 'keep', 'events')
 if s[1] ~= 'in_progress' or s[2] ~= worker or s[3] ~= attempt then return 0 end
 redis.call('HSET', job, 'state', state, 'record', record, 'first', first, 'done', now_ms())
 drop_entry(s[4], s[5])
-redis.call('SREM', claims_key(worker), id)
+drop_claim(worker, id)
 redis.call('EXPIRE', job, s[7])
 tell(s[6], message ~= '' and message or record)
 if s[8] then emit(s[8], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end

@@ -1,7 +1,8 @@
--- Shared by every script. Time is Redis time in milliseconds: no client's clock is ever asked.
+-- Shared by every script. Time is Redis time in milliseconds: no client's clock is ever asked. It stands still while a
+-- script runs. A command costs more than what it does, so what is known is not asked again by the next call of a run.
+local CLOCK = redis.call('TIME')
 local function exact_ms()
-  local t = redis.call('TIME')
-  return t[1] * 1000 + t[2] / 1000
+  return CLOCK[1] * 1000 + CLOCK[2] / 1000
 end
 
 local function now_ms()
@@ -10,6 +11,24 @@ end
 
 local function past(when, now)
   return when and when ~= '' and tonumber(when) <= now
+end
+
+-- Commands that differ in their last words only are one command, run behind the last call.
+local gathered = {}
+local function gather(word, command, key, group)
+  local name = command .. key
+  local words = gathered[name]
+  if not words then
+    words = {command, key, group}
+    gathered[name], gathered[#gathered + 1] = words, words
+  end
+  words[#words + 1] = word
+end
+
+local function run_gathered()
+  local commands = gathered
+  gathered = {}
+  for _, words in ipairs(commands) do redis.call(unpack(words)) end
 end
 
 -- Tell every process that holds a response of this job. `reply` is a list of addresses joined by commas.
@@ -24,10 +43,14 @@ local function tell_worker(worker, message)
 end
 
 -- Wake the worker of this model that last said it had room; older entries may be of dead workers. Returns whether one was.
+local nobody_idle = {}
 local function wake(model, now)
-  for _ = 1, 4 do
+  for _ = 1, nobody_idle[model] and 0 or 4 do
     local freshest = redis.call('ZPOPMAX', idle_key(model))
-    if #freshest == 0 then return false end
+    if #freshest == 0 then
+      nobody_idle[model] = true
+      return false
+    end
     if tonumber(freshest[2]) > now - 2000 then
       tell_worker(freshest[1], {'w'})
       return true
@@ -36,9 +59,27 @@ local function wake(model, now)
   return false
 end
 
+-- The fence: whether a worker's lease was not taken from it. No call of a run changes that.
+local live = {}
+local function is_live(worker)
+  if live[worker] == nil then live[worker] = redis.call('HGET', worker_key(worker), 'state') == 'live' end
+  return live[worker]
+end
+
 -- There is work and nobody to wake: the scheduler need not wait for its next tick.
 local function wake_scheduler(model)
   redis.call('PUBLISH', CHANNEL .. 'scheduler:wake', model)
+end
+
+-- How many jobs of a lane nobody has read. Of what a call adds it tells `waiting_in` itself.
+local waits = {}
+local function waiting_in(lane)
+  if not waits[lane] then
+    local length = redis.call('XLEN', lane)
+    local pending = length > 0 and redis.pcall('XPENDING', lane, GROUP)
+    waits[lane] = length - (pending and pending[1] or 0)
+  end
+  return waits[lane]
 end
 
 -- Whether a live worker reads this lane: whoever leaves or lapses is taken out of the group.
@@ -78,9 +119,14 @@ end
 
 local function drop_entry(lane, entry)
   if lane and entry and lane ~= '' then
-    redis.pcall('XACK', lane, GROUP, entry)
-    redis.call('XDEL', lane, entry)
+    gather(entry, 'XACK', lane, GROUP)
+    gather(entry, 'XDEL', lane)
   end
+end
+
+-- A worker no longer holds a job.
+local function drop_claim(worker, id)
+  gather(id, 'SREM', claims_key(worker))
 end
 
 -- An event, for those its record names: b the broker, w webhooks, which hear of ends alone. `what` is as in job.completed.
@@ -99,7 +145,7 @@ local function end_job(id, state, reason, now)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events')
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   drop_entry(s[1], s[2])
-  if s[4] then redis.call('SREM', claims_key(s[4]), id) end
+  if s[4] then drop_claim(s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, s[5] or 3600)
   if s[6] then emit(s[6], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end
@@ -111,7 +157,7 @@ local function requeue(id, now, suspect)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'model', 'priority', 'deadline')
   drop_entry(s[1], s[2])
-  if s[3] then redis.call('SREM', claims_key(s[3]), id) end
+  if s[3] then drop_claim(s[3], id) end
   local lane = suspect and suspects_key(s[4], s[5]) or retry_key(s[4], s[5])
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
