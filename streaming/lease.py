@@ -142,7 +142,7 @@ class Lease:
         """The terminal record and the acknowledgement for `calls`; harmless when repeated."""
         end = finish.terminal
         message = b"" if finish.with_rows else encode(without_rows(end))
-        args = (self.id, end.job, finish.attempt, end.state, encode(end), message, end.first_ms or "", finish.dead)
+        args = (self.id, end.job, finish.attempt, end.state, encode(end), message, finish.dead)
         return ("finish", partition_of(end.job) or 0, args)
 
     async def calls(self, calls: Sequence[Call]) -> None:

@@ -25,21 +25,23 @@ end
 local function take(lane, entry, id)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'runs', 'entry', 'created',
-    'attempt', 'started', 'events')
+    'attempt', 'claimed', 'events')
   if s[1] ~= 'queued' or s[7] ~= entry then
     drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
     return nil
   end
-  if (s[6] == '' and past(s[2], now)) or past(s[3], now) then
+  if (not s[6] and past(s[2], now)) or past(s[3], now) then
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
     return nil
   end
-  local attempt = s[9] + 1
+  local attempt, runs = (s[9] or 0) + 1, s[6] or ''
   redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'claimed', exact,
-    'started', s[10] or exact, 'alone', alone and '1' or '', 'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
+    'runs', runs .. worker .. ':' .. (mine[2] + 1) .. ';')
+  if alone then redis.call('HSET', job, 'alone', 1) end
+  if attempt == 2 then redis.call('HSET', job, 'started', s[10]) end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
-  if s[11] and not s[10] then emit(s[11], id, redis.call('HGET', job, 'tenant'), 'job.started') end
-  return {id, s[4], attempt, s[3] or '', s[5], s[6], tonumber(s[8])}
+  if s[11] and attempt == 1 then emit(s[11], id, redis.call('HGET', job, 'tenant'), 'job.started') end
+  return {id, s[4], attempt, s[3] or '', s[5], runs, tonumber(s[8])}
 end
 
 -- Only jobs that were never begun may wait too long; a lane read to its end is left for the next.

@@ -155,14 +155,15 @@ end
 -- Put a claimed job back, before the lane it came from; a suspect where it will be run alone.
 local function requeue(id, now, suspect)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'model', 'priority', 'deadline')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'deadline')
   drop_entry(s[1], s[2])
   if s[3] then drop_claim(s[3], id) end
-  local lane = suspect and suspects_key(s[4], s[5]) or retry_key(s[4], s[5])
+  local model, priority = string.match(s[1], '^' .. P .. '%a+:(.+):(%a+)$')
+  local lane = suspect and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
-  if s[6] then redis.call('ZADD', timers_key(), s[6], id) end
-  if not wake(s[4], now) then wake_scheduler(s[4]) end
+  if s[4] then redis.call('ZADD', timers_key(), s[4], id) end
+  if not wake(model, now) then wake_scheduler(model) end
 end
 
 -- Keep a file's record until it expires.

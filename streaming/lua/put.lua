@@ -31,8 +31,8 @@ end
 
 local entry = redis.call('XADD', lane, '*', 'job', id)
 waits[lane] = waiting + 1
-redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'model', model, 'priority', priority,
-  'reply', reply, 'attempt', 0, 'losses', 0, 'created', exact, 'lane', lane, 'entry', entry, 'keep', keep, 'runs', '')
+redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
+  'lane', lane, 'entry', entry, 'keep', keep)
 if events ~= '' then
   redis.call('HSET', job, 'events', events)
   emit(events, id, tenant, 'job.accepted')
