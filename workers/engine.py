@@ -14,8 +14,7 @@ import msgspec
 from streaming.messages import Failure, Logprob, ModelCard, Sampling, Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One text to generate. `id` is unique among live requests and opaque to the engine."""
 
     id: str

@@ -176,7 +176,7 @@ class Worker:
                 if isinstance(claim, Broken):
                     self._refuse_broken(claim)
                 else:
-                    await self._begin(claim)
+                    self._begin(claim, await self._history(claim) if claim.past else ())
         except Unavailable as error:
             log.warning("no work can be claimed from partition %d, trying again: %s", partition, error)
             self._unanswered.add(partition)
@@ -217,11 +217,12 @@ class Worker:
         held = sum(attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values())
         return max(0, self._engine.stats().slots - reserved - held)
 
-    async def _begin(self, claim: Claim) -> None:
+    async def _history(self, claim: Claim) -> list[Delta]:
+        """What earlier attempts generated."""
+        return await self._journal.deltas(await self._journal.record(claim.job.id))
+
+    def _begin(self, claim: Claim, history: Sequence[Delta]) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated."""
-        history = []
-        if claim.past:
-            history = await self._journal.deltas(await self._journal.record(claim.job.id))
         attempt = Attempt(claim, history)
         self._attempts[claim.job.id] = attempt
         self._recorder.claimed(attempt)

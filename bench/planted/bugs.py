@@ -300,7 +300,7 @@ TOKENS = (
     Bug(
         "a worker that forgets what was said",
         "It begins a lost job anew, and its readers see other tokens under the same numbers.",
-        (Edit("workers/worker.py", "if claim.past:", "if not claim.past:"),),
+        (Edit("workers/worker.py", "if claim.past else ()", "if not claim.past else ()"),),
         (WORKER + "the_next_worker_numbers_on_where_the_log_ends",),
     ),
 )
