@@ -36,9 +36,7 @@ FENCING = (
     Bug(
         "finish without its fence",
         "A worker that was taken for dead is not told so when it ends a job, and goes on.",
-        (
-            _lua("finish", "if not is_live(worker) then return 'fenced' end\n", ""),
-        ),
+        (_lua("finish", "if not is_live(worker) then return 'fenced' end\n", ""),),
         (PROTOCOL + "a_fenced_worker_can_write_nothing",),
     ),
     Bug(
