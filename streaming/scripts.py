@@ -92,7 +92,7 @@ while at <= #ARGV do
   if not ran and type(answer) ~= 'table' then answer = redis.error_reply(answer) end
   answers[#answers + 1], at = answer, last + 1
 end
-run_gathered()
+do_gathered()
 return answers
 """
 """Behind every script: it is given the arguments of one call after the other, each after their number, and answers each

@@ -208,8 +208,8 @@ QUEUE = (
         (
             _lua(
                 "prelude",
-                "  drop_entry(s[1], s[2])\n  if s[3] then drop_claim(s[3], id) end\n",
-                "  if s[3] then drop_claim(s[3], id) end\n",
+                "  drop_entry(s[1], s[2])\n  if s[3] then gather(let_go, s[3], id) end\n",
+                "  if s[3] then gather(let_go, s[3], id) end\n",
             ),
         ),
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),

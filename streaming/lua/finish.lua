@@ -10,7 +10,7 @@ local s = redis.call('HMGET', job, 'state', 'worker', 'attempt', 'lane', 'entry'
 if s[1] ~= 'in_progress' or s[2] ~= worker or s[3] ~= attempt then return 0 end
 redis.call('HSET', job, 'state', state, 'record', record, 'done', now_ms())
 drop_entry(s[4], s[5])
-drop_claim(worker, id)
+gather(let_go, worker, id)
 redis.call('EXPIRE', job, s[7])
 tell(s[6], message ~= '' and message or record)
 if s[8] then emit(s[8], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end

@@ -13,22 +13,22 @@ local function past(when, now)
   return when and when ~= '' and tonumber(when) <= now
 end
 
--- Commands that differ in their last words only are one command, run behind the last call.
-local gathered = {}
-local function gather(word, command, key, group)
-  local name = command .. key
-  local words = gathered[name]
-  if not words then
-    words = {command, key, group}
-    gathered[name], gathered[#gathered + 1] = words, words
-  end
-  words[#words + 1] = word
+-- What many calls do to one key is done by one command, behind the last call: entries dropped by lane, jobs let go by
+-- worker, scores and jobs listed by tenant.
+local dropped, let_go, listed = {}, {}, {}
+local function gather(lists, key, word)
+  local words = lists[key]
+  if words then words[#words + 1] = word else lists[key] = {word} end
 end
 
-local function run_gathered()
-  local commands = gathered
-  gathered = {}
-  for _, words in ipairs(commands) do redis.call(unpack(words)) end
+local function do_gathered()
+  for lane, entries in pairs(dropped) do
+    redis.call('XACK', lane, GROUP, unpack(entries))
+    redis.call('XDEL', lane, unpack(entries))
+  end
+  for worker, ids in pairs(let_go) do redis.call('SREM', claims_key(worker), unpack(ids)) end
+  for tenant, words in pairs(listed) do redis.call('ZADD', jobs_key(tenant), unpack(words)) end
+  dropped, let_go, listed = {}, {}, {}
 end
 
 -- Tell every process that holds a response of this job. `reply` is a list of addresses joined by commas.
@@ -119,14 +119,8 @@ end
 
 local function drop_entry(lane, entry)
   if lane and entry and lane ~= '' then
-    gather(entry, 'XACK', lane, GROUP)
-    gather(entry, 'XDEL', lane)
+    gather(dropped, lane, entry)
   end
-end
-
--- A worker no longer holds a job.
-local function drop_claim(worker, id)
-  gather(id, 'SREM', claims_key(worker))
 end
 
 -- An event, for those its record names: b the broker, w webhooks, which hear of ends alone. `what` is as in job.completed.
@@ -145,7 +139,7 @@ local function end_job(id, state, reason, now)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events')
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   drop_entry(s[1], s[2])
-  if s[4] then drop_claim(s[4], id) end
+  if s[4] then gather(let_go, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, s[5] or 3600)
   if s[6] then emit(s[6], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end
@@ -157,7 +151,7 @@ local function requeue(id, now, suspect)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'deadline')
   drop_entry(s[1], s[2])
-  if s[3] then drop_claim(s[3], id) end
+  if s[3] then gather(let_go, s[3], id) end
   local model, priority = string.match(s[1], '^' .. P .. '%a+:(.+):(%a+)$')
   local lane = suspect and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)

@@ -38,8 +38,8 @@ if events ~= '' then
   emit(events, id, tenant, 'job.accepted')
 end
 if not part then
-  gather(now, 'ZADD', jobs_key(tenant))
-  gather(id, 'ZADD', jobs_key(tenant))
+  gather(listed, tenant, now)
+  gather(listed, tenant, id)
 end
 local expires = nil
 if deadline_ms ~= '' then
