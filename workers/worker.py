@@ -212,10 +212,11 @@ class Worker:
 
     def _room_for_batch(self) -> int | None:
         """How many more jobs of lane batch may be held, so that the slots kept for others stay empty. None: any."""
-        if not (reserved := self.reserved):
+        slots = self._engine.stats().slots
+        if not (reserved := reserved_slots(slots, self._settings.reserved_slots)):
             return None
-        held = sum(attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values())
-        return max(0, self._engine.stats().slots - reserved - held)
+        held = sum([attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values()])
+        return max(0, slots - reserved - held)
 
     async def _history(self, claim: Claim) -> list[Delta]:
         """What earlier attempts generated."""
