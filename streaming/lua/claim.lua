@@ -48,7 +48,7 @@ end
 local out = {now, tonumber(mine[2]), 0}
 local function take_from(lane, most)
   while #out - 3 < most do
-    local asked, taken = most - (#out - 3), {}
+    local asked, taken = math.min(most - (#out - 3), 1000), {}
     local entries = read(lane, asked)
     if entries.err then return entries end
     for _, item in ipairs(entries) do

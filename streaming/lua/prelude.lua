@@ -13,14 +13,9 @@ local function past(when, now)
   return when and when ~= '' and tonumber(when) <= now
 end
 
--- What many calls do to one key is done by one command, behind the last call: entries dropped by lane, jobs let go by
--- worker, scores and jobs listed by tenant.
+-- What many calls do to one key is done by one command, behind the last call or when it has grown long: entries dropped by
+-- lane, jobs let go by worker, scores and jobs listed by tenant.
 local dropped, let_go, listed = {}, {}, {}
-local function gather(lists, key, word)
-  local words = lists[key]
-  if words then words[#words + 1] = word else lists[key] = {word} end
-end
-
 local function do_gathered()
   for lane, entries in pairs(dropped) do
     redis.call('XACK', lane, GROUP, unpack(entries))
@@ -29,6 +24,14 @@ local function do_gathered()
   for worker, ids in pairs(let_go) do redis.call('SREM', claims_key(worker), unpack(ids)) end
   for tenant, words in pairs(listed) do redis.call('ZADD', jobs_key(tenant), unpack(words)) end
   dropped, let_go, listed = {}, {}, {}
+end
+
+local function gather(lists, key, word, second)
+  local words = lists[key] or {}
+  lists[key] = words
+  words[#words + 1] = word
+  words[#words + 1] = second
+  if #words >= 1000 then do_gathered() end
 end
 
 -- Tell every process that holds a response of this job. `reply` is a list of addresses joined by commas.

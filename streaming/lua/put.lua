@@ -37,10 +37,7 @@ if events ~= '' then
   redis.call('HSET', job, 'events', events)
   emit(events, id, tenant, 'job.accepted')
 end
-if not part then
-  gather(listed, tenant, now)
-  gather(listed, tenant, id)
-end
+if not part then gather(listed, tenant, now, id) end
 local expires = nil
 if deadline_ms ~= '' then
   redis.call('HSET', job, 'deadline', now + deadline_ms)
