@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from streaming.keys import GROUP, partition_key
+from streaming.keys import GROUP, parse_lane, partition_key
 from streaming.messages import Priority
 from streaming.wire import Wire, translated
 
@@ -85,13 +85,12 @@ class Backlog:
                     continue
                 pipeline = self._wire.redis.pipeline(transaction=False)
                 for job_id, _ in nearest:
-                    fields = ("model", "priority", "created")
-                    pipeline.hmget(partition_key(partition, "job", job_id.decode()), fields)
+                    pipeline.hmget(partition_key(partition, "job", job_id.decode()), ("lane", "created"))
                 jobs = await pipeline.execute()
-            for (_, at), (model, lane, created) in zip(nearest, jobs, strict=True):
-                if model is not None:  # else it ended between the two looks
-                    priority = Priority(lane.decode())
-                    found.append(Due(model.decode(), priority, max(0, int(at) - now), now - int(float(created))))
+            for (_, at), (lane, created) in zip(nearest, jobs, strict=True):
+                if lane is not None:  # else it ended between the two looks
+                    model, priority = parse_lane(lane.decode())
+                    found.append(Due(model, priority, max(0, int(at) - now), now - int(float(created))))
         return found
 
     async def _stream(self, key: str) -> Stream:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streaming.errors import Unavailable
@@ -66,8 +67,15 @@ class Clock:
 
     def at(self, monotonic: float, partition: int) -> int:
         """A time of `time.monotonic` (0: not known) in microseconds of Redis time; 0 while that is not known either."""
+        return self.times((monotonic,), partition)[0]
+
+    def times(self, monotonic: Sequence[float], partition: int) -> list[int]:
+        """The same of several."""
         offset = self._offsets.get(partition)
-        return int(monotonic * 1_000_000) + offset.value if offset is not None and monotonic else 0
+        if offset is None:
+            return [0] * len(monotonic)
+        value = offset.value
+        return [int(at * 1_000_000) + value if at else 0 for at in monotonic]
 
     def error_us(self, partition: int) -> int:
         """The bound of what `at` tells now; 0 while it tells nothing."""

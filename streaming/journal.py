@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from streaming.bundle import Bundle
 from streaming.errors import DecodeError, UnknownJob
-from streaming.keys import partition_key, partition_of
+from streaming.keys import parse_lane, partition_key, partition_of
 from streaming.listing import page
 from streaming.messages import (
     Delivered,
@@ -21,7 +21,6 @@ from streaming.messages import (
     Frame,
     Generated,
     Job,
-    Priority,
     State,
     Terminal,
     Text,
@@ -204,8 +203,8 @@ def parse_record(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> R
         lane=word("lane"),
         entry=word("entry"),
         created_ms=number("created"),
-        started_ms=number("started"),
-        first_ms=number("first"),
+        started_ms=number("started") or number("claimed"),
+        first_ms=terminal.first_ms if terminal else 0,
         done_ms=number("done"),
         deadline_ms=number("deadline"),
         epoch=int(epoch or 0) + 1,
@@ -228,7 +227,7 @@ def stamps_of(job: Job, state: State, raw: Mapping[str, bytes], terminal: Termin
     return Stamps(
         received=job.received_us or None,
         accepted=exact("created"),
-        started=exact("started"),
+        started=exact("started") or exact("claimed"),
         claimed=None if state is State.QUEUED else exact("claimed"),  # else the claim of a worker that was lost
         released=generated.released or None,
         scheduled=generated.scheduled or None,
@@ -254,8 +253,8 @@ def _job(job_id: str, body: bytes, word: Callable[[str], str]) -> Job:
     try:
         return decode_job(body)
     except DecodeError:
-        priority = Priority(word("priority") or Priority.BATCH)
-        return Job(id=job_id, model=word("model"), tenant=word("tenant"), priority=priority, prompt=Text(("",)))
+        model, priority = parse_lane(word("lane"))
+        return Job(id=job_id, model=model, tenant=word("tenant"), priority=priority, prompt=Text(("",)))
 
 
 def parse_runs(text: str) -> tuple[Run, ...]:

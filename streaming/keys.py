@@ -323,6 +323,12 @@ def partition_key(partition: int, name: str, *args: str) -> str:
     return prefix(partition) + _pattern(CATALOGUE, name).format(*args)
 
 
+def parse_lane(key: str) -> tuple[str, Priority]:
+    """The model and the priority of a lane, or of one its jobs were put back to, by its key."""
+    model, _, priority = key.split(":", 3)[3].rpartition(":")
+    return model, Priority(priority)
+
+
 def fleet_key(name: str, *args: str) -> str:
     """A key of FLEET."""
     return prefix(FLEET_SLOT) + _pattern(FLEET, name).format(*args)

@@ -10,6 +10,8 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from streaming.errors import DecodeError, Rewound
 from streaming.journal import Run, parse_runs
 from streaming.keys import channel, partition_of
@@ -25,11 +27,11 @@ NAMELESS: dict[int, str] = {}
 LOG_KEEP_S = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """A job that is this worker's to run, until its lease lapses."""
 
     job: Job
+    partition: int
     attempt: int
     created_ms: int
     """Redis time of its acceptance."""
@@ -71,8 +73,7 @@ class Held:
     """Somebody has asked for its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """The end of a claimed job."""
 
     terminal: Terminal
@@ -103,24 +104,7 @@ class Lease:
         most = "" if alone or lowest is None else lowest
         args = (self.id, self._model, 1 if alone else want, self._lease_ms, "1" if alone else "", most)
         now, frame, suspects, *taken = await self._wire.call("claim", partition, *args)
-        return Claimed([self._claimed(item, now, frame) for item in taken], bool(suspects))
-
-    def _claimed(self, item: Sequence[bytes], now: int, frame: int) -> Claim | Broken:
-        job_id, body, attempt, deadline, reply, runs, created = item
-        try:
-            job = decode_job(body)
-        except DecodeError as error:
-            return Broken(job_id.decode(), int(attempt), str(error))
-        return Claim(
-            job=job,
-            attempt=int(attempt),
-            created_ms=int(created),
-            claimed_ms=now,
-            deadline_ms=int(float(deadline)) if deadline else None,
-            reply=tuple(reply.decode().split(",")) if reply else (),
-            past=parse_runs(runs.decode()),
-            first_frame=frame + 1,
-        )
+        return Claimed([_claim(item, partition, now, frame) for item in taken], bool(suspects))
 
     def next_frame(self, partition: int) -> int:
         """The number the next frame of a partition will have."""
@@ -152,7 +136,7 @@ class Lease:
         """The terminal record and the acknowledgement for `calls`; harmless when repeated."""
         end = finish.terminal
         message = b"" if finish.with_rows else encode(without_rows(end))
-        args = (self.id, end.job, finish.attempt, end.state, encode(end), message, end.first_ms or "", finish.dead)
+        args = (self.id, end.job, finish.attempt, end.state, encode(end), message, finish.dead)
         return ("finish", partition_of(end.job) or 0, args)
 
     async def calls(self, calls: Sequence[Call]) -> None:
@@ -188,6 +172,25 @@ class Lease:
         async with self._wire.subscribe(channel("worker", self.id)) as subscription:
             while True:
                 yield decode_control(await subscription.message())
+
+
+def _claim(item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim | Broken:
+    job_id, body, attempt, deadline, reply, runs, created = item
+    try:
+        job = decode_job(body)
+    except DecodeError as error:
+        return Broken(job_id.decode(), int(attempt), str(error))
+    return Claim(
+        job=job,
+        partition=partition,
+        attempt=int(attempt),
+        created_ms=int(created),
+        claimed_ms=now,
+        deadline_ms=int(float(deadline)) if deadline else None,
+        reply=tuple(reply.decode().split(",")) if reply else (),
+        past=parse_runs(runs.decode()) if runs else (),
+        first_frame=frame + 1,
+    )
 
 
 def without_rows(end: Terminal) -> Terminal:

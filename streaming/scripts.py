@@ -92,6 +92,7 @@ while at <= #ARGV do
   if not ran and type(answer) ~= 'table' then answer = redis.error_reply(answer) end
   answers[#answers + 1], at = answer, last + 1
 end
+do_gathered()
 return answers
 """
 """Behind every script: it is given the arguments of one call after the other, each after their number, and answers each
@@ -118,7 +119,7 @@ def load_scripts() -> dict[str, Script]:
 
 
 def _script(name: str, text: str, shared: str) -> Script:
-    used = _used(text, shared)
+    used = _used(text + EACH, shared)
     first, _, rest = text.partition("\n")
     flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
     source = f"{flags}{used}local function run(ARGV)\n{body}\nend\n{EACH}"

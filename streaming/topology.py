@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import chain
 from typing import Any, Protocol, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
@@ -142,7 +143,7 @@ class OneServer:
         return await self._checked(await self._line.run(commands))
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
-        if any(_is_deposed(answer) for answer in answers):
+        if any(_is_deposed(error) for error in _errors(answers)):
             # The next connection may lead to the primary that the Sentinels have named meanwhile.
             await self._line.close()
             await self.client.connection_pool.disconnect(inuse_connections=False)
@@ -178,14 +179,16 @@ class OneServer:
             await self._sentinel.aclose()
 
 
-def _is_deposed(answer: Any) -> bool:
+def _errors(answers: Sequence[Any]) -> list[ResponseError]:
+    """A script that was given several calls answers each in a list."""
+    each = chain.from_iterable(answer if isinstance(answer, list) else (answer,) for answer in answers)
+    return [answer for answer in each if isinstance(answer, ResponseError)]
+
+
+def _is_deposed(error: ResponseError) -> bool:
     """A server that has become a replica says so; one that was deposed and not yet told so has lost its replicas, and
-    stays so for up to ten seconds. A script that was given several calls answers each in a list."""
-    if isinstance(answer, list):
-        return any(_is_deposed(each) for each in answer)
-    if isinstance(answer, ReadOnlyError):
-        return True
-    return isinstance(answer, ResponseError) and "NOREPLICAS" in (answer.status_code, str(answer).partition(" ")[0])
+    stays so for up to ten seconds."""
+    return isinstance(error, ReadOnlyError) or "NOREPLICAS" in (error.status_code, str(error).partition(" ")[0])
 
 
 class Cluster:

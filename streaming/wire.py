@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import chain
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -142,8 +141,11 @@ class Wire:
     def _evalsha(self, calls: Sequence[Call]) -> Command:
         """Of one script and partition: one command, whatever their number (a command costs more than a call in it)."""
         script, partition, _ = calls[0]
-        words = chain.from_iterable((len(args), *args) for _, _, args in calls)
-        return ("EVALSHA", self._scripts[script].sha, 1, prefix(partition), *words)
+        words: list[str | bytes | int] = ["EVALSHA", self._scripts[script].sha, 1, prefix(partition)]
+        for _, _, args in calls:
+            words.append(len(args))
+            words += args
+        return tuple(words)
 
     async def ping(self) -> None:
         """Raises Unavailable."""
@@ -241,11 +243,14 @@ def _is_online(value: object) -> bool:
 def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
     """In order, those of one script and partition that follow each other together."""
     groups: list[list[Call]] = []
+    before: tuple[str, int] | None = None
     for call in calls:
-        if groups and groups[-1][0][:2] == call[:2] and len(groups[-1]) < MOST_CALLS:
+        kind = call[0], call[1]
+        if kind == before and len(groups[-1]) < MOST_CALLS:
             groups[-1].append(call)
         else:
             groups.append([call])
+        before = kind
     return groups
 
 

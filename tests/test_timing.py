@@ -87,7 +87,7 @@ async def _pause(wanted: bool) -> None:
 
 
 @asynccontextmanager
-async def working(wire: Wire, recorder: Recorder, slow: str = "", drain_s: float = 10) -> AsyncIterator[None]:
+async def working(wire: Wire, recorder: Recorder, slow: str = "", drain_s: float = 10) -> AsyncIterator[Worker]:
     """A worker that is late in one part. It polls so seldom that only a wake-up brings it its work."""
     late_ms = DELAY_S * 1000 if slow == "prefill" else 0.0
     engine = SlowEngine(SimSettings(step_ms=STEP_MS, prefill_ms=PREFILL_MS + late_ms), slow)
@@ -103,7 +103,7 @@ async def working(wire: Wire, recorder: Recorder, slow: str = "", drain_s: float
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     try:
-        yield
+        yield worker
     finally:
         stop.set()
         await asyncio.gather(task)
@@ -281,9 +281,9 @@ async def test_a_job_that_was_handed_on_tells_of_its_earlier_attempt(empty_house
     house = empty_house
     house.start_api()
     wire = Wire.open(WireSettings(url=house.redis_url, lease_ms=5_000))
-    async with working(wire, recorder, drain_s=0.05):
+    async with working(wire, recorder, drain_s=0.05) as first:
         asking = asyncio.create_task(ask(house.port))
-        await asyncio.to_thread(eventually, lambda: recorder._spans)
+        await asyncio.to_thread(eventually, lambda: first.running)
     async with working(wire, recorder):
         job_id, _ = await asking
         timing = await asyncio.to_thread(timing_of, house, job_id)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streaming.keys import partition_of
 from streaming.lease import SILENT, Claim
 from streaming.messages import Chat, Delta, Failure, Generated, State, Terminal, Text, Turn, Usage
 from workers.engine import Piece, Request
@@ -28,7 +27,7 @@ class Attempt:
         self.claim = claim
         self.stream = stream
         self.job = claim.job
-        self.partition = partition_of(self.job.id) or 0
+        self.partition = claim.partition
         self.rows = list(history)
         self.seq = history[-1].seq if history else 0
         """The last delta's number."""
@@ -40,12 +39,13 @@ class Attempt:
         """Where its deltas go."""
         self.unnamed = True
         """Some of them have not been told yet what its number is."""
-        self._finishes = [""] * self.job.choices
+        self._choices = choices = self.job.choices
+        self._finishes = [""] * choices
         for row in history:
             if row.finish:
                 self._finishes[row.index] = row.finish
-        self._prompt_tokens = [0] * self.job.choices
-        self._cached_tokens = [0] * self.job.choices
+        self._prompt_tokens = [0] * choices
+        self._cached_tokens = [0] * choices
         self._stopped: tuple[State, Failure] | None = None
         self._open: set[int] = set()
         """Choices the engine still owes a last piece."""
@@ -68,7 +68,7 @@ class Attempt:
     def requests(self) -> dict[int, Request]:
         """What is still to be generated: by its index, a request for each choice that has not finished."""
         requests = {}
-        for index in range(self.job.choices):
+        for index in range(self._choices):
             past = [(row.text, row.ids, row.n) for row in self.rows if row.index == index]
             if not self._finishes[index] and self._spent(past):
                 self._finishes[index] = "length"
@@ -79,7 +79,7 @@ class Attempt:
 
     def _spent(self, past: Sequence[tuple[str, Sequence[int], int]]) -> bool:
         limit = self.job.sampling.max_tokens
-        return limit is not None and sum(count for _, _, count in past) >= limit
+        return limit is not None and sum([count for _, _, count in past]) >= limit
 
     def _request(self, index: int, past: Sequence[tuple[str, Sequence[int], int]]) -> Request:
         sampling = self.job.sampling
@@ -94,13 +94,10 @@ class Attempt:
         return f"{self.job.id}/{index}"
 
     def _prompt(self, number: int) -> Sequence[Turn] | str | Sequence[int]:
-        match self.job.prompt:
-            case Chat(turns):
-                return turns
-            case Text(texts):
-                return texts[number]
-            case tokens:
-                return tokens.ids[number]
+        prompt = self.job.prompt
+        if isinstance(prompt, Chat):
+            return prompt.turns
+        return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
 
     def live_ids(self) -> list[str]:
         """Engine ids of the requests that are not over."""
@@ -150,7 +147,7 @@ class Attempt:
             self.job.id,
             state,
             self.seq,
-            tuple(finish or "stop" for finish in self._finishes) if state is State.COMPLETED else tuple(self._finishes),
+            tuple([finish or "stop" for finish in self._finishes] if state is State.COMPLETED else self._finishes),
             self._usage(),
             failure,
             worker,
@@ -161,10 +158,10 @@ class Attempt:
 
     def _usage(self) -> Usage:
         """Each prompt is counted once, whatever `n`; tokens of earlier attempts count like the others."""
+        completion = sum([row.n for row in self.rows])
+        return Usage(self._once(self._prompt_tokens), completion, self._once(self._cached_tokens))
+
+    def _once(self, tokens: Sequence[int]) -> int:
+        """Of every prompt those of the choice that counts most."""
         n = self.job.sampling.n
-        prompts = range(0, self.job.choices, n)
-        return Usage(
-            prompt=sum(max(self._prompt_tokens[first : first + n]) for first in prompts),
-            completion=sum([row.n for row in self.rows]),
-            cached=sum(max(self._cached_tokens[first : first + n]) for first in prompts),
-        )
+        return sum(tokens) if n == 1 else sum([max(tokens[at : at + n]) for at in range(0, self._choices, n)])

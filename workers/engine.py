@@ -6,7 +6,7 @@ An engine generates texts. It does not know jobs, lanes, leases, attempts or Red
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -14,8 +14,7 @@ import msgspec
 from streaming.messages import Failure, Logprob, ModelCard, Sampling, Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One text to generate. `id` is unique among live requests and opaque to the engine."""
 
     id: str
@@ -88,8 +87,7 @@ class EngineDead(Exception):
     """Raised when the engine as a whole is gone: the worker process must end and be restarted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(msgspec.Struct, frozen=True):
     """What an engine says of itself now."""
 
     slots: int
@@ -99,7 +97,7 @@ class Stats:
     """Capacity of the KV cache in tokens; 0: not limited beyond the slots."""
     kv_used: int = 0
     steps: int = 0
-    extra: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import time
 
-from streaming.messages import State, Terminal
+from streaming.messages import Job, State, Terminal
 from telemetry import tracing
 from telemetry.metrics import Metrics
-from telemetry.tracing import Attributes, Span, Tracing
+from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing
 from workers.attempt import Attempt
 from workers.tally import Tally
 
 MANY_ATTEMPTS = 10
 """Later ones are counted together: a job that is handed back may have any number."""
+ATTEMPTS = (*map(str, range(MANY_ATTEMPTS)), f"{MANY_ATTEMPTS}+")
 
 
 class Recorder:
     """One per worker process."""
 
     def __init__(self, model: str, metrics: Metrics, tracer: Tracing, tally: Tally | None = None) -> None:
-        self._model, self.metrics, self._tracer = model, metrics, tracer
+        self._model, self.metrics = model, metrics
+        self._tracer = tracer if isinstance(tracer, RecordedTracing) else None
+        """None: spans go nowhere, so none are made."""
+        kinds = ("prompt", "completion", "cached")
+        self._prompt, self._completion, self._cached = (metrics.tokens.labels(model, kind) for kind in kinds)
         self._tally = tally or Tally()
         self._spans: dict[str, Span] = {}
         self._cancelled: dict[str, float] = {}
@@ -29,25 +34,30 @@ class Recorder:
         job, claim = attempt.job, attempt.claim
         waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
         self.metrics.claims.labels(self._model, job.priority).inc()
-        number = str(claim.attempt) if claim.attempt < MANY_ATTEMPTS else f"{MANY_ATTEMPTS}+"
+        number = ATTEMPTS[min(claim.attempt, MANY_ATTEMPTS)]
         self.metrics.attempts.labels(self._model, number).inc()
         if claim.attempt == 1:
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
+        if self._tracer is not None:
+            self._spans[job.id] = self._begin_spans(self._tracer, job, claim.attempt, waited_s)
+
+    def _begin_spans(self, tracer: Tracing, job: Job, number: int, waited_s: float) -> Span:
+        """The queue's, which ends now, and the one of what comes now."""
         now_ns = time.time_ns()
-        queue = self._tracer.span(
+        queue = tracer.span(
             "queue",
             job.trace or None,
             "consumer",
             now_ns - int(waited_s * 1e9),
-            {tracing.JOB_ID: job.id, tracing.PRIORITY: str(job.priority), tracing.ATTEMPT: claim.attempt},
+            {tracing.JOB_ID: job.id, tracing.PRIORITY: str(job.priority), tracing.ATTEMPT: number},
         )
         queue.end(now_ns)
         attributes: Attributes = {
             tracing.JOB_ID: job.id,
             tracing.REQUEST_MODEL: self._model,
-            tracing.ATTEMPT: claim.attempt,
+            tracing.ATTEMPT: number,
         }
-        self._spans[job.id] = self._tracer.span("generate", queue.carrier(), "internal", now_ns, attributes)
+        return tracer.span("generate", queue.carrier(), "internal", now_ns, attributes)
 
     def cancelled(self, job_id: str) -> None:
         """A cancel was heard."""
@@ -55,15 +65,12 @@ class Recorder:
 
     def ended(self, attempt: Attempt, end: Terminal) -> None:
         """A job reached its end here."""
-        metrics = self.metrics
-        self._tally.ended(attempt.job.priority.value, end)
+        metrics, usage = self.metrics, end.usage
+        self._tally.ended(attempt.job.priority, end)
         metrics.jobs.labels(self._model, end.state).inc()
-        for kind, count in (
-            ("prompt", end.usage.prompt),
-            ("completion", end.usage.completion),
-            ("cached", end.usage.cached),
-        ):
-            metrics.tokens.labels(self._model, kind).inc(count)
+        self._prompt.inc(usage.prompt)
+        self._completion.inc(usage.completion)
+        self._cached.inc(usage.cached)
         if (heard := self._cancelled.pop(end.job, None)) is not None:
             metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - heard)
         if end.state is State.EXPIRED:

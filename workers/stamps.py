@@ -38,13 +38,9 @@ class AttemptStamps:
 
     def generated(self, clock: Clock, partition: int) -> Generated:
         """For the record. A job without a token has no last one either."""
-        return Generated(
-            released=clock.at(self.released, partition),
-            scheduled=clock.at(self.scheduled, partition),
-            first=clock.at(self.first, partition),
-            last=clock.at(self.last if self.first else 0.0, partition),
-            clock_us=clock.error_us(partition),
-        )
+        known = (self.released, self.scheduled, self.first, self.last if self.first else 0.0)
+        released, scheduled, first, last = clock.times(known, partition)
+        return Generated(released, scheduled, first, last, clock.error_us(partition))
 
 
 def _earlier(known: float, other: float) -> float:

@@ -27,6 +27,7 @@ from streaming.messages import (
     Cancel,
     Control,
     Cordon,
+    Delta,
     Failure,
     Follow,
     Hold,
@@ -180,7 +181,7 @@ class Worker:
                 if isinstance(claim, Broken):
                     self._refuse_broken(claim)
                 else:
-                    await self._begin(claim)
+                    self._begin(claim, await self._history(claim) if claim.past else ())
         except Unavailable as error:
             log.warning("no work can be claimed from partition %d, trying again: %s", partition, error)
             self._unanswered.add(partition)
@@ -216,16 +217,18 @@ class Worker:
 
     def _room_for_batch(self) -> int | None:
         """How many more jobs of lane batch may be held, so that the slots kept for others stay empty. None: any."""
-        if not (reserved := self.reserved):
+        slots = self._engine.stats().slots
+        if not (reserved := reserved_slots(slots, self._settings.reserved_slots)):
             return None
-        held = sum(attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values())
-        return max(0, self._engine.stats().slots - reserved - held)
+        held = sum([attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values()])
+        return max(0, slots - reserved - held)
 
-    async def _begin(self, claim: Claim) -> None:
+    async def _history(self, claim: Claim) -> list[Delta]:
+        """What earlier attempts generated."""
+        return await self._journal.deltas(await self._journal.record(claim.job.id))
+
+    def _begin(self, claim: Claim, history: Sequence[Delta]) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated."""
-        history = []
-        if claim.past:
-            history = await self._journal.deltas(await self._journal.record(claim.job.id))
         attempt = Attempt(claim, next(self._streams), history)
         self._attempts[claim.job.id] = attempt
         self._recorder.claimed(attempt)

@@ -71,7 +71,7 @@ class Writer:
 
     def send(self) -> None:
         """Begin to write what was added: called once a step."""
-        if self._step.rows or self._finishes:
+        if (self._step.rows or self._finishes) and not self._news.is_set():
             self._idle.clear()
             self._news.set()
 

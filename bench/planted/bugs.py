@@ -36,11 +36,7 @@ FENCING = (
     Bug(
         "finish without its fence",
         "A worker that was taken for dead is not told so when it ends a job, and goes on.",
-        (
-            _lua(
-                "finish", "if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end\n", ""
-            ),
-        ),
+        (_lua("finish", "if not is_live(worker) then return 'fenced' end\n", ""),),
         (PROTOCOL + "a_fenced_worker_can_write_nothing",),
     ),
     Bug(
@@ -212,8 +208,8 @@ QUEUE = (
         (
             _lua(
                 "prelude",
-                "  drop_entry(s[1], s[2])\n  if s[3] then redis.call('SREM', claims_key(s[3]), id) end\n",
-                "  if s[3] then redis.call('SREM', claims_key(s[3]), id) end\n",
+                "  drop_entry(s[1], s[2])\n  if s[3] then gather(let_go, s[3], id) end\n",
+                "  if s[3] then gather(let_go, s[3], id) end\n",
             ),
         ),
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),
@@ -302,7 +298,7 @@ TOKENS = (
     Bug(
         "a worker that forgets what was said",
         "It begins a lost job anew, and its readers see other tokens under the same numbers.",
-        (Edit("workers/worker.py", "if claim.past:", "if not claim.past:"),),
+        (Edit("workers/worker.py", "if claim.past else ()", "if not claim.past else ()"),),
         (WORKER + "the_next_worker_numbers_on_where_the_log_ends",),
     ),
 )

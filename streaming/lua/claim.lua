@@ -24,46 +24,55 @@ end
 
 local function take(lane, entry, id)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'runs', 'entry', 'created',
-    'attempt', 'started', 'events')
-  if s[1] ~= 'queued' or s[7] ~= entry then
+  local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'entry', 'created', 'attempt',
+    'events')
+  if s[1] ~= 'queued' or s[6] ~= entry then
     drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
     return nil
   end
-  if (s[6] == '' and past(s[2], now)) or past(s[3], now) then
+  if (not s[8] and past(s[2], now)) or past(s[3], now) then
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
     return nil
   end
-  local attempt = s[9] + 1
+  local attempt, runs = (s[8] or 0) + 1, s[8] and redis.call('HGET', job, 'runs') or ''
+  if attempt == 2 then redis.call('HSET', job, 'started', redis.call('HGET', job, 'claimed')) end
   redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'claimed', exact,
-    'started', s[10] or exact, 'alone', alone and '1' or '', 'runs', s[6] .. worker .. ':' .. (mine[2] + 1) .. ';')
+    'runs', runs .. worker .. ':' .. (mine[2] + 1) .. ';')
+  if alone then redis.call('HSET', job, 'alone', 1) end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
-  redis.call('SADD', claims_key(worker), id)
-  if s[11] and not s[10] then emit(s[11], id, redis.call('HGET', job, 'tenant'), 'job.started') end
-  return {id, s[4], attempt, s[3] or '', s[5], s[6], tonumber(s[8])}
+  if s[9] and attempt == 1 then emit(s[9], id, redis.call('HGET', job, 'tenant'), 'job.started') end
+  return {id, s[4], attempt, s[3] or '', s[5], runs, tonumber(s[7])}
 end
 
 -- Only jobs that were never begun may wait too long; a lane read to its end is left for the next.
 local out = {now, tonumber(mine[2]), 0}
 local function take_from(lane, most)
   while #out - 3 < most do
-    local entries = read(lane, most - (#out - 3))
+    local asked, taken = math.min(most - (#out - 3), 1000), {}
+    local entries = read(lane, asked)
     if entries.err then return entries end
-    if #entries == 0 then return nil end
     for _, item in ipairs(entries) do
       local fields = item[2]
       if not fields or fields[1] ~= 'job' or fields[3] then
         bury('lane', lane, 'entry', item[1], 'reason', 'not an entry of ours')
         drop_entry(lane, item[1])
       else
-        out[#out + 1] = take(lane, item[1], fields[2])
+        local job = take(lane, item[1], fields[2])
+        if job then out[#out + 1], taken[#taken + 1] = job, job[1] end
       end
     end
+    if #taken > 0 then redis.call('SADD', claims_key(worker), unpack(taken)) end
+    if #entries < asked then return nil end
   end
 end
 
-local suspects = 0
-for _, priority in ipairs(PRIORITIES) do suspects = suspects + redis.call('XLEN', suspects_key(model, priority)) end
+-- Jobs are put back to streams that do not exist before: mostly nobody needs to look there.
+local back, suspects = {}, 0
+for i, priority in ipairs(PRIORITIES) do
+  back[2 * i - 1], back[2 * i] = retry_key(model, priority), suspects_key(model, priority)
+end
+local any_back = redis.call('EXISTS', unpack(back)) > 0
+for i = 2, any_back and #back or 0, 2 do suspects = suspects + redis.call('XLEN', back[i]) end
 local runner = suspects > 0 and redis.call('GET', alone_key(model))
 if suspects > 0 and (not runner or runner == worker) then
   redis.call('SET', alone_key(model), worker, 'PX', 3 * lease)
@@ -71,9 +80,12 @@ if suspects > 0 and (not runner or runner == worker) then
 end
 
 for _, priority in ipairs(PRIORITIES) do
-  local lanes = alone and {suspects_key(model, priority)} or {retry_key(model, priority), lane_key(model, priority)}
-  -- A worker that is to run suspects takes nothing new until it has.
-  if alone and out[3] == 0 or not alone and out[3] == 1 then lanes = {} end
+  local lanes = {} -- a worker that is to run suspects takes nothing new until it has
+  if alone and out[3] == 1 then
+    lanes = {suspects_key(model, priority)}
+  elseif not alone and out[3] == 0 then
+    lanes = any_back and {retry_key(model, priority), lane_key(model, priority)} or {lane_key(model, priority)}
+  end
   local most = priority == PRIORITIES[#PRIORITIES] and math.min(want, #out - 3 + spare) or want
   for _, lane in ipairs(lanes) do
     local failed = take_from(lane, most)

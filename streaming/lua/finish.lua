@@ -1,17 +1,16 @@
 #!lua flags=allow-oom
 -- The terminal record and the acknowledgement, in one step, by the worker that holds the job and by no other.
--- ARGV: worker, id, attempt, state, record, message ('' if it is the record), Redis ms of the first token | '',
---       why it is a dead letter | ''
+-- ARGV: worker, id, attempt, state, record, message ('' if it is the record), why it is a dead letter | ''
 -- Returns: 'fenced' | 0 (ended already, or not this worker's) | 1
-local worker, id, attempt, state, record, message, first = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local dead = ARGV[8]
-if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end
+local worker, id, attempt, state, record, message = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local dead = ARGV[7]
+if not is_live(worker) then return 'fenced' end
 local job = job_key(id)
 local s = redis.call('HMGET', job, 'state', 'worker', 'attempt', 'lane', 'entry', 'reply', 'keep', 'events')
 if s[1] ~= 'in_progress' or s[2] ~= worker or s[3] ~= attempt then return 0 end
-redis.call('HSET', job, 'state', state, 'record', record, 'first', first, 'done', now_ms())
+redis.call('HSET', job, 'state', state, 'record', record, 'done', now_ms())
 drop_entry(s[4], s[5])
-redis.call('SREM', claims_key(worker), id)
+gather(let_go, worker, id)
 redis.call('EXPIRE', job, s[7])
 tell(s[6], message ~= '' and message or record)
 if s[8] then emit(s[8], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end

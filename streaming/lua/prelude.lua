@@ -1,7 +1,8 @@
--- Shared by every script. Time is Redis time in milliseconds: no client's clock is ever asked.
+-- Shared by every script. Time is Redis time in milliseconds: no client's clock is ever asked. It stands still while a
+-- script runs. A command costs more than what it does, so what is known is not asked again by the next call of a run.
+local CLOCK = redis.call('TIME')
 local function exact_ms()
-  local t = redis.call('TIME')
-  return t[1] * 1000 + t[2] / 1000
+  return CLOCK[1] * 1000 + CLOCK[2] / 1000
 end
 
 local function now_ms()
@@ -10,6 +11,27 @@ end
 
 local function past(when, now)
   return when and when ~= '' and tonumber(when) <= now
+end
+
+-- What many calls do to one key is done by one command, behind the last call or when it has grown long: entries dropped by
+-- lane, jobs let go by worker, scores and jobs listed by tenant.
+local dropped, let_go, listed = {}, {}, {}
+local function do_gathered()
+  for lane, entries in pairs(dropped) do
+    redis.call('XACK', lane, GROUP, unpack(entries))
+    redis.call('XDEL', lane, unpack(entries))
+  end
+  for worker, ids in pairs(let_go) do redis.call('SREM', claims_key(worker), unpack(ids)) end
+  for tenant, words in pairs(listed) do redis.call('ZADD', jobs_key(tenant), unpack(words)) end
+  dropped, let_go, listed = {}, {}, {}
+end
+
+local function gather(lists, key, word, second)
+  local words = lists[key] or {}
+  lists[key] = words
+  words[#words + 1] = word
+  words[#words + 1] = second
+  if #words >= 1000 then do_gathered() end
 end
 
 -- Tell every process that holds a response of this job. `reply` is a list of addresses joined by commas.
@@ -24,10 +46,14 @@ local function tell_worker(worker, message)
 end
 
 -- Wake the worker of this model that last said it had room; older entries may be of dead workers. Returns whether one was.
+local nobody_idle = {}
 local function wake(model, now)
-  for _ = 1, 4 do
+  for _ = 1, nobody_idle[model] and 0 or 4 do
     local freshest = redis.call('ZPOPMAX', idle_key(model))
-    if #freshest == 0 then return false end
+    if #freshest == 0 then
+      nobody_idle[model] = true
+      return false
+    end
     if tonumber(freshest[2]) > now - 2000 then
       tell_worker(freshest[1], {'w'})
       return true
@@ -36,9 +62,27 @@ local function wake(model, now)
   return false
 end
 
+-- The fence: whether a worker's lease was not taken from it. No call of a run changes that.
+local live = {}
+local function is_live(worker)
+  if live[worker] == nil then live[worker] = redis.call('HGET', worker_key(worker), 'state') == 'live' end
+  return live[worker]
+end
+
 -- There is work and nobody to wake: the scheduler need not wait for its next tick.
 local function wake_scheduler(model)
   redis.call('PUBLISH', CHANNEL .. 'scheduler:wake', model)
+end
+
+-- How many jobs of a lane nobody has read. Of what a call adds it tells `waiting_in` itself.
+local waits = {}
+local function waiting_in(lane)
+  if not waits[lane] then
+    local length = redis.call('XLEN', lane)
+    local pending = length > 0 and redis.pcall('XPENDING', lane, GROUP)
+    waits[lane] = length - (pending and pending[1] or 0)
+  end
+  return waits[lane]
 end
 
 -- Whether a live worker reads this lane: whoever leaves or lapses is taken out of the group.
@@ -78,8 +122,7 @@ end
 
 local function drop_entry(lane, entry)
   if lane and entry and lane ~= '' then
-    redis.pcall('XACK', lane, GROUP, entry)
-    redis.call('XDEL', lane, entry)
+    gather(dropped, lane, entry)
   end
 end
 
@@ -99,7 +142,7 @@ local function end_job(id, state, reason, now)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events')
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   drop_entry(s[1], s[2])
-  if s[4] then redis.call('SREM', claims_key(s[4]), id) end
+  if s[4] then gather(let_go, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, s[5] or 3600)
   if s[6] then emit(s[6], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end
@@ -109,14 +152,15 @@ end
 -- Put a claimed job back, before the lane it came from; a suspect where it will be run alone.
 local function requeue(id, now, suspect)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'model', 'priority', 'deadline')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'deadline')
   drop_entry(s[1], s[2])
-  if s[3] then redis.call('SREM', claims_key(s[3]), id) end
-  local lane = suspect and suspects_key(s[4], s[5]) or retry_key(s[4], s[5])
+  if s[3] then gather(let_go, s[3], id) end
+  local model, priority = string.match(s[1], '^' .. P .. '%a+:(.+):(%a+)$')
+  local lane = suspect and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
-  if s[6] then redis.call('ZADD', timers_key(), s[6], id) end
-  if not wake(s[4], now) then wake_scheduler(s[4]) end
+  if s[4] then redis.call('ZADD', timers_key(), s[4], id) end
+  if not wake(model, now) then wake_scheduler(model) end
 end
 
 -- Keep a file's record until it expires.

@@ -22,11 +22,7 @@ if idem ~= '' then
   end
 end
 
-local waiting = redis.call('XLEN', lane)
-if waiting > 0 then
-  local pending = redis.pcall('XPENDING', lane, GROUP)
-  if pending[1] then waiting = waiting - pending[1] end
-end
+local waiting = waiting_in(lane)
 if waiting >= limit then return {'full', waiting} end
 if must_run then
   local freshest = redis.call('ZRANGE', idle_key(model), -1, -1, 'WITHSCORES')
@@ -34,13 +30,14 @@ if must_run then
 end
 
 local entry = redis.call('XADD', lane, '*', 'job', id)
-redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'model', model, 'priority', priority,
-  'reply', reply, 'attempt', 0, 'losses', 0, 'created', exact, 'lane', lane, 'entry', entry, 'keep', keep, 'runs', '')
+waits[lane] = waiting + 1
+redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
+  'lane', lane, 'entry', entry, 'keep', keep)
 if events ~= '' then
   redis.call('HSET', job, 'events', events)
   emit(events, id, tenant, 'job.accepted')
 end
-if not part then redis.call('ZADD', jobs_key(tenant), now, id) end
+if not part then gather(listed, tenant, now, id) end
 local expires = nil
 if deadline_ms ~= '' then
   redis.call('HSET', job, 'deadline', now + deadline_ms)

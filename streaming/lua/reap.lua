@@ -54,6 +54,7 @@ for _, worker in ipairs(lapsed) do
   if model then
     redis.call('ZREM', idle_key(model), worker)
     if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
+    do_gathered() -- a consumer is forgotten once its entries are dropped
     forget_consumer(model, worker)
   end
 end
