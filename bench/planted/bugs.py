@@ -250,7 +250,7 @@ TOKENS = (
     Bug(
         "a spliced stream",
         "Where the store has lost what was shown, another text goes on in its place.",
-        (Edit("streaming/relay.py", "            self.rewound = True\n", "            self.rewound = False\n"),),
+        (Edit("streaming/relay.py", "self.rewound, self.flow = True, None", "self.rewound, self.flow = False, None"),),
         (RELAY + "other_deltas_in_the_place_of_given_ones_stop_the_stream",),
     ),
     Bug(
