@@ -15,8 +15,11 @@ from streaming.wire import Wire
 log = logging.getLogger(__name__)
 
 FULL = 0.8
-LOOK_S = 0.2
-"""What a flood brings between two looks must fit above FULL: a second was too long for 10 MB/s into 16 MB."""
+LOOK_S, LONGEST_S = 0.2, 2.0
+"""Between two looks: near FULL, and where there is no limit. What a flood brings meanwhile must fit above FULL: a second
+was too long for 10 MB/s into 16 MB."""
+FLOOD = 100 << 20
+"""Bytes a second that are never expected to come faster."""
 
 
 class Headroom:
@@ -26,6 +29,7 @@ class Headroom:
         self._wire = wire
         self.reason = ""
         """Why nothing may be accepted, for people; "" while there is room."""
+        self._memories: list[tuple[int, int]] = []
 
     @property
     def full(self) -> bool:
@@ -34,7 +38,8 @@ class Headroom:
 
     async def look(self) -> None:
         """Ask every primary. Raises Unavailable."""
-        reason = crowded(await self._wire.memory())
+        self._memories = await self._wire.memory()
+        reason = crowded(self._memories)
         if bool(reason) != self.full:
             log.warning("%s", f"no more jobs are accepted: {reason}" if reason else "jobs are accepted again")
         self.reason = reason
@@ -46,7 +51,14 @@ class Headroom:
                 await self.look()
             except Unavailable as error:
                 log.debug("memory as it was: %s", error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(until_next(self._memories))
+
+
+def until_next(memories: Iterable[tuple[int, int]]) -> float:
+    """Seconds in which no flood can fill the fullest of (bytes used, bytes allowed, 0: no limit): it is soon enough to
+    look again then."""
+    room = min((FULL * most - used for used, most in memories if most), default=LONGEST_S * FLOOD)
+    return min(max(LOOK_S, room / FLOOD), LONGEST_S)
 
 
 def crowded(memories: Iterable[tuple[int, int]]) -> str:

@@ -7,12 +7,12 @@ lacking is read from the log; an inbox that hears nothing for a while is checked
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -245,6 +245,7 @@ class Relay:
         """By job."""
         self._behind: set[Inbox] = set()
         """Inboxes that may miss something: looked at before the others."""
+        self._hurry = asyncio.Event()
         self._streams: dict[str, dict[int, tuple[Inbox, ...]]] = {}
         """The inboxes of these audiences by worker and number: what a frame is dealt by."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -339,6 +340,7 @@ class Relay:
     def _note(self, inbox: Inbox) -> None:
         if inbox.stale:
             self._behind.add(inbox)
+            self._hurry.set()
 
     def _listeners(self, job_id: str) -> Sequence[Inbox]:
         audience = self._audiences.get(job_id)
@@ -393,15 +395,18 @@ class Relay:
             audience.named.append((worker, stream))
 
     async def _look_after(self) -> None:
-        """Every tick: read the log for inboxes that have long heard nothing; more often for those that know they miss
+        """Every tick: read the log for inboxes that have long heard nothing; sooner for those that know they miss
         something."""
-        for tick in itertools.count():
-            await asyncio.sleep(TICK_S / LOOKS)
-            now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        due_all = loop.time() + TICK_S
+        while True:
+            await self._pause(due_all - loop.time())
+            now = loop.time()
             silence = max(SILENCE_S, len(self._audiences) / CHECKS_PER_S)
-            due = [inbox for inbox in self._behind if inbox.is_due(now, silence)]
-            if tick % LOOKS == 0:
-                due = [inbox for inbox in self._all() if inbox.is_due(now, silence)]
+            looked = self._behind
+            if now >= due_all:
+                looked, due_all = set(self._all()), now + TICK_S
+            due = [inbox for inbox in looked if inbox.is_due(now, silence)]
             self._behind = {inbox for inbox in self._behind if inbox.stale and inbox.terminal is None}
             if due:
                 try:
@@ -409,6 +414,16 @@ class Relay:
                 except Unavailable as error:
                     log.warning("replies cannot be checked against the log, trying again: %s", error)
                     await asyncio.sleep(TICK_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """At most so long; while inboxes are behind, a fraction of a tick, and until then if one comes to be."""
+        if not self._behind:
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
+        if self._behind:
+            await asyncio.sleep(TICK_S / LOOKS)
 
     def _all(self) -> list[Inbox]:
         return [inbox for audience in self._audiences.values() for inbox in audience.inboxes]

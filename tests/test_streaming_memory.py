@@ -13,7 +13,7 @@ from redis import Redis
 from streaming.errors import Unavailable
 from streaming.journal import Journal
 from streaming.lease import Claim, Finish, Lease
-from streaming.memory import FULL, Headroom, crowded
+from streaming.memory import FULL, Headroom, crowded, until_next
 from streaming.messages import State, Terminal
 from streaming.queue import Queue
 from streaming.settings import WireSettings
@@ -35,6 +35,16 @@ MIB = 1 << 20
 def test_the_fullest_server_decides(memories: list[tuple[int, int]], full: bool) -> None:
     """One without a limit is never full."""
     assert bool(crowded(memories)) is full
+
+
+@pytest.mark.parametrize(
+    ("memories", "seconds"),
+    [([], 2.0), ([(10**12, 0)], 2.0), ([(0, 100 * MIB)], 0.8), ([(0, 1000 * MIB), (75 * MIB, 100 * MIB)], 0.2)],
+)
+def test_the_next_look_comes_before_a_flood_can_have_filled_a_server(
+    memories: list[tuple[int, int]], seconds: float
+) -> None:
+    assert until_next(memories) == pytest.approx(seconds)
 
 
 async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) -> None:
