@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 FULL = 0.8
 LOOK_S, LONGEST_S = 0.2, 2.0
-"""Between two looks: near FULL, and where there is no limit. What a flood brings meanwhile must fit above FULL: a second
-was too long for 10 MB/s into 16 MB."""
+"""Between two looks: near FULL, and where there is no limit. What a flood brings meanwhile must fit above FULL: a
+second was too long for 10 MB/s into 16 MB."""
 FLOOD = 100 << 20
 """Bytes a second that are never expected to come faster."""
 
