@@ -7,10 +7,14 @@ costs a tenth of it. Whoever is alone is sent at once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 from streaming.wire import Call, Wire, translated
 
+MANY = 8
+"""When so many wait that a bundle is worth its price they are sent at once: what comes with the same turn of the event
+loop, a burst of requests say, need not wait for the end of the turn."""
 MOST_CALLS = 64
 """In one bundle: a script is not to keep the server from everybody else for long."""
 
@@ -25,12 +29,18 @@ class Bundle:
         self._waiting: dict[int, list[Waiting]] = {}
         """By partition: one that is slow, or down, keeps no other waiting."""
         self._senders: dict[int, asyncio.Task[None]] = {}
+        self._begun: set[asyncio.Task[None]] = set()
 
     async def call(self, partition: int, *args: str | bytes | int) -> Any:
         """The answer to this call alone. Raises Unavailable."""
         future = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(partition, []).append(((self._script, partition, args), future))
-        if partition not in self._senders:
+        waiting = self._waiting.setdefault(partition, [])
+        waiting.append(((self._script, partition, args), future))
+        if len(waiting) == MANY and (begun := self._wire.begin([call for call, _ in waiting])) is not None:
+            self._waiting[partition] = []
+            self._begun.add(task := asyncio.create_task(self._deliver(waiting, begun)))
+            task.add_done_callback(self._begun.discard)
+        elif partition not in self._senders:
             self._senders[partition] = asyncio.create_task(self._send(partition))
         return await future
 
@@ -39,13 +49,13 @@ class Bundle:
         try:
             while waiting := self._waiting.get(partition):
                 bundle, self._waiting[partition] = waiting[:MOST_CALLS], waiting[MOST_CALLS:]
-                await self._deliver(bundle)
+                await self._deliver(bundle, self._wire.outcomes([call for call, _ in bundle]))
         finally:
             del self._senders[partition]
 
-    async def _deliver(self, bundle: list[Waiting]) -> None:
+    async def _deliver(self, bundle: list[Waiting], outcomes: Awaitable[list[Any]]) -> None:
         try:
-            answers = await self._wire.outcomes([call for call, _ in bundle])
+            answers = await outcomes
         except Exception as error:  # noqa: BLE001 - handed on to whoever waits
             answers = [error] * len(bundle)
         except asyncio.CancelledError:  # the process ends

@@ -55,6 +55,11 @@ class Line:
             talk = await asyncio.shield(self._opening)  # for all who wait: a server that is down is asked once
         return await talk.say(commands)
 
+    def say(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        """The same at once, before whoever asks goes on; None, and nothing is sent, where it is not open."""
+        talk = self._talk
+        return None if talk is None or talk.over else talk.say(commands)
+
     async def _open(self) -> Talk:
         await self._give_back()
         self._connection = await self._acquire()

@@ -49,6 +49,9 @@ class Topology(Protocol):
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
         """The same over the connection that all share, where a call costs least: for what does not make it wait."""
 
+    def say_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        """Sent at once over that connection; None, and nothing is sent, if it is not open or there are several."""
+
     async def follow(self, moved: MovedError) -> None:
         """Learn from a server where the keys it was asked for are."""
 
@@ -141,6 +144,9 @@ class OneServer:
 
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
         return await self._checked(await self._line.run(commands))
+
+    def say_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        return self._line.say(commands)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
         if any(_is_deposed(error) for error in _errors(answers)):
@@ -241,6 +247,9 @@ class Cluster:
         if any(isinstance(answer, LOST) for answer in answers):
             self._cluster.look_again()
         return answers
+
+    def say_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        return None  # which node it is may have to be asked
 
     def _line_to(self, place: str) -> Line:
         node = self._node(place)

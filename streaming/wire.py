@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -96,6 +96,22 @@ class Wire:
                     await self._topology.follow(error)
                 answers = await self._run(calls)
             return answers
+
+    def begin(self, calls: Sequence[Call]) -> Awaitable[list[Any]] | None:
+        """`outcomes`, but sent before this returns; None, and nothing is sent, where that cannot be. What is to be sent
+        once more goes the usual way."""
+        groups = _grouped(calls)
+        sent = None if self._is_promise(calls) else self._topology.say_scripts([self._evalsha(each) for each in groups])
+        return None if sent is None else self._answered(sent, groups, calls)
+
+    async def _answered(
+        self, sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]], calls: Sequence[Call]
+    ) -> list[Any]:
+        with translated():
+            answers = await sent
+        if any(isinstance(answer, Exception) for answer in answers):
+            return await self.outcomes(calls)
+        return _by_call(groups, answers)
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Each server's part at the same time; answers and error answers."""
