@@ -103,6 +103,25 @@ async def test_a_reader_who_is_behind_gets_nothing_more_until_there_is_room(door
         assert body.endswith(b"5\r\nafter\r\n1\r\n>\r\n0\r\n\r\n")
 
 
+async def test_whoever_writes_by_itself_is_told_when_the_reader_is_behind(door: tuple[Door, int]) -> None:
+    class Writer:
+        paused = False
+
+    writer, other = Writer(), Writer()
+    async with asking(*door) as (reader, connection):
+        assert not connection.carry(writer)
+        while not writer.paused:
+            connection.transport.write(b"3e8\r\n" + b"." * 1000 + b"\r\n")
+            await asyncio.sleep(0)
+        assert connection.carry(other) and not other.paused
+        connection.carry(writer)
+        while writer.paused:
+            await asyncio.wait_for(reader.read(2**14), 20)
+        connection.carry(None)
+        door[0].go_on.set()
+        await rest(reader)
+
+
 async def test_a_client_who_leaves_is_told_of_at_once(door: tuple[Door, int]) -> None:
     async with asking(*door) as (_, connection):
         pass

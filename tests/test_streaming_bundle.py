@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from streaming.bundle import MOST_CALLS
+from streaming.bundle import MANY, MOST_CALLS
 from streaming.errors import LaneFull, Unavailable
 from streaming.keys import partition_key
 from streaming.messages import Job, Priority, Text
@@ -59,6 +59,31 @@ async def test_what_waits_while_one_is_under_way_goes_together(wire: Counted) ->
     accepted = await asyncio.gather(*puts, late)
     assert len({each.id for each in accepted}) == MOST_CALLS + 4
     assert wire.trips == [MOST_CALLS, 4]
+
+
+async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Counted) -> None:
+    """Over a connection that is open; what cannot be sent at once, or has to be sent again, goes the usual way."""
+    queue = Queue(wire)
+    await queue.put(a_job(queue, "first"))  # opens the connection
+    begun: list[int] = []
+    begin = wire.begin
+
+    def counted(calls: Sequence[Call]) -> Any:
+        begun.append(len(calls))
+        return begin(calls)
+
+    wire.begin = counted  # type: ignore[method-assign]
+    wire.trips.clear()
+    wire.gate.clear()
+    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(2 * MANY + 3)]
+    done, _ = await asyncio.wait(puts, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert begun == [MANY, MANY] and done, "they are answered although the rest is held up"
+    wire.gate.set()
+    await asyncio.gather(*puts)
+    assert wire.trips == [3]
+    await wire.redis.script_flush()
+    again = await asyncio.gather(*(queue.put(a_job(queue, f"n{number}")) for number in range(MANY)))
+    assert len({each.id for each in again}) == MANY and wire.trips == [3, MANY]
 
 
 async def test_each_is_refused_for_itself(wire: Counted) -> None:

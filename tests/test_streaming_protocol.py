@@ -139,6 +139,20 @@ async def test_repeated_writes_change_nothing(wire: Wire) -> None:
     assert await wire.redis.xlen(partition_key(0, "log", lease.id)) == 1
 
 
+async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(wire: Wire) -> None:
+    """More than one command takes at once: each is back in its lane, and nothing of the worker is left."""
+    queue, lost = Queue(wire), await a_lease(wire)
+    jobs = [a_job(queue) for _ in range(1500)]
+    await queue.put_parts(jobs)
+    assert len((await lost.claim(0, 2000)).jobs) == 1500
+    assert (await lapse(wire, lost)).requeued == 1500
+    heir = await a_lease(wire)
+    claims = (await heir.claim(0, 2000)).jobs
+    assert {claim.job.id for claim in claims if isinstance(claim, Claim)} == {job.id for job in jobs}
+    assert not await wire.redis.exists(partition_key(0, "claims", lost.id))
+    assert await wire.redis.xlen(partition_key(0, "lane", "m", "standard")) == 0
+
+
 async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire: Wire) -> None:
     """It fails with its reason instead of killing workers for ever."""
     queue = Queue(wire)

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from flow import append, delta
+from flow import append, delta, until
 
 from streaming.errors import UnknownJob
 from streaming.journal import Record
@@ -260,6 +260,84 @@ async def test_a_reader_who_leaves_ends_the_pouring() -> None:
     inbox.hang_up()
     await asyncio.wait_for(pouring, 20)
     assert inbox.hung_up and inbox.terminal is None
+
+
+async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wire: Wire, relay: Relay) -> None:
+    """Lost frames, several deltas in a frame, another worker: each delta once and in order, whichever way it goes."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    running = await Running.begin(wire, relay, job_id)
+    flowed: list[int] = []
+    seen: list[int] = []
+
+    def direct(row: Delta, _: float) -> bool:
+        flowed.append(row.seq)
+        seen.append(row.seq)
+        return True
+
+    def sink(rows: list[Delta], terminal: Terminal | None) -> bool:
+        seen.extend(row.seq for row in rows)
+        return True
+
+    pouring = asyncio.create_task(inbox.pour(sink, direct))
+    await running.write(10, relay.address)
+    await until(lambda: len(seen) == 10)
+    assert flowed == list(range(2, 11)), "the first shows who the worker is"
+    await running.write(1, "-")
+    await running.write(1, relay.address)
+    await until(lambda: len(seen) == 12)
+    await running.write(1, relay.address)
+    await until(lambda: len(seen) == 13)
+    assert flowed[-1] == 13, "it flows again"
+    pair = [delta(job_id, 14), delta(job_id, 15)]
+    running.rows += pair
+    await running.lease.calls([append(running.lease, {relay.address: pair})])
+    await running.finish()
+    await asyncio.wait_for(pouring, 20)
+    assert seen == list(range(1, 16)) and flowed[-1] == 13, "two in a frame are shown together"
+
+
+async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire: Wire, relay: Relay) -> None:
+    job_id = Queue(wire).new_id("t")
+    first, second, third = (relay.open(job_id) for _ in range(3))
+    running = await Running.begin(wire, relay, job_id)
+
+    def faulty(row: Delta, _: float) -> bool:
+        raise LookupError("rendering failed")
+
+    full = asyncio.create_task(first.pour(lambda *_: True, lambda *_: False))
+    failing = asyncio.create_task(second.pour(lambda *_: True, faulty))
+    await asyncio.sleep(0)
+    await running.write(2, relay.address)
+    await asyncio.wait_for(full, 20)
+    with pytest.raises(LookupError, match="rendering failed"):
+        await asyncio.wait_for(failing, 20)
+    await running.write(1, relay.address)
+    await running.finish()
+    assert await read_all(third) == [1, 2, 3]
+    rows, _ = await first.take(5)
+    assert [row.seq for row in rows] == [3]
+
+
+async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: Wire, relay: Relay) -> None:
+    """Neither of its inboxes nor of the numbers its workers gave it."""
+    job_id = Queue(wire).new_id("t")
+    first, second = relay.open(job_id), relay.open(job_id)
+    running = await Running.begin(wire, relay, job_id)
+    await running.write(1, relay.address)
+    await until(lambda: first.seq == second.seq == 1)
+    relay.close(first)
+    await running.write(1, relay.address)
+    await until(lambda: second.seq == 2)
+    assert first.seq == 1
+    for _ in range(2):
+        relay.close(second)
+    assert not relay._audiences and not relay._streams
+    late = relay.open(job_id)
+    await relay.follow(late)
+    await running.write(1, relay.address)
+    await running.finish()
+    assert await read_all(late) == [1, 2, 3], "its name is in the log"
 
 
 def test_a_stream_whose_deltas_come_is_not_looked_up() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 from flow import append, delta
@@ -17,7 +18,7 @@ from streaming.journal import Journal, Record
 from streaming.keys import partition_key
 from streaming.leader import Leadership
 from streaming.lease import Held, Lease
-from streaming.messages import Chat, Delta, Job, Priority, Sampling, State, Text, Turn
+from streaming.messages import Chat, Delta, Frame, Job, Priority, Sampling, State, Text, Turn, decode_reply
 from streaming.plans import Plans
 from streaming.queue import Queue
 from streaming.reaper import Reaper
@@ -385,6 +386,36 @@ async def test_the_next_worker_numbers_on_where_the_log_ends(wire: Wire, start: 
     assert text_of(await ended(wire, job.id)) == expected("on", 20)
     frames = [frame async for frame in Journal(wire).frames(0, heir.worker.lease.id, 1)]
     assert [row.seq for frame in frames for row in frame.rows] == list(range(6, 21))
+
+
+async def test_a_job_is_named_once_to_each_who_listens(wire: Wire, start: Start) -> None:
+    """Its id goes out with the first tokens an address gets, then its number stands for it."""
+    queue = Queue(wire)
+    job = a_job(queue, "named", 300, stream=True, reply_to="first")
+    await queue.put(job)
+    running = await start()
+    lease, journal = running.worker.lease, Journal(wire)
+
+    async def logged() -> list[dict[str, Frame]]:
+        entries = await wire.redis.xrange(partition_key(0, "log", lease.id))
+        steps = [{key.decode(): decode_reply(data) for key, data in fields.items()} for _, fields in entries]
+        return cast(list[dict[str, Frame]], steps)
+
+    async def begun() -> bool:
+        return len(await logged()) > 20
+
+    await until(begun)
+    await queue.follow(job.id, "second")
+    await ended(wire, job.id)
+    steps = await logged()
+    for address in ("first", "second"):
+        frames = [step[address] for step in steps if address in step]
+        (number,) = frames[0].names
+        assert frames[0].names == {number: job.id} and {row.stream for row in frames[0].rows} == {number}
+        again = [frame for frame in frames[1:] if frame.names]
+        assert len(again) == (address == "first"), "the first listener hears it once more when another comes"
+        assert {row.stream for frame in frames for row in frame.rows} == {number}
+    assert len(await journal.deltas(await journal.record(job.id))) == 300
 
 
 async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: Wire, start: Start) -> None:

@@ -1,0 +1,113 @@
+"""Tokens straight from their frame onto the connection: the same bytes as the long way, and none when it is full."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.connection import Connection
+from api.flow import TokenFlow
+from api.render import ChunkRenderer, Facts
+from streaming.messages import Delta, Priority
+from telemetry.metrics import Metrics
+
+FACTS = Facts("j1", "m", Priority.STANDARD, True, 1, False, 1_700_000_000_999, "fp_1")
+
+
+class Pipe:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closing, "written to a client that has left"
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class Line:
+    """As much of a connection as a flow sees."""
+
+    def __init__(self) -> None:
+        self.transport = Pipe()
+        self.behind = False
+        self.carried: TokenFlow | None = None
+
+    def carry(self, carried: TokenFlow) -> bool:
+        self.carried = carried
+        return self.behind
+
+
+def a_delta(seq: int, text: str, n: int = 1) -> Delta:
+    return Delta(1, seq, 0, text, (7,), n)
+
+
+def begun(line: Line) -> tuple[TokenFlow, ChunkRenderer, Any]:
+    """A flow behind its first token, which came at second 10."""
+    renderer = ChunkRenderer(FACTS)
+    assert renderer.plain is None, "the role goes out with the first text"
+    renderer.delta(a_delta(1, "first"))
+    tally = Metrics.start("", "api").time_per_output_token.labels("chat", "m")
+    flow = TokenFlow(tally)
+    flow.last = 10.0
+    assert renderer.plain is not None
+    flow.lead(cast(Connection, line), *renderer.plain)
+    return flow, renderer, tally
+
+
+@given(st.lists(st.text(max_size=2000), max_size=5))
+def test_the_bytes_are_those_of_the_long_way(texts: list[str]) -> None:
+    """Any text, of any length; what has none is not written."""
+    line = Line()
+    flow, renderer, _ = begun(line)
+    blocks = []
+    for seq, text in enumerate(texts, 2):
+        assert flow.show(a_delta(seq, text), 10.0 + seq)
+        blocks.append(renderer.delta(a_delta(seq, text)))
+    assert line.transport.written == b"".join(b"%x\r\n%b\r\n" % (len(block), block) for block in blocks if block)
+
+
+def test_each_token_is_measured() -> None:
+    """Also one without a text; several at once are equal gaps."""
+    flow, _, tally = begun(Line())
+    flow.show(a_delta(2, "a"), 10.5)
+    flow.show(a_delta(3, "", 2), 11.5)
+    assert flow.last == 11.5
+    assert sum(tally._counts) == 3 and tally._total == pytest.approx(1.5)
+
+
+def test_what_a_congested_connection_cannot_take_is_owed() -> None:
+    line = Line()
+    flow, renderer, _ = begun(line)
+    assert line.carried is flow
+    flow.paused = True
+    assert not flow.show(a_delta(2, "late"), 11.0)
+    assert flow.owed == renderer.delta(a_delta(2, "late")) and line.transport.written == b""
+    line.behind = True
+    flow.paused = False
+    assert renderer.plain is not None
+    flow.lead(cast(Connection, line), *renderer.plain)
+    assert flow.paused, "as the connection is when the flow begins"
+
+
+def test_nothing_is_written_to_a_client_that_has_left() -> None:
+    line = Line()
+    flow, _, _ = begun(line)
+    line.transport.closing = True
+    assert flow.show(a_delta(2, "to nobody"), 11.0), "a lost client is no congestion"
+
+
+@pytest.mark.parametrize("facts", [{"choices": 2}, {"logprobs": True}])
+def test_streams_of_several_texts_or_with_log_probabilities_go_the_long_way(facts: dict[str, Any]) -> None:
+    renderer = ChunkRenderer(Facts("j1", "m", Priority.STANDARD, True, **{
+        "choices": 1, "logprobs": False, "created_ms": 1, **facts
+    }))  # fmt: skip
+    renderer.delta(a_delta(1, "first"))
+    assert renderer.plain is None
