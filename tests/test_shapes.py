@@ -108,6 +108,11 @@ class Site:
     def jobs(self, jobs: list[str]) -> list[dict[str, Any]]:
         return [json.loads(self.house.get(f"/v1/jobs/{job}")[1]) for job in jobs]
 
+    def shown(self) -> dict[str, Any]:
+        """What everybody can see of the pools."""
+        pool: dict[str, Any] = json.loads(self.house.get("/admin/pools/m")[1])
+        return pool
+
     def all_are(self, jobs: list[str], status: str) -> bool:
         return all(job["status"] == status for job in self.jobs(jobs))
 
@@ -167,17 +172,20 @@ async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
         await asyncio.to_thread(eventually, lambda job=job: site.all_are([job], "completed"))
     assert await site.served(20) == {"wide": 20, "narrow": 0}
 
-    shown = json.loads(await asyncio.to_thread(lambda: site.house.get("/admin/pools/m")[1]))
+    site.put(1, 4000)  # the others may have been too short for the scheduler to see
+    await asyncio.to_thread(eventually, lambda: site.shown()["shapes"]["wide"]["want"] == 1)
+    shown = site.shown()
     assert conforms(shown, SCHEMAS["Pool"])
-    bounds = {"starting": 0, "draining": 0, "min": 0, "max": 1}
+    bounds = {"ready": 1, "starting": 0, "draining": 0, "min": 0, "max": 1}
+    first = shown["shapes"]["narrow"]["want"]  # 1 for a while if its worker was there before the other
     assert shown["shapes"] == {
-        "wide": {"want": 1, "ready": 1, "takes": True, **bounds},
-        "narrow": {"want": 0, "ready": 1, "takes": False, **bounds},
+        "wide": {"want": 1, "takes": True, **bounds},
+        "narrow": {"want": first, "takes": False, **bounds},
     }
     assert {worker["id"]: worker["shape"] for worker in shown["workers"]} == {"wide": "wide", "narrow": "narrow"}
     for words, rows in (
-        (["scale", "status", "--url", site.house.url], ["m +- +1", r"m +wide \(new jobs\) +1", "m +narrow +0"]),
-        (["scale", "log", "--url", site.house.url], ["switch +wide", "up +wide - -> 1"]),
+        (["scale", "status", "--url", site.house.url], ["m +- +1", r"m +wide \(new jobs\) +1", "m +narrow +[01]"]),
+        (["scale", "log", "--url", site.house.url], ["switch +wide", "up +wide +[-0] -> 1"]),
         (["ps", "--redis-url", site.house.redis_url], ["worker +wide .* m +wide", "worker +narrow .* m +narrow"]),
     ):
         out = await asyncio.to_thread(said, words)
@@ -188,7 +196,9 @@ async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
 async def test_jobs_finish_when_all_workers_of_their_shape_are_killed(site: Site, dies: str) -> None:
     """What they ran goes on with the wide worker, and what waits is taken by it: on the scheduler's word, or because
     nobody tells it to leave them any more."""
-    others = site.put(24, 2500)  # more than the wide worker takes at once
+    await site.takes("wide")
+    await site.told()
+    others = site.put(14, 4000)  # as many as the wide worker takes at once, and more than it is for
     await site.takes("narrow")
     await site.told()
     jobs = site.put(4, 4000)
