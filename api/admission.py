@@ -16,10 +16,10 @@ from api.schemas import Kind, Request, ignored_fields, parse, to_job
 from api.services import Services
 from streaming.capabilities import unsupported
 from streaming.errors import KeyReused, LaneFull, NoCapacity, Unavailable, UnknownJob
+from streaming.inbox import Inbox
 from streaming.keys import partition_of
 from streaming.messages import Job
 from streaming.queue import Accepted
-from streaming.relay import Inbox
 
 MAX_KEY = 255
 WITHDRAW_EVERY_S = 1.0

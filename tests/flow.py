@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from streaming.errors import Fenced, Rewound, Unavailable
+from streaming.inbox import Inbox
 from streaming.journal import Journal, Record
 from streaming.lease import SILENT, Claim, Finish, Lease
 from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
 from streaming.queue import Queue
 from streaming.reaper import Reaper
-from streaming.relay import Inbox
 from streaming.wire import Call, Wire
 
 MODEL = "m"

@@ -11,11 +11,12 @@ import pytest
 from flow import append, delta, until
 
 from streaming.errors import UnknownJob
+from streaming.inbox import MOST_ROWS, Inbox
 from streaming.journal import Record
 from streaming.lease import Claim, Finish, Lease
 from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
 from streaming.queue import Queue
-from streaming.relay import MOST_ROWS, Inbox, Relay
+from streaming.relay import Relay
 from streaming.wire import Wire
 
 

@@ -120,7 +120,7 @@ ENDS = (
     Bug(
         "an end before its last tokens",
         "A reader is told that all is said while deltas are missing.",
-        (Edit("streaming/relay.py", "if self.seq < terminal.seq:", "if self.seq < 0:"),),
+        (Edit("streaming/inbox.py", "if self.seq < terminal.seq:", "if self.seq < 0:"),),
         (RELAY + "an_inbox_waits_for_what_is_missing_before_it_ends",),
     ),
     Bug(
@@ -244,19 +244,19 @@ TOKENS = (
     Bug(
         "a gap that is not seen",
         "Frames that pub/sub has lost are missing from the stream.",
-        (Edit("streaming/relay.py", "if row.seq == self.seq + 1 and len", "if row.seq > self.seq and len"),),
+        (Edit("streaming/inbox.py", "if row.seq == self.seq + 1 and len", "if row.seq > self.seq and len"),),
         (RELAY + "an_inbox_puts_what_comes_in_order_and_takes_each_once",),
     ),
     Bug(
         "a spliced stream",
         "Where the store has lost what was shown, another text goes on in its place.",
-        (Edit("streaming/relay.py", "self.rewound, self.flow = True, None", "self.rewound, self.flow = False, None"),),
+        (Edit("streaming/inbox.py", "self.rewound, self.flow = True, None", "self.rewound, self.flow = False, None"),),
         (RELAY + "other_deltas_in_the_place_of_given_ones_stop_the_stream",),
     ),
     Bug(
         "a running job resumed one too early",
         "A reader that comes back gets its last token again.",
-        (Edit("streaming/relay.py", "self.seq = after\n", "self.seq = max(after - 1, 0)\n"),),
+        (Edit("streaming/inbox.py", "self.seq = after\n", "self.seq = max(after - 1, 0)\n"),),
         (RELAY + "a_late_follower_gets_everything_and_then_the_rest",),
     ),
     Bug(
