@@ -108,6 +108,14 @@ class Journal:
         """The job's deltas with seq > after, in order, as far as they are logged. Raises Unavailable."""
         if record.terminal is not None and record.terminal.rows:
             return [row for row in record.terminal.rows if row.seq > after]
+        logged = await self._logged(record, after)
+        # It may have ended since its record was read: then its log may be trimmed, and a new record holds them all.
+        (now,) = await self.records([record.job.id])
+        if now is not None and now.terminal is not None and now.terminal.rows:
+            return [row for row in now.terminal.rows if row.seq > after]
+        return logged
+
+    async def _logged(self, record: Record, after: int) -> list[Delta]:
         rows: dict[int, Delta] = {}
         job_id = record.job.id
         for run in record.runs:

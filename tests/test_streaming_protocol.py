@@ -122,6 +122,23 @@ async def test_the_next_worker_finds_what_the_lost_one_logged(wire: Wire) -> Non
     assert [row.seq for row in await journal.deltas(await journal.record(job.id))] == [1, 2, 3]
 
 
+async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: Wire) -> None:
+    """Once it has ended its worker no longer keeps the frames, and the first of them says whose tokens these are."""
+    queue, journal, lease = Queue(wire), Journal(wire), await a_lease(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    claim = await claim_one(lease)
+    rows = [delta(job.id, seq) for seq in (1, 2, 3)]
+    await lease.calls([append(lease, {"-": rows[:1]}, job.id)])
+    await lease.calls([append(lease, {"-": rows[1:]})])
+    running = await journal.record(job.id)
+    assert await journal.deltas(running) == rows and running.terminal is None
+    await lease.calls([lease.finish_call(a_finish(claim, 3, tuple(rows)))])
+    await wire.redis.xtrim(partition_key(0, "log", lease.id), maxlen=1, approximate=False)
+    assert await journal.deltas(running) == rows
+    assert await journal.deltas(running, after=2) == rows[2:]
+
+
 async def test_repeated_writes_change_nothing(wire: Wire) -> None:
     """A put, append or finish whose answer was lost may be sent again."""
     queue, journal = Queue(wire), Journal(wire)
