@@ -19,6 +19,7 @@ import uvicorn
 from api.app import build_app
 from api.connection import Connection
 from api.keys import Keyring, check_exposure
+from api.server import Server
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from streaming.config import FILE, Config, ConfigError, load
@@ -146,7 +147,7 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
     settings, since = services.settings, time.time()
     host, port = listener.getsockname()[:2]
     app = build_app(services, lambda: lifeline.say("ready", f"http://{host}:{port}"))
-    server = uvicorn.Server(
+    server = Server(
         uvicorn.Config(
             app,
             http=Connection,

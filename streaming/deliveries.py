@@ -28,11 +28,13 @@ class Deliveries:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._notes: dict[str, Delivered] = {}
+        self._noted = asyncio.Event()
 
     def note(self, job_id: str, delivered: Delivered) -> None:
         """The answer of a job was handed on."""
         if len(self._notes) < MOST_WAITING:
             self._notes[job_id] = delivered
+            self._noted.set()
 
     def of(self, job_id: str) -> Delivered | None:
         """A note that is not written yet."""
@@ -41,11 +43,14 @@ class Deliveries:
     async def keep_writing(self) -> None:
         """For ever."""
         while True:
+            await self._noted.wait()
             await asyncio.sleep(WRITE_EVERY_S)
             try:
                 await self.write()
             except Unavailable as error:
                 log.debug("deliveries are noted later: %s", error)
+            else:
+                self._noted.clear()
 
     async def write(self) -> None:
         """What has been noted so far. Raises Unavailable: then it stays noted."""
