@@ -50,18 +50,19 @@ class Outside:
         found: list[Any] = []
 
         def drain(connection: Connection) -> bool:
-            def take(message: Any) -> None:
-                found.append((message.headers, message.body))
-                message.ack()
-
-            with connection.Consumer([Queue(queue, durable=True)], on_message=take):
-                until = time.monotonic() + seconds
-                while time.monotonic() < until:
-                    try:
-                        connection.drain_events(timeout=0.1)
-                    except TimeoutError:
-                        if found:
-                            break
+            # One by one: a consumer of kombu's may be given a message while it is closed, and lose it.
+            lying = Queue(queue, durable=True)(connection.default_channel)
+            lying.declare()
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                message = lying.get()
+                if message is not None:
+                    found.append((message.headers, message.body))
+                    message.ack()
+                elif found:
+                    break
+                else:
+                    time.sleep(0.02)
             return True
 
         self._with_connection(drain)

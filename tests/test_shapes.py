@@ -184,7 +184,7 @@ async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
     }
     assert {worker["id"]: worker["shape"] for worker in shown["workers"]} == {"wide": "wide", "narrow": "narrow"}
     for words, rows in (
-        (["scale", "status", "--url", site.house.url], ["m +- +1", r"m +wide \(new jobs\) +1", "m +narrow +[01]"]),
+        (["scale", "status", "--url", site.house.url], ["m +- +[12]", r"m +wide \(new jobs\) +1", "m +narrow +[01]"]),
         (["scale", "log", "--url", site.house.url], ["switch +wide", "up +wide +[-0] -> 1"]),
         (["ps", "--redis-url", site.house.redis_url], ["worker +wide .* m +wide", "worker +narrow .* m +narrow"]),
     ):
