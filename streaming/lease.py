@@ -15,7 +15,7 @@ import msgspec
 from streaming.errors import DecodeError, Rewound
 from streaming.journal import Run, parse_runs
 from streaming.keys import channel, partition_of
-from streaming.messages import Control, Delta, Frame, Job, Terminal, decode_control, decode_job, encode
+from streaming.messages import Control, Frame, Job, Terminal, decode_control, decode_job, encode, packed
 from streaming.wire import Call, Wire
 
 SILENT = "-"
@@ -113,14 +113,14 @@ class Lease:
     def append_call(
         self,
         partition: int,
-        rows: Mapping[str, Sequence[Delta]],
+        rows: Mapping[str, Sequence[bytes]],
         oldest: int,
         *,
         names: Mapping[str, dict[int, str]],
         forced: bool = False,
     ) -> Call:
-        """One engine step for `calls`: rows by reply address, the oldest frame a running job still needs, and the names
-        of the jobs whose first rows for an address these are.
+        """One engine step for `calls`: encoded deltas by reply address, the oldest frame a running job still needs, and
+        the names of the jobs whose first rows for an address these are.
 
         The number is taken here: the call may be repeated until it is answered, the script knows a repetition.
         `forced` writes it even where earlier frames are missing, once these rows make up for them.
@@ -129,7 +129,8 @@ class Lease:
         number = self._frames[partition]
         args: list[str | bytes | int] = [self.id, number, self._lease_ms, f"{oldest}-0", "1" if forced else ""]
         for address, deltas in rows.items():
-            args += [address, encode(Frame(self.id, number, tuple(deltas), names.get(address, NAMELESS)))]
+            frame = Frame(self.id, number, packed(len(deltas), b"".join(deltas)), names.get(address, NAMELESS))
+            args += [address, encode(frame)]
         return ("append", partition, args)
 
     def finish_call(self, finish: Finish) -> Call:

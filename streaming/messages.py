@@ -6,8 +6,9 @@ This module does not know Redis, HTTP or any client's request format.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -456,12 +457,36 @@ _DELIVERED = msgspec.msgpack.Decoder(Delivered)
 _FILE = msgspec.msgpack.Decoder(StoredFile)
 _BATCH = msgspec.msgpack.Decoder(Batch)
 _PROGRESS = msgspec.msgpack.Decoder(Progress)
+_DELTAS = msgspec.msgpack.Decoder(tuple[Delta, ...])
 _ENCODER = msgspec.msgpack.Encoder()
+_ARRAY_32 = b"\xdd"
+"""What an array begins with in msgpack, its length in the four bytes behind."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
     """Any message of this module as msgpack."""
     return _ENCODER.encode(message)
+
+
+encode_delta: Callable[[Delta], bytes] = _ENCODER.encode
+"""The same, without a call of our own between: done once a token."""
+
+
+def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
+    """So many deltas, encoded one behind the other, as the rows of a message that is only to be encoded.
+
+    A token is encoded once, and its bytes are what frame and record hold.
+    """
+    return cast("tuple[Delta, ...]", msgspec.Raw(_array(count, deltas)))
+
+
+def unpacked(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
+    """The deltas again."""
+    return _DELTAS.decode(_array(count, deltas))
+
+
+def _array(count: int, items: bytes | bytearray) -> bytes:
+    return b"".join((_ARRAY_32, count.to_bytes(4, "big"), items))
 
 
 def decode_reply(data: bytes) -> Reply:

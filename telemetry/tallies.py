@@ -104,19 +104,23 @@ class Tally:
     when another thread folds in the middle of an observation.
     """
 
-    __slots__ = ("_bounds", "_counts", "_folded", "_folded_total", "_histogram", "_total")
+    __slots__ = ("_bounds", "_bucket", "_counts", "_folded", "_folded_total", "_histogram", "_total", "_value")
 
     def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
         self._histogram = histogram
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
+        self._value, self._bucket = 0.0, 0
+        """The last one observed, and where it belongs."""
         self._folded = list(self._counts)
         self._folded_total = 0.0
 
     def observe(self, value: float, n: int = 1) -> None:
         """`n` observations of the same value, in seconds."""
-        self._counts[bisect_left(self._bounds, value)] += n
+        if value != self._value:  # the tokens of one engine step are many of the same
+            self._value, self._bucket = value, bisect_left(self._bounds, value)
+        self._counts[self._bucket] += n
         self._total += value * n
 
     def fold(self) -> None:

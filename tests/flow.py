@@ -12,7 +12,7 @@ from streaming.errors import Fenced, Rewound, Unavailable
 from streaming.inbox import Inbox
 from streaming.journal import Journal, Record
 from streaming.lease import SILENT, Claim, Finish, Lease
-from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
+from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn, encode
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.wire import Call, Wire
@@ -63,7 +63,8 @@ def append(
 ) -> Call:
     """One step that names these jobs to every address."""
     names = {address: {stream_of(job_id): job_id for job_id in named} for address in rows}
-    return lease.append_call(partition, rows, oldest, names=names, forced=forced)
+    encoded = {address: [encode(delta) for delta in deltas] for address, deltas in rows.items()}
+    return lease.append_call(partition, encoded, oldest, names=names, forced=forced)
 
 
 async def numbers_read(inbox: Inbox) -> list[int]:

@@ -8,10 +8,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from streaming.lease import SILENT, Claim
-from streaming.messages import Chat, Delta, Failure, Generated, State, Terminal, Text, Turn, Usage
+from streaming.messages import (
+    Chat,
+    Delta,
+    Failure,
+    Generated,
+    State,
+    Terminal,
+    Text,
+    Turn,
+    Usage,
+    encode,
+    encode_delta,
+    packed,
+    unpacked,
+)
 from workers.engine import Piece, Request
 from workers.stamps import AttemptStamps
 
@@ -28,9 +42,16 @@ class Attempt:
         self.stream = stream
         self.job = claim.job
         self.partition = claim.partition
-        self.rows = list(history)
+        self._history = history
+        self._record = bytearray(b"".join([encode(replace(row, stream=stream)) for row in history]))
+        """All deltas of the job as they are logged, one behind the other. Kept as objects, each in a place of its own,
+        they would leave nothing of what a token needs in the processor's cache."""
+        self._completion = sum([row.n for row in history])
+        """Tokens generated."""
         self.seq = history[-1].seq if history else 0
         """The last delta's number."""
+        self._lost = self.seq - len(history)
+        """Deltas of earlier attempts that no log holds any more: none, unless a store lost them."""
         self.stamps = AttemptStamps()
         self._begun = False
         self.deadline: asyncio.TimerHandle | None = None
@@ -51,6 +72,11 @@ class Attempt:
         """Choices the engine still owes a last piece."""
 
     @property
+    def _count(self) -> int:
+        """Of deltas in the record."""
+        return self.seq - self._lost
+
+    @property
     def over(self) -> bool:
         """Every request has had its last piece."""
         return not self._open
@@ -69,7 +95,7 @@ class Attempt:
         """What is still to be generated: by its index, a request for each choice that has not finished."""
         requests = {}
         for index in range(self._choices):
-            past = [(row.text, row.ids, row.n) for row in self.rows if row.index == index]
+            past = [(row.text, row.ids, row.n) for row in self._history if row.index == index]
             if not self._finishes[index] and self._spent(past):
                 self._finishes[index] = "length"
             if not self._finishes[index]:
@@ -87,7 +113,7 @@ class Attempt:
         if sampling.n > 1:
             # Copies of one prompt must differ: each has a seed of its own.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
-            sampling = msgspec.structs.replace(sampling, n=1, seed=seed)
+            sampling = replace(sampling, n=1, seed=seed)
         return Request(self._request_id(index), prompt, sampling, past)
 
     def _request_id(self, index: int) -> str:
@@ -103,9 +129,9 @@ class Attempt:
         """Engine ids of the requests that are not over."""
         return [self._request_id(index) for index in self._open]
 
-    def take(self, index: int, piece: Piece, now: float) -> Delta | None:
-        """One piece of one choice, which came `now` (monotonic), as a numbered delta, or None if it shows nothing. What
-        comes after a stop is not shown. Done once a token."""
+    def take(self, index: int, piece: Piece, now: float) -> bytes | None:
+        """One piece of one choice, which came `now` (monotonic), as a numbered delta, encoded, or None if it shows
+        nothing. What comes after a stop is not shown. Done once a token."""
         finish = piece.finish
         if finish or piece.failure is not None:
             self._close(index, piece, now)
@@ -115,8 +141,10 @@ class Attempt:
             self._begun = True
             self.stamps.begin(now)
         self.seq += 1
-        delta = Delta(self.stream, self.seq, index, piece.text, piece.ids, piece.n, finish, piece.logprobs)
-        self.rows.append(delta)
+        n = piece.n
+        delta = encode_delta(Delta(self.stream, self.seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
+        self._completion += n
+        self._record += delta
         return delta
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
@@ -131,6 +159,10 @@ class Attempt:
             self.stop(State.CANCELLED, CANCELLED)
         elif self._stopped is None:
             self._finishes[index] = piece.finish
+
+    def logged(self) -> list[bytes]:
+        """All deltas of the job, each encoded, as they were given out."""
+        return [encode(delta) for delta in unpacked(self._count, self._record)]
 
     def stop(self, state: State, failure: Failure) -> None:
         """Nothing more is shown; the first reason stands. The engine still owes its last pieces."""
@@ -152,14 +184,13 @@ class Attempt:
             failure,
             worker,
             generated.first // 1000,
-            tuple(self.rows),
+            packed(self._count, self._record),
             generated,
         )
 
     def _usage(self) -> Usage:
         """Each prompt is counted once, whatever `n`; tokens of earlier attempts count like the others."""
-        completion = sum([row.n for row in self.rows])
-        return Usage(self._once(self._prompt_tokens), completion, self._once(self._cached_tokens))
+        return Usage(self._once(self._prompt_tokens), self._completion, self._once(self._cached_tokens))
 
     def _once(self, tokens: Sequence[int]) -> int:
         """Of every prompt those of the choice that counts most."""

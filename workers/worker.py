@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
-from msgspec.structs import replace
-
 from streaming.capabilities import unsupported
 from streaming.clock import Clock
 from streaming.errors import DecodeError, Fenced, Unavailable
@@ -323,7 +321,7 @@ class Worker:
         for attempt in self._attempts.values():
             if attempt.partition == partition:
                 names[attempt.stream] = attempt.job.id
-                rows += [replace(row, stream=attempt.stream) for row in attempt.rows]
+                rows += attempt.logged()
         return everything
 
     # --- being told --------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 from streaming.errors import Rewound, Unavailable
 from streaming.lease import Finish, Lease
-from streaming.messages import Delta
 from streaming.wire import Call
 
 log = logging.getLogger(__name__)
@@ -24,12 +23,12 @@ MOST_PAUSE_S = 0.25
 
 
 class Step:
-    """What is written at once, by reply address: deltas, and the names of the jobs whose first deltas these are."""
+    """What is written at once, by reply address: deltas, encoded, and the names of the jobs whose first these are."""
 
     __slots__ = ("names", "rows")
 
     def __init__(self) -> None:
-        self.rows: defaultdict[str, list[Delta]] = defaultdict(list)
+        self.rows: defaultdict[str, list[bytes]] = defaultdict(list)
         self.names: defaultdict[str, dict[int, str]] = defaultdict(dict)
 
 
@@ -53,8 +52,8 @@ class Writer:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def add(self, delta: Delta, addresses: Sequence[str]) -> None:
-        """One delta for each address. It goes out with the next `send`. Done once a token."""
+    def add(self, delta: bytes, addresses: Sequence[str]) -> None:
+        """One delta, encoded, for each address. It goes out with the next `send`. Done once a token."""
         rows = self._step.rows
         for address in addresses:
             rows[address].append(delta)

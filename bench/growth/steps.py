@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from bench.processes import Processes, spent
 from streaming.keys import channel
 from streaming.lease import Lease
-from streaming.messages import Delta
+from streaming.messages import Delta, encode
 from streaming.settings import WireSettings
 from streaming.wire import Wire
 
@@ -50,14 +50,14 @@ async def step_us(store: Processes, url: str, tokens: int, readers: int, seconds
         await wire.close()
 
 
-def _rows(tokens: int, addresses: Sequence[str]) -> Mapping[str, Sequence[Delta]]:
-    rows: dict[str, list[Delta]] = {}
+def _rows(tokens: int, addresses: Sequence[str]) -> Mapping[str, Sequence[bytes]]:
+    rows: dict[str, list[bytes]] = {}
     for number, address in zip(range(tokens), itertools.cycle(addresses), strict=False):
-        rows.setdefault(address, []).append(Delta(number, number + 1, 0, f" word{number}", (number,), 1))
+        rows.setdefault(address, []).append(encode(Delta(number, number + 1, 0, f" word{number}", (number,), 1)))
     return rows
 
 
-async def _write(wire: Wire, rows: Mapping[str, Sequence[Delta]], written: list[int]) -> None:
+async def _write(wire: Wire, rows: Mapping[str, Sequence[bytes]], written: list[int]) -> None:
     lease = Lease(wire, "bench")
     await lease.register()
     while True:
