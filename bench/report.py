@@ -38,6 +38,16 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_most: float | None = None
     at_least: float | None = None
     digits: int = 2
+    rounds: tuple[float, ...] = ()
+    """The same in each round alone, where there were several: what a machine with other tenants makes of it."""
+
+    @property
+    def figure(self) -> str:
+        """As it is shown: with the least and the most of the rounds."""
+        shown = cell(self.value, self.digits)
+        if len(self.rounds) < 2:
+            return shown
+        return f"{shown} ({cell(min(self.rounds), self.digits)} to {cell(max(self.rounds), self.digits)})"
 
     @property
     def holds(self) -> bool | None:
@@ -139,7 +149,7 @@ def _ratios(ratios: tuple[Ratio, ...]) -> Table:
     view.add_column("", no_wrap=True)
     words = {True: "[green]reached[/]", False: "[red]MISSED[/]", None: ""}
     for ratio in ratios:
-        view.add_row(escape(ratio.what), cell(ratio.value, ratio.digits), ratio.goal, words[ratio.holds])
+        view.add_row(escape(ratio.what), ratio.figure, ratio.goal, words[ratio.holds])
     return view
 
 
@@ -151,7 +161,7 @@ def as_markdown(report: Report) -> str:
     if report.ratios:
         lines += ["", _line(["ratio", "measured", "goal", ""]), _line(["---", "---:", "---", "---"])]
         words = {True: "reached", False: "**missed**", None: ""}
-        lines += [_line([r.what, cell(r.value, r.digits), r.goal, words[r.holds]]) for r in report.ratios]
+        lines += [_line([r.what, r.figure, r.goal, words[r.holds]]) for r in report.ratios]
     for note in report.notes:
         lines += ["", note]
     where = f"{report.date}, {report.cores} cores, Python {report.python}"

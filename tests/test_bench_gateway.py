@@ -103,6 +103,21 @@ def test_goals_compare_with_the_others_of_the_same_run() -> None:
     assert found["Penstock's errors"] == (0, True)
 
 
+def test_costs_are_compared_round_by_round() -> None:
+    """The machine is slow for everybody in the second round; one slow round of one system does not count."""
+    readings = {
+        ("penstock", 256): [reading(5), reading(11), reading(19)],
+        ("router", 256): [reading(9), reading(19), reading(9)],
+    }
+    names = ["penstock", "router"]
+    ratio = Goals(rows(readings, names), names).of_sweep(15.0)[0]
+    assert ratio.rounds == pytest.approx((0.6, 0.6, 2.0)) and ratio.value == pytest.approx(0.6)
+    assert ratio.figure == "0.60 (0.60 to 2.00)"
+    readings["router", 256].pop()  # it failed once: medians, then
+    left = Goals(rows(readings, names), names).of_sweep(15.0)[0]
+    assert left.rounds == () and left.value == pytest.approx(12 / 15)
+
+
 def test_a_goal_whose_rival_failed_is_not_reached_and_one_nobody_asked_for_is_not_shown() -> None:
     readings = {("penstock", 256): [reading(9)]}
     found = judged(rows(readings, ["penstock", "dynamo"]), "penstock", "dynamo")

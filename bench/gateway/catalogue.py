@@ -14,18 +14,18 @@ from bench.gateway.systems.router import Router
 
 
 def systems() -> list[System]:
-    """All of them."""
+    """All of them; those that the goals compare are measured next to each other."""
     return [
         Floor(),
         Penstock("penstock", "D1"),
+        Router(),
+        Dynamo(),
         Penstock("penstock-d0", "D0"),
         Penstock("penstock-d2", "D2"),
         Penstock("penstock-d3", "D3"),
         Penstock("penstock-2", "D1", apis=2),
         Plain(),
         Litellm(),
-        Router(),
-        Dynamo(),
     ]
 
 

@@ -42,6 +42,9 @@ BURST_COLUMNS = (
 Row = dict[str, Any]
 Readings = Mapping[tuple[str, int], Sequence[Reading]]
 
+COST_OF_ROUNDS = "cpu_us_per_token_of_rounds"
+"""In a row, the cost in each round alone."""
+
 FLOOR, PENSTOCK, ROUTER, DYNAMO, PLAIN = "floor", "penstock", "router", "dynamo", "plain"
 """Systems the goals speak of."""
 
@@ -76,6 +79,7 @@ def _row(at: tuple[str, int], rounds: Sequence[Reading]) -> Row:
         "load_cpu": max(reading.own_cpu for reading in rounds),
         "tokens_per_s": mid(lambda reading: reading.tokens_per_s),
         "cpu_us_per_token": mid(lambda reading: reading.cpu_us_per_token),
+        COST_OF_ROUNDS: [reading.cpu_us_per_token for reading in rounds],
         "cpu_ms_per_request": mid(lambda reading: reading.cpu_ms_per_request),
         "memory_mib": mid(lambda reading: sum(reading.memory.values())),
         "parts": _parts(rounds),
@@ -154,8 +158,19 @@ class Goals:
         if other not in self._asked:
             return []
         key = "cpu_us_per_token"
-        value = _over(self._at(PENSTOCK, level, key), self._at(other, level, key))
-        return [Ratio(what=f"c={level}: Penstock's CPU per token / {words}", value=value, at_most=most)]
+        pairs = self._pairs(other, level)
+        value = median(pairs) if pairs else _over(self._at(PENSTOCK, level, key), self._at(other, level, key))
+        what = f"c={level}: Penstock's CPU per token / {words}"
+        return [Ratio(what=what, value=value, at_most=most, rounds=tuple(pairs))]
+
+    def _pairs(self, other: str, level: int) -> list[float]:
+        """The ratio in each round, in which both ran within minutes: what else the machine does changes from round to
+        round. None where one of them lacks a round."""
+        mine, theirs = (self._rows.get((name, level), {}).get(COST_OF_ROUNDS, []) for name in (PENSTOCK, other))
+        if len(mine) != len(theirs):
+            return []
+        ratios = [_over(each, its) for each, its in zip(mine, theirs, strict=True)]
+        return [ratio for ratio in ratios if ratio is not None]
 
     def _steadiness(self, step_ms: float) -> list[Ratio]:
         """Against the step as it should be, and as the floor shows it on this machine."""
