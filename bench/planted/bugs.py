@@ -12,6 +12,7 @@ PROTOCOL = "tests/test_streaming_protocol.py::test_"
 REGRESSIONS = "tests/test_streaming_regressions.py::test_"
 RELAY = "tests/test_streaming_relay.py::test_"
 WORKER = "tests/test_workers_worker.py::test_"
+ATTEMPT = "tests/test_workers_attempt.py::test_"
 WALK = "tests/test_walk.py::test_"
 RENDER = "tests/test_api_render.py::test_"
 KEYS = "tests/test_api_keys.py::test_"
@@ -294,6 +295,18 @@ TOKENS = (
             ),
         ),
         (WORKER + "the_last_write_of_a_drain_keeps_what_is_handed_back",),
+    ),
+    Bug(
+        "a record that counts what no log holds",
+        "After a store lost a delta, the job's record cannot be read by anybody.",
+        (Edit("workers/attempt.py", "return self.seq - self._lost", "return self.seq"),),
+        (ATTEMPT + "the_record_holds_what_was_logged_before_and_what_was_given_out",),
+    ),
+    Bug(
+        "a log written anew under earlier numbers",
+        "After a failover, what earlier attempts said belongs to nobody, and readers miss it.",
+        (Edit("workers/attempt.py", "encode(replace(row, stream=stream)) for row", "encode(row) for row"),),
+        (ATTEMPT + "the_record_holds_what_was_logged_before_and_what_was_given_out",),
     ),
     Bug(
         "a worker that forgets what was said",
