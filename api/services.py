@@ -118,7 +118,12 @@ class Services:
         """Run something beside the requests; it ends with the process."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a background task broke", exc_info=error)
 
     @property
     def refusal(self) -> str:

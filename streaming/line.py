@@ -52,13 +52,22 @@ class Line:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())
                 self._opening.add_done_callback(self._opened)
-            talk = await asyncio.shield(self._opening)  # for all who wait: a server that is down is asked once
+            talk = await self._open_for_all(self._opening)
         return await talk.say(commands)
 
     def say(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
         """The same at once, before whoever asks goes on; None, and nothing is sent, where it is not open."""
         talk = self._talk
         return None if talk is None or talk.over else talk.say(commands)
+
+    @staticmethod
+    async def _open_for_all(opening: asyncio.Task[Talk]) -> Talk:
+        """For all who wait: a server that is down is asked once. One of them may leave, and `close` may cancel it:
+        that cancels none of them."""
+        await asyncio.wait({opening})
+        if opening.cancelled():
+            raise RedisConnectionError("the connection was closed while it was opened")
+        return opening.result()
 
     async def _open(self) -> Talk:
         await self._give_back()

@@ -62,6 +62,8 @@ class Relay:
     async def start(self) -> None:
         """Subscribe (in the background, again and again) and begin to look after silent inboxes."""
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._look_after())]
+        for task in self._tasks:
+            task.add_done_callback(_tell_of_end)
 
     async def stop(self) -> None:
         """End the background tasks."""
@@ -262,3 +264,9 @@ class Relay:
         for (partition, worker), first in behind.items():
             async for frame in self._journal.frames(partition, worker, first):
                 self._deal(frame)
+
+
+def _tell_of_end(task: asyncio.Task[None]) -> None:
+    """A background task ends with its process; one that broke would leave readers waiting without a word."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a task of the relay broke, its readers may hear nothing more", exc_info=error)

@@ -13,6 +13,7 @@ from flow import until
 from house import redis_process
 from redis import Redis
 from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -64,6 +65,32 @@ async def test_who_leaves_disturbs_nobody(line: Line) -> None:
         assert await staying == [str(number).encode()]
         with pytest.raises(asyncio.CancelledError):
             await leaving
+
+
+async def test_who_waits_while_it_is_closed_goes_on(redis_url: str) -> None:
+    """With an error like any other of the connection, not cancelled with its opening: a task in the background that
+    asks again and again would end without a word. The next command opens another."""
+    pool = BlockingConnectionPool.from_url(redis_url, protocol=2)
+    slow = asyncio.Event()
+
+    async def acquire() -> AbstractConnection:
+        await slow.wait()
+        return await pool.get_connection()
+
+    line = Line(acquire, pool.release, 5)
+    waiting = [asyncio.create_task(line.run([("PING",)])) for _ in range(3)]
+    leaving = waiting.pop()
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    await line.close()
+    for task in waiting:
+        with pytest.raises(RedisConnectionError):
+            await task
+    slow.set()
+    assert await line.run([("PING",)]) == [b"PONG"]
+    await line.close()
+    await pool.aclose()
 
 
 async def test_a_lost_connection_fails_what_is_under_way_and_the_next_is_new(line: Line, redis_url: str) -> None:

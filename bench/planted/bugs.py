@@ -20,6 +20,7 @@ BATCHES = "tests/test_streaming_batches.py::test_"
 LEDGER = "tests/test_streaming_ledger.py::test_"
 PLANS = "tests/test_streaming_plans.py::test_"
 PODS = "tests/test_scheduler_kubernetes.py::test_"
+LINE = "tests/test_streaming_line.py::test_"
 SURVEY = "tests/test_offline_survey.py::test_"
 
 
@@ -313,6 +314,12 @@ TOKENS = (
         "It begins a lost job anew, and its readers see other tokens under the same numbers.",
         (Edit("workers/worker.py", "if claim.past else ()", "if not claim.past else ()"),),
         (WORKER + "the_next_worker_numbers_on_where_the_log_ends",),
+    ),
+    Bug(
+        "a task that dies with its connection",
+        "A shared connection closed while it opens cancels all who wait for it: readers hear nothing any more.",
+        (Edit("streaming/line.py", "await asyncio.wait({opening})", "await asyncio.shield(opening)"),),
+        (LINE + "who_waits_while_it_is_closed_goes_on",),
     ),
 )
 
