@@ -118,6 +118,21 @@ def test_costs_are_compared_round_by_round() -> None:
     assert left.rounds == () and left.value == pytest.approx(12 / 15)
 
 
+def test_first_tokens_of_a_burst_are_compared_round_by_round() -> None:
+    """So that a round in which everybody is late weighs no more than another."""
+    readings = {
+        ("floor", 64): [reading(5, ttft=10), reading(5, ttft=60), reading(5, ttft=11)],
+        ("penstock", 64): [reading(5, ttft=15), reading(5, ttft=66), reading(5, ttft=31)],
+        ("dynamo", 64): [reading(5, ttft=30), reading(5, ttft=88), reading(5, ttft=31)],
+    }
+    names = list(dict.fromkeys(name for name, _ in readings))
+    found = {ratio.what: ratio for ratio in Goals(rows(readings, names), names).of_burst()}
+    behind = found["c=64 at once: Penstock's TTFT p50 - the floor's, ms"]
+    assert behind.rounds == (5, 6, 20) and behind.value == 6 and behind.holds
+    beside = found["c=64 at once: Penstock's TTFT p99 / Dynamo's"]
+    assert beside.rounds == pytest.approx((0.5, 0.75, 1)) and beside.value == pytest.approx(0.75)
+
+
 def test_a_goal_whose_rival_failed_is_not_reached_and_one_nobody_asked_for_is_not_shown() -> None:
     readings = {("penstock", 256): [reading(9)]}
     found = judged(rows(readings, ["penstock", "dynamo"]), "penstock", "dynamo")
@@ -197,6 +212,15 @@ def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.Capture
     assert report.command.startswith("penstock bench gateway --quick") and "penstock" in shown and "ratio" in shown
     assert (report.settings["rounds"], report.settings["tokens"], report.settings["levels"]) == (1, 8, [2])
     assert report.settings["systems"]["floor"] == "engine behind a bare asyncio socket server"
+
+
+def test_rivals_meet_at_the_highest_level_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
+    words = ["--quick", "--rivals", "--rounds", "2", "--systems", "floor", *SMALL, "--levels", "1,3"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    report = load(tmp_path / "gateway-rivals-quick.json")
+    assert [(row["system"], row["streams"], row["rounds"]) for row in report.rows] == [("floor", 3, 2)]
+    assert not (tmp_path / "gateway-quick.json").exists()
 
 
 def test_curves_are_drawn_of_what_was_measured(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench import plots, program, report
@@ -18,6 +19,7 @@ from bench.program import Run, count, counts
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
 QUICK_SYSTEMS = ("floor", "penstock", "plain", "litellm", "router", "dynamo")
+RIVALS = ("floor", "penstock", "router", "dynamo")
 BURST_SYSTEMS = ("floor", "penstock", "plain", "router", "dynamo")
 
 
@@ -31,9 +33,13 @@ def _run(run: Run) -> int:
     names = args.systems or (QUICK_SYSTEMS if args.quick else ())
     program.check_names("system", names, [system.name for system in systems()])
     found = chosen(names)
-    if args.all or not (args.burst or args.idle):
+    if args.all or not (args.rivals or args.burst or args.idle):
         told = sweep.sweep(found, options, run.command, run.console)
         run.tell(told, args.out / told.file, None if args.quick else sweep.draw)
+    if args.all or args.rivals:
+        few = [system for system in found if args.systems or system.name in RIVALS]
+        told = sweep.sweep(few, _of_rivals(args, options), run.command, run.console, name=sweep.RIVALS)
+        run.tell(told, args.out / told.file)
     if args.all or args.burst:
         few = [system for system in found if args.systems or system.name in BURST_SYSTEMS]
         told = burst.burst(few, options, run.command, run.console)
@@ -59,6 +65,16 @@ def _options(args: argparse.Namespace) -> Options:
     )
 
 
+def _of_rivals(args: argparse.Namespace, options: Options) -> Options:
+    """The highest level alone, in so many rounds that a neighbour of the machine's cannot decide."""
+    return replace(
+        options,
+        levels=options.levels[-1:],
+        rounds=args.rounds or (1 if args.quick else 9),
+        requests_per_stream=args.requests_per_stream or (2 if args.quick else 4),
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock bench gateway", description=__doc__)
     parser.add_argument("--systems", type=_names, help=f"only these, separated by commas: {names_of(systems())}")
@@ -70,9 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)")
     parser.add_argument("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)")
     parser.add_argument("--limit", type=float, help="seconds in which a measurement may begin requests (default 60)")
+    parser.add_argument(
+        "--rivals", action="store_true", help="floor, Penstock, router and Dynamo at the highest c, in nine rounds"
+    )
     parser.add_argument("--burst", action="store_true", help="64 requests at once, 5 ms steps: only their TTFT")
     parser.add_argument("--idle", type=count, metavar="N", help="N open streams that wait: only their memory and CPU")
-    parser.add_argument("--all", action="store_true", help="the sweep, the burst and 10,000 idle streams")
+    parser.add_argument("--all", action="store_true", help="the sweep, the rivals, the burst and 10,000 idle streams")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON files")
     parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
     return parser

@@ -40,10 +40,12 @@ BURST_COLUMNS = (
 )
 
 Row = dict[str, Any]
+How = Callable[[float | None, float | None], float | None]
+"""Two figures into one; None if one of them is not there."""
 Readings = Mapping[tuple[str, int], Sequence[Reading]]
 
-COST_OF_ROUNDS = "cpu_us_per_token_of_rounds"
-"""In a row, the cost in each round alone."""
+OF_ROUNDS = "_of_rounds"
+"""Behind a figure's key: the same in each round alone."""
 
 FLOOR, PENSTOCK, ROUTER, DYNAMO, PLAIN = "floor", "penstock", "router", "dynamo", "plain"
 """Systems the goals speak of."""
@@ -79,7 +81,7 @@ def _row(at: tuple[str, int], rounds: Sequence[Reading]) -> Row:
         "load_cpu": max(reading.own_cpu for reading in rounds),
         "tokens_per_s": mid(lambda reading: reading.tokens_per_s),
         "cpu_us_per_token": mid(lambda reading: reading.cpu_us_per_token),
-        COST_OF_ROUNDS: [reading.cpu_us_per_token for reading in rounds],
+        "cpu_us_per_token" + OF_ROUNDS: [reading.cpu_us_per_token for reading in rounds],
         "cpu_ms_per_request": mid(lambda reading: reading.cpu_ms_per_request),
         "memory_mib": mid(lambda reading: sum(reading.memory.values())),
         "parts": _parts(rounds),
@@ -87,7 +89,9 @@ def _row(at: tuple[str, int], rounds: Sequence[Reading]) -> Row:
     if answered:
         row |= {
             "ttft_p50_ms": median(reading.ttft.p50 for reading in answered),
+            "ttft_p50_ms" + OF_ROUNDS: [reading.ttft.p50 for reading in answered],
             "ttft_p99_ms": median(reading.ttft.p99 for reading in answered),
+            "ttft_p99_ms" + OF_ROUNDS: [reading.ttft.p99 for reading in answered],
             "ttft_max_ms": max(reading.ttft.most for reading in answered),
             "itl_p50_ms": median(reading.itl.p50 for reading in answered),
             "itl_p99_ms": median(reading.itl.p99 for reading in answered),
@@ -145,32 +149,27 @@ class Goals:
         ratios = []
         for level in self._levels:
             for key, name, most in (("ttft_p50_ms", "p50", 6.0), ("ttft_p99_ms", "p99", 20.0)):
+                of_ours = f"c={level} at once: Penstock's TTFT {name}"
                 if FLOOR in self._asked:
-                    what = f"c={level} at once: Penstock's TTFT {name} - the floor's, ms"
-                    ratios.append(Ratio(what=what, value=self._difference(key, level), at_most=most))
+                    ratios.append(self._compared(f"{of_ours} - the floor's, ms", _less, FLOOR, level, key, most))
                 if DYNAMO in self._asked:
-                    value = _over(self._at(PENSTOCK, level, key), self._at(DYNAMO, level, key))
-                    what = f"c={level} at once: Penstock's TTFT {name} / Dynamo's"
-                    ratios.append(Ratio(what=what, value=value, at_most=1.0))
+                    ratios.append(self._compared(f"{of_ours} / Dynamo's", _over, DYNAMO, level, key, 1.0))
         return ratios
 
     def _cost(self, other: str, words: str, level: int, most: float | None) -> list[Ratio]:
         if other not in self._asked:
             return []
-        key = "cpu_us_per_token"
-        pairs = self._pairs(other, level)
-        value = median(pairs) if pairs else _over(self._at(PENSTOCK, level, key), self._at(other, level, key))
         what = f"c={level}: Penstock's CPU per token / {words}"
-        return [Ratio(what=what, value=value, at_most=most, rounds=tuple(pairs))]
+        return [self._compared(what, _over, other, level, "cpu_us_per_token", most)]
 
-    def _pairs(self, other: str, level: int) -> list[float]:
-        """The ratio in each round, in which both ran within minutes: what else the machine does changes from round to
-        round. None where one of them lacks a round."""
-        mine, theirs = (self._rows.get((name, level), {}).get(COST_OF_ROUNDS, []) for name in (PENSTOCK, other))
-        if len(mine) != len(theirs):
-            return []
-        ratios = [_over(each, its) for each, its in zip(mine, theirs, strict=True)]
-        return [ratio for ratio in ratios if ratio is not None]
+    def _compared(self, what: str, how: How, other: str, level: int, key: str, most: float | None) -> Ratio:
+        """Penstock's figure against another's: the median of the rounds, in each of which both ran within minutes, for
+        what else the machine does changes from round to round; of the medians where a round lacks one of them."""
+        mine, theirs = (self._rows.get((name, level), {}).get(key + OF_ROUNDS, []) for name in (PENSTOCK, other))
+        rounds = [how(each, its) for each, its in zip(mine, theirs, strict=False)] if len(mine) == len(theirs) else []
+        known = tuple(value for value in rounds if value is not None)
+        value = median(known) if known else how(self._at(PENSTOCK, level, key), self._at(other, level, key))
+        return Ratio(what=what, value=value, at_most=most, rounds=known)
 
     def _steadiness(self, step_ms: float) -> list[Ratio]:
         """Against the step as it should be, and as the floor shows it on this machine."""
@@ -206,13 +205,13 @@ class Goals:
         counts = [row["errors"] for (name, _), row in self._rows.items() if name == PENSTOCK]
         return float(sum(counts)) if counts else None
 
-    def _difference(self, key: str, level: int) -> float | None:
-        mine, least = self._at(PENSTOCK, level, key), self._at(FLOOR, level, key)
-        return None if mine is None or least is None else mine - least
-
     def _at(self, system: str, level: int, key: str) -> float | None:
         value = self._rows.get((system, level), {}).get(key)
         return None if value is None else float(value)
+
+
+def _less(mine: float | None, other: float | None) -> float | None:
+    return None if mine is None or other is None else mine - other
 
 
 def _over(mine: float | None, other: float | None) -> float | None:

@@ -19,12 +19,13 @@ from bench.load.scripted import GOOD_MS, ClockError, clock_error
 from bench.processes import Processes
 from bench.report import Ratio, Report
 
-NAME = "gateway"
+NAME, RIVALS = "gateway", "gateway-rivals"
+"""The whole comparison; only the systems that the goals speak of, in many rounds."""
 VARIANT = "penstock-"
 COST = "CPU microseconds per token, all processes"
 
 
-def sweep(systems: Sequence[System], options: Options, command: str, console: Console) -> Report:
+def sweep(systems: Sequence[System], options: Options, command: str, console: Console, *, name: str = NAME) -> Report:
     """Raises LoadFailed, Died: without a clock nothing can be said."""
     played, names = Played(), [system.name for system in systems]
     total = options.rounds * len(systems) * len(options.levels)
@@ -52,7 +53,7 @@ def sweep(systems: Sequence[System], options: Options, command: str, console: Co
             stage.keep()
     found = rows(played.readings, names)
     return Report(
-        name=options.name(NAME),
+        name=options.name(name),
         title=f"Gateways before one simulated engine: {options.step_ms:g} ms steps, {options.tokens} tokens a request",
         command=command,
         settings=msgspec.to_builtins(options) | {"systems": {system.name: system.title for system in systems}},
