@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from api.errors import model_not_found
@@ -16,6 +16,7 @@ from api.openapi import document
 from api.outlook import Outlook
 from api.pace import Pace
 from api.settings import ApiSettings
+from streaming.background import keep_going
 from streaming.backlog import Backlog
 from streaming.batches import Batches
 from streaming.clock import Clock
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 CARDS_EVERY_S = 2.0
 PLANS_EVERY_S = 1.0
 CLOCK_PATIENCE_S = 1.0
+AGAIN_S = 1.0
+"""Before work in the background that broke is begun again."""
 SWEEP_S = 2.0
 """Workers and the scheduler sweep more often; this is for the time when none is there."""
 
@@ -95,14 +98,18 @@ class Services:
         ):  # `keep` tries again; until then jobs have no stamps of ours
             async with asyncio.timeout(CLOCK_PATIENCE_S):
                 await self.clock.renew()
-        self.later(watch_lag())
-        self.later(self._check_store())
-        self.later(self.headroom.keep_looking())
-        self.later(self.clock.keep())
-        self.later(self.deliveries.keep_writing())
-        self.later(self._follow_fleet())
-        self.later(self._follow_plans())
-        self.later(Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S))
+        reaper = Reaper(self.wire, self.metrics)
+        for work in (
+            watch_lag,
+            self._check_store,
+            self.headroom.keep_looking,
+            self.clock.keep,
+            self.deliveries.keep_writing,
+            self._follow_fleet,
+            self._follow_plans,
+            partial(reaper.keep_sweeping, SWEEP_S),
+        ):
+            self.later(keep_going(work, AGAIN_S))
 
     async def stop(self) -> None:
         """End what runs in the background and close the wire."""
@@ -123,7 +130,7 @@ class Services:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a background task broke", exc_info=error)
+            log.error("work beside a request broke", exc_info=error)
 
     @property
     def refusal(self) -> str:

@@ -53,6 +53,8 @@ class Line:
                 self._opening = asyncio.create_task(self._open())
                 self._opening.add_done_callback(self._opened)
             talk = await self._open_for_all(self._opening)
+            if talk.over:  # again, before those who waited for it had their turn
+                raise RedisConnectionError("the connection was lost as soon as it was open")
         return await talk.say(commands)
 
     def say(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
@@ -111,7 +113,7 @@ class Talk(asyncio.Protocol):
     """One life of a connection."""
 
     def __init__(self, connection: AbstractConnection, timeout_s: float) -> None:
-        self.over = False
+        self._over = False
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._sent: deque[Sent] = deque()
@@ -119,8 +121,13 @@ class Talk(asyncio.Protocol):
         self._reader = reader()
         self._transport, self._former = take_over(connection, self)
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing can be sent any more. The transport knows first, `connection_lost` comes a turn later."""
+        return self._over or self._transport.is_closing()
+
     def say(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
-        """Send them; their answers, in time. Whoever no longer waits for them disturbs nobody."""
+        """Send them, unless it is over; their answers, in time. Whoever no longer waits for them disturbs nobody."""
         now = self._loop.time()
         sent = Sent(len(commands), now + self._timeout_s, self._loop.create_future())
         self._sent.append(sent)
@@ -162,7 +169,7 @@ class Talk(asyncio.Protocol):
 
     def end(self, error: Exception) -> None:
         """Nothing more is sent; what is under way fails. Idempotent."""
-        self.over = True
+        self._over = True
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()
@@ -177,9 +184,11 @@ def take_over(
     connection: AbstractConnection, protocol: asyncio.Protocol
 ) -> tuple[asyncio.WriteTransport, asyncio.BaseProtocol]:
     """The connection's transport, from now on this protocol's; and the library's own protocol, which waits to hear of
-    the end when it closes a connection."""
+    the end when it closes a connection. Raises the library's ConnectionError: of an end before, only the library's
+    protocol was told."""
     writer = connection._writer  # the library has no other way to it
-    assert writer is not None
+    if writer is None or writer.transport.is_closing():
+        raise RedisConnectionError("the connection was lost before it was used")
     transport, former = writer.transport, writer.transport.get_protocol()
     transport.set_protocol(protocol)
     return transport, former

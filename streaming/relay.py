@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from streaming.background import keep_going
 from streaming.errors import DecodeError, Unavailable
 from streaming.inbox import LOOKS, TICK_S, Inbox, Origin
 from streaming.journal import Journal
@@ -61,9 +62,7 @@ class Relay:
 
     async def start(self) -> None:
         """Subscribe (in the background, again and again) and begin to look after silent inboxes."""
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._look_after())]
-        for task in self._tasks:
-            task.add_done_callback(_tell_of_end)
+        self._tasks = [asyncio.create_task(keep_going(work, TICK_S)) for work in (self._listen, self._look_after)]
 
     async def stop(self) -> None:
         """End the background tasks."""
@@ -264,9 +263,3 @@ class Relay:
         for (partition, worker), first in behind.items():
             async for frame in self._journal.frames(partition, worker, first):
                 self._deal(frame)
-
-
-def _tell_of_end(task: asyncio.Task[None]) -> None:
-    """A background task ends with its process; one that broke would leave readers waiting without a word."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a task of the relay broke, its readers may hear nothing more", exc_info=error)

@@ -294,9 +294,10 @@ class Cluster:
 
 
 async def _connected(node: ClusterNode) -> Connection:
-    """A connection of the node's that is open."""
+    """A connection of the node's, opened anew: whether one that has lain there lives, the library does not know."""
     connection = node.acquire_connection()
     try:
+        await connection.disconnect(nowait=True)
         await connection.connect()  # type: ignore[no-untyped-call]
     except BaseException:
         node.release(connection)

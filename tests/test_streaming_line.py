@@ -13,7 +13,8 @@ from flow import until
 from house import redis_process
 from redis import Redis
 from redis.asyncio import BlockingConnectionPool
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -22,6 +23,7 @@ from streaming.errors import Unavailable
 from streaming.lease import Lease
 from streaming.line import Line, refusal
 from streaming.settings import WireSettings
+from streaming.topology import _connected
 from streaming.wire import Wire
 
 
@@ -91,6 +93,56 @@ async def test_who_waits_while_it_is_closed_goes_on(redis_url: str) -> None:
     assert await line.run([("PING",)]) == [b"PONG"]
     await line.close()
     await pool.aclose()
+
+
+@pytest.fixture
+async def node(redis_url: str) -> AsyncIterator[ClusterNode]:
+    address = parse_url(redis_url)
+    node = ClusterNode(address["host"], address["port"], protocol=2)
+    yield node
+    await node.disconnect()
+
+
+async def _a_lost_one(node: ClusterNode, redis_url: str) -> AbstractConnection:
+    """Ended by the server, which the transport has noticed and the library has not."""
+    lost = await _connected(node)
+    with Redis.from_url(redis_url) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+    async def noticed() -> bool:
+        assert lost._writer is not None
+        lost._writer.write(b"PING\r\n")
+        return lost._writer.transport.is_closing()
+
+    await until(noticed, 10)
+    return lost
+
+
+async def test_one_that_was_lost_before_it_was_used_is_not_waited_for(node: ClusterNode, redis_url: str) -> None:
+    """Nobody tells of its end any more: it fails at once, not when an answer is due; the next command opens another."""
+    at_hand = [await _a_lost_one(node, redis_url)]
+
+    async def acquire() -> AbstractConnection:
+        return at_hand.pop() if at_hand else await _connected(node)
+
+    async def release(connection: AbstractConnection) -> None:
+        node.release(connection)  # type: ignore[arg-type]
+
+    line = Line(acquire, release, 60)
+    with pytest.raises(RedisConnectionError, match="before it was used"):
+        await asyncio.wait_for(line.run([("PING",)]), 20)
+    assert await line.run([("PING",)]) == [b"PONG"]
+    await line.close()
+
+
+async def test_a_connection_lost_at_rest_is_not_given_again(node: ClusterNode, redis_url: str) -> None:
+    """After a failover, a node that has come back has such ones at hand."""
+    lost = await _a_lost_one(node, redis_url)
+    node.release(lost)  # type: ignore[arg-type]
+    given = await _connected(node)
+    assert given is lost and given._writer is not None and not given._writer.transport.is_closing()
+    await given.disconnect()
+    node.release(given)
 
 
 async def test_a_lost_connection_fails_what_is_under_way_and_the_next_is_new(line: Line, redis_url: str) -> None:

@@ -12,7 +12,7 @@ from flow import append, delta, until
 
 from streaming.errors import UnknownJob
 from streaming.inbox import MOST_ROWS, Inbox
-from streaming.journal import Record
+from streaming.journal import Journal, Record
 from streaming.lease import Claim, Finish, Lease
 from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
 from streaming.queue import Queue
@@ -153,6 +153,30 @@ async def test_a_cut_subscription_loses_nothing(wire: Wire, relay: Relay) -> Non
         await wire.redis.client_kill_filter(_type="pubsub")
     await running.finish()
     assert await reading == list(range(1, 51))
+
+
+async def test_a_fault_nobody_expected_costs_no_reader(
+    wire: Wire, relay: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The relay's own task breaks while it looks for what was lost: that is told, and it is begun again."""
+    records, broken = Journal.records, 0
+
+    async def breaks_twice(journal: Journal, job_ids: Sequence[str]) -> list[Record | None]:
+        nonlocal broken
+        if broken < 2:
+            broken += 1
+            raise RuntimeError("nobody thought of this")
+        return await records(journal, job_ids)
+
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    running = await Running.begin(wire, relay, job_id)
+    await running.write(2, relay.address)
+    await running.write(1, "-")
+    monkeypatch.setattr(Journal, "records", breaks_twice)
+    await running.finish()
+    assert await read_all(inbox) == [1, 2, 3]
+    assert broken == 2 and "nobody thought of this" in caplog.text
 
 
 async def test_a_late_follower_gets_everything_and_then_the_rest(wire: Wire, relay: Relay) -> None:

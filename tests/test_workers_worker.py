@@ -25,10 +25,12 @@ from streaming.reaper import Reaper
 from streaming.wire import Wire
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
+from workers.claimer import reserved_slots, room, room_for_batch
+from workers.engine import Stats
 from workers.record import Recorder
 from workers.settings import SimSettings, WorkerSettings
 from workers.sim import SimEngine, prompt_text, token_text
-from workers.worker import Worker, reserved_slots
+from workers.worker import Worker
 
 FAST = SimSettings(step_ms=1, prefill_ms=1, slots=8)
 
@@ -276,7 +278,8 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
     await lost.release(job.id, 1)
     running = await start()
     worker, beats = running.worker, 0
-    read, beat = worker._journal.deltas, worker.lease.beat
+    journal = worker._claimer._journal
+    read, beat = journal.deltas, worker.lease.beat
     several = asyncio.Event()
 
     async def counted(partition: int) -> dict[str, Held]:
@@ -292,7 +295,7 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
         return await read(record, after)
 
     worker.lease.beat = counted  # type: ignore[method-assign]
-    worker._journal.deltas = slow  # type: ignore[method-assign]
+    journal.deltas = slow  # type: ignore[method-assign]
     record = await ended(wire, job.id)
     assert record.state is State.COMPLETED and record.attempt == 2 and len(record.runs) == 2
     assert text_of(record) == expected("slow", 30)
@@ -484,6 +487,29 @@ def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> N
     assert reserved_slots(slots, wanted) == kept
 
 
+@pytest.mark.parametrize(
+    ("stats", "texts", "fit"),
+    [
+        (Stats(slots=8), 0, 10),
+        (Stats(slots=8), 9, 1),
+        (Stats(slots=8), 12, -2),
+        (Stats(slots=64, kv_tokens=1000), 0, 4),
+        (Stats(slots=64, kv_tokens=1000, waiting=1), 63, 3),
+        (Stats(slots=64, kv_tokens=1000, waiting=2), 10, 0),
+    ],
+)
+def test_how_many_jobs_fit(stats: Stats, texts: int, fit: int) -> None:
+    """Slots and a prefetch of two; where the KV cache is the limit, few at once, and none while what came waits."""
+    assert room(stats, texts, 2) == fit
+
+
+@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
+def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
+    """The slots kept for others stay empty; with none kept there is no limit."""
+    assert room_for_batch(8, 2, batch_texts) == more
+    assert room_for_batch(8, 0, batch_texts) is None
+
+
 # --- several shapes --------------------------------------------------------------------------------------------------
 
 
@@ -494,7 +520,7 @@ async def hold(wire: Wire, running: Running, for_ms: int) -> None:
     async def heard() -> bool:
         assert await Plans(wire).publish(lead, [], holds={running.worker.lease.id: for_ms})
         await asyncio.sleep(0.05)
-        return running.worker._held(0) == (for_ms > 0)
+        return running.worker._claimer._is_held(0) == (for_ms > 0)
 
     await until(heard)
 
@@ -537,11 +563,11 @@ async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: Wire
     one, for its last claim was not answered."""
     running = await start()
     await hold(wire, running, 60_000)
-    worker = running.worker
-    assert worker._wanted(0) == 0
-    for partitions in (worker._suspects, worker._unanswered):
+    claimer = running.worker._claimer
+    assert claimer._wanted(0) == 0
+    for partitions in (claimer._suspects, claimer._unanswered):
         partitions.add(0)
-        assert worker._wanted(0) > 0
+        assert claimer._wanted(0) > 0
         partitions.clear()
 
 

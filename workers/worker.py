@@ -1,6 +1,6 @@
-"""The worker: claim what fits, let the engine run it, write what comes out, and end each job exactly once.
+"""The worker: let the engine run what was claimed, write what comes out, and end each job exactly once.
 
-It decides how much to take and when to stop; the engine batches, the lease protects, the writer writes.
+It decides when to stop; the claimer claims, the engine batches, the lease protects, the writer writes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
@@ -39,7 +37,8 @@ from streaming.reaper import Reaper
 from streaming.wire import Wire
 from telemetry.lag import watch_lag
 from workers.attempt import CANCELLED, EXPIRED, Attempt
-from workers.engine import Engine, EngineDead, Piece, Refused
+from workers.claimer import Claimer, reserved_slots
+from workers.engine import Engine, EngineDead, Piece, Refused, Stats
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.writer import Step, Writer
@@ -47,13 +46,6 @@ from workers.writer import Step, Writer
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-KV_BATCH = 4
-"""Jobs claimed at once when the engine is limited by its KV cache, whose room is known only after a submit."""
-
-
-def reserved_slots(slots: int, wanted: int | None) -> int:
-    """Slots kept for higher lanes than batch, never all of them. None: one in sixty-four, at least one."""
-    return min(slots - 1, max(1, slots // 64) if wanted is None else wanted)
 
 
 class Worker:
@@ -72,7 +64,7 @@ class Worker:
         self._on_cordon = on_cordon
         self.lease = Lease(wire, card.name)
         self._wire, self._engine, self._card, self._settings, self._recorder = wire, engine, card, settings, recorder
-        self._journal, self._clock = Journal(wire), Clock(wire)
+        self._clock = Clock(wire)
         self._attempts: dict[str, Attempt] = {}
         """Jobs held, oldest first, until their end is written."""
         self._choices: dict[str, tuple[Attempt, int]] = {}
@@ -80,25 +72,12 @@ class Worker:
         self._streams = itertools.count(1)
         """Numbers that stand for the jobs in this worker's frames."""
         self._handed_back: list[Attempt] = []
-        self._suspects: set[int] = set()
-        """Partitions whose suspects this worker is to run, each alone."""
-        self._claims: dict[int, asyncio.Task[bool]] = {}
-        """By partition, the claim that was not answered yet."""
-        self._claiming: set[int] = set()
-        """Partitions where a claim is under way, or what it gave is being begun: the server may count more jobs as ours
-        than we know."""
-        self._early_cancels: set[str] = set()
-        """Jobs whose cancel was heard before their claim's answer was."""
         self._writers = [
             Writer(self.lease, partition, self._oldest_frame, self._everything, self._on_written)
             for partition in wire.partitions
         ]
-        self._unanswered: set[int] = set()
-        """Partitions whose last claim has no answer that we know."""
-        self._held_until = -math.inf
-        """Until then new jobs are left to workers of another shape."""
         self._room = asyncio.Event()
-        self._draining = False
+        self._claimer = Claimer(self.lease, Journal(wire), settings, self, self._room)
         self._leaving = False
 
     @property
@@ -109,7 +88,21 @@ class Worker:
     @property
     def reserved(self) -> int:
         """Slots that lane batch may not fill."""
-        return reserved_slots(self._engine.stats().slots, self._settings.reserved_slots)
+        return reserved_slots(self.stats().slots, self._settings.reserved_slots)
+
+    @property
+    def texts(self) -> int:
+        """What the engine runs, or queues, of the jobs held."""
+        return len(self._choices)
+
+    @property
+    def batch_texts(self) -> int:
+        """Those of lane batch among them."""
+        return sum([attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values()])
+
+    def stats(self) -> Stats:
+        """The engine's."""
+        return self._engine.stats()
 
     @property
     def generating(self) -> bool:
@@ -120,7 +113,7 @@ class Worker:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
         await self.lease.register()
         await self._clock.renew()
-        claiming = asyncio.create_task(self._claim_loop())
+        claiming = asyncio.create_task(self._claimer.run(self._wire.partitions))
         sweeping = Reaper(self._wire, self._recorder.metrics).keep_sweeping(SWEEP_S)
         loops = [self._control_loop(), self._health_loop(), sweeping, watch_lag(), self._clock.keep()]
         loops += [writer.run() for writer in self._writers]
@@ -132,107 +125,20 @@ class Worker:
             if not self._leaving:  # else a heartbeat under way met the lease that was just given up
                 raise
         finally:
-            ending = [*tasks, *self._claims.values()]
-            for task in ending:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- taking work -------------------------------------------------------------------------------------------------
+    # --- beginning ---------------------------------------------------------------------------------------------------
 
-    async def _claim_loop(self) -> None:
-        """Ask the partitions in turn, each time beginning with another: no lane starves for its number."""
-        turn = deque(self._wire.partitions)
-        while not self._draining:
-            self._room.clear()
-            full = [await self._ask(partition) for partition in turn]
-            turn.rotate(-1)
-            if not any(full):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), self._settings.poll_ms / 1000)
-        await asyncio.gather(*self._claims.values())  # what they bring is still ours
-
-    async def _ask(self, partition: int) -> bool:
-        """Claim from one partition; True if there may be more. One that is slow to answer holds up no other: what its
-        claim brings is begun when it comes. Raises Fenced."""
-        claim = self._claims.get(partition)
-        if claim is None:
-            want = self._wanted(partition)
-            if want <= 0:
-                return False
-            claim = self._claims[partition] = asyncio.create_task(self._claim(partition, want))
-            await asyncio.wait({claim}, timeout=self._settings.poll_ms / 1000)
-            if not claim.done():
-                claim.add_done_callback(lambda _: self._room.set())
-        if not claim.done():
-            return False
-        del self._claims[partition]
-        return claim.result()
-
-    async def _claim(self, partition: int, want: int) -> bool:
-        alone = partition in self._suspects
-        self._claiming.add(partition)
-        try:
-            claimed = await self.lease.claim(partition, want, alone=alone, lowest=self._room_for_batch())
-            (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
-            self._unanswered.discard(partition)
-            for claim in claimed.jobs:
-                if isinstance(claim, Broken):
-                    self._refuse_broken(claim)
-                else:
-                    self._begin(claim, await self._history(claim) if claim.past else ())
-        except Unavailable as error:
-            log.warning("no work can be claimed from partition %d, trying again: %s", partition, error)
-            self._unanswered.add(partition)
-            claimed = None
-        finally:
-            self._claiming.discard(partition)
-            if not self._claiming:
-                self._early_cancels.clear()
-        if claimed is None:
-            await asyncio.sleep(self._settings.poll_ms / 1000)
-            return False
-        return len(claimed.jobs) == want or (claimed.suspects and not alone)
-
-    def _wanted(self, partition: int) -> int:
-        """What fits now plus a small prefetch. When jobs that killed their workers wait in a partition, what runs is
-        finished first, then they run singly."""
-        if self._held(partition):
-            return 0
-        if self._suspects and (self._attempts or self._claims or partition not in self._suspects):
-            return 0
-        stats = self._engine.stats()
-        want = stats.slots + self._settings.prefetch - len(self._choices)
-        if stats.kv_tokens and stats.waiting >= max(1, self._settings.prefetch):
-            return 0
-        return min(want, KV_BATCH) if stats.kv_tokens else want
-
-    def _held(self, partition: int) -> bool:
-        """Whether new jobs there are another shape's. Not while this worker is, or may be without knowing it, the one
-        that is to run the partition's suspects: nobody else would."""
-        if time.monotonic() >= self._held_until:
-            return False
-        return partition not in self._suspects and partition not in self._unanswered
-
-    def _room_for_batch(self) -> int | None:
-        """How many more jobs of lane batch may be held, so that the slots kept for others stay empty. None: any."""
-        slots = self._engine.stats().slots
-        if not (reserved := reserved_slots(slots, self._settings.reserved_slots)):
-            return None
-        held = sum([attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values()])
-        return max(0, slots - reserved - held)
-
-    async def _history(self, claim: Claim) -> list[Delta]:
-        """What earlier attempts generated."""
-        return await self._journal.deltas(await self._journal.record(claim.job.id))
-
-    def _begin(self, claim: Claim, history: Sequence[Delta]) -> None:
+    def begin(self, claim: Claim, history: Sequence[Delta]) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated."""
         attempt = Attempt(claim, next(self._streams), history)
         self._attempts[claim.job.id] = attempt
         self._recorder.claimed(attempt)
         if failure := unsupported(claim.job, self._card.capabilities):
             attempt.stop(State.FAILED, failure)
-        elif claim.job.id in self._early_cancels:
+        elif self._claimer.was_cancelled(claim.job.id):
             attempt.stop(State.CANCELLED, CANCELLED)
         else:
             self._submit(attempt)
@@ -252,7 +158,8 @@ class Worker:
             self._let_go(attempt)
             attempt.abandon()
 
-    def _refuse_broken(self, broken: Broken) -> None:
+    def refuse(self, broken: Broken) -> None:
+        """End one that cannot be read."""
         log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, State.FAILED, 0, failure=failure, worker=self.lease.id)
@@ -348,17 +255,13 @@ class Worker:
             case Cordon(reason):
                 self._on_cordon(reason)
             case Hold(for_ms):
-                self._hold(for_ms)
-
-    def _hold(self, for_ms: int) -> None:
-        held, self._held_until = self._held_until, time.monotonic() + for_ms / 1000
-        if not for_ms and time.monotonic() < held:
-            self._room.set()
+                self._claimer.hold(for_ms)
 
     def _cancel(self, job_id: str) -> None:
-        if self._claiming and job_id not in self._attempts:
-            self._early_cancels.add(job_id)
-        if (attempt := self._attempts.get(job_id)) and not attempt.over:
+        attempt = self._attempts.get(job_id)
+        if attempt is None:
+            self._claimer.note_cancel(job_id)
+        elif not attempt.over:
             attempt.stop(State.CANCELLED, CANCELLED)
             self._recorder.cancelled(job_id)
             self._stop_engine(attempt)
@@ -407,7 +310,7 @@ class Worker:
     ) -> set[tuple[str, int]]:
         """A claim whose answer was lost leaves jobs the server counts as ours and we know nothing of: hand back those
         seen so twice while no claim was under way, which may only be slow. Returns those seen now, with the attempt."""
-        if partition in self._claiming:
+        if self._claimer.may_bring(partition):
             return set()
         strays = {(job_id, job.attempt) for job_id, job in held.items() if job_id not in self._attempts}
         for job_id, attempt in strays & before:
@@ -430,8 +333,7 @@ class Worker:
     async def _drain_after(self, stop: asyncio.Event, claiming: asyncio.Task[None]) -> None:
         """Take nothing more, let what runs finish within the grace time, hand back the rest, give up the lease."""
         await stop.wait()
-        self._draining = True
-        self._room.set()
+        self._claimer.end()
         await claiming  # what it is claiming now is still ours
         log.info("draining: %d jobs to finish within %.0f s", self.running, self._settings.drain_s)
         with contextlib.suppress(TimeoutError):

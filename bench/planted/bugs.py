@@ -312,7 +312,7 @@ TOKENS = (
     Bug(
         "a worker that forgets what was said",
         "It begins a lost job anew, and its readers see other tokens under the same numbers.",
-        (Edit("workers/worker.py", "if claim.past else ()", "if not claim.past else ()"),),
+        (Edit("workers/claimer.py", "if claim.past else ()", "if not claim.past else ()"),),
         (WORKER + "the_next_worker_numbers_on_where_the_log_ends",),
     ),
     Bug(
@@ -320,6 +320,18 @@ TOKENS = (
         "A shared connection closed while it opens cancels all who wait for it: readers hear nothing any more.",
         (Edit("streaming/line.py", "await asyncio.wait({opening})", "await asyncio.shield(opening)"),),
         (LINE + "who_waits_while_it_is_closed_goes_on",),
+    ),
+    Bug(
+        "a dead connection at hand",
+        "After a failover a process takes up a connection whose end nobody will hear of: its users break or wait.",
+        (Edit("streaming/line.py", "if writer is None or writer.transport.is_closing():", "if writer is None:"),),
+        (LINE + "one_that_was_lost_before_it_was_used_is_not_waited_for",),
+    ),
+    Bug(
+        "a task that broke for good",
+        "One fault nobody expected, and the readers of a whole process wait without a word.",
+        (Edit("streaming/background.py", "            await asyncio.sleep(pause_s)", "            return"),),
+        (RELAY + "a_fault_nobody_expected_costs_no_reader",),
     ),
 )
 
