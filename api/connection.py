@@ -14,6 +14,8 @@ from typing import Protocol, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 CHUNK_END = b"\r\n"
+MOST_UNSENT = 16 * 1024
+"""Bytes kept for a reader that is behind, beside what the kernel keeps; the rest of its tokens wait in the log."""
 
 
 def chunk_head(size: int) -> bytes:
@@ -64,6 +66,10 @@ class Connection(HttpToolsProtocol):
 
     _on_lost: Callable[[], None] | None = None
     _carried: Carried | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=MOST_UNSENT)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
