@@ -20,6 +20,8 @@ RATE_S = 60.0
 """Time constant of arrival rates."""
 SIZE_S = 600.0
 """Time constant of what is known of jobs' sizes and slots' pace."""
+FADED = 1e-100
+"""What fades is gone below this, after days without a job: to divide by it would overflow."""
 PATIENCE_S = 2.0
 """A job that has waited longer is not just about to be claimed: the slots that look free are not to be had."""
 KV_SHARE = 0.9
@@ -49,7 +51,7 @@ class Flow:
     @property
     def size(self) -> float:
         """Tokens of a job in the mean; 0 while none has ended."""
-        return self.tokens / self.jobs if self.jobs > 0 else 0.0
+        return self.tokens / self.jobs if self.jobs > FADED else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +88,15 @@ class Demand:
     def pace(self) -> float:
         """Tokens a second of one slot that is held; 0: unknown."""
         tokens = sum(flow.tokens for flow in self.flows.values())
-        return tokens / self.held_s if self.held_s > 0 else 0.0
+        return tokens / self.held_s if self.held_s > FADED else 0.0
 
     def size(self, lane: str) -> float:
         """Tokens of a job of this lane in the mean, or of any lane while none of it has ended; 0: unknown."""
         flow = self.flows.get(lane)
-        if flow is not None and flow.jobs > 0:
+        if flow is not None and flow.jobs > FADED:
             return flow.size
         jobs = sum(flow.jobs for flow in self.flows.values())
-        return sum(flow.tokens for flow in self.flows.values()) / jobs if jobs > 0 else 0.0
+        return sum(flow.tokens for flow in self.flows.values()) / jobs if jobs > FADED else 0.0
 
     def rate(self, lane: str) -> float:
         """Arrivals a second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from redis import Redis
 
 from streaming.settings import WireSettings
 from streaming.wire import Wire
+
+
+def pytest_configure() -> None:
+    """A suite begun in the background of a shell ignores Ctrl-C, and so would every process it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

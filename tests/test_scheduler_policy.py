@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.demand import PATIENCE_S, Demand
+from scheduler.demand import PATIENCE_S, Demand, Flow
 from scheduler.limits import TARGETS, Limits
 from scheduler.plan import Plan, State
 from scheduler.policy import REGRET_S, decide
@@ -348,3 +348,9 @@ def test_a_model_with_no_workers_allowed_stays_at_zero() -> None:
 def test_nothing_is_known_at_first() -> None:
     """An empty state knows no sizes, no pace and no capacity."""
     assert (Demand().size("standard"), Demand().pace, Demand().capacity) == (0, 0, 0)
+
+
+def test_what_has_faded_for_days_is_not_known_any_more() -> None:
+    """To divide by what is left of it would overflow, and a job's wait would be no number."""
+    faded = Demand(held_s=1e-308, flows={"standard": Flow(jobs=1e-308, tokens=2.0)})
+    assert (faded.size("standard"), faded.size("batch"), faded.pace) == (0, 0, 0)
