@@ -189,7 +189,8 @@ def _flow(flow: Flow | None, lane: Lane, ended: Mapping[str, tuple[int, int]], s
     jobs, tokens = ended.get(lane.name, (0, 0))
     rate, came = flow.rate, max(0, lane.added - flow.added)  # fewer than before: the store has lost data
     if since_s > 0:
-        rate += (1 - math.exp(-since_s / RATE_S)) * (came / since_s - rate)
+        share = -math.expm1(-since_s / RATE_S)
+        rate += came * (share / since_s) - share * rate  # in this order: `came` over next to no time would overflow
     return Flow(
         lane.added,
         rate,

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.demand import PATIENCE_S, Demand, Flow
+from scheduler.demand import PATIENCE_S, RATE_S, Demand, Flow
 from scheduler.limits import TARGETS, Limits
 from scheduler.plan import Plan, State
 from scheduler.policy import REGRET_S, decide
@@ -354,3 +354,12 @@ def test_what_has_faded_for_days_is_not_known_any_more() -> None:
     """To divide by what is left of it would overflow, and a job's wait would be no number."""
     faded = Demand(held_s=1e-308, flows={"standard": Flow(jobs=1e-308, tokens=2.0)})
     assert (faded.size("standard"), faded.size("batch"), faded.pace) == (0, 0, 0)
+
+
+def test_what_comes_between_two_looks_at_nearly_the_same_time_is_a_rate() -> None:
+    """However near they are."""
+    first, then = (Snapshot("m", (Lane("standard", 0, 0, 0.0, added),), ()) for added in (0, 60))
+    for apart in (1e-308, 1e-12, 1e-3):
+        state = decide(first, Limits(0, 1), None, 0.0).state
+        rate = decide(then, Limits(0, 1), state, apart).state.demand.rate("standard")
+        assert abs(rate - 60 / RATE_S) < 0.01
