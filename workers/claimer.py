@@ -33,6 +33,11 @@ class Hands(Protocol):
         ...
 
     @property
+    def reserved(self) -> int:
+        """Slots that lane batch may not fill."""
+        ...
+
+    @property
     def texts(self) -> int:
         """What the engine runs, or queues, of them."""
         ...
@@ -68,9 +73,8 @@ def room(stats: Stats, texts: int, prefetch: int) -> int:
     return 0 if stats.waiting >= max(1, prefetch) else min(free, KV_BATCH)
 
 
-def room_for_batch(slots: int, wanted: int | None, batch_texts: int) -> int | None:
+def room_for_batch(slots: int, reserved: int, batch_texts: int) -> int | None:
     """How many more jobs of lane batch may be held, so that the slots kept for others stay empty. None: any."""
-    reserved = reserved_slots(slots, wanted)
     return max(0, slots - reserved - batch_texts) if reserved else None
 
 
@@ -155,17 +159,18 @@ class Claimer:
         return claim.result()
 
     async def _claim(self, partition: int, want: int) -> bool:
-        alone = partition in self._suspects
+        alone, hands = partition in self._suspects, self._hands
+        lowest = room_for_batch(hands.stats().slots, hands.reserved, hands.batch_texts)
         self._under_way.add(partition)
         try:
-            claimed = await self._lease.claim(partition, want, alone=alone, lowest=self._room_for_batch())
+            claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest)
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
             for claim in claimed.jobs:
                 if isinstance(claim, Broken):
-                    self._hands.refuse(claim)
+                    hands.refuse(claim)
                 else:
-                    self._hands.begin(claim, await self._history(claim) if claim.past else ())
+                    hands.begin(claim, await self._history(claim) if claim.past else ())
         except Unavailable as error:
             log.warning("no work can be claimed from partition %d, trying again: %s", partition, error)
             self._unanswered.add(partition)
@@ -198,9 +203,3 @@ class Claimer:
         if time.monotonic() >= self._held_until:
             return False
         return partition not in self._suspects and partition not in self._unanswered
-
-    def _room_for_batch(self) -> int | None:
-        wanted = self._settings.reserved_slots
-        slots = self._hands.stats().slots
-        # Counted only where it matters: it looks at every text.
-        return room_for_batch(slots, wanted, self._hands.batch_texts) if reserved_slots(slots, wanted) else None

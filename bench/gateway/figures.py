@@ -166,7 +166,7 @@ class Goals:
         """Penstock's figure against another's: the median of the rounds, in each of which both ran within minutes, for
         what else the machine does changes from round to round; of the medians where a round lacks one of them."""
         mine, theirs = (self._rows.get((name, level), {}).get(key + OF_ROUNDS, []) for name in (PENSTOCK, other))
-        rounds = [how(each, its) for each, its in zip(mine, theirs, strict=False)] if len(mine) == len(theirs) else []
+        rounds = [how(each, its) for each, its in zip(mine, theirs, strict=True)] if len(mine) == len(theirs) else []
         known = tuple(value for value in rounds if value is not None)
         value = median(known) if known else how(self._at(PENSTOCK, level, key), self._at(other, level, key))
         return Ratio(what=what, value=value, at_most=most, rounds=known)
