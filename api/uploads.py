@@ -84,7 +84,7 @@ class _Reader:
 
     async def read(self, stream: AsyncIterator[bytes], silence_s: float) -> None:
         try:
-            while chunk := await asyncio.wait_for(_next(stream), silence_s):
+            while chunk := await _next(stream, silence_s):
                 self._parser.write(chunk)
                 await self._write(BLOCK)
         except FormParserError as error:
@@ -162,11 +162,12 @@ class _Reader:
         self._ended = True
 
 
-async def _next(stream: AsyncIterator[bytes]) -> bytes:
-    """The next bytes; b"" at the end."""
-    async for chunk in stream:
-        if chunk:
-            return chunk
+async def _next(stream: AsyncIterator[bytes], silence_s: float) -> bytes:
+    """The next bytes; b"" at the end. Raises TimeoutError after so much silence."""
+    async with asyncio.timeout(silence_s):
+        async for chunk in stream:
+            if chunk:
+                return chunk
     return b""
 
 

@@ -112,7 +112,8 @@ class Child:
             failures = 1 if time.monotonic() - began >= STABLE_S else self.status.failures + 1
             self._set(state="restarting", detail=cause, cause=cause, pid=None, failures=failures)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), backoff_s(failures))
+                async with asyncio.timeout(backoff_s(failures)):
+                    await self._stopping.wait()
             self._set(state="starting", detail="", restarts=self.status.restarts + 1)
         self._set(state="stopped", detail="", pid=None)
 

@@ -203,7 +203,8 @@ class OfflineProcess:
                 if task.done():
                     task.result()
             with contextlib.suppress(TimeoutError):  # the usual case
-                await asyncio.wait_for(stop.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await stop.wait()
 
     async def _fold(self) -> None:
         while True:

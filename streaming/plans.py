@@ -161,7 +161,8 @@ class Plans:
                 changed.clear()
                 yield
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), every_s)
+                    async with asyncio.timeout(every_s):
+                        await changed.wait()
         finally:
             hearing.cancel()
 

@@ -41,5 +41,6 @@ async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asynci
                 log.warning("not seen in the fleet until Redis answers: %s", error)
             silent = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), EVERY_S)
+            async with asyncio.timeout(EVERY_S):
+                await changed.wait()
         changed.clear()

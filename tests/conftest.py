@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,13 +10,16 @@ from pathlib import Path
 import pytest
 from house import House, redis_process, serving
 from redis import Redis
+from watchdog import Watchdog
 
 from streaming.settings import WireSettings
 from streaming.wire import Wire
 
 
-def pytest_configure() -> None:
-    """A suite begun in the background of a shell ignores Ctrl-C, and so would every process it starts."""
+def pytest_configure(config: pytest.Config) -> None:
+    """A hanging test ends the run. A suite begun in the background of a shell ignores Ctrl-C, and so would every process
+    it starts: not here."""
+    config.pluginmanager.register(Watchdog(os.dup(2)))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

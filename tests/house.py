@@ -57,7 +57,17 @@ def redis_process(folder: Path, port: int | None = None, *options: str) -> Itera
                 eventually(client.ping, RedisConnectionError)
             yield f"redis://127.0.0.1:{port}/0"
         finally:
-            process.terminate()
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Asked to, then made to: a replica that writes its first append-only file refuses to end."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def eventually(condition: Callable[[], object], *errors: type[Exception], seconds: float = 30) -> object:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from flow import TOKENS, Flow, a_job, numbers_read, tokens_of, until
-from house import eventually, free_port, redis_process, server_binary
+from house import end, eventually, free_port, redis_process, server_binary
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -69,7 +69,7 @@ class Deployment:
             try:
                 yield
             finally:
-                process.terminate()
+                end(process)
 
     def named(self) -> int:
         """The port of the primary as the Sentinels name it now."""

@@ -208,7 +208,8 @@ class WorkerProcess:
         self._state = "drained"
         self._changed.set()
         try:
-            await asyncio.wait_for(self._signalled.wait(), LINGER_S)
+            async with asyncio.timeout(LINGER_S):
+                await self._signalled.wait()
         except TimeoutError:
             return self._failed(f"cordoned, and nobody took it away: {self._cordoned}")
         return 0

@@ -110,7 +110,8 @@ class Claimer:
                 turn.rotate(-1)
                 if not any(full):
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._look.wait(), self._settings.poll_ms / 1000)
+                        async with asyncio.timeout(self._settings.poll_ms / 1000):
+                            await self._look.wait()
             await asyncio.gather(*self._claims.values())  # what they bring is still ours
         finally:
             for claim in self._claims.values():

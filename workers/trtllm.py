@@ -308,7 +308,8 @@ async def ends_in_time(shutdown: Callable[[], None], limit_s: float) -> bool:
 
     threading.Thread(target=run, name="trtllm-shutdown", daemon=True).start()
     try:
-        await asyncio.wait_for(done.wait(), limit_s)
+        async with asyncio.timeout(limit_s):
+            await done.wait()
     except TimeoutError:
         return False
     return True

@@ -1,0 +1,57 @@
+"""A process seen in the fleet, from its first word to its last."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streaming.fleet import Fleet
+from streaming.messages import Process
+from streaming.presence import present
+from streaming.wire import Wire
+
+
+class Telling:
+    """Describes a worker, another state each time it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self) -> Process:
+        self.asked += 1
+        return Process(role="worker", id="w1", pid=1, host="h", state=f"state-{self.asked}", since=0.0)
+
+    async def until(self, asked: int) -> None:
+        async with asyncio.timeout(20):
+            while self.asked < asked:
+                await asyncio.sleep(0)
+
+
+async def states(fleet: Fleet) -> list[str]:
+    return [process.state for process in await fleet.processes()]
+
+
+async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wire: Wire) -> None:
+    fleet, telling = Fleet(wire), Telling()
+    async with present(fleet, telling) as changed:
+        async with asyncio.timeout(20):
+            while await states(fleet) != ["state-2"]:  # the first is asked for its name alone
+                await asyncio.sleep(0)
+            changed.set()
+            while await states(fleet) != ["state-3"]:
+                await asyncio.sleep(0)
+    assert await states(fleet) == []
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_it_ends_although_it_was_told_something_just_before(wire: Wire, turns: int) -> None:
+    """However many turns of the event loop lie between: the cancellation may come as the wait for news ends."""
+    telling = Telling()
+    async with asyncio.timeout(20):
+        async with present(Fleet(wire), telling) as changed:
+            await telling.until(2)
+            await asyncio.sleep(0.05)  # usually it waits for news then; where it does not, this shows nothing
+            changed.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
