@@ -17,7 +17,7 @@ from streaming.wire import Wire
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A hanging test ends the run. A suite begun in the background of a shell ignores Ctrl-C, and so would every process
+    """A hanging test ends the run. A suite begun in a shell's background ignores Ctrl-C, and so would every process
     it starts: not here."""
     config.pluginmanager.register(Watchdog(os.dup(2)))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
