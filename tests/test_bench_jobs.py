@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def test_an_answer_is_whole_at_its_end_and_not_before() -> None:
     assert b'"max_tokens":1' in CHAT
 
 
+def measured(serving: Serving, store: Processes) -> Reading:
+    """Soon, or for longer where the machine stood still meanwhile and not one job was answered."""
+    for seconds in (0.3, 2.0):
+        with suppress(ClientFailed):
+            return measure(serving, store, Plan(serving.url, 4, 0.1, seconds))
+    return measure(serving, store, Plan(serving.url, 4, 0.1, 15.0))
+
+
 def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     with Processes(tmp_path / "store") as store:
@@ -68,7 +77,7 @@ def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
             *program, last = serving.client
             assert last == "chat"
             for form in ("chat", "stream", "jobs"):
-                found = measure(replace(serving, client=[*program, form]), store, Plan(serving.url, 4, 0.1, 0.3))
+                found = measured(replace(serving, client=[*program, form]), store)
                 assert found.jobs > 0 and found.wrong == [] and set(found.cpu) == {"redis", "api-1", "worker-1"}
 
 
