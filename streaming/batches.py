@@ -186,8 +186,8 @@ class Batches:
         keep_s: int = 0,
         files: Sequence[StoredFile] = (),
     ) -> Verdict:
-        """Say how far it is. `rest_ms` ends the turn: somebody must go on in so many milliseconds. A final state ends
-        the batch, keeps its record for `keep_s` and makes `files` known. Raises Fenced."""
+        """Say how far it is. `rest_ms` ends the turn: somebody must go on in so many milliseconds, at once if it is not
+        paused. A final state ends the batch, keeps its record for `keep_s` and makes `files` known. Raises Fenced."""
         args: list[str | bytes | int] = [
             hold.batch.id, hold.epoch, self._lease_ms, state, encode(progress), "" if tokens is None else tokens,
             "" if rest_ms is None else rest_ms, keep_s,

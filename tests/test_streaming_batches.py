@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flow import until
 
-from streaming.batches import LEASES_HELD, LEASES_TOLD, Batches, Hold
+from streaming.batches import LEASES_HELD, LEASES_TOLD, Batches, Hold, Wish
 from streaming.errors import Fenced, KeyReused, Stale, UnknownBatch
 from streaming.files import Files
 from streaming.keys import line_job_id, partition_of
@@ -83,14 +83,27 @@ async def test_one_works_on_it_at_a_time(batches: Batches) -> None:
 
 
 async def test_a_turn_that_ends_hands_it_on_when_it_says(batches: Batches) -> None:
-    """At once, or later."""
-    await made(batches)
+    """At once, or later if it is paused."""
+    batch = await made(batches)
     first = await held(batches)
     await batches.save(first, BatchState.IN_PROGRESS, Progress(), rest_ms=0)
+    await batches.steer(batch.id, "pause")
     second = await held(batches)
     await batches.save(second, BatchState.IN_PROGRESS, Progress(), rest_ms=3_600_000)
     await asyncio.sleep(LEASES_TOLD * LEASE_MS / 1000)
     assert await batches.due(10) == []
+
+
+@pytest.mark.parametrize("wish", ["resume", "cancel"])
+async def test_a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through(batches: Batches, wish: Wish) -> None:
+    """Whoever works on it has heard of the pause and not of this yet when it lays it aside for long."""
+    batch = await made(batches)
+    hold = await held(batches)
+    await batches.steer(batch.id, "pause")
+    assert (await batches.save(hold, BatchState.IN_PROGRESS, Progress())).paused
+    await batches.steer(batch.id, wish)
+    assert not (await batches.save(hold, BatchState.IN_PROGRESS, Progress(), rest_ms=3_600_000)).paused
+    assert [telling.batch_id for telling in await batches.due(10)] == [batch.id]
 
 
 async def test_it_is_said_why_somebody_is_told(batches: Batches) -> None:

@@ -400,6 +400,12 @@ LINES = (
         (BATCHES + "what_the_owner_wants_is_heard",),
     ),
     Bug(
+        "a batch that sleeps through its owner's wish",
+        "Resumed or cancelled just as it is laid aside, a paused batch is not looked at before its window ends.",
+        (_lua("save", "  if rest ~= '' and s[3] == '' then rest = 0 end\n", ""),),
+        (BATCHES + "a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through",),
+    ),
+    Bug(
         "a half-written row counts",
         "A process killed while it wrote leaves a line with an answer of something else.",
         (Edit("streaming/ledger.py", 'if zlib.crc32(packed).to_bytes(4, "little") != check:', "if not check:"),),

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- How far a batch is, said by whoever works on it and by nobody else.
 -- ARGV: id, epoch, lease in ms, status, progress, tokens still to be computed | '',
---       ms until somebody must go on with it, or '' while this one does; seconds to keep it after its end,
---       then for every file it leaves: id, record, ms from now to keep it
+--       ms until somebody must go on with it (at once if it is not paused), or '' while this one does;
+--       seconds to keep it after its end, then for every file it leaves: id, record, ms from now to keep it
 -- Returns: 'fenced' (another has it, or it has ended) | {now, status, paused}: what its owner wants may have changed
 local id, epoch, lease, status, progress, tokens = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local rest, keep = ARGV[7], tonumber(ARGV[8])
@@ -21,6 +21,8 @@ if final[status] then
   redis.call('ZADD', expiring_key(), now + 1000 * keep, id)
   emit(s[5] or '', id, s[4], 'batch.' .. status, true)
 else
+  -- It sleeps only while it is paused: what its owner wished since it was last heard of is not slept through.
+  if rest ~= '' and s[3] == '' then rest = 0 end
   redis.call('HSET', batch, 'lease', rest == '' and now + lease or 0)
   redis.call('ZADD', due_key(), now + (rest == '' and lease or rest), id)
   if tokens ~= '' then redis.call('HSET', enqueued_key(s[4]), id, tokens) end
