@@ -32,8 +32,8 @@ help: ## this list
 up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 9000" passes flags
 	@exec $(BIN)/penstock up $(ARGS)
 
-test: $(VENV)/.dev ## the whole test suite; ARGS="-k relay" passes flags
-	@exec $(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev ## the whole test suite, two files at a time; ARGS="-k relay" passes flags
+	@exec $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/ruff check .

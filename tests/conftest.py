@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +16,7 @@ from watchdog import Watchdog
 
 from streaming.settings import WireSettings
 from streaming.wire import Wire
+from workers import weights
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,6 +25,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watchdog(os.dup(2)))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that runs in this process has it log to a stream of its own, which is gone with the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """The default model, kept between runs; of test processes that run at the same time one fetches it."""
+    folder = Path(os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return weights.fetch(folder, lambda _what, _done, _of: None)
 
 
 @pytest.fixture(scope="module")

@@ -38,9 +38,12 @@ def server_binary() -> str:
 
 
 def free_port() -> int:
-    """Below those the kernel gives to clients, which might be taken before it is used."""
+    """Below those the kernel gives to clients, which might be taken before it is used; test processes that run at the
+    same time have each their own."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 20_000 + number % 6 * 2_000
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.randrange(first, first + 2_000)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

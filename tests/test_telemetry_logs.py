@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,16 +17,11 @@ from telemetry.tracing import Tracing
 
 
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    """What the process logs from now on; the root logger is put back afterwards."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def lines() -> io.StringIO:
+    """What the process logs from now on."""
     stream = io.StringIO()
     setup("api", "info", stream)
-    yield stream
-    logging.captureWarnings(False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    return stream
 
 
 def logged(lines: io.StringIO) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 from streaming.messages import Failure, ModelCard, Sampling, Turn
-from workers import weights
 from workers.engine import EngineDead, Piece, Refused, Request
 from workers.llamacpp import LlamacppEngine
 from workers.settings import LlamacppSettings
@@ -74,17 +72,10 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-@pytest.fixture(scope="session")
-def model() -> Path:
-    """The default model, kept between test runs."""
-    cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
-    return weights.fetch(Path(cache), lambda _what, _done, _of: None)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def desk(model: Path) -> AsyncIterator[Desk]:
+async def desk(real_model: Path) -> AsyncIterator[Desk]:
     """One started engine for this file."""
-    desk = Desk(LlamacppEngine("smollm2", LlamacppSettings(slots=SLOTS, context=CONTEXT), model))
+    desk = Desk(LlamacppEngine("smollm2", LlamacppSettings(slots=SLOTS, context=CONTEXT), real_model))
     await desk.start()
     yield desk
     await desk.engine.stop()
