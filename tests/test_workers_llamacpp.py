@@ -352,9 +352,9 @@ async def test_no_tcp_port_is_opened(desk: Desk) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(model: Path) -> None:
+async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(real_model: Path) -> None:
     """stop() cancels what runs and what waits, removes its folder, and may be called twice."""
-    desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=256), model))
+    desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=256), real_model))
     await desk.start()
     folder = desk.engine._folder
     assert folder is not None
@@ -369,9 +369,9 @@ async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(model: Path
         desk.send(STORY)
 
 
-async def test_silence_is_taken_for_a_hang(model: Path) -> None:
+async def test_silence_is_taken_for_a_hang(real_model: Path) -> None:
     """Requests run and nothing is heard for hang_s: the process should be restarted."""
-    desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=512, batch=512, hang_s=0.001), model))
+    desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=512, batch=512, hang_s=0.001), real_model))
     await desk.start()
     assert desk.engine.health().ok
     request_id = desk.send("river " * 150, max_tokens=1)
