@@ -123,6 +123,14 @@ class Tally:
         self._counts[self._bucket] += n
         self._total += value * n
 
+    def observe_equal(self, total: float, n: int) -> None:
+        """`n` observations, all of the same value, of `total` seconds together. Written out: this is done once a token."""
+        value = total / n
+        if value != self._value:
+            self._value, self._bucket = value, bisect_left(self._bounds, value)
+        self._counts[self._bucket] += n
+        self._total += total
+
     def fold(self) -> None:
         """Add what came since the last fold to the histogram; not from two threads at once."""
         counts, total = list(self._counts), self._total

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import values
 from prometheus_client.parser import text_string_to_metric_families
 
+from telemetry.latency import inter_token_latency
 from telemetry.metrics import FOLDER_VARIABLE, LANE_OLDEST, LANE_WAITING, GaugeSample, Metrics, clear, reap
 
 ROOT = Path(__file__).parent.parent
@@ -183,6 +184,17 @@ def test_clear_forgets_an_earlier_deployment(tmp_path: Path) -> None:
     clear(str(folder))
     with child(folder, "api", 1) as fresh:
         assert value(fresh.page(page), "penstock_requests_total", model="m", endpoint="chat", code="200") == 1
+
+
+def test_equal_observations_count_as_so_many_alike() -> None:
+    """The gaps between the tokens of one chunk, as the formula has them."""
+    metrics = Metrics.start("", "api")
+    one, together = (metrics.time_per_output_token.labels("chat", label) for label in ("one", "together"))
+    for before, now, tokens in ((1.0, 1.03, 3), (1.03, 1.04, 1), (1.04, 1.05, 1), (1.05, 3.05, 2)):
+        one.observe(inter_token_latency(before, now, tokens), tokens)
+        together.observe_equal(now - before, tokens)
+    assert together._counts == one._counts and sum(one._counts) == 7
+    assert together._total == pytest.approx(one._total)
 
 
 def test_a_tally_counts_as_the_histogram_does() -> None:
