@@ -124,7 +124,7 @@ class Tally:
         self._total += value * n
 
     def observe_equal(self, total: float, n: int) -> None:
-        """`n` observations, all of the same value, of `total` seconds together. Written out: this is done once a token."""
+        """`n` observations, all of the same value, of `total` seconds together. Written out: done once a token."""
         value = total / n
         if value != self._value:
             self._value, self._bucket = value, bisect_left(self._bounds, value)
