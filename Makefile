@@ -33,7 +33,7 @@ up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 900
 	@exec $(BIN)/penstock up $(ARGS)
 
 test: $(VENV)/.dev ## the whole test suite, two files at a time; ARGS="-k relay" passes flags
-	@exec $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@exec $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/ruff check .

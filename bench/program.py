@@ -28,7 +28,7 @@ class Run:
 
     args: argparse.Namespace
     command: str
-    """Repeats it."""
+    """Repeats it, wherever its figures went."""
     console: Console
 
     def tell(
@@ -61,7 +61,7 @@ def play(
     `work` has to end what it started whatever happens to it. Raises SystemExit for words the parser does not know.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    run = Run(parser.parse_args(words), " ".join([parser.prog, *words]), report.console())
+    run = Run(parser.parse_args(words), " ".join([parser.prog, *_of_the_run(words)]), report.console())
     before = signal.signal(signal.SIGTERM, _interrupted)
     try:
         return work(run)
@@ -76,6 +76,14 @@ def play(
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _of_the_run(words: Sequence[str]) -> list[str]:
+    """The words without those that only say where on this machine its figures go."""
+    places = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    places.add_argument("--out")
+    places.add_argument("--plots")
+    return places.parse_known_args(words)[1]
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

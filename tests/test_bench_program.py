@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="penstock bench example")
     made.add_argument("--levels", type=counts, default=[1])
     made.add_argument("--plots", type=Path)
+    made.add_argument("--out", type=Path)
     return made
 
 
@@ -29,14 +30,14 @@ def stop() -> None:
 
 
 def test_the_words_are_read_and_repeated() -> None:
-    """The exit code is the work's."""
+    """But for the places of its figures. The exit code is the work's."""
     seen: list[Run] = []
 
     def work(run: Run) -> int:
         seen.append(run)
         return 7
 
-    assert play(parser(), ["--levels", "8,1,8"], work) == 7
+    assert play(parser(), ["--out", "/here/a", "--levels", "8,1,8", "--plots=/here/b"], work) == 7
     assert seen[0].args.levels == [1, 8] and seen[0].command == "penstock bench example --levels 8,1,8"
 
 
