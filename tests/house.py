@@ -6,20 +6,20 @@ import http.client
 import json
 import os
 import platform
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+
+from bench import processes
 
 
 def server_binary() -> str:
@@ -38,15 +38,10 @@ def server_binary() -> str:
 
 
 def free_port() -> int:
-    """Below those the kernel gives to clients, which might be taken before it is used; test processes that run at the
-    same time have each their own."""
+    """Test processes that run at the same time have each their own, and none of a benchmark's."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 20_000 + number % 6 * 2_000
-    while True:
-        port = random.randrange(first, first + 2_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    first = 26_000 + number % 6 * 1_000
+    return processes.free_port(range(first, first + 1_000))
 
 
 @contextmanager
@@ -54,10 +49,16 @@ def redis_process(folder: Path, port: int | None = None, *options: str) -> Itera
     """A server of one's own; its address."""
     port = port or free_port()
     command = [server_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
+    said = folder / f"server-{port}.log"
+    with said.open("ab") as log, subprocess.Popen([*command, *options], stdout=log, stderr=log) as process:
+
+        def answers() -> object:
+            assert process.poll() is None, f"the server ended with {process.returncode}: {said.read_text()[-2000:]}"
+            return client.ping()
+
         try:
             with Redis(port=port) as client:
-                eventually(client.ping, RedisConnectionError)
+                eventually(answers, RedisConnectionError)
             yield f"redis://127.0.0.1:{port}/0"
         finally:
             end(process)
