@@ -7,7 +7,7 @@ costs a tenth of it. Whoever is alone is sent at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 from streaming.wire import Call, Wire, translated
@@ -29,17 +29,15 @@ class Bundle:
         self._waiting: dict[int, list[Waiting]] = {}
         """By partition: one that is slow, or down, keeps no other waiting."""
         self._senders: dict[int, asyncio.Task[None]] = {}
-        self._begun: set[asyncio.Task[None]] = set()
+        self._again: set[asyncio.Task[None]] = set()
 
     async def call(self, partition: int, *args: str | bytes | int) -> Any:
         """The answer to this call alone. Raises Unavailable."""
         future = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(partition, [])
         waiting.append(((self._script, partition, args), future))
-        if len(waiting) == MANY and (begun := self._wire.begin([call for call, _ in waiting])) is not None:
+        if len(waiting) == MANY and self._wire.begin([call for call, _ in waiting], partial(self._begun, waiting)):
             self._waiting[partition] = []
-            self._begun.add(task := asyncio.create_task(self._deliver(waiting, begun)))
-            task.add_done_callback(self._begun.discard)
         elif partition not in self._senders:
             self._senders[partition] = asyncio.create_task(self._send(partition))
         return await future
@@ -49,26 +47,37 @@ class Bundle:
         try:
             while waiting := self._waiting.get(partition):
                 bundle, self._waiting[partition] = waiting[:MOST_CALLS], waiting[MOST_CALLS:]
-                await self._deliver(bundle, self._wire.outcomes([call for call, _ in bundle]))
+                await self._ask(bundle)
         finally:
             del self._senders[partition]
 
-    async def _deliver(self, bundle: list[Waiting], outcomes: Awaitable[list[Any]]) -> None:
+    def _begun(self, bundle: list[Waiting], answers: list[Any] | None) -> None:
+        if answers is not None:
+            _deliver(bundle, answers)
+            return
+        self._again.add(task := asyncio.create_task(self._ask(bundle)))
+        task.add_done_callback(self._again.discard)
+
+    async def _ask(self, bundle: list[Waiting]) -> None:
         try:
-            answers = await outcomes
+            answers = await self._wire.outcomes([call for call, _ in bundle])
         except Exception as error:  # noqa: BLE001 - handed on to whoever waits
             answers = [error] * len(bundle)
         except asyncio.CancelledError:  # the process ends
             for _, future in bundle:
                 future.cancel()
             raise
-        for (_, future), answer in zip(bundle, answers, strict=True):
-            if future.done():
-                continue
-            if isinstance(answer, Exception):
-                _fail(future, answer)
-            else:
-                future.set_result(answer)
+        _deliver(bundle, answers)
+
+
+def _deliver(bundle: list[Waiting], answers: list[Any]) -> None:
+    for (_, future), answer in zip(bundle, answers, strict=True):
+        if future.done():
+            continue
+        if isinstance(answer, Exception):
+            _fail(future, answer)
+        else:
+            future.set_result(answer)
 
 
 def _fail(future: asyncio.Future[Any], answer: Exception) -> None:

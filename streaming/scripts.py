@@ -92,7 +92,7 @@ while at <= #ARGV do
   if not ran and type(answer) ~= 'table' then answer = redis.error_reply(answer) end
   answers[#answers + 1], at = answer, last + 1
 end
-do_gathered()
+%s
 return answers
 """
 """Behind every script: it is given the arguments of one call after the other, each after their number, and answers each
@@ -119,10 +119,11 @@ def load_scripts() -> dict[str, Script]:
 
 
 def _script(name: str, text: str, shared: str) -> Script:
-    used = _used(text + EACH, shared)
+    used = _used(text, shared)
+    each = EACH % ("do_gathered()" if "function do_gathered" in used else "")
     first, _, rest = text.partition("\n")
     flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
-    source = f"{flags}{used}local function run(ARGV)\n{body}\nend\n{EACH}"
+    source = f"{flags}{used}local function run(ARGV)\n{body}\nend\n{each}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -43,6 +43,7 @@ MOST_CALLS = 16
 
 Call = tuple[str, int, Sequence[str | bytes | int]]
 """A script by name, the partition it runs in, its arguments."""
+Then = Callable[[list[Any] | None], None]
 
 
 class Wire:
@@ -97,21 +98,15 @@ class Wire:
                 answers = await self._run(calls)
             return answers
 
-    def begin(self, calls: Sequence[Call]) -> Awaitable[list[Any]] | None:
-        """`outcomes`, but sent before this returns; None, and nothing is sent, where that cannot be. What is to be sent
-        once more goes the usual way."""
+    def begin(self, calls: Sequence[Call], then: Then) -> bool:
+        """`outcomes`, but sent before this returns, and no task is woken by the answers: `then` is given them, or None
+        where the calls are to be sent once more, by `outcomes`. False, and nothing is sent, where that cannot be."""
         groups = _grouped(calls)
         sent = None if self._is_promise(calls) else self._topology.say_scripts([self._evalsha(each) for each in groups])
-        return None if sent is None else self._answered(sent, groups, calls)
-
-    async def _answered(
-        self, sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]], calls: Sequence[Call]
-    ) -> list[Any]:
-        with translated():
-            answers = await sent
-        if any(isinstance(answer, Exception) for answer in answers):
-            return await self.outcomes(calls)
-        return _by_call(groups, answers)
+        if sent is None:
+            return False
+        sent.add_done_callback(lambda sent: then(_begun(sent, groups)))
+        return True
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Each server's part at the same time; answers and error answers."""
@@ -268,6 +263,12 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
             groups.append([call])
         before = kind
     return groups
+
+
+def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
+    if sent.cancelled() or sent.exception() or any(isinstance(answer, Exception) for answer in sent.result()):
+        return None
+    return _by_call(groups, sent.result())
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:

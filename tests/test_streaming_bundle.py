@@ -15,7 +15,7 @@ from streaming.keys import partition_key
 from streaming.messages import Job, Priority, Text
 from streaming.queue import Queue
 from streaming.settings import WireSettings
-from streaming.wire import Call, Wire
+from streaming.wire import Call, Then, Wire
 
 
 class Counted(Wire):
@@ -68,9 +68,9 @@ async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Cou
     begun: list[int] = []
     begin = wire.begin
 
-    def counted(calls: Sequence[Call]) -> Any:
+    def counted(calls: Sequence[Call], then: Then) -> bool:
         begun.append(len(calls))
-        return begin(calls)
+        return begin(calls, then)
 
     wire.begin = counted  # type: ignore[method-assign]
     wire.trips.clear()

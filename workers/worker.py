@@ -144,6 +144,7 @@ class Worker:
             self._submit(attempt)
             self._set_deadline(attempt)
         self._end_if_over(attempt)
+        self._writers[attempt.partition].send()
 
     def _submit(self, attempt: Attempt) -> None:
         attempt.stamps.release()
@@ -164,7 +165,9 @@ class Worker:
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, State.FAILED, 0, failure=failure, worker=self.lease.id)
         finish = Finish(end, broken.attempt, True, dead=f"unreadable: {broken.problem}")
-        self._writers[partition_of(broken.id) or 0].finish(finish)
+        writer = self._writers[partition_of(broken.id) or 0]
+        writer.finish(finish)
+        writer.send()
 
     def _set_deadline(self, attempt: Attempt) -> None:
         if (due := attempt.claim.deadline_ms) is not None:

@@ -1,9 +1,9 @@
 """Everything a worker writes about the jobs of one partition, in order: one write per engine step, and the next only
 after it.
 
-Steps that come while a write is under way go out together in the next one. A write that is not answered is repeated
-until it is, or until the worker is fenced: the scripts know repetitions. Each partition has a writer of its own, so one
-that is down holds up no other.
+Steps that come while a write is under way go out together in the next one. As long as all goes well a step is sent
+where it is made and no task is woken for it. A write that is not answered is repeated until it is, or until the worker
+is fenced: the scripts know repetitions. Each partition has a writer of its own, so one that is down holds up no other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from streaming.errors import Rewound, Unavailable
 from streaming.lease import Finish, Lease
@@ -32,6 +34,15 @@ class Step:
         self.names: defaultdict[str, dict[int, str]] = defaultdict(dict)
 
 
+@dataclass(slots=True)
+class Write:
+    """One step and the jobs that end with it, under way."""
+
+    step: Step
+    finishes: list[Finish]
+    calls: Sequence[Call]
+
+
 class Writer:
     """`oldest` tells the first frame of the partition that a running job still needs, `everything` all deltas of its
     running jobs; `on_written` hears of finished jobs once their record is safe."""
@@ -48,9 +59,11 @@ class Writer:
         self._oldest, self._everything, self._on_written = oldest, everything, on_written
         self._step = Step()
         self._finishes: list[Finish] = []
-        self._news = asyncio.Event()
+        self._owed = asyncio.Queue[Write | Exception]()
+        """What could not be written as it went, and what went wrong where nobody would hear of it."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self._over = False
 
     def add(self, delta: bytes, addresses: Sequence[str]) -> None:
         """One delta, encoded, for each address. It goes out with the next `send`. Done once a token."""
@@ -64,35 +77,63 @@ class Writer:
             self._step.names[address][stream] = job_id
 
     def finish(self, finish: Finish) -> None:
-        """The end of a job, written after all its deltas."""
+        """The end of a job, written after all its deltas. It goes out with the next `send`."""
         self._finishes.append(finish)
-        self.send()
 
     def send(self) -> None:
-        """Begin to write what was added: called once a step."""
-        if (self._step.rows or self._finishes) and not self._news.is_set():
+        """Write what was added, if anything was: called once a step."""
+        if (self._step.rows or self._finishes) and self._idle.is_set():
             self._idle.clear()
-            self._news.set()
+            self._begin()
 
     async def flushed(self) -> None:
         """Wait until everything sent so far is written."""
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Write for ever. Raises Fenced."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            step, self._step = self._step, Step()
-            finishes, self._finishes = self._finishes, []
-            try:
-                await self._write(self._calls(step, finishes))
-            except Rewound as error:
-                log.error("writing the log of all running jobs anew: %s", error)
-                await self._write([self._repair(), *self._calls(step, finishes)])
-            self._on_written(finishes)
-            if not self._news.is_set():
-                self._idle.set()
+        """Write again, until cancelled, what could not be written as it went; from then on nothing more is written.
+        Raises Fenced."""
+        try:
+            while True:
+                await self._write_again(await self._owed.get())
+        finally:
+            self._over = True
+
+    async def _write_again(self, owed: Write | Exception) -> None:
+        if isinstance(owed, Exception):
+            raise owed
+        try:
+            await self._write(owed.calls)
+        except Rewound as error:
+            log.error("writing the log of all running jobs anew: %s", error)
+            await self._write([self._repair(), *self._calls(owed.step, owed.finishes)])
+        self._go_on(owed)
+
+    def _begin(self) -> None:
+        if self._over:
+            return
+        step, self._step = self._step, Step()
+        finishes, self._finishes = self._finishes, []
+        write = Write(step, finishes, self._calls(step, finishes))
+        if not self._lease.begin(write.calls, partial(self._answered, write)):
+            self._owed.put_nowait(write)
+
+    def _answered(self, write: Write, written: bool) -> None:
+        if not written:
+            self._owed.put_nowait(write)
+            return
+        try:
+            self._go_on(write)
+        except Exception as error:  # noqa: BLE001 - nobody waits for a callback: `run` raises it
+            self._owed.put_nowait(error)
+
+    def _go_on(self, write: Write) -> None:
+        """Once it is written."""
+        self._on_written(write.finishes)
+        if self._step.rows or self._finishes:
+            self._begin()
+        else:
+            self._idle.set()
 
     def _calls(self, step: Step, finishes: Sequence[Finish]) -> list[Call]:
         ends = [self._lease.finish_call(finish) for finish in finishes]

@@ -1,12 +1,12 @@
 -- Write one engine step to the worker's log, then show it. Refused when the worker was fenced; harmless when repeated.
--- ARGV: worker, frame number, lease in ms, oldest frame still needed, '1' if earlier frames may be missing,
+-- ARGV: worker, frame number, lease in ms (0: not renewed), oldest frame still needed, '1' if earlier frames may be missing,
 --       then pairs of reply address ('-' for none), frame
 -- Returns: 'fenced' | 0 (this frame is already in the log) | 1 | -1 (frames before this one are not: the store has
 --          lost data, and nothing was written)
 local worker, number, lease, oldest, forced = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1'
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame')
 if mine[1] ~= 'live' then return 'fenced' end
-redis.call('ZADD', leases_key(), now_ms() + lease, worker)
+if lease > 0 then redis.call('ZADD', leases_key(), now_ms() + lease, worker) end
 local last = tonumber(mine[2])
 if number <= last then return 0 end
 if number > last + 1 and not forced then return -1 end

@@ -1,7 +1,8 @@
 -- Shared by every script. Time is Redis time in milliseconds: no client's clock is ever asked. It stands still while a
 -- script runs. A command costs more than what it does, so what is known is not asked again by the next call of a run.
-local CLOCK = redis.call('TIME')
+local CLOCK = nil
 local function exact_ms()
+  CLOCK = CLOCK or redis.call('TIME')
   return CLOCK[1] * 1000 + CLOCK[2] / 1000
 end
 
