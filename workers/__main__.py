@@ -217,7 +217,7 @@ class WorkerProcess:
     def _on_step(self, pieces: list[Piece]) -> None:
         if self._worker is not None:
             self._worker.on_step(pieces)
-            self._tally.step(sum(piece.n for piece in pieces), time.monotonic(), more=self._worker.generating)
+            self._tally.step(sum([piece.n for piece in pieces]), time.monotonic(), more=self._worker.generating)
 
     def _on_signal(self) -> None:
         self._signalled.set()

@@ -27,6 +27,9 @@ KV_BATCH = 4
 class Hands(Protocol):
     """Whoever the jobs are claimed for: the worker."""
 
+    batch_texts: int
+    """What the engine runs, or queues, of lane batch."""
+
     @property
     def running(self) -> int:
         """Jobs held now."""
@@ -39,12 +42,7 @@ class Hands(Protocol):
 
     @property
     def texts(self) -> int:
-        """What the engine runs, or queues, of them."""
-        ...
-
-    @property
-    def batch_texts(self) -> int:
-        """Those of lane batch among them."""
+        """What the engine runs, or queues, of all lanes."""
         ...
 
     def stats(self) -> Stats:

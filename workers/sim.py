@@ -150,7 +150,8 @@ class SimEngine:
             running=len(self._batch.running),
             waiting=len(self._batch.waiting),
             kv_tokens=self._settings.kv_tokens,
-            kv_used=sum(sequence.used for sequence in self._batch.running.values()),
+            # Asked for with every claim, and of no interest where there is no limit.
+            kv_used=sum([each.used for each in self._batch.running.values()]) if self._settings.kv_tokens else 0,
             steps=self._steps,
         )
 

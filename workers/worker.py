@@ -69,6 +69,8 @@ class Worker:
         """Jobs held, oldest first, until their end is written."""
         self._choices: dict[str, tuple[Attempt, int]] = {}
         """What the engine runs, by its id there: whose it is, and which of its texts."""
+        self.batch_texts = 0
+        """Those of lane batch among them."""
         self._streams = itertools.count(1)
         """Numbers that stand for the jobs in this worker's frames."""
         self._handed_back: list[Attempt] = []
@@ -94,11 +96,6 @@ class Worker:
     def texts(self) -> int:
         """What the engine runs, or queues, of the jobs held."""
         return len(self._choices)
-
-    @property
-    def batch_texts(self) -> int:
-        """Those of lane batch among them."""
-        return sum([attempt.job.priority is Priority.BATCH for attempt, _ in self._choices.values()])
 
     def stats(self) -> Stats:
         """The engine's."""
@@ -155,6 +152,7 @@ class Worker:
                 attempt.stop(State.FAILED, refused.failure)
                 break
             self._choices[request.id] = (attempt, index)
+            self.batch_texts += attempt.job.priority is Priority.BATCH
         if attempt.stopped:
             self._let_go(attempt)
             attempt.abandon()
@@ -191,7 +189,7 @@ class Worker:
                     self._name(attempt)
                 writers[attempt.partition].add(delta, attempt.addresses)
             if piece.finish or piece.failure is not None:
-                del choices[piece.id]
+                self._forget(piece.id)
                 self._end_if_over(attempt)
         for writer in writers:
             writer.send()
@@ -281,7 +279,13 @@ class Worker:
         """Stop it, and take nothing more of it."""
         self._stop_engine(attempt)
         for request_id in attempt.live_ids():
-            self._choices.pop(request_id, None)
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """The engine has nothing more of it to give."""
+        attempt, _ = self._choices.pop(request_id, (None, 0))
+        if attempt is not None:
+            self.batch_texts -= attempt.job.priority is Priority.BATCH
 
     async def _health_loop(self) -> None:
         """Look whether the engine lives."""
