@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 
 from api.connection import CHUNK_END, Connection, chunk_head
-from api.render import to_json
+from api.render import encode_json, on_one_line
 from streaming.messages import Delta
 from telemetry.tallies import Tally
 
-HEADS = tuple(chunk_head(size) for size in range(1024))
+SHORT = 1024
+HEADS = tuple(chunk_head(size) for size in range(SHORT))
 """Most chunks are shorter than that."""
 
 
@@ -46,12 +47,14 @@ class TokenFlow:
         said = row.text
         if not said:
             return True
-        text = to_json(said)
+        text = encode_json(said)
+        if not text.isascii():
+            text = on_one_line(text)
         if self.paused:
             self.owed = self._before + text + self._after[: -len(CHUNK_END)]
             return False
         size = self._around + len(text)
-        head = HEADS[size] if size < len(HEADS) else chunk_head(size)
+        head = HEADS[size] if size < SHORT else chunk_head(size)
         transport = self._transport
         if not transport.is_closing():  # what is written to a client that has left is dropped
             transport.write(b"".join((head, self._before, text, self._after)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,7 +24,8 @@ DONE = b"data: [DONE]\n\n"
 TIER = {Priority.INTERACTIVE: "priority", Priority.STANDARD: "default", Priority.BATCH: "flex"}
 """The `service_tier` that was really used, by lane."""
 
-_ENCODER = msgspec.json.Encoder()
+encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+"""Which may hold what `on_one_line` takes out."""
 _CURSOR = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
 
 
@@ -72,9 +73,12 @@ def fingerprint(card: ModelCard) -> str:
 
 def to_json(value: Any) -> bytes:
     """One line of JSON whatever its strings hold."""
-    data = _ENCODER.encode(value)
-    if data.isascii():
-        return data
+    data = encode_json(value)
+    return data if data.isascii() else on_one_line(data)
+
+
+def on_one_line(data: bytes) -> bytes:
+    """JSON without what some readers take for the end of a line."""
     return (
         data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     )

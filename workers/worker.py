@@ -175,7 +175,7 @@ class Worker:
     # --- what the engine gives ---------------------------------------------------------------------------------------
 
     def on_step(self, pieces: Sequence[Piece]) -> None:
-        """Given to the engine: every piece of one step."""
+        """Given to the engine: every piece of one step. The loop's body is done once a token."""
         now = time.monotonic()
         choices, writers = self._choices, self._writers
         for piece in pieces:
@@ -187,7 +187,9 @@ class Worker:
             if delta is not None:
                 if attempt.unnamed:
                     self._name(attempt)
-                writers[attempt.partition].add(delta, attempt.addresses)
+                rows = writers[attempt.partition].step.rows
+                for address in attempt.addresses:
+                    rows[address].append(delta)
             if piece.finish or piece.failure is not None:
                 self._forget(piece.id)
                 self._end_if_over(attempt)

@@ -57,7 +57,8 @@ class Writer:
     ) -> None:
         self._lease, self._partition = lease, partition
         self._oldest, self._everything, self._on_written = oldest, everything, on_written
-        self._step = Step()
+        self.step = Step()
+        """What goes out with the next `send`."""
         self._finishes: list[Finish] = []
         self._owed = asyncio.Queue[Write | Exception]()
         """What could not be written as it went, and what went wrong where nobody would hear of it."""
@@ -65,16 +66,10 @@ class Writer:
         self._idle.set()
         self._over = False
 
-    def add(self, delta: bytes, addresses: Sequence[str]) -> None:
-        """One delta, encoded, for each address. It goes out with the next `send`. Done once a token."""
-        rows = self._step.rows
-        for address in addresses:
-            rows[address].append(delta)
-
     def name(self, stream: int, job_id: str, addresses: Sequence[str]) -> None:
         """Tell these addresses, with the next `send`, which job a number stands for."""
         for address in addresses:
-            self._step.names[address][stream] = job_id
+            self.step.names[address][stream] = job_id
 
     def finish(self, finish: Finish) -> None:
         """The end of a job, written after all its deltas. It goes out with the next `send`."""
@@ -82,7 +77,7 @@ class Writer:
 
     def send(self) -> None:
         """Write what was added, if anything was: called once a step."""
-        if (self._step.rows or self._finishes) and self._idle.is_set():
+        if (self.step.rows or self._finishes) and self._idle.is_set():
             self._idle.clear()
             self._begin()
 
@@ -112,7 +107,7 @@ class Writer:
     def _begin(self) -> None:
         if self._over:
             return
-        step, self._step = self._step, Step()
+        step, self.step = self.step, Step()
         finishes, self._finishes = self._finishes, []
         write = Write(step, finishes, self._calls(step, finishes))
         if not self._lease.begin(write.calls, partial(self._answered, write)):
@@ -130,7 +125,7 @@ class Writer:
     def _go_on(self, write: Write) -> None:
         """Once it is written."""
         self._on_written(write.finishes)
-        if self._step.rows or self._finishes:
+        if self.step.rows or self._finishes:
             self._begin()
         else:
             self._idle.set()
