@@ -99,8 +99,9 @@ class Wire:
             return answers
 
     def begin(self, calls: Sequence[Call], then: Then) -> bool:
-        """`outcomes`, but sent before this returns, and no task is woken by the answers: `then` is given them, or None
-        where the calls are to be sent once more, by `outcomes`. False, and nothing is sent, where that cannot be."""
+        """`outcomes`, but sent before this returns, and no task is woken by the answers: `then` is given them (of a
+        connection that is lost its error, for each), or None where the calls are to be sent once more, by `outcomes`.
+        False, and nothing is sent, where that cannot be."""
         groups = _grouped(calls)
         sent = None if self._is_promise(calls) else self._topology.say_scripts([self._evalsha(each) for each in groups])
         if sent is None:
@@ -266,7 +267,10 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
 
 
 def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
-    if sent.cancelled() or sent.exception() or any(isinstance(answer, Exception) for answer in sent.result()):
+    """Answers and error answers by call, where the connection was lost its error; None: to be sent once more."""
+    if error := sent.exception():
+        return [error] * sum(map(len, groups))
+    if any(isinstance(answer, Exception) for answer in sent.result()):
         return None
     return _by_call(groups, sent.result())
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from streaming.bundle import MANY, MOST_CALLS
@@ -84,6 +85,19 @@ async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Cou
     await wire.redis.script_flush()
     again = await asyncio.gather(*(queue.put(a_job(queue, f"n{number}")) for number in range(MANY)))
     assert len({each.id for each in again}) == MANY and wire.trips == [3, MANY]
+
+
+async def test_a_connection_lost_under_many_is_told_to_each_and_none_is_sent_again(wire: Counted) -> None:
+    """It was sent, and may have run: whoever asked is to know, not to wait for another try."""
+    queue = Queue(wire)
+    await queue.put(a_job(queue, "first"))
+    wire.trips.clear()
+    lost = asyncio.get_running_loop().create_future()
+    lost.set_exception(RedisConnectionError("lost"))
+    wire._topology.say_scripts = lambda _: lost  # type: ignore[method-assign]
+    puts = (queue.put(a_job(queue, f"m{number}")) for number in range(MANY))
+    assert {type(each) for each in await asyncio.gather(*puts, return_exceptions=True)} == {Unavailable}
+    assert wire.trips == []
 
 
 async def test_each_is_refused_for_itself(wire: Counted) -> None:

@@ -12,6 +12,7 @@ PROTOCOL = "tests/test_streaming_protocol.py::test_"
 REGRESSIONS = "tests/test_streaming_regressions.py::test_"
 RELAY = "tests/test_streaming_relay.py::test_"
 WORKER = "tests/test_workers_worker.py::test_"
+WRITER = "tests/test_workers_writer.py::test_"
 ATTEMPT = "tests/test_workers_attempt.py::test_"
 WALK = "tests/test_walk.py::test_"
 RENDER = "tests/test_api_render.py::test_"
@@ -296,6 +297,12 @@ TOKENS = (
             ),
         ),
         (WORKER + "the_last_write_of_a_drain_keeps_what_is_handed_back",),
+    ),
+    Bug(
+        "a step behind the end",
+        "A worker that was given up goes on writing its steps, and renews its lease with them: nobody takes its jobs.",
+        (Edit("workers/writer.py", "self._over = True", "self._over = False"),),
+        (WRITER + "nothing_is_written_once_its_run_is_over",),
     ),
     Bug(
         "a record that counts what no log holds",
