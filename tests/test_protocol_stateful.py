@@ -662,6 +662,7 @@ def test_the_scripts_do_what_the_model_says(redis_url: str, caplog: pytest.LogCa
         Bound,
         settings=settings(
             max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")),
+            derandomize="PENSTOCK_EXAMPLES" not in os.environ,
             stateful_step_count=50,
             deadline=None,
             database=None,

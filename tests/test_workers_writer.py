@@ -1,0 +1,119 @@
+"""A worker's steps: written where they are made, one write at a time, again what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+import pytest
+from flow import delta
+
+from streaming.journal import Journal
+from streaming.keys import partition_key
+from streaming.lease import SILENT, Finish, Lease
+from streaming.messages import encode
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+from workers.writer import Step, Writer
+
+
+class Writing:
+    """A writer of one job's deltas, its lease registered: so the connection is open."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.lease, self.seq = wire, Lease(wire, "m"), 0
+        self.writer = Writer(self.lease, 0, self.lease.next_frame, lambda _: Step(), self.on_written)
+
+    def on_written(self, finishes: Sequence[Finish]) -> None:
+        """Nothing is finished here."""
+
+    def step(self) -> None:
+        """One more delta, sent."""
+        self.seq += 1
+        self.writer.step.rows[SILENT].append(encode(delta("job", self.seq)))
+        self.writer.send()
+
+    async def written(self) -> None:
+        async with asyncio.timeout(20):
+            await self.writer.flushed()
+
+    async def logged(self) -> list[list[int]]:
+        """The numbers of the deltas in each frame of the log."""
+        frames = Journal(self.wire).frames(0, self.lease.id, 1)
+        return [[row.seq for row in frame.rows] async for frame in frames]
+
+
+@pytest.fixture
+async def writing(wire: Wire) -> AsyncIterator[Writing]:
+    writing = Writing(wire)
+    await writing.lease.register()
+    yield writing
+
+
+async def test_a_step_is_written_without_a_task(writing: Writing) -> None:
+    """What comes while it is under way goes out together."""
+    for _ in range(4):
+        writing.step()
+    await writing.written()
+    assert await writing.logged() == [[1], [2, 3, 4]]
+
+
+async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(writing: Writing) -> None:
+    running = asyncio.create_task(writing.writer.run())
+    await writing.wire.close()
+    writing.step()
+    await writing.written()
+    writing.step()
+    await writing.wire.redis.client_kill_filter(_type="normal")
+    await writing.written()
+    await writing.wire.redis.script_flush()
+    writing.step()
+    await writing.written()
+    assert await writing.logged() == [[1], [2], [3]]
+    running.cancel()
+
+
+async def test_nothing_is_written_once_its_run_is_over(writing: Writing) -> None:
+    running = asyncio.create_task(writing.writer.run())
+    writing.step()
+    await writing.written()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    writing.step()
+    await writing.wire.ping()
+    assert await writing.logged() == [[1]]
+
+
+async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
+    """Nobody waits for the answer of a step: it is not to be lost there, for the worker would hang."""
+
+    def broken(_: Sequence[Finish]) -> None:
+        raise RuntimeError("broken")
+
+    writing.writer = Writer(writing.lease, 0, writing.lease.next_frame, lambda _: Step(), broken)
+    running = asyncio.create_task(writing.writer.run())
+    writing.step()
+    with pytest.raises(RuntimeError, match="broken"):
+        async with asyncio.timeout(20):
+            await running
+
+
+@pytest.mark.parametrize(("lease_ms", "renewed"), [(600_000, False), (200, True)])
+async def test_steps_renew_the_lease_a_few_times_in_its_length(redis_url: str, lease_ms: int, renewed: bool) -> None:
+    wire = Wire.open(WireSettings(url=redis_url, lease_ms=lease_ms))
+    writing = Writing(wire)
+    await writing.lease.register()
+    leases = partition_key(0, "leases")
+    registered = await wire.redis.zscore(leases, writing.lease.id)
+    until = []
+    for _ in range(3):
+        await asyncio.sleep(0.02)
+        writing.step()
+        await writing.written()
+        until.append(await wire.redis.zscore(leases, writing.lease.id))
+    assert registered < until[0], "the first step renews it"
+    assert (until[0] < until[1] < until[2]) is renewed
+    assert renewed or len(set(until)) == 1
+    await wire.close()
