@@ -88,6 +88,10 @@ chaos: $(VENV)/.dev ## kill, stop, cut, fill and flood everything, and judge wha
 chaos-long: $(VENV)/.dev ## the same with five times the trials
 	@exec $(BIN)/python -m bench.chaos --long $(ARGS)
 
+.PHONY: soak
+soak: $(VENV)/.dev ## half an hour of load and kills: keys and memory must not grow; ARGS="--minutes 3"
+	@exec $(BIN)/python -m bench.chaos.soak $(ARGS)
+
 .PHONY: test-rabbitmq
 test-rabbitmq: $(VENV)/.dev ## events through a RabbitMQ of the tests' own (Debian: apt-get install rabbitmq-server)
 	@PENSTOCK_TEST_RABBITMQ=1 exec $(BIN)/python -m pytest tests/test_rabbitmq.py $(ARGS)

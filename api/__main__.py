@@ -25,6 +25,7 @@ from api.settings import ApiSettings, KeySettings
 from streaming.config import FILE, Config, ConfigError, load
 from streaming.events import Wanted
 from streaming.fleet import Fleet
+from streaming.keys import new_life
 from streaming.messages import Process
 from streaming.presence import present
 from streaming.settings import (
@@ -77,9 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         services = _services(config, keyring)
         listener = _listener(settings, args.listen_fd)
     except ConfigError as error:
-        lifeline.say("failed", str(error))
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+        return _refused(lifeline, error)
     except OSError as error:
         lifeline.say("failed", str(error))
         sys.stderr.write(f"error: cannot listen on {settings.host}:{settings.port}: {error}\n")
@@ -88,10 +87,18 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(services, listener, args.id, lifeline))
+    except ConfigError as error:
+        return _refused(lifeline, error)
     finally:
         services.metrics.close()
         services.tracing.close()
     return 0
+
+
+def _refused(lifeline: Lifeline, error: ConfigError) -> int:
+    lifeline.say("failed", str(error))
+    sys.stderr.write(f"error: {error}\n")
+    return 2
 
 
 def _collect_rarely() -> None:
@@ -143,8 +150,14 @@ def _opened(settings: ApiSettings) -> socket.socket:
 
 
 async def _serve(services: Services, listener: socket.socket, name: str, lifeline: Lifeline) -> None:
-    """Serve until SIGTERM or SIGINT, then let open streams end within the drain time."""
-    settings, since = services.settings, time.time()
+    """Serve until SIGTERM or SIGINT, then let open streams end within the drain time. Raises ConfigError if the store
+    is one that this process must not use."""
+    settings, since, life = services.settings, time.time(), new_life()
+    try:
+        await services.store.try_to_enter()
+    except ConfigError:
+        await services.wire.close()
+        raise
     host, port = listener.getsockname()[:2]
     app = build_app(services, lambda: lifeline.say("ready", f"http://{host}:{port}"))
     server = Server(
@@ -168,6 +181,7 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
         return Process(
             role="api",
             id=name,
+            life=life,
             pid=os.getpid(),
             host=socket.gethostname(),
             state="draining" if server.should_exit else "ready",

@@ -14,7 +14,7 @@ from api.keys import Caller
 from api.render import job_object
 from api.services import Services
 from streaming.deadletters import DeadLetter, DeadLetters
-from streaming.errors import LaneFull, UnknownJob
+from streaming.errors import LaneFull, MalformedJob, UnknownJob
 
 MOST = 100
 
@@ -47,6 +47,8 @@ async def replay(request: Request) -> Response:
         accepted = await DeadLetters(services.wire).replay(letter.id)
     except UnknownJob:
         raise errors.result_expired(letter.job) from None
+    except MalformedJob as error:
+        raise errors.nothing_to_replay(letter.job, str(error)) from None
     except LaneFull as error:
         raise errors.queue_full(error.waiting, 5) from None
     record = await services.journal.record(accepted.id)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -15,10 +18,19 @@ from api.keys import Caller
 from api.schemas import Kind, Request, ignored_fields, parse, to_job
 from api.services import Services
 from streaming.capabilities import unsupported
-from streaming.errors import KeyReused, LaneFull, NoCapacity, Unavailable, UnknownJob
+from streaming.errors import (
+    Abandoned,
+    KeyReused,
+    LaneFull,
+    NoCapacity,
+    StoreFull,
+    Unavailable,
+    UnknownBatch,
+    UnknownJob,
+)
 from streaming.inbox import Inbox
-from streaming.keys import partition_of
-from streaming.messages import Job
+from streaming.keys import joined, partition_of
+from streaming.messages import Job, ModelCard
 from streaming.queue import Accepted
 
 MAX_KEY = 255
@@ -79,17 +91,18 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
     """Accept the job a request asks for. `waits`: somebody holds a response open for it.
 
-    Raises ApiError; after it nothing was accepted, except where it says so (503 store_unavailable).
+    Raises ApiError; after it nothing was accepted, except where its message says so (503 store_unavailable).
     """
     caller = services.keyring.caller(header(scope, b"authorization"))
     body = await read_body(scope, receive, services.settings.body_limit)
     asked = parse(kind, body)
     services.model(asked.model)
-    if services.refusal:
-        raise errors.store_full(services.refusal)
+    key = idempotency_key(scope)
+    # A full store takes nothing new, but a request that comes again for its answer brings nothing.
+    if refusal := services.unfit if key else services.refusal:
+        raise errors.store_full(refusal)
     state = scope["state"]
     state["model"] = asked.model
-    key = idempotency_key(scope)
     job_id = services.queue.new_id(caller.tenant, key)
     partition = partition_of(job_id) or 0
     job = to_job(
@@ -106,23 +119,47 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     card = services.cards.get(job.model)
     if card is not None and (failure := unsupported(job, card.capabilities)):
         raise errors.from_failure(failure)
-    inbox = services.relay.open(job.id, whole=not job.stream)
-    try:
-        accepted = await _put(services, job, key, body, must_run=bool(asked.queue.do_not_queue))
-    except BaseException:
-        services.relay.close(inbox)
-        raise
-    inbox.accepted = True
-    if accepted.joined:
-        inbox = await _join(services, inbox, accepted.id)
+    must_run = bool(asked.queue.do_not_queue)
+    accepted, inbox = await _accept(services, job, key, body, must_run=must_run, waits=waits, card=card)
     eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
     return Admitted(job, partition, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
 
 
-async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run: bool) -> Accepted:
+async def _accept(
+    services: Services, job: Job, key: str, body: bytes, *, must_run: bool, waits: bool, card: ModelCard | None
+) -> tuple[Accepted, Inbox]:
+    """The accepted job, or the one its idempotency key led to, and the inbox of its replies."""
+    while True:
+        inbox = services.relay.open(job.id, whole=not job.stream)
+        try:
+            accepted = await _put(services, job, key, body, must_run=must_run, card=card)
+        except BaseException:
+            services.relay.close(inbox)
+            raise
+        inbox.accepted = True
+        if not (accepted.joined and waits):
+            return accepted, inbox
+        services.relay.close(inbox)
+        # Where the job found has ended since for want of a client, or is forgotten, its key is free: put again.
+        with contextlib.suppress(Abandoned, UnknownJob):
+            return accepted, await _join(services, accepted.id, whole=not job.stream)
+
+
+async def _put(
+    services: Services, job: Job, key: str, body: bytes, *, must_run: bool, card: ModelCard | None
+) -> Accepted:
     digest = hashlib.sha256(body).hexdigest() if key else ""
     try:
-        return await services.queue.put(job, idempotency_key=key, digest=digest, must_run=must_run)
+        return await services.queue.put(
+            job,
+            idempotency_key=key,
+            digest=digest,
+            must_run=must_run,
+            card=card,
+            refusal=services.headroom.reason,
+        )
+    except StoreFull as error:
+        raise errors.store_full(str(error)) from None
     except LaneFull as error:
         raise errors.queue_full(error.waiting, services.pace.retry_s(job.model, error.waiting)) from None
     except NoCapacity:
@@ -130,42 +167,52 @@ async def _put(services: Services, job: Job, key: str, body: bytes, *, must_run:
     except KeyReused:
         raise errors.idempotency_key_reused() from None
     except Unavailable:
-        if not key:  # with a key the client's next try finds the job, without one nobody ever would
-            services.later(_withdraw(services, job.id))
+        if key:  # the put may have arrived: the client's next try finds the job
+            raise errors.acceptance_unknown() from None
+        services.later(withdraw(partial(services.queue.cancel, job.id)))  # nobody would ever find it
         raise
 
 
-async def _withdraw(services: Services, job_id: str) -> None:
-    """Cancel a job that was refused with 503 although its put may have arrived, once the store answers again."""
+async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
+    """Cancel a job or batch that was refused with 503 although its put may have arrived, once the store answers."""
     while True:
         await asyncio.sleep(WITHDRAW_EVERY_S)
         try:
-            await services.queue.cancel(job_id)
-        except UnknownJob:
+            await cancel()
+        except (UnknownJob, UnknownBatch):
             return
         except Unavailable:
             continue
         return
 
 
-async def _join(services: Services, inbox: Inbox, job_id: str) -> Inbox:
-    """Listen to the job an idempotency key led to, from its first token."""
-    services.relay.close(inbox)
-    joined = services.relay.open(job_id)
+async def _join(services: Services, job_id: str, *, whole: bool) -> Inbox:
+    """Listen to the job an idempotency key led to, from its first token.
+
+    Raises ApiError, UnknownJob; Abandoned.
+    """
+    inbox = services.relay.open(job_id, whole=whole)
+    inbox.accepted = True
     try:
-        await services.relay.follow(joined)
+        await services.relay.follow(inbox, joining=True)
     except Unavailable:
-        services.relay.close(joined)
+        services.relay.close(inbox)
+        raise errors.job_unreadable(job_id) from None
+    except BaseException:
+        services.relay.close(inbox)
         raise
-    return joined
+    return inbox
 
 
 def idempotency_key(scope: Scope) -> str:
-    """Raises ApiError (400); "" if there is none."""
+    """The header's value, told apart from keys of other origin (broker messages); "" if there is none.
+
+    Raises ApiError (400).
+    """
     key = header(scope, b"idempotency-key")
     if len(key) > MAX_KEY:
         raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY} are taken.")
-    return key
+    return joined("header", key) if key else ""
 
 
 def _headers(asked: Request, accepted: Accepted, eta_ms: int | None) -> dict[str, str]:

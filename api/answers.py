@@ -271,7 +271,10 @@ def _job(fault: Schema) -> Schema:
         queue_position=_maybe(INTEGER),
         eta_ms=_maybe(INTEGER),
         attempts=INTEGER,
-        last_event_id=STRING,
+        last_event_id=_maybe(
+            STRING
+            | {"description": "The event behind which nothing is missing; null while the job runs: its log says it."}
+        ),
         usage=_maybe(schema("Usage")),
         result=_maybe(schema("Answer")),
         error=_maybe(fault),

@@ -6,8 +6,10 @@ Nothing is computed here, and no line is read: the offline processes do that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from api import errors
-from api.admission import caller_of, idempotency_key, read_body, services_of
+from api.admission import caller_of, idempotency_key, read_body, services_of, withdraw
 from api.batch_schemas import WINDOWS, BatchRequest
 from api.files import listed, page_limit
 from api.jobs import as_json
@@ -26,7 +28,7 @@ from api.schemas import read_object
 from api.services import Services
 from api.validation import explained
 from streaming.batches import BatchRecord, Wish
-from streaming.errors import KeyReused, UnknownBatch, UnknownFile
+from streaming.errors import KeyReused, Unavailable, UnknownBatch, UnknownFile
 from streaming.ledger import Outcome
 from streaming.messages import Batch, BatchState, LineFault
 
@@ -49,10 +51,29 @@ async def create(request: Request) -> Response:
         if not key or not await _is_known(services, batch):  # else the file was deleted since
             raise errors.invalid_request("input_file_id names no file of yours.", "input_file_id") from None
     try:
-        await services.batches.create(batch, hashlib.sha256(body).hexdigest())
+        record = await services.batches.create(batch, hashlib.sha256(body).hexdigest())
     except KeyReused:
+        await _take_back(services, batch)
         raise errors.idempotency_key_reused() from None
-    return as_json(batch_object(await services.batches.get(batch.id, caller.tenant)))
+    except Unavailable:
+        if key:  # it may have been accepted: the client's next try finds it
+            raise errors.acceptance_unknown() from None
+        services.later(withdraw(partial(services.batches.steer, batch.id, "cancel")))  # nobody would ever find it
+        raise
+    if record.state.final:  # the key led to a batch that has ended
+        await asyncio.to_thread(services.shelf.end_work, batch.id)
+    return as_json(batch_object(record))
+
+
+async def _take_back(services: Services, batch: Batch) -> None:
+    """Remove what a refused request left in the folder of the batch its key leads to."""
+    with contextlib.suppress(UnknownBatch, Unavailable):
+        there = await services.batches.get(batch.id, batch.tenant)
+        if there.state.final:
+            await asyncio.to_thread(services.shelf.end_work, batch.id)
+        else:
+            used = there.batch.input_file
+            await asyncio.to_thread(services.shelf.take_back, batch.id, batch.input_file, used)
 
 
 def _asked(body: bytes) -> BatchRequest:

@@ -148,6 +148,11 @@ def dead_letter_not_found() -> ApiError:
     return ApiError(404, "dead_letter_not_found", "There is no such dead letter. It may have been replayed or dropped.")
 
 
+def nothing_to_replay(job_id: str, fault: str) -> ApiError:
+    message = f"The body of {job_id} cannot be read ({fault}), so there is nothing to replay. Drop the dead letter."
+    return ApiError(409, "malformed_job", message, headers=FINAL)
+
+
 def webhook_not_found() -> ApiError:
     return ApiError(404, "webhook_not_found", "There is no such webhook message. It may have been forgotten.")
 
@@ -187,8 +192,30 @@ def draining(retry_s: float = 1) -> ApiError:
 
 
 def store_unavailable(retry_s: float = 1) -> ApiError:
-    message = "The queue does not answer, so nothing was accepted. Try again."
+    message = (
+        "The queue does not answer, so nothing new was accepted. A change to a job, file or batch that exists may have "
+        "been made. Try again."
+    )
     return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+
+
+def acceptance_unknown(retry_s: float = 1) -> ApiError:
+    """The put of a request with an idempotency key was not answered: it may have arrived, or not."""
+    message = (
+        "The queue does not answer, so it is not known whether the request was accepted. "
+        "Send it again with the same Idempotency-Key: it is computed once."
+    )
+    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+
+
+def job_unreadable(job_id: str, retry_s: float = 1) -> ApiError:
+    """The request was accepted before, under its idempotency key, and its job cannot be read now."""
+    message = (
+        f"The request was accepted before as {job_id}, and the queue does not answer now. Send it again with the "
+        f"same Idempotency-Key, or read it at /v1/jobs/{job_id}."
+    )
+    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s) | headers)
 
 
 def store_full(reason: str) -> ApiError:
@@ -215,6 +242,15 @@ def stream_reset(job_id: str) -> ApiError:
     """The store lost tokens that were already sent, and others took their place: nothing may be spliced."""
     message = f"The store lost part of this stream. Read it again from its start at /v1/jobs/{job_id}/events."
     return ApiError(500, "stream_reset", message, headers=FINAL | {"X-Job-Id": job_id})
+
+
+def resume_impossible(job_id: str) -> ApiError:
+    """The worker was lost in the middle of JSON output, and the text is computed from its beginning again."""
+    message = (
+        "The worker was lost while it generated JSON, which its engine cannot continue, so the answer is computed "
+        f"again from its beginning. Read it at /v1/jobs/{job_id}, or as it comes at /v1/jobs/{job_id}/events."
+    )
+    return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
 
 
 # --- jobs that ended without a result ------------------------------------------------------------------------------

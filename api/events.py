@@ -1,36 +1,55 @@
 """GET /v1/jobs/{id}/events: a job's life as server-sent events with ids, to be resumed behind any of them.
 
+The events are a log (api/cursor.py): a reader who comes back gets exactly the events behind its cursor, or
+`stream.reset` and the log of a new epoch. `queue.position` and `ping` are no part of the log and have no id.
+
 Served by sse-starlette: its cost per event does not matter here, its care for disconnects does.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
+from msgspec.structs import replace
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 
+from api import cursor
 from api.admission import services_of
+from api.cursor import Cursor, Place
+from api.errors import from_failure
 from api.jobs import facts_of, job_headers, own_record, view_of
-from api.render import Event, delta_event, event_id, queued_event, read_event_id, started_event, terminal_event
+from api.render import Event, delta_event, position_event, queued_event, reset_event, started_event, terminal_event
 from api.services import Services
-from streaming.journal import Record
-from streaming.messages import State
+from streaming.errors import NewerMessage, UnknownJob
+from streaming.history import History
+from streaming.inbox import Inbox
+from streaming.journal import NEWER, Record
+from streaming.messages import Delta, Run, State, Terminal
+from streaming.relay import GONE
 
+RESET_PAUSE_S = 0.1
+"""Before a reader is given the log of a new epoch: whatever changes all the time is not told all the time."""
 LOOK_EVERY_S = 0.5
 """How often a waiting job's place in the lane is looked up."""
+
+
+class HistoryChanged(Exception):
+    """Raised when what a reader was shown is not in the job's history any more."""
 
 
 async def events(request: Request) -> EventSourceResponse:
     """From the beginning, or behind `Last-Event-ID` (or ?after=), to the job's end."""
     services, record = services_of(request), await own_record(request)
-    cursor = request.headers.get("last-event-id") or request.query_params.get("after")
-    epoch, after = read_event_id(cursor) if cursor else (record.epoch, 0)
-    if after:
+    text = request.headers.get("last-event-id") or request.query_params.get("after")
+    seen = cursor.read(text) if text else None
+    if seen is not None and seen.number:
         services.metrics.stream_resumes.inc()
     return EventSourceResponse(
-        _encoded(_events(services, record, epoch, after)),
+        _encoded(_events(services, record, seen)),
         headers={"Cache-Control": "no-cache"} | job_headers(record),
         ping=int(services.settings.keep_alive_s) or 1,
         ping_message_factory=lambda: ServerSentEvent(data="{}", event="ping"),
@@ -44,72 +63,157 @@ async def _encoded(stream: AsyncIterator[Event]) -> AsyncIterator[bytes]:
         yield event.encode()
 
 
-async def _events(services: Services, record: Record, epoch: int, after: int) -> AsyncIterator[Event]:
-    """Everything behind `after`; from the start again, and saying so, where the store has lost what a reader saw."""
-    if epoch != record.epoch or after > await _head(services, record, after):
-        yield _reset(record)
-        after = 0
-    async for event in _before_start(services, record, after):
-        yield event
+async def _events(services: Services, record: Record, seen: Cursor | None) -> AsyncIterator[Event]:
+    """Everything behind a cursor; from the start again, and saying so, where the store has lost what a reader saw."""
+    place = cursor.resume(seen, record) if seen else Place()
     while True:
-        async for event in _tokens(services, record, after):
+        if place is None:
+            record = await _new_epoch(services, record, seen)
+            yield reset_event(record.epoch)
+            seen, place = Cursor(record.epoch, cursor.START), Place()
+        try:
+            async for event in EventReader(services, record, place).events():
+                yield event
+            return
+        except HistoryChanged:
+            seen, place = Cursor(record.epoch, cursor.START), None
+            await asyncio.sleep(RESET_PAUSE_S)
+
+
+async def _new_epoch(services: Services, record: Record, seen: Cursor | None) -> Record:
+    """The job's record in a later epoch than its reader's: no event id is used for two things."""
+    record = await services.journal.record(record.job.id)
+    if seen is None or seen.epoch == record.epoch:
+        await services.queue.reset(record.job.id, record.resets)
+        record = await services.journal.record(record.job.id)
+    return record
+
+
+class EventReader:
+    """One reader's way through the log of a job's events, within one epoch."""
+
+    def __init__(self, services: Services, record: Record, place: Place) -> None:
+        self._services, self._record, self._place = services, record, place
+        self._runs = [logged.run for logged in record.runs]
+        self._started = len(place.runs)
+        """How many of them were told of."""
+        self._seq = place.after
+
+    async def events(self) -> AsyncIterator[Event]:
+        """The rest of the log, or why this process cannot tell it. Raises HistoryChanged."""
+        try:
+            async for event in self._events():
+                yield event
+        except UnknownJob:
+            yield await self._lost()
+        except NewerMessage:
+            yield Event("error", None, from_failure(NEWER).body)
+
+    async def _events(self) -> AsyncIterator[Event]:
+        if self._place.over:
+            return
+        async for event in self._before_start():
             yield event
-        again = await services.journal.record(record.job.id)
-        if again.state.final and again.epoch == record.epoch:
-            break
-        record, after = again, 0
-        yield _reset(record)
-    yield terminal_event(await view_of(services, again))
+        async for event in self._deltas():
+            yield event
+        record = await self._services.journal.record(self._record.job.id)
+        if not record.state.final or record.epoch != self._record.epoch:
+            raise HistoryChanged
+        for event in self._starts(record, len(record.runs)):
+            yield event
+        yield terminal_event(await view_of(self._services, record))
+
+    async def _before_start(self) -> AsyncIterator[Event]:
+        """`queued`, the place in the lane whenever it changes, and the first `started`."""
+        services, record = self._services, self._record
+        position: int | None = None
+        if not self._place.queued:
+            position = await services.journal.position(record, LOOK_EVERY_S)
+            yield queued_event(await view_of(services, record, position=position))
+        inbox = services.relay.open(record.job.id, whole=True)
+        try:
+            while record.state is State.QUEUED:
+                now = await services.journal.position(record, LOOK_EVERY_S)
+                view = await view_of(services, record, position=now)
+                if view.position != position:
+                    position = view.position
+                    yield position_event(view)
+                began = time.monotonic()
+                await inbox.take(LOOK_EVERY_S)
+                if time.monotonic() - began < LOOK_EVERY_S and inbox.terminal is not None:
+                    return
+                record = await services.journal.again(record)
+        finally:
+            services.relay.close(inbox)
+        if not self._started and record.runs and record.epoch == self._record.epoch:
+            for event in self._starts(record, 1):
+                yield event
+
+    async def _deltas(self) -> AsyncIterator[Event]:
+        """Deltas, each run's behind its `started`, until the job's end."""
+        services, place = self._services, self._place
+        inbox = services.relay.open(self._record.job.id, place.after, runs=place.runs)
+        inbox.accepted = True
+        try:
+            await self._follow(inbox)
+            while True:
+                rows, terminal = await inbox.take(services.settings.keep_alive_s)
+                if inbox.rewound:
+                    raise HistoryChanged
+                for row in rows:
+                    async for event in self._row(row, inbox.author(row.seq)):
+                        yield event
+                if terminal is not None and terminal.failure is NEWER:
+                    raise NewerMessage(b"")
+                if terminal is not None:
+                    return
+        finally:
+            services.relay.close(inbox)
+
+    async def _follow(self, inbox: Inbox) -> None:
+        """Have the job's deltas sent here. Of a job that a script ended no result is stored: its log is shown, as far
+        as it is there."""
+        record = self._record
+        if record.terminal is None or record.terminal.sections or not record.runs:
+            await self._services.relay.follow(inbox)
+            return
+        history = await self._services.journal.history(record.job.id, record.runs)
+        inbox.end(_with_history(record.terminal, history))
+
+    async def _row(self, row: Delta, run: Run | None) -> AsyncIterator[Event]:
+        if run not in self._runs:
+            await self._look_again()
+        if run is None or run not in self._runs:
+            raise HistoryChanged
+        place = self._runs.index(run) + 1
+        for event in self._starts(self._record, place):
+            yield event
+        self._seq = row.seq
+        event_id = cursor.delta(self._record.epoch, place, row.seq, run)
+        yield delta_event(facts_of(self._services, self._record), event_id, row)
+
+    async def _look_again(self) -> None:
+        """Another worker has begun the job."""
+        record = await self._services.journal.record(self._record.job.id)
+        if record.epoch != self._record.epoch:
+            raise HistoryChanged
+        self._record, self._runs = record, [logged.run for logged in record.runs]
+
+    def _starts(self, record: Record, upto: int) -> Iterator[Event]:
+        """`started` of every run up to this one that was not told of."""
+        for place in range(self._started + 1, upto + 1):
+            run = record.runs[place - 1].run
+            self._started = place
+            yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), run.worker, place)
+
+    async def _lost(self) -> Event:
+        """The end of a job that the store does not know any more."""
+        terminal = Terminal(self._record.job.id, State.FAILED, 0, failure=GONE)
+        lost = dataclasses.replace(self._record, state=State.FAILED, terminal=terminal)
+        return terminal_event(await view_of(self._services, lost))
 
 
-def _reset(record: Record) -> Event:
-    """What the reader has seen is not what is stored: say so, never splice."""
-    return Event("stream.reset", event_id(record.epoch, 0), {"epoch": record.epoch})
-
-
-async def _tokens(services: Services, record: Record, after: int) -> AsyncIterator[Event]:
-    """Deltas until the job's end, or until the store is found to have lost some of them."""
-    inbox = services.relay.open(record.job.id, after)
-    inbox.accepted = True
-    facts = facts_of(services, record)
-    try:
-        await services.relay.follow(inbox)
-        while not inbox.rewound:
-            rows, terminal = await inbox.take(services.settings.keep_alive_s)
-            for row in rows:
-                yield delta_event(facts, record.epoch, row)
-            if terminal is not None:
-                return
-    finally:
-        services.relay.close(inbox)
-
-
-async def _before_start(services: Services, record: Record, after: int) -> AsyncIterator[Event]:
-    """`queued` whenever the place in the lane changes, then `started`."""
-    inbox = services.relay.open(record.job.id, whole=True)
-    position: int | None = None
-    try:
-        while record.state is State.QUEUED:
-            view = await view_of(services, record)
-            if view.position != position:
-                position = view.position
-                yield queued_event(view, after)
-            began = time.monotonic()
-            await inbox.take(LOOK_EVERY_S)
-            if time.monotonic() - began < LOOK_EVERY_S and inbox.terminal is not None:
-                return
-            record = await services.journal.record(record.job.id)
-    finally:
-        services.relay.close(inbox)
-    if record.started_ms:
-        yield started_event(await view_of(services, record, deep=False), record.worker, after)
-
-
-async def _head(services: Services, record: Record, after: int) -> int:
-    """The number of the last stored delta; only looked up for a reader who claims to have seen some."""
-    if not after:
-        return 0
-    if record.terminal is not None:
-        return record.terminal.seq
-    rows = await services.journal.deltas(record)
-    return rows[-1].seq if rows else 0
+def _with_history(terminal: Terminal, history: History) -> Terminal:
+    """A terminal without a result, with what its job's log still holds."""
+    rows = tuple(history.rows) if history.whole else ()
+    return replace(terminal, seq=len(rows), sections=history.sections if rows else (), rows=rows)

@@ -168,7 +168,12 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """Text as it comes, any JSON object, or JSON of one schema."""
+    """Text as it comes, any JSON object, or JSON of one schema.
+
+    An unknown name in here is an error: it would be a constraint that has no effect.
+    """
+
+    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Annotated[JsonSchema | None, Field(validate_default=True)] = None
@@ -178,6 +183,8 @@ class ResponseFormat(Body):
     def _given(cls, schema: JsonSchema | None, info: ValidationInfo) -> JsonSchema | None:
         if schema is None and info.data.get("type") == "json_schema":
             raise refusal("is required when type is 'json_schema'")
+        if schema is not None and info.data.get("type") in ("text", "json_object"):
+            raise refusal(f"has no effect when type is {info.data['type']!r}; set type to 'json_schema'")
         return schema
 
     @property

@@ -36,6 +36,7 @@ async def create(request: Request) -> Response:
     try:
         kind = request.headers.get("content-type", "")
         silence_s = services.settings.send_timeout_s
+        await asyncio.to_thread(services.shelf.claim, services.store.deployment)
         upload = await receive(request.stream(), kind, services.shelf, limit, silence_s)
         file = await _keep(services, caller.tenant, upload)
     except OSError as error:

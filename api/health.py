@@ -41,8 +41,8 @@ async def readyz(request: Request) -> Response:
 
 async def _ready(services: Services) -> tuple[bool, str]:
     await services.wire.ping()
-    if services.unfit:
-        return False, services.unfit
+    if reason := services.store.brief:
+        return False, reason
     processes = await services.fleet.processes()
     if any(process.role == "worker" and process.state == "ready" for process in processes):
         return True, ""
@@ -76,7 +76,8 @@ async def metrics(request: Request) -> Response:
     not zero, while Redis does not answer."""
     services = services_of(request)
     try:
-        samples = [*await _lanes(services), *await _batches(services)]
+        lanes, batches = await asyncio.gather(_lanes(services), _batches(services))
+        samples = [*lanes, *batches]
     except Unavailable:
         samples = []
     page = await asyncio.to_thread(services.metrics.expose, samples)
@@ -100,7 +101,5 @@ async def _lanes(services: Services) -> list[GaugeSample]:
 async def _batches(services: Services) -> list[GaugeSample]:
     """How many there are, and what they still have to compute; of all tenants together, for this page has no key.
     Raises Unavailable."""
-    return [
-        GaugeSample(BATCHES_UNFINISHED, (), await services.batches.unfinished()),
-        GaugeSample(BATCH_TOKENS, (), await services.batches.enqueued(services.keyring.tenants)),
-    ]
+    unfinished, tokens = await services.batches.totals(services.keyring.tenants)
+    return [GaugeSample(BATCHES_UNFINISHED, (), unfinished), GaugeSample(BATCH_TOKENS, (), tokens)]

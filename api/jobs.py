@@ -6,18 +6,21 @@ import contextlib
 import re
 import time
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api import errors
 from api.admission import Admitted, admit, caller_of, services_of
+from api.cursor import latest, latest_of
 from api.errors import ApiError
 from api.render import Facts, JobView, completion, fingerprint, job_object, to_json
 from api.services import Services
-from streaming.errors import UnknownJob
+from streaming.errors import StreamingError, UnknownJob
 from streaming.journal import Record
 from streaming.keys import partition_of
-from streaming.messages import Delta, State
+from streaming.messages import Job, State
+from streaming.summaries import Summary
 
 MOST_WAIT_S = 600.0
 MOST_PER_PAGE = 100
@@ -32,19 +35,35 @@ def as_json(value: object, status: int = 200, headers: dict[str, str] | None = N
 async def create(request: Request) -> Response:
     """POST /v1/jobs: 202, Location and the job."""
     services = services_of(request)
-    admitted = await admit(services_of(request), request.scope, request.receive, "job", waits=False)
+    admitted = await admit(services, request.scope, request.receive, "job", waits=False)
     services.relay.close(admitted.inbox)
     return await accepted_response(services, admitted)
 
 
 async def accepted_response(services: Services, admitted: Admitted) -> Response:
-    """202 for a job nobody waits for here."""
+    """202 for a job nobody waits for here. The put says all of it, so that no failing read denies what was accepted;
+    of a job that was there already the record says more, as far as it can be read."""
     accepted = admitted.accepted
-    record = await services.journal.record(accepted.id)
     headers = admitted.headers | {"Location": f"/v1/jobs/{accepted.id}"}
-    # The put has just counted what waits before a new job.
-    position = None if accepted.joined else accepted.waiting
-    return as_json(job_object(await view_of(services, record, position=position)), 202, headers)
+    view = _accepted_view(services, admitted)
+    if accepted.joined:
+        with contextlib.suppress(StreamingError):
+            view = await view_of(services, await services.journal.record(accepted.id))
+    return as_json(job_object(view), 202, headers)
+
+
+def _accepted_view(services: Services, admitted: Admitted) -> JobView:
+    """The job as its put left or found it. One that was there already had the same body."""
+    job, accepted = msgspec.structs.replace(admitted.job, id=admitted.accepted.id), admitted.accepted
+    return JobView(
+        facts=_facts(services, job, accepted.created_ms),
+        status=accepted.state,
+        position=None if accepted.joined else accepted.waiting,
+        attempts=accepted.attempts,
+        eta_ms=admitted.eta_ms,
+        epoch=accepted.epoch,
+        metadata=job.metadata,
+    )
 
 
 async def show(request: Request) -> Response:
@@ -81,27 +100,16 @@ async def cancel(request: Request) -> Response:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/jobs[?status=&cursor=&limit=]: the caller's jobs, newest first."""
+    """GET /v1/jobs[?status=&cursor=&limit=]: the caller's jobs, newest first, without their answers. A page looks at a
+    bounded number of jobs: with a status it may be short, or empty, and still say that there are more."""
     services, caller = services_of(request), caller_of(request)
     status = _status(request.query_params.get("status"))
     limit = _limit(request.query_params.get("limit"))
     before = _cursor(request.query_params.get("cursor"))
-    found: list[Record] = []
-    more = True
-    while more and len(found) < limit:
-        page = await services.journal.recent(caller.tenant, before, MOST_PER_PAGE)
-        records = await services.journal.records([job_id for job_id, _ in page])
-        more = len(page) == MOST_PER_PAGE
-        for (job_id, created_ms), record in zip(page, records, strict=True):
-            if len(found) == limit:
-                more = True
-                break
-            before = (created_ms, job_id)
-            if record is not None and status in (None, record.state):
-                found.append(record)
-    data = [job_object(await view_of(services, record, deep=False), with_result=False) for record in found]
-    cursor = f"{before[0]}-{before[1]}" if more and before else None
-    return as_json({"object": "list", "data": data, "has_more": more, "next_cursor": cursor})
+    page = await services.summaries.recent(caller.tenant, before, limit, status)
+    data = [job_object(_listed(services, summary), with_result=False) for summary in page.jobs]
+    cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
+    return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
 
 
 async def own_record(request: Request) -> Record:
@@ -122,19 +130,20 @@ async def own_record(request: Request) -> Record:
 
 def facts_of(services: Services, record: Record) -> Facts:
     """What every rendering of this job repeats."""
-    card = services.cards.get(record.job.model)
-    return Facts.of(record.job, record.created_ms, fingerprint(card) if card else None)
+    return _facts(services, record.job, record.created_ms)
+
+
+def _facts(services: Services, job: Job, created_ms: int) -> Facts:
+    card = services.cards.get(job.model)
+    return Facts.of(job, created_ms, fingerprint(card) if card else None)
 
 
 async def view_of(services: Services, record: Record, *, deep: bool = True, position: int | None = None) -> JobView:
-    """A job as its owner may see it; `deep` also looks at its place in the lane (unless it is known) and at the log."""
-    rows: list[Delta] = []
+    """A job as its owner may see it; `deep` also looks at its place in the lane, unless it is known."""
     if record.state is not State.QUEUED:
         position = None
     elif deep and position is None:
         position = await services.journal.position(record)
-    if deep and record.state is State.RUNNING:
-        rows = await services.journal.deltas(record)
     return JobView(
         facts=facts_of(services, record),
         status=record.state,
@@ -146,9 +155,37 @@ async def view_of(services: Services, record: Record, *, deep: bool = True, posi
         eta_ms=services.eta_ms(record.job.model, record.job.priority, position) if position is not None else None,
         attempts=record.attempt,
         epoch=record.epoch,
-        seq=record.terminal.seq if record.terminal else (rows[-1].seq if rows else 0),
+        latest=latest_of(record),
         metadata=record.job.metadata,
         terminal=record.terminal,
+    )
+
+
+def _listed(services: Services, summary: Summary) -> JobView:
+    """A job as a list shows it. What only its answer needs is not read, so it is not said."""
+    card = services.cards.get(summary.model)
+    facts = Facts(
+        job=summary.id,
+        model=summary.model,
+        priority=summary.priority,
+        chat=True,
+        choices=0,
+        logprobs=False,
+        created_ms=summary.created_ms,
+        fingerprint=fingerprint(card) if card else None,
+    )
+    return JobView(
+        facts=facts,
+        status=summary.state,
+        started_ms=summary.started_ms,
+        first_ms=summary.terminal.first_ms if summary.terminal else 0,
+        done_ms=summary.done_ms,
+        expires_ms=(summary.done_ms + 1000 * summary.keep_s) if summary.done_ms else 0,
+        attempts=summary.attempt,
+        epoch=summary.epoch,
+        latest=latest(summary.state, summary.epoch, summary.runs, summary.terminal),
+        metadata=summary.metadata,
+        terminal=summary.terminal,
     )
 
 

@@ -253,7 +253,12 @@ def _parameters() -> dict[str, Any]:
         param("batch_id", "path", STRING, "The id of a batch."),
         param("purpose", "query", STRING, "Only files of this purpose: batch or batch_output."),
         param("order", "query", {"enum": ["asc", "desc"]}, "By the time of creation."),
-        param("status", "query", {"enum": [state.value for state in State]}, "Only jobs that stand so."),
+        param(
+            "status",
+            "query",
+            {"enum": [state.value for state in State]},
+            "Only jobs that stand so. A page looks at some 1,000 jobs: it may be short, or empty, with has_more true.",
+        ),
         param("cursor", "query", STRING, "`next_cursor` of the page before."),
         param("limit", "query", {"type": "integer", "minimum": 1}, "Rows on a page; at most 100, of files 10,000."),
         param("wait", "query", {"type": "number", "minimum": 0}, "Seconds to wait for the job's end."),

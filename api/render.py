@@ -7,7 +7,6 @@ clients split lines at (U+0085, U+2028, U+2029), so an event is always one line.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,7 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from api.errors import ApiError, from_terminal, invalid_request
+from api import cursor
+from api.cursor import Cursor
+from api.errors import ApiError, from_terminal
 from api.logprobs import chat_logprobs, text_logprobs
 from streaming.messages import Chat, Delta, Job, Logprob, ModelCard, Priority, State, Terminal, Usage
 
@@ -26,7 +27,6 @@ TIER = {Priority.INTERACTIVE: "priority", Priority.STANDARD: "default", Priority
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 """Which may hold what `on_one_line` takes out."""
-_CURSOR = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -206,8 +206,8 @@ class JobView:
     eta_ms: int | None = None
     attempts: int = 0
     epoch: int = 0
-    seq: int = 0
-    """Number of the last delta there is."""
+    latest: Cursor | None = None
+    """Id of the last event there is; None: not known while a job runs."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     terminal: Terminal | None = None
 
@@ -218,7 +218,7 @@ def job_object(view: JobView, *, with_result: bool = True) -> dict[str, Any]:
     A completed job's terminal must carry all its rows if the result is wanted.
     """
     terminal = view.terminal
-    completed = view.status is State.COMPLETED and terminal is not None
+    completed = terminal is not None and view.status is terminal.state is State.COMPLETED
     failed = terminal is not None and not completed
     return {
         "id": view.facts.job,
@@ -234,7 +234,7 @@ def job_object(view: JobView, *, with_result: bool = True) -> dict[str, Any]:
         "queue_position": view.position,
         "eta_ms": view.eta_ms,
         "attempts": view.attempts,
-        "last_event_id": event_id(view.epoch, view.seq),
+        "last_event_id": str(view.latest) if view.latest else None,
         "usage": usage_object(terminal.usage) if terminal else None,
         "result": completion(view.facts, terminal, terminal.rows) if terminal and completed and with_result else None,
         "error": from_terminal(terminal).body["error"] if terminal and failed else None,
@@ -250,49 +250,49 @@ def _seconds(ms: int) -> float | None:
 
 
 class Event(NamedTuple):
-    """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor to resume behind it."""
+    """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor behind which to resume, None: not logged."""
 
     name: str
-    id: str
+    id: Cursor | None
     data: dict[str, Any]
 
     def encode(self) -> bytes:
-        return b"event: %b\nid: %b\ndata: %b\n\n" % (self.name.encode(), self.id.encode(), to_json(self.data))
+        cursor = b"" if self.id is None else b"id: %b\n" % str(self.id).encode()
+        return b"event: %b\n%bdata: %b\n\n" % (self.name.encode(), cursor, to_json(self.data))
 
 
-def event_id(epoch: int, seq: int) -> str:
-    return f"{epoch}:{seq}"
+def queued_event(view: JobView) -> Event:
+    return Event("queued", cursor.queued(view.epoch), _place(view))
 
 
-def read_event_id(cursor: str, param: str = "Last-Event-ID") -> tuple[int, int]:
-    """(epoch, seq) of a cursor a client sends back. Raises ApiError (400): to guess would be to replay or to skip."""
-    match = _CURSOR.fullmatch(cursor)
-    if match is None:
-        raise invalid_request(f"{param} must be the id of an event, such as 1:42.", param)
-    return int(match[1]), int(match[2])
+def position_event(view: JobView) -> Event:
+    """The job's place in its lane has changed."""
+    return Event("queue.position", None, _place(view))
 
 
-def queued_event(view: JobView, after: int = 0) -> Event:
-    """`after`: the last delta its reader has, for whoever comes back behind this event has no other yet."""
-    data = {"position": view.position, "eta_ms": view.eta_ms}
-    return Event("queued", event_id(view.epoch, after), data)
+def _place(view: JobView) -> dict[str, Any]:
+    return {"position": view.position, "eta_ms": view.eta_ms}
 
 
-def started_event(view: JobView, worker: str, after: int = 0) -> Event:
-    """The same; the job may be further than its reader."""
-    data = {"worker": worker, "attempt": view.attempts}
-    return Event("started", event_id(view.epoch, after), data)
+def started_event(event_id: Cursor, worker: str, attempt: int) -> Event:
+    return Event("started", event_id, {"worker": worker, "attempt": attempt})
 
 
-def delta_event(facts: Facts, epoch: int, delta: Delta) -> Event:
+def delta_event(facts: Facts, event_id: Cursor, delta: Delta) -> Event:
     data: dict[str, Any] = {"index": delta.index, "text": delta.text, "tokens": delta.n}
     if facts.logprobs:
         data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
-    return Event("delta", event_id(epoch, delta.seq), data)
+    return Event("delta", event_id, data)
+
+
+def reset_event(epoch: int) -> Event:
+    """What the reader has seen is not what is stored: say so, never splice."""
+    return Event("stream.reset", Cursor(epoch, cursor.START), {"epoch": epoch})
 
 
 def terminal_event(view: JobView) -> Event:
     """Named by the final state. The tokens were in the deltas, so the result is not repeated."""
     finishes = list(view.terminal.finishes) if view.terminal else []
     data = job_object(view, with_result=False) | {"finish_reasons": finishes}
-    return Event(view.status.value, event_id(view.epoch, view.seq), data)
+    readable = view.terminal is None or view.terminal.state is view.status
+    return Event(view.status.value if readable else "error", view.latest, data)

@@ -109,7 +109,8 @@ class Reply:
     def _check(self) -> None:
         """Raises what ends an answer before its job's end."""
         if self._inbox.rewound:
-            raise errors.stream_reset(self._inbox.job_id)
+            constrained = self._job.sampling.json_schema is not None
+            raise (errors.resume_impossible if constrained else errors.stream_reset)(self._inbox.job_id)
         if self._inbox.hung_up:
             raise ClientGone
 
@@ -153,15 +154,8 @@ class Reply:
     async def _cancel_unheard(self) -> None:
         job_id = self._inbox.job_id
         self._services.relay.close(self._inbox)
-        if not self._services.relay.listening(job_id) and await self._readers() <= 1:
-            await cancel_quietly(self._services, job_id)
-
-    async def _readers(self) -> int:
-        """Processes that were ever asked for this job's tokens, this one among them."""
-        try:
-            return (await self._services.journal.record(self._inbox.job_id)).readers
-        except StreamingError:
-            return 0
+        if not self._services.relay.listening(job_id):
+            await abandon_quietly(self._services, job_id)
 
 
 class StreamReply(Reply):
@@ -346,10 +340,11 @@ class WholeReply(Reply):
         self._delivery.last_sent()
 
 
-async def cancel_quietly(services: Services, job_id: str) -> None:
-    """Cancel a job nobody waits for any more; if Redis is down the worker goes on and the result is kept."""
+async def abandon_quietly(services: Services, job_id: str) -> None:
+    """Cancel a job that no client of this process waits for any more, unless others do. If Redis is down the worker
+    goes on and the result is kept."""
     try:
-        await services.queue.cancel(job_id)
+        await services.queue.abandon(job_id, services.relay.address)
     except UnknownJob:
         pass  # it ended and was forgotten
     except StreamingError as error:

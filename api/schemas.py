@@ -69,6 +69,22 @@ UNHONOURED: Mapping[str, tuple[Any, ...]] = {
 }
 """Known fields that nothing here honours, each with the values that ask for nothing (null always does)."""
 
+_AS_SCHEMA = "Use response_format with type 'json_schema' and "
+
+CONSTRAINTS: Mapping[str, str] = {
+    "guided_json": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "guided_regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
+    "guided_choice": _AS_SCHEMA + 'the schema {"enum": [...]}.',
+    "guided_grammar": _AS_SCHEMA + "a schema instead of a grammar.",
+    "structured_outputs": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "structural_tag": _AS_SCHEMA + "a schema instead of tags.",
+    "json_schema": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
+    "grammar": _AS_SCHEMA + "a schema instead of a grammar.",
+    "ebnf": _AS_SCHEMA + "a schema instead of a grammar.",
+}
+"""Fields by which other servers hold an output to a form, and what has that effect here. Null asks for nothing."""
+
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 """Values without fields of their own. Most are, and whether one is a Body takes long to find out."""
 
@@ -280,7 +296,7 @@ def ignored_fields(request: Request) -> list[str]:
     """Names of the fields that had no effect, fit for a header: the first 20, odd names left out."""
     names: dict[str, None] = {}  # a set that keeps the order
     for name in _extras(request, ""):
-        if name not in UNHONOURED and _HEADER_WORD.fullmatch(name):
+        if name not in UNHONOURED and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
             names[name] = None
         if len(names) == MAX_IGNORED:
             break
@@ -322,7 +338,11 @@ def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
 
 def _refuse_unhonoured(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
-        if name not in UNHONOURED or value is None:
+        if value is None:
+            continue
+        if name in CONSTRAINTS:
+            raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
+        if name not in UNHONOURED:
             continue
         neutral = (fields.get("n") or 1,) if name == "best_of" else UNHONOURED[name]
         if value not in neutral:

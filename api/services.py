@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from api.errors import model_not_found
@@ -20,9 +20,7 @@ from streaming.background import keep_going
 from streaming.backlog import Backlog
 from streaming.batches import Batches
 from streaming.clock import Clock
-from streaming.config import ConfigError
 from streaming.deliveries import Deliveries
-from streaming.durability import check_level
 from streaming.errors import Unavailable
 from streaming.events import Wanted
 from streaming.files import Files
@@ -31,6 +29,7 @@ from streaming.journal import Journal
 from streaming.leader import Leadership
 from streaming.memory import Headroom
 from streaming.messages import ModelCard, Priority
+from streaming.monitor import NOT_CHECKED, StoreMonitor
 from streaming.overrides import Overrides
 from streaming.plans import Plans
 from streaming.queue import Queue
@@ -38,6 +37,7 @@ from streaming.reaper import Reaper
 from streaming.relay import Relay
 from streaming.settings import BatchSettings, EventSettings, FilesSettings, ModelSettings
 from streaming.shelf import Shelf
+from streaming.summaries import Summaries
 from streaming.wire import Wire
 from telemetry.lag import watch_lag
 from telemetry.metrics import Metrics
@@ -73,16 +73,15 @@ class Services:
     """What the scheduler expects; follows the plans a moment behind."""
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """What workers found when they loaded the models; follows the fleet a moment behind."""
-    unfit: str = ""
-    """Why this store cannot keep what `redis.durability` promises."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.queue, self.journal, self.fleet = Queue(self.wire), Journal(self.wire), Fleet(self.wire)
-        self.backlog, self.relay = Backlog(self.wire), Relay(self.wire)
-        self.files, self.batches = Files(self.wire), Batches(self.wire)
         self.headroom, self.shelf = Headroom(self.wire), Shelf(self.files_settings.dir)
+        self.queue, self.journal, self.fleet = Queue(self.wire, self.headroom), Journal(self.wire), Fleet(self.wire)
+        self.summaries, self.backlog, self.relay = Summaries(self.wire), Backlog(self.wire), Relay(self.wire)
+        self.files, self.batches = Files(self.wire), Batches(self.wire)
         self.leadership, self.plans, self.overrides = Leadership(self.wire), Plans(self.wire), Overrides(self.wire)
+        self.store = StoreMonitor(self.wire)
         self.clock, self.deliveries = Clock(self.wire), Deliveries(self.wire)
 
     @cached_property
@@ -98,16 +97,15 @@ class Services:
         ):  # `keep` tries again; until then jobs have no stamps of ours
             async with asyncio.timeout(CLOCK_PATIENCE_S):
                 await self.clock.renew()
-        reaper = Reaper(self.wire, self.metrics)
         for work in (
             watch_lag,
-            self._check_store,
+            self.store.keep_looking,
             self.headroom.keep_looking,
             self.clock.keep,
             self.deliveries.keep_writing,
             self._follow_fleet,
             self._follow_plans,
-            partial(reaper.keep_sweeping, SWEEP_S),
+            self._sweep,
         ):
             self.later(keep_going(work, AGAIN_S))
 
@@ -133,8 +131,17 @@ class Services:
             log.error("work beside a request broke", exc_info=error)
 
     @property
+    def unfit(self) -> str:
+        """Why this process may not use the store now, for clients; "" while it may. Raises Unavailable until the store
+        was reached for the first time."""
+        if self.store.reason == NOT_CHECKED:
+            raise Unavailable(NOT_CHECKED)
+        return self.store.brief
+
+    @property
     def refusal(self) -> str:
-        """Why the store may not be given any more work now; "" while it may."""
+        """Why the store may not be given any more work now; "" while it may. Raises Unavailable until the store was
+        reached for the first time."""
         return self.unfit or self.headroom.reason
 
     def eta_ms(self, model: str, lane: Priority, before: int) -> int | None:
@@ -150,19 +157,10 @@ class Services:
             raise model_not_found(name, self.models)
         return self.models[name]
 
-    async def _check_store(self) -> None:
-        """Once Redis answers: can it keep what is promised?"""
-        while True:
-            try:
-                for warning in await check_level(self.wire):
-                    log.warning("%s", warning)
-                return
-            except ConfigError as error:
-                self.unfit = str(error)
-                log.error("nothing is accepted: %s", error)
-                return
-            except Unavailable:
-                await asyncio.sleep(CARDS_EVERY_S)
+    async def _sweep(self) -> None:
+        """Not before the store is known to be one this process may write to."""
+        await self.store.entered.wait()
+        await Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S)
 
     async def _follow_fleet(self) -> None:
         while True:

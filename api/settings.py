@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from streaming.messages import Priority
+from streaming.settings import check_tenant
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,9 +33,13 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
     tenant: str
+    """Whose jobs these are: a name of letters, digits and . _ @ / -, at most 128."""
     priority: Priority = Priority.INTERACTIVE
     """The highest lane this key may use."""
     admin: bool = False
     """May look after dead letters, of all tenants."""
     batch_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Tokens this tenant's unfinished batches may add up to; None: as [batch] enqueued_tokens says."""
+
+    def __post_init__(self) -> None:
+        check_tenant("tenant", self.tenant)

@@ -38,7 +38,9 @@ def explained(error: ValidationError) -> ApiError:
     first = error.errors(include_input=False, include_url=False)[0]
     *above, last = loc = first["loc"]
     words = _WORDS.get(first["type"], first["msg"]).format_map(first.get("ctx", {}))
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden" and above == ["response_format"]:
+        words = "is not supported here: use type 'json_schema' with the schema in json_schema.schema"
+    elif first["type"] == "extra_forbidden":
         words = f"is no known field ({nearest(str(last)[:64], QueueOptions.model_fields)})"
     elif last == "[key]" and len(above) > 1:  # pydantic's mark for a key of an object, here of metadata
         param = _path(above[:-1])

@@ -63,7 +63,8 @@ class Penstock:
     """`with Penstock(folder, settings={"sim.step_ms": 0}) as penstock:` serves at `penstock.url` until the end of it.
 
     `redis_url`: use this server instead of one of its own (its costs are then not counted here). `settings` are those
-    of docs/configuration.md, by `section.key`. `folder` must exist; `data_dir` is where weights are kept.
+    of docs/configuration.md, by `section.key`. `folder` must exist; `data_dir` is where weights are kept. `tree`: the
+    processes import this source tree instead of the one that is installed.
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class Penstock:
         redis_url: str = "",
         settings: Mapping[str, object] | None = None,
         data_dir: Path | None = None,
+        tree: Path | None = None,
     ) -> None:
         self.folder, self.engine, self.apis, self.workers, self.offline = folder, engine, apis, workers, offline
         self.redis_url, self._data_dir = redis_url, data_dir
         self.settings = dict(settings or {})
         rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        self.processes = Processes(folder, rest)
+        self.processes = Processes(folder, rest if tree is None else rest | {"PYTHONPATH": str(tree)})
         self.port = 0
 
     @property

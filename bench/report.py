@@ -40,14 +40,18 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digits: int = 2
     rounds: tuple[float, ...] = ()
     """The same in each round alone, where there were several: what a machine with other tenants makes of it."""
+    interval: tuple[float, float] | None = None
+    """Confidence interval of the value. Where there is one, it decides: the goal is missed only if the whole interval
+    lies beyond it."""
 
     @property
     def figure(self) -> str:
-        """As it is shown: with the least and the most of the rounds."""
+        """As it is shown: with its interval, or else with the least and the most of the rounds."""
         shown = cell(self.value, self.digits)
-        if len(self.rounds) < 2:
+        if self.interval is None and len(self.rounds) < 2:
             return shown
-        return f"{shown} ({cell(min(self.rounds), self.digits)} to {cell(max(self.rounds), self.digits)})"
+        low, high = self.interval or (min(self.rounds), max(self.rounds))
+        return f"{shown} ({cell(low, self.digits)} to {cell(high, self.digits)})"
 
     @property
     def holds(self) -> bool | None:
@@ -56,9 +60,16 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return None
         if self.value is None:
             return False
-        return (self.at_most is None or self.value <= self.at_most) and (
-            self.at_least is None or self.value >= self.at_least
-        )
+        low, high = self.interval or (self.value, self.value)
+        return (self.at_most is None or low <= self.at_most) and (self.at_least is None or high >= self.at_least)
+
+    @property
+    def verdict(self) -> str:
+        """`holds` in a word; an interval that contains the goal decides nothing."""
+        goal = self.at_least if self.at_most is None else self.at_most
+        if self.interval is not None and goal is not None and self.interval[0] < goal < self.interval[1]:
+            return "undecided"
+        return {True: "reached", False: "missed", None: ""}[self.holds]
 
     @property
     def goal(self) -> str:
@@ -147,9 +158,9 @@ def _ratios(ratios: tuple[Ratio, ...]) -> Table:
     view.add_column("measured", justify="right")
     view.add_column("goal")
     view.add_column("", no_wrap=True)
-    words = {True: "[green]reached[/]", False: "[red]MISSED[/]", None: ""}
+    words = {"reached": "[green]reached[/]", "missed": "[red]MISSED[/]"}
     for ratio in ratios:
-        view.add_row(escape(ratio.what), ratio.figure, ratio.goal, words[ratio.holds])
+        view.add_row(escape(ratio.what), ratio.figure, ratio.goal, words.get(ratio.verdict, ratio.verdict))
     return view
 
 
@@ -160,8 +171,8 @@ def as_markdown(report: Report) -> str:
     lines += [_line([cell(row.get(c.key), c.digits) for c in report.columns]) for row in report.rows]
     if report.ratios:
         lines += ["", _line(["ratio", "measured", "goal", ""]), _line(["---", "---:", "---", "---"])]
-        words = {True: "reached", False: "**missed**", None: ""}
-        lines += [_line([r.what, r.figure, r.goal, words[r.holds]]) for r in report.ratios]
+        words = {"missed": "**missed**"}
+        lines += [_line([r.what, r.figure, r.goal, words.get(r.verdict, r.verdict)]) for r in report.ratios]
     for note in report.notes:
         lines += ["", note]
     where = f"{report.date}, {report.cores} cores, Python {report.python}"

@@ -22,6 +22,7 @@ class LazyGroup(click.Group):
         "dlq": ("cli.dlq:dlq", "List, show, replay and drop what was given up."),
         "webhooks": ("cli.webhooks:webhooks", "List, show and replay webhook messages."),
         "scale": ("cli.scale:scale", "Show and steer how many workers each model has."),
+        "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "probe": ("cli.probe:probe", "Say by exit code whether one process here is ready."),
         "doctor": ("cli.doctor:doctor", "Say what is wrong with this machine, and the fix."),

@@ -11,12 +11,14 @@ PROGRAMS = {
     "gateway": "Penstock and other gateways in front of the same simulated engine.",
     "table1": "TTFT and TBT by concurrency, of any OpenAI-compatible server.",
     "breakdown": "Where the time of a request goes, by concurrency.",
+    "whole": "Answers in one piece: how long after the engine's last token they are delivered.",
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",
     "engine": "Tokens per second through Penstock over those of the bare engine.",
     "scale": "The scheduler on a simulated clock: a bursty day, beside other rules.",
     "replay": "A bursty trace against a live endpoint: TTFT, queue time, who was in time.",
     "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
+    "recovery": "Kill a worker or an API process under load: how long readers wait, who stands still.",
     "chaos": "The fault matrix: kill, stop, cut, fill and flood everything.",
 }
 """One line each. What a program is given, it reads itself."""

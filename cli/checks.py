@@ -18,10 +18,13 @@ from cli import banner, ports
 from cli.deployment import Deployment
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance
+from streaming.config import ConfigError
 from streaming.durability import shortfalls
 from streaming.errors import Unavailable
+from streaming.identity import Identity, check_identity, disagreement, read_identity
 from streaming.plans import pool_name
 from streaming.settings import Durability, WireSettings
+from streaming.shelf import Shelf
 from streaming.wire import Wire
 from workers.settings import LlamacppSettings
 from workers.weights import SMOLLM2, file_sha256
@@ -61,7 +64,9 @@ def examine(
     yield disk(home.path)
     redis_url = instance.redis_url if instance else deployment.redis_url
     if redis_url:
-        yield from redis(deployment.config.section("redis", WireSettings, {"url": redis_url}))
+        configured = deployment.config.raw.get("files", {}).get("dir")
+        shelf = Shelf(Path(configured) if configured else home.files)
+        yield from redis(deployment.config.section("redis", WireSettings, {"url": redis_url}), shelf)
     else:
         yield embedded()
     yield port(deployment, instance)
@@ -159,16 +164,38 @@ def embedded() -> Check:
     return Check("redis", "ok", f"embedded: {server}")
 
 
-def redis(settings: WireSettings) -> Iterator[Check]:
-    """A server that is configured, or that runs."""
+def redis(settings: WireSettings, shelf: Shelf) -> Iterator[Check]:
+    """A server that is configured, or that runs, and whether it and the folder of files know each other."""
     place = banner.place(settings.url)
     try:
-        facts = asyncio.run(_inspect(settings))
+        facts, identity = asyncio.run(_inspect(settings))
     except (Unavailable, ValueError) as error:
         yield Check("redis", "fail", f"{place}: {error}", "start it, or mend PENSTOCK_REDIS_URL")
         return
     yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {place}")
     yield from judge_redis(settings.durability, facts)
+    if identity is not None:
+        yield from judge_store(identity, settings, shelf)
+
+
+def judge_store(identity: Identity, settings: WireSettings, shelf: Shelf) -> Iterator[Check]:
+    """What a store says it is, held against the settings and the folder of files."""
+    try:
+        check_identity(identity, settings)
+    except ConfigError as error:
+        yield Check("store", "fail", f"{error.key}: {error.problem}", error.hint)
+        return
+    yield Check("store", "ok", f"format {identity.format}, partitions {identity.partitions}, {identity.deployment}")
+    try:
+        owner, empty, aside = shelf.owner, shelf.is_empty, sum(number for _, number in shelf.quarantined())
+    except OSError as error:
+        yield Check("files", "skip", f"{shelf.folder}: {error.strerror}")
+        return
+    if (owner or not empty) and (problem := disagreement(identity.deployment, owner, shelf.folder)):
+        yield Check("files", "warn", problem, "penstock store adopt --yes, if redis.url and files.dir are right")
+    elif aside:
+        detail = f"{aside} in {shelf.folder / 'quarantine'}: the store has no record of them"
+        yield Check("files", "warn", detail, "see docs/operations.md, Files and the store")
 
 
 def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
@@ -209,9 +236,9 @@ def proxies(environ: Mapping[str, str]) -> Check:
     return Check("proxy", "ok", "none in the way")
 
 
-async def _inspect(settings: WireSettings) -> dict[str, str]:
+async def _inspect(settings: WireSettings) -> tuple[dict[str, str], Identity | None]:
     wire = Wire.open(settings)
     try:
-        return await wire.inspect()
+        return await wire.inspect(), await read_identity(wire)
     finally:
         await wire.close()

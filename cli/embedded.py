@@ -1,7 +1,8 @@
 """The Redis-compatible server of one machine: a Valkey that `up` starts on a port and in a folder of its own.
 
-It listens on loopback with a random password kept in a file only the owner can read, keeps its data in an
-append-only file, and never evicts. No client library is used here: readiness is asked for in three lines of text.
+It listens on loopback with a random password kept in a file only the owner can read, keeps its data in an append-only
+file, never evicts, and has a limit of its memory. No client library is used here: readiness is asked for in three
+lines of text.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ def find_server() -> Path | None:
     return Path(found).absolute() if found else None
 
 
+def machine_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes of memory this machine has, or this container may use."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(memory, int(limit.read_text()))
+    except (OSError, ValueError):  # no control group of version 2, or one without a limit ("max")
+        return memory
+
+
 @dataclass(frozen=True, slots=True)
 class Embedded:
     """How to run and reach the server of one data folder."""
@@ -46,14 +56,16 @@ class Embedded:
     folder: Path
     port: int
     password: str
+    memory: int
+    """Bytes it may fill."""
 
     @classmethod
-    def prepare(cls, server: Path, folder: Path) -> Embedded:
+    def prepare(cls, server: Path, folder: Path, memory: int) -> Embedded:
         """Read the port and password of an earlier run, or choose them, and write the configuration."""
         port, password = _kept(folder / CONFIG)
         if not port or not ports.is_free(HOST, port):
             port = ports.any_free(HOST)
-        embedded = cls(server, folder, port, password)
+        embedded = cls(server, folder, port, password, memory)
         embedded._write_config()
         return embedded
 
@@ -85,6 +97,7 @@ class Embedded:
             "appendonly yes\n"
             "appendfsync everysec\n"
             'save ""\n'
+            f"maxmemory {self.memory}\n"
             "maxmemory-policy noeviction\n"
             # A reader of token frames that falls behind is cut off; it finds what it missed in the log.
             "client-output-buffer-limit pubsub 8mb 2mb 10\n"

@@ -76,8 +76,9 @@ def _show(event: Event, data: dict[str, Any]) -> None:
         case "delta":
             sys.stdout.write(data["text"])
             sys.stdout.flush()
-        case "queued":
-            note(f"queued, {data['position']} ahead")
+        case "queued" | "queue.position":
+            if data["position"] is not None:
+                note(f"queued, {data['position']} ahead")
         case "started":
             note(f"started on {data['worker']}, attempt {data['attempt']}")
         case "stream.reset":

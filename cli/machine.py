@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ import msgspec
 from cli import banner
 from cli.child import Child, Program
 from cli.deployment import Deployment
-from cli.embedded import Embedded, end_orphan, find_server
+from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import DONE, INTERRUPTED, Problem
 from cli.instance import DataDir, Instance
 from cli.pool import Pool, follow
@@ -27,6 +28,7 @@ from cli.version import version
 from streaming.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
+from streaming.identity import enter_store
 from streaming.plans import Plans
 from streaming.settings import WireSettings
 from streaming.wire import Wire
@@ -91,6 +93,8 @@ class Machine:
         if self._interrupts:
             return
         self._wire = self._open(redis_url)
+        with contextlib.suppress(Unavailable):  # the processes wait for it, and check as well
+            await enter_store(self._wire)
         deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
         deployment.save(home, redis_url=redis_url, port=port, weights=weights)
         self._publish(redis_url=redis_url)
@@ -118,7 +122,7 @@ class Machine:
                 next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL',
             )
         await end_orphan(self._home.redis)
-        embedded = Embedded.prepare(server, self._home.redis)
+        embedded = Embedded.prepare(server, self._home.redis, int(machine_memory() * self._deployment.up.redis_memory))
         child = self._supervisor.start(
             Program(
                 role="redis",
@@ -147,7 +151,7 @@ class Machine:
         self._publish(state="ready", ready_s=time.monotonic() - self._began)
         self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
         assert self._wire is not None
-        by = f"up@{socket.gethostname()}:{os.getpid()}"
+        by = f"up@{socket.gethostname()}:{self._home.path}"  # the same after a crash, so its share is its own
         following = asyncio.create_task(follow(self._pools, Plans(self._wire), by))
         self._supervisor.guard(following)
         try:

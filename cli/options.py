@@ -16,7 +16,7 @@ from api.settings import ApiSettings
 from cli.instance import DataDir
 from cli.settings import UpSettings, settings_file
 from streaming.config import Config, load
-from streaming.settings import WireSettings
+from streaming.settings import FilesSettings, WireSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,7 +63,12 @@ class Where:
 
     def config(self) -> Config:
         """File, variables and these flags, as far as they say where things are. Raises ConfigError."""
-        kinds: dict[str, type[msgspec.Struct]] = {"up": UpSettings, "redis": WireSettings, "api": ApiSettings}
+        kinds: dict[str, type[msgspec.Struct]] = {
+            "up": UpSettings,
+            "redis": WireSettings,
+            "api": ApiSettings,
+            "files": FilesSettings,
+        }
         data_dir = None if self.data_dir is None else str(self.data_dir)
         flags = {("up", "data_dir"): data_dir, ("redis", "url"): self.redis_url}
         return load(kinds, path=settings_file(Path.cwd()), environ=os.environ, flags=flags)

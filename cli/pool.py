@@ -1,4 +1,6 @@
-"""The workers of one pool on this machine: as many as the leading scheduler plans, within the settings' bounds.
+"""The workers of one pool on this machine: its share of what the leading scheduler plans, within the settings' bounds.
+
+Several machines with the same settings may follow one plan: the store gives each its share (streaming/lua/share.lua).
 
 Whatever is done for a plan is noted first under the plan's epoch. Refused, because another leader has come since, it is
 not done: that leader's own plan says what should be.
@@ -49,7 +51,8 @@ class Pool:
             self._start(self._free_id())
 
     async def follow(self, plan: Plan, plans: Plans, by: str) -> None:
-        """Start workers, or let the newest ones drain; replace those that were cordoned. Raises Unavailable."""
+        """Start workers, or let the newest ones drain; replace those that were cordoned. `by` names this machine and no
+        other one. Raises Unavailable."""
         for child in self.members:
             if child.status.state == "draining":  # it was told to, by the scheduler
                 log.info("%s drains and is replaced: %s", child.program.id, child.status.detail)
@@ -58,7 +61,11 @@ class Pool:
         want = plan.pools.get(self.shape)
         if want is None:  # it was made before the model had these shapes
             return
-        size = min(max(want, self.least), self.most)
+        total = min(max(want, self.least), self.most)
+        pool = pool_name(self.model, self.shape)
+        size = await plans.share(plan.epoch, pool, by, len(members), total)
+        if size is None:
+            return
         for _ in range(size - len(members)):
             name = self._free_id()
             if not await plans.act(plan.epoch, self._action("start", name, plan, by)):

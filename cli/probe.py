@@ -36,7 +36,8 @@ def probe(role: str, name: str | None, alive: bool) -> int:
     config = Where().config()
     if role == "api":
         return _at_the_door(config.section("api", ApiSettings), "/healthz" if alive else "/readyz")
-    return _in_the_fleet(config.section("redis", WireSettings), role, name or socket.gethostname(), alive=alive)
+    host = socket.gethostname()
+    return _in_the_fleet(config.section("redis", WireSettings), role, name or host, host if name else "", alive=alive)
 
 
 def _at_the_door(settings: ApiSettings, path: str) -> int:
@@ -60,7 +61,8 @@ def _at_the_door(settings: ApiSettings, path: str) -> int:
     return DONE
 
 
-def _in_the_fleet(settings: WireSettings, role: str, name: str, *, alive: bool) -> int:
+def _in_the_fleet(settings: WireSettings, role: str, name: str, host: str, *, alive: bool) -> int:
+    """`host`: the machine of the process, where others may run one of the same name; "" if none can."""
     from cli.registry import processes  # noqa: PLC0415 - a Redis client that an API process's probe does not need
 
     try:
@@ -70,9 +72,9 @@ def _in_the_fleet(settings: WireSettings, role: str, name: str, *, alive: bool) 
             raise
         note(f"taken to live: {problem.cause}")
         return DONE
-    state = next((process.state for process in found if (process.role, process.id) == (role, name)), None)
-    if state is None:
+    states = {each.state for each in found if (each.role, each.id) == (role, name) and host in ("", each.host)}
+    if not states:
         raise Problem(f"{role} {name} has said nothing lately", next_step="penstock ps", code="not_running")
-    if not alive and state != "ready":
-        raise Problem(f"{role} {name} is {state}", code="not_ready")
+    if not alive and "ready" not in states:
+        raise Problem(f"{role} {name} is {', '.join(sorted(states))}", code="not_ready")
     return DONE

@@ -15,7 +15,7 @@ from streaming.messages import Process
 from streaming.settings import WireSettings
 
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
-FLEET_COLUMNS = ("role", "id", "pid", "state", "since", "model", "running", "slots", "reserved")
+FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "running", "slots", "reserved")
 COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
 
 

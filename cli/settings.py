@@ -19,6 +19,9 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The engine of the one model served when no [models.<name>] is configured."""
     model: str = ""
     """Name of that model (default: by the engine), or of the configured model the commands use by default."""
+    redis_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
+    """Share of the machine's memory that the embedded server may fill (its `maxmemory`). Rewriting its file may need as
+    much again for a while."""
     workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Workers of every model, whatever its own settings say; 0 starts none."""
 

@@ -41,8 +41,10 @@ from streaming.config import FILE, Config, ConfigError, load
 from streaming.errors import Unavailable
 from streaming.events import Wanted
 from streaming.fleet import Fleet
+from streaming.keys import new_life
 from streaming.memory import Headroom
 from streaming.messages import Process
+from streaming.monitor import StoreMonitor
 from streaming.presence import present
 from streaming.settings import (
     BatchSettings,
@@ -90,12 +92,19 @@ def main(argv: list[str] | None = None) -> int:
         config = _config(args)
         process = OfflineProcess(args.id, config, lifeline)
     except (ConfigError, OSError) as error:
-        lifeline.say("failed", str(error))
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+        return _refused(lifeline, error)
     os.nice(process.settings.nice)  # before there are threads: they have what the process has
-    asyncio.run(process.run())
+    try:
+        asyncio.run(process.run())
+    except ConfigError as error:
+        return _refused(lifeline, error)
     return 0
+
+
+def _refused(lifeline: Lifeline, error: Exception) -> int:
+    lifeline.say("failed", str(error))
+    sys.stderr.write(f"error: {error}\n")
+    return 2
 
 
 def _config(args: argparse.Namespace) -> Config:
@@ -122,13 +131,13 @@ class OfflineProcess:
         self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
         check_broker("events.take_url", self._events.take_url)
-        self._name, self._lifeline, self._since = name, lifeline, time.time()
+        self._name, self._lifeline, self._life, self._since = name, lifeline, new_life(), time.time()
         self._metrics = Metrics.start(telemetry.metrics_dir, "offline")
         if telemetry.metrics_port:
             self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         self._shelf = Shelf(files.dir)
         self._shelf.prepare()
-        self._keep_s = files.retention_s
+        self._keep_s, self._quarantine_s = files.retention_s, files.quarantine_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._desk: Desk | None = None
         self._app = build_app(self.settings, self._redis, self._look_at_batch)
@@ -139,16 +148,27 @@ class OfflineProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, stop.set)
         wire = Wire.open(self._redis)
-        headroom = Headroom(wire)
-        tools = Tools(wire, headroom, tuple(self._served), self._batch)
+        headroom, store = Headroom(wire), StoreMonitor(wire)
+        tools = Tools(wire, headroom, store, tuple(self._served), self._batch)
         say_s = min(1.0, self._redis.lease_ms / 2000)
         bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self.settings.turn_s, say_s)
-        self._desk = desk = Desk(bench)
-        await self._wait_for_redis(wire, stop)
+        self._desk = desk = Desk(bench, self._quarantine_s)
+        try:
+            await self._enter(store, stop)
+        except ConfigError:
+            await wire.close()
+            raise
         bell = Bell(Batches(wire), self._app, self._metrics)
-        loops = (bell.keep_ringing(), desk.keep_tidy(TIDY_S), headroom.keep_looking(), watch_lag(), self._fold())
+        loops = (
+            bell.keep_ringing(),
+            desk.keep_tidy(TIDY_S),
+            headroom.keep_looking(),
+            store.keep_looking(),
+            watch_lag(),
+            self._fold(),
+        )
         tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(wire))]
-        consumer = self._consumer(wire, headroom)
+        consumer = self._consumer(wire, headroom, store)
         celery = _CeleryThread(self._app, self.settings.concurrency, self._name)
         try:
             async with present(Fleet(wire), self._describe):
@@ -178,16 +198,17 @@ class OfflineProcess:
             loops.append(Publisher(wire, self._name, self._events, self._metrics).keep_publishing())
         return loops
 
-    def _consumer(self, wire: Wire, headroom: Headroom) -> Consumer | None:
+    def _consumer(self, wire: Wire, headroom: Headroom, store: StoreMonitor) -> Consumer | None:
         if not self._events.take_url:
             return None
         wanted = Wanted(self._events, self._webhooks)
-        return Consumer(Intake(wire, headroom, self._served, self._events, wanted), self._events, self._metrics)
+        return Consumer(Intake(wire, headroom, store, self._served, self._events, wanted), self._events, self._metrics)
 
-    async def _wait_for_redis(self, wire: Wire, stop: asyncio.Event) -> None:
+    async def _enter(self, store: StoreMonitor, stop: asyncio.Event) -> None:
+        """Wait until Redis answers, and check that its store is this deployment's. Raises ConfigError."""
         while not stop.is_set():
             try:
-                await wire.ping()
+                await store.enter()
             except Unavailable as error:
                 self._lifeline.say("starting", f"waiting for Redis: {error}")
                 await asyncio.sleep(0.2)
@@ -228,6 +249,7 @@ class OfflineProcess:
         return Process(
             role="offline",
             id=self._name,
+            life=self._life,
             pid=os.getpid(),
             host=socket.gethostname(),
             state="draining" if desk is not None and desk.stop.is_set() else "ready",

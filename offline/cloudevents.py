@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from api.cursor import latest_of
 from api.render import Facts, JobView, job_object, to_json
 from streaming.events import Event
 from streaming.journal import Record
@@ -48,7 +49,7 @@ def _view(record: Record) -> JobView:
         expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
         attempts=record.attempt,
         epoch=record.epoch,
-        seq=record.terminal.seq if record.terminal else 0,
+        latest=latest_of(record),
         metadata=record.job.metadata,
         terminal=record.terminal,
     )

@@ -1,8 +1,8 @@
 """Jobs taken from a queue of a broker: a message is acknowledged when its job is kept, and not before.
 
 Runs in a thread of its own, for brokers' clients block; each message is handed to the event loop and waited for. What
-can never be a job goes to the queue of rejected messages, with the reason, before it is acknowledged. While there is no
-room for more, messages stay where they are.
+can never be a job goes to the queue of rejected messages, with the reason, before it is acknowledged. So does a message
+that has made its taker fail several times. While there is no room for more, messages stay where they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kombu.message import Message
 
 from offline.broker import HEARTBEAT_S, Broken, Broker
 from offline.intake import Intake, Rejected
-from streaming.errors import LaneFull, Unavailable
+from streaming.errors import LaneFull, StoreFull, Unavailable
 from streaming.settings import EventSettings
 from telemetry.metrics import Metrics
 
@@ -77,11 +77,12 @@ class Consumer:
         properties = message.properties or {}
         # Brokers that kombu emulates give every message a name of its own.
         name = str(properties.get("message_id") or properties.get("delivery_tag") or "")
-        body = _bytes(message.body)
+        body, again = _bytes(message.body), bool((message.delivery_info or {}).get("redelivered"))
         full = False
         while not self._stop.is_set():
             try:
-                job_id = asyncio.run_coroutine_threadsafe(self._intake.accept(body, name), loop).result()
+                accepting = self._intake.accept(body, name, redelivered=again)
+                job_id = asyncio.run_coroutine_threadsafe(accepting, loop).result()
             except Rejected as error:
                 queue = f"{self._settings.take_queue}.rejected"
                 broker.publish(queue, body, message.content_type or "application/json", name, {REASON: str(error)})
@@ -89,7 +90,7 @@ class Consumer:
                 self._metrics.taken.labels("rejected").inc()
                 log.warning("a message was rejected: %s", error, extra={"queue": queue})
                 return
-            except (LaneFull, Unavailable) as error:
+            except (LaneFull, StoreFull, Unavailable) as error:
                 if not full:
                     log.info("messages wait at the broker: %s", error)
                 full = True

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Collection
 
 from offline.turn import Bench, Turn
 from streaming.batches import Batches
+from streaming.config import ConfigError
 from streaming.errors import DecodeError, Fenced, Stale, Unavailable
 from streaming.files import Files
+from streaming.identity import check_identity, disagreement, read_identity
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +23,11 @@ MOST = 100
 class Desk:
     """One per process. `stop` ends its turns early, in good order."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, bench: Bench, quarantine_s: float) -> None:
+        self._bench, self._quarantine_s = bench, quarantine_s
         self._batches, self._files = Batches(bench.tools.wire), Files(bench.tools.wire)
+        self._problem = ""
+        """Why nothing is tidied up, as it was logged last."""
         self.stop = asyncio.Event()
         self.running = 0
 
@@ -51,8 +57,11 @@ class Desk:
             self.running -= 1
 
     async def tidy(self) -> None:
-        """Forget what has expired, and remove what killed processes left. Raises Unavailable, OSError."""
+        """Forget what has expired, remove what killed processes left, and move what the store has no record of into
+        quarantine; nothing of it if store and folder are not of the same deployment. Raises Unavailable, OSError."""
         shelf = self._bench.shelf
+        if not await self._agreed():
+            return
         while files := await self._files.expired(MOST):
             for file in files:
                 await asyncio.to_thread(shelf.remove, file.id)
@@ -61,13 +70,44 @@ class Desk:
             await asyncio.to_thread(shelf.end_work, batch_id)
         await asyncio.to_thread(shelf.drop_incoming)
         strays = await asyncio.to_thread(shelf.strays, "files")
-        for name in set(strays) - await self._files.known(strays):
-            log.info("removing a file nobody has a record of", extra={"file": name})
-            await asyncio.to_thread(shelf.remove, name)
+        await self._set_aside("files", set(strays) - await self._files.known(strays))
         works, old = await asyncio.to_thread(shelf.works), await asyncio.to_thread(shelf.strays, "batches")
-        for name, state in (await self._batches.states(works)).items():
-            if state.final if state is not None else name in old:
+        states = await self._batches.states(works)
+        for name, state in states.items():
+            if state is not None and state.final:
                 await asyncio.to_thread(shelf.end_work, name)
+        await self._set_aside("batches", {name for name, state in states.items() if state is None} & set(old))
+        for day in await asyncio.to_thread(shelf.end_quarantine, self._quarantine_s):
+            log.warning("removed the files that were quarantined on %s", day)
+
+    async def _agreed(self) -> bool:
+        """Whether the store and the folder of files are of the same deployment, as far as can be known now. Raises
+        Unavailable, OSError."""
+        identity = await read_identity(self._bench.tools.wire)
+        if identity is None:  # emptied this moment; the monitor writes a new one
+            return False
+        wire, shelf = self._bench.tools.wire, self._bench.shelf
+        try:
+            check_identity(identity, wire.settings)
+        except ConfigError as error:
+            problem = str(error)
+        else:
+            owner = await asyncio.to_thread(shelf.claim, identity.deployment)
+            problem = disagreement(identity.deployment, owner, shelf.folder)
+        if problem and problem != self._problem:
+            log.warning("%s; nothing is tidied up until then", problem)
+        self._problem = problem
+        return not problem
+
+    async def _set_aside(self, part: str, names: Collection[str]) -> None:
+        """Move what the store does not know into quarantine, unless the store was emptied while it was asked. Raises
+        Unavailable, OSError."""
+        if not names or not await self._agreed():
+            return
+        for name in sorted(names):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                place = await asyncio.to_thread(self._bench.shelf.set_aside, part, name)
+                log.warning("the store has no record of a file or batch; quarantined it: %s", place)
 
     async def keep_tidy(self, every_s: float) -> None:
         """For ever, whatever happens."""

@@ -8,14 +8,19 @@ from collections.abc import Mapping
 from api.errors import ApiError, model_not_found
 from api.schemas import parse, to_job
 from streaming.capabilities import unsupported
-from streaming.errors import KeyReused, NoCapacity, Unavailable
+from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
 from streaming.events import Wanted
 from streaming.fleet import Fleet
+from streaming.keys import joined
 from streaming.memory import Headroom
+from streaming.monitor import StoreMonitor
 from streaming.queue import Queue
+from streaming.redeliveries import Redeliveries
 from streaming.settings import EventSettings, ModelSettings
 from streaming.wire import Wire
 
+MAX_REDELIVERIES = 5
+"""How often a message that came again is taken up without an outcome before it is rejected."""
 MOST_BYTES = 2 * 1024 * 1024
 LONGEST_ID = 200
 
@@ -31,27 +36,48 @@ class Intake:
         self,
         wire: Wire,
         headroom: Headroom,
+        store: StoreMonitor,
         models: Mapping[str, ModelSettings],
         settings: EventSettings,
         wanted: Wanted,
     ) -> None:
-        self._queue, self._fleet, self._headroom = Queue(wire), Fleet(wire), headroom
+        self._queue, self._fleet = Queue(wire, headroom), Fleet(wire)
+        self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(wire)
         self._models, self._settings, self._wanted = models, settings, wanted
 
-    async def accept(self, body: bytes, message_id: str) -> str:
-        """The job's id: it is kept from now on, and the same message again leads to the same job.
+    async def accept(self, body: bytes, message_id: str, *, redelivered: bool = False) -> str:
+        """The job's id: it is kept from now on, and the same message again leads to the same job. `redelivered`: the
+        broker has given it out before.
 
-        Raises Rejected; LaneFull, Unavailable: there is no room now.
+        Raises Rejected; LaneFull, StoreFull, Unavailable: there is no room now; anything else for a message that makes
+        us fail.
         """
+        if not redelivered:
+            return await self._accept(body, message_id)
+        queue = self._settings.take_queue
+        count = await self._redeliveries.begin(queue, message_id)
+        try:
+            if count > MAX_REDELIVERIES:
+                raise Rejected(
+                    f"The message was taken up {count} times and each time the process failed without an answer."
+                )
+            job_id = await self._accept(body, message_id)
+        except (Rejected, LaneFull, StoreFull, Unavailable):
+            await self._redeliveries.settle(queue, message_id)
+            raise
+        await self._redeliveries.settle(queue, message_id)
+        return job_id
+
+    async def _accept(self, body: bytes, message_id: str) -> str:
         if not message_id or len(message_id) > LONGEST_ID:
             raise Rejected(
                 f"A message needs a message_id of 1 to {LONGEST_ID} characters: without one it could be computed twice."
             )
         if len(body) > MOST_BYTES:
             raise Rejected(f"The message is larger than the {MOST_BYTES} bytes accepted here.")
-        if self._headroom.reason:
-            raise Unavailable(self._headroom.reason)
-        key = f"{self._settings.take_queue}:{message_id}"
+        if reason := self._store.reason or self._headroom.reason:
+            raise Unavailable(reason)
+        key = joined("message", self._settings.take_queue, message_id)
         tenant = self._settings.take_tenant
         try:
             asked = parse("job", body)
@@ -74,7 +100,8 @@ class Intake:
         digest = hashlib.sha256(body).hexdigest()
         try:
             must_run = bool(asked.queue.do_not_queue)
-            return (await self._queue.put(job, idempotency_key=key, digest=digest, must_run=must_run)).id
+            accepted = await self._queue.put(job, idempotency_key=key, digest=digest, must_run=must_run, card=card)
+            return accepted.id
         except KeyReused:
             raise Rejected("This message_id came with another body before.") from None
         except NoCapacity:

@@ -18,13 +18,14 @@ import msgspec
 from api.lines import answer, envelope, job_of, request_of, worth_retrying
 from offline.urgency import Standing, lane_of, window_of
 from streaming.batches import Hold
-from streaming.errors import LaneFull
+from streaming.errors import LaneFull, StoreFull
 from streaming.fleet import Fleet
 from streaming.journal import Journal, Record
 from streaming.keys import line_job_id
 from streaming.ledger import Ledger, Outcome, Plan, Row, Segment
 from streaming.memory import Headroom
 from streaming.messages import Job, Priority, Progress, State, Usage
+from streaming.monitor import StoreMonitor
 from streaming.queue import Queue
 from streaming.settings import BatchSettings
 from streaming.wire import Wire
@@ -43,6 +44,7 @@ class Tools:
 
     wire: Wire
     headroom: Headroom
+    store: StoreMonitor
     models: Sequence[str]
     settings: BatchSettings
 
@@ -52,7 +54,8 @@ class Lines:
 
     def __init__(self, tools: Tools, hold: Hold, folder: Path) -> None:
         self._tools, self._hold, self._folder = tools, hold, folder
-        self._queue, self._journal, self._fleet = Queue(tools.wire), Journal(tools.wire), Fleet(tools.wire)
+        self._queue = Queue(tools.wire, tools.headroom)
+        self._journal, self._fleet = Journal(tools.wire), Fleet(tools.wire)
         self.plan, self.ledger = Plan(), Ledger(folder, 0)
         self.base = hold.progress
         """What of the progress is not about lines."""
@@ -120,6 +123,8 @@ class Lines:
         for at in range(0, len(ended), AT_ONCE):
             part = ended[at : at + AT_ONCE]
             for job_id, record in zip(part, await self._journal.records(part), strict=True):
+                if record is not None and record.newer:
+                    continue  # an offline process of that version writes its answer down, in a later turn
                 line = self._queued.pop(job_id)
                 if record is None or record.terminal is None:  # the store has lost it: the same job once more
                     self._waiting.appendleft(line)
@@ -134,7 +139,8 @@ class Lines:
     async def feed(self) -> None:
         """Put as many lines as belong into the queue. Raises Unavailable, OSError."""
         left_ms = self._left_ms()
-        if not self._waiting or self._tools.headroom.full or (left_ms is not None and left_ms <= 0):
+        refused = self._tools.headroom.full or self._tools.store.reason
+        if not self._waiting or refused or (left_ms is not None and left_ms <= 0):
             return
         room = window_of(await self._slots_there(), self._tools.settings.window) - len(self._queued)
         self._lane, self._reason = lane_of(self._standing(), self._hold.batch.ceiling)
@@ -171,16 +177,16 @@ class Lines:
                 self._waiting.appendleft(line)
 
     async def _put(self, lines: list[int], left_ms: int | None) -> bool:
-        """False once the lane is full: the lines it did not take go on waiting."""
+        """False once the lane or the store is full: the lines it did not take go on waiting."""
         jobs = await asyncio.to_thread(self._jobs, lines, left_ms)
         try:
-            answers = await self._queue.put_parts(jobs)
+            answers = await self._queue.put_parts(jobs, await self._fleet.cards())
         except BaseException:
             self._waiting.extendleft(reversed(lines))
             raise
         refused = []
         for line, job, accepted in zip(lines, jobs, answers, strict=True):
-            if isinstance(accepted, LaneFull):
+            if isinstance(accepted, LaneFull | StoreFull):
                 refused.append(line)
             else:
                 self._queued[job.id] = line
@@ -208,6 +214,11 @@ class Lines:
         assert record.terminal is not None
         attempt = self.ledger.attempts[line]
         if (record.state is State.CANCELLED and self._giving_up) or self._out_of_time(record):
+            self._waiting.appendleft(line)
+        elif record.state is State.CANCELLED:
+            # By an earlier turn that said so late, or by its id: nobody has cancelled the batch. As a new job, for the
+            # old one has ended.
+            self._segment.add(line, Outcome.WITHDRAWN, attempt + 1)
             self._waiting.appendleft(line)
         elif worth_retrying(record) and self.ledger.failures[line] < self._tools.settings.retries:
             self._segment.add(line, Outcome.RETRIED, attempt + 1)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from offline.broker import Broken, Broker
 from offline.cloudevents import CONTENT_TYPE, cloud_event
-from streaming.errors import DecodeError, Unavailable
+from streaming.errors import Unavailable
 from streaming.events import Event, Outbox
-from streaming.journal import Journal, Record
+from streaming.journal import Journal
 from streaming.settings import EventSettings
 from streaming.wire import Wire
 from telemetry.metrics import Metrics
@@ -71,19 +71,12 @@ class Publisher:
 
     async def _bodies(self, events: Sequence[Event]) -> list[bytes]:
         jobs = list({event.subject for event in events if event.subject.startswith("job_")})
-        records = dict(zip(jobs, await self._records(jobs), strict=True))
+        records = dict(zip(jobs, await self._journal.records(jobs), strict=True))
         settings = self._settings
         return [
             cloud_event(event, records.get(event.subject), settings.source, results=settings.results)
             for event in events
         ]
-
-    async def _records(self, jobs: Sequence[str]) -> Sequence[Record | None]:
-        try:
-            return await self._journal.records(jobs)
-        except DecodeError as error:
-            log.error("a job nobody can read is among these: their events tell no more than their ids: %s", error)
-            return [None] * len(jobs)
 
     async def _leave(self) -> None:
         broker, self._broker = self._broker, None

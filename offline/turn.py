@@ -151,7 +151,7 @@ class Turn:
         segment = Segment(self._folder, self._hold.epoch)
         terms = Terms(batch.endpoint, frozenset(tools.models), tools.settings.max_lines)
         try:
-            source = self._bench.shelf.input_of(batch.id)
+            source = await asyncio.to_thread(self._bench.shelf.input_of, batch.id, batch.input_file)
             found = await asyncio.to_thread(survey, source, terms, segment, self._go_on)
             if not found.faults:
                 await asyncio.to_thread(segment.commit)

@@ -16,15 +16,19 @@ import msgspec
 from scheduler.limits import Limits
 from scheduler.loop import Loop, Me, Parts
 from scheduler.pools import DryRunPool, LocalPool, Pool
-from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
+from scheduler.settings import KubernetesSettings, SchedulerSettings, check_deployments, shapes_of
 from streaming.config import FILE, Config, ConfigError, load
+from streaming.errors import Unavailable
+from streaming.identity import enter_store
 from streaming.messages import Priority
-from streaming.settings import ModelSettings, WireSettings, check_model_names
+from streaming.settings import ModelSettings, WireSettings, served_models
 from streaming.wire import Wire
 from telemetry import logs
 from telemetry.lifeline import Lifeline
 from telemetry.metrics import Metrics
 from telemetry.settings import TelemetrySettings
+
+ENTER_RETRY_S = 0.25
 
 KINDS: dict[str, type[msgspec.Struct]] = {
     "redis": WireSettings,
@@ -47,16 +51,15 @@ class Settings(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, config: Config) -> Settings:
         """Without any configured model it is the simulated one, as for a worker. Raises ConfigError."""
-        models = config.table("models", ModelSettings) or {"sim": ModelSettings(engine="sim")}
-        try:
-            check_model_names(models)
-        except ValueError as error:
-            raise ConfigError("models", str(error)) from None
+        models = served_models(config.table("models", ModelSettings))
         own = config.section("scheduler", SchedulerSettings)
+        kubernetes = config.section("kubernetes", KubernetesSettings)
+        if own.pool == "kubernetes":
+            check_deployments(kubernetes, models)
         return cls(
             config.section("redis", WireSettings),
             own,
-            config.section("kubernetes", KubernetesSettings),
+            kubernetes,
             config.section("telemetry", TelemetrySettings),
             {name: limits_of(name, model, own) for name, model in models.items()},
         )
@@ -128,11 +131,24 @@ async def run(settings: Settings, me: Me, lifeline: Lifeline) -> None:
             lead_s=settings.scheduler.lead_s,
             on_state=lifeline.say,
         )
-        await loop.run(stop)
+        if await _entered(wire, stop):
+            await loop.run(stop)
     finally:
         await pool.close()
         await wire.close()
         metrics.close()
+
+
+async def _entered(wire: Wire, stop: asyncio.Event) -> bool:
+    """Wait until Redis answers, and check that its store is this deployment's; False if told to stop before. Raises
+    ConfigError."""
+    while not stop.is_set():
+        try:
+            await enter_store(wire)
+            return True
+        except Unavailable:
+            await asyncio.sleep(ENTER_RETRY_S)
+    return False
 
 
 def open_pool(settings: Settings, me: Me) -> Pool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -105,7 +104,8 @@ class KubernetesPool:
         deployment = await client.get(Deployment, name)
         meta, spec = deployment.metadata, deployment.spec
         assert meta is not None and spec is not None and meta.resourceVersion is not None
-        stamped = int((meta.annotations or {}).get(EPOCH, 0))
+        stamp = (meta.annotations or {}).get(EPOCH, "")
+        stamped = int(stamp) if stamp.isdecimal() else 0
         if stamped > epoch:
             raise PoolError(f"{name} is another leader's (epoch {stamped}, this one's is {epoch})")
         by_host = {worker.host: worker for worker in workers}
@@ -187,9 +187,8 @@ class KubernetesPool:
     # --- the client --------------------------------------------------------------------------------------------------
 
     def deployment(self, model: str, shape: str = "") -> str:
-        """The name of a model's Deployment, or of one of its shapes': what names may not hold becomes a dash."""
-        name = re.sub(r"[^a-z0-9]+", "-", pool_name(model, shape).lower()).strip("-")
-        return self._settings.deployment.replace("{model}", name)
+        """The name of a model's Deployment, or of one of its shapes'."""
+        return self._settings.deployment_of(model, shape)
 
     def _open(self) -> AsyncClient:
         """The cluster this process is in, or the one KUBECONFIG names. Raises ConfigError."""

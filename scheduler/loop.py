@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scheduler.limits import Limits
 from scheduler.observe import observe
@@ -24,6 +24,7 @@ from scheduler.switch import Decision, Switch, decide
 from streaming.backlog import Backlog
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
+from streaming.keys import new_life
 from streaming.leader import Lead, Leadership
 from streaming.messages import Process
 from streaming.overrides import Override, Overrides
@@ -54,14 +55,17 @@ class Me:
     id: str
     pid: int
     host: str
+    life: str = field(default_factory=new_life)
 
     @property
     def holder(self) -> str:
-        """The name it leads under: two machines may use the same id."""
-        return f"{self.id}@{self.host}:{self.pid}"
+        """The name it leads under. Containers on two machines may have the same id, host name and pid."""
+        return f"{self.id}@{self.host}/{self.life[:6]}:{self.pid}"
 
     def process(self, state: str, since: float) -> Process:
-        return Process(role="scheduler", id=self.id, pid=self.pid, host=self.host, state=state, since=since)
+        return Process(
+            role="scheduler", id=self.id, life=self.life, pid=self.pid, host=self.host, state=state, since=since
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ class Loop:
     async def leave(self) -> None:
         """Tell the fleet that it goes, and let another lead at once. Raises Unavailable."""
         await self._parts.leadership.leave(self._me.holder)
-        await self._parts.fleet.leave("scheduler", self._me.id)
+        await self._parts.fleet.leave(self._me.process(self._state, self._since or 0.0))
 
     def _enter(self, state: str) -> None:
         self._state = state

@@ -13,8 +13,8 @@ from streaming.messages import Process
 async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Backlog) -> list[Snapshot]:
     """One snapshot per model, in the order given. Raises Unavailable."""
     models = tuple(models)
-    lanes, due = await backlog.lanes(models), await backlog.due()
-    return [look(model, lanes, workers, due) for model in models]
+    seen = await backlog.look(models)
+    return [look(model, seen.lanes, workers, seen.due) for model in models]
 
 
 def look(model: str, lanes: Iterable[Lane], workers: Iterable[Process], due: Iterable[Due] = ()) -> Snapshot:
@@ -42,7 +42,7 @@ def _before(due: Due, lane: Lane) -> int:
 
 def _worker(process: Process) -> snapshot.Worker:
     return snapshot.Worker(
-        id=process.lease or f"{process.id}@{process.host}:{process.pid}",
+        id=process.lease or process.life,
         state=process.state,
         slots=process.slots,
         running=process.running,

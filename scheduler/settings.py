@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated
 
@@ -10,7 +12,7 @@ import msgspec
 
 from scheduler.shapes import Shape, calibrated
 from streaming.config import ConfigError
-from streaming.plans import PoolKind
+from streaming.plans import PoolKind, pool_name
 from streaming.settings import ModelSettings
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -47,6 +49,26 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: the scheduler's own, or that of the context KUBECONFIG names."""
     deployment: str = "penstock-worker-{model}"
     """Name of a model's Deployment; in {model}, what such names may not hold is a dash."""
+
+    def deployment_of(self, model: str, shape: str = "") -> str:
+        """The name of a model's Deployment, or of one of its shapes'."""
+        name = re.sub(r"[^a-z0-9]+", "-", pool_name(model, shape).lower()).strip("-")
+        return self.deployment.replace("{model}", name)
+
+
+def check_deployments(settings: KubernetesSettings, models: Mapping[str, ModelSettings]) -> None:
+    """Two pools on one Deployment would scale it against each other. Raises ConfigError."""
+    pools: dict[str, str] = {}
+    for model, each in models.items():
+        for shape in each.pools:
+            name, pool = settings.deployment_of(model, shape), pool_name(model, shape)
+            other = pools.setdefault(name, pool)
+            if other != pool:
+                raise ConfigError(
+                    "kubernetes.deployment",
+                    f"{other!r} and {pool!r} would both be the Deployment {name!r}",
+                    "rename a model, or put {model} into the name",
+                )
 
 
 def shapes_of(name: str, model: ModelSettings) -> tuple[Shape, ...]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from redis.exceptions import ResponseError
-
-from streaming.keys import GROUP, parse_lane, partition_key
+from streaming.keys import parse_lane
 from streaming.messages import Priority
-from streaming.wire import Wire, translated
+from streaming.wire import Wire
 
 NEAREST = 32
 """Deadlines looked at, of each partition."""
@@ -42,75 +39,49 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """What one stream of a lane says of itself."""
+class Look:
+    """What all partitions said at one time."""
 
-    waiting: int
-    delivered: int
-    first_ms: int
-    """Redis time of the oldest waiting entry, or 0."""
-    added: int
+    lanes: list[Lane]
+    due: list[Due]
 
 
 class Backlog:
-    """Stateless; many may share a wire."""
+    """Stateless; many may share a wire. Every look is one call for each partition: one round trip a server."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     async def lanes(self, models: Iterable[str]) -> list[Lane]:
         """Every lane of these models. Raises Unavailable."""
-        now = await self._wire.now_ms()
-        return [await self._lane(model, priority, now) for model in models for priority in Priority]
+        return (await self.look(models, deadlines=0)).lanes
 
-    async def _lane(self, model: str, priority: Priority, now: int) -> Lane:
-        waiting, running, oldest, added = 0, 0, now, 0
-        for partition in self._wire.partitions:
-            for name in ("suspects", "retry", "lane"):
-                stream = await self._stream(partition_key(partition, name, model, priority))
-                waiting, running = waiting + stream.waiting, running + stream.delivered
-                oldest = min(oldest, stream.first_ms or now)
-                added += stream.added if name == "lane" else 0  # elsewhere they come for the second time
-        return Lane(model, priority, waiting, running, now - oldest if waiting else 0, added)
+    async def look(self, models: Iterable[str], deadlines: int = NEAREST) -> Look:
+        """Every lane of these models, and the nearest deadlines of waiting jobs, of all models. Raises Unavailable."""
+        models = tuple(models)
+        args: list[str | int] = [deadlines, *models]
+        answers = await self._wire.calls([("lanes", partition, args) for partition in self._wire.partitions])
+        names = [(model, priority) for model in models for priority in Priority]
+        parts = zip(*([(now, *lane) for lane in lanes] for now, lanes, _ in answers), strict=True)
+        return Look(
+            [_lane(model, priority, each) for (model, priority), each in zip(names, parts, strict=True)],
+            [due for now, _, nearest in answers for each in nearest if (due := _due(now, *each)) is not None],
+        )
 
-    async def due(self) -> list[Due]:
-        """The nearest deadlines of waiting jobs, of all models. Raises Unavailable."""
-        now, found = await self._wire.now_ms(), []
-        for partition in self._wire.partitions:
-            with translated():
-                nearest: Any = await self._wire.redis.zrange(
-                    partition_key(partition, "timers"), 0, NEAREST - 1, withscores=True
-                )
-                if not nearest:
-                    continue
-                pipeline = self._wire.redis.pipeline(transaction=False)
-                for job_id, _ in nearest:
-                    pipeline.hmget(partition_key(partition, "job", job_id.decode()), ("lane", "created"))
-                jobs = await pipeline.execute()
-            for (_, at), (lane, created) in zip(nearest, jobs, strict=True):
-                if lane is not None:  # else it ended between the two looks
-                    model, priority = parse_lane(lane.decode())
-                    found.append(Due(model, priority, max(0, int(at) - now), now - int(float(created))))
-        return found
 
-    async def _stream(self, key: str) -> Stream:
-        """Entries leave the stream at their job's end, so what is in it and not delivered is waiting."""
-        redis = self._wire.redis
-        with translated():
-            pipeline = redis.pipeline(transaction=False)
-            pipeline.xlen(key)
-            pipeline.xpending(key, GROUP)
-            pipeline.xinfo_groups(key)
-            pipeline.xinfo_stream(key)
-            length, pending, groups, about = await pipeline.execute(raise_on_error=False)
-            if isinstance(length, ResponseError):
-                raise length
-            delivered = 0 if isinstance(pending, ResponseError) else int(pending["pending"])
-            added = 0 if isinstance(about, ResponseError) else int(about.get("entries-added") or 0)
-            waiting = max(0, int(length) - delivered)
-            if not waiting:
-                return Stream(0, delivered, 0, added)
-            grouped = not isinstance(groups, ResponseError) and groups
-            last = f"({groups[0]['last-delivered-id'].decode()}" if grouped else "-"
-            first: Any = await redis.xrange(key, last, "+", count=1)
-        return Stream(waiting, delivered, int(first[0][0].split(b"-")[0]) if first else 0, added)
+def _lane(model: str, priority: Priority, parts: Iterable[tuple[int, int, int, int, int]]) -> Lane:
+    """Of each partition: its time, what waits and runs, the time of the oldest that waits, what was ever put."""
+    waiting = running = added = oldest_ms = 0
+    for now, here, there, first, put in parts:
+        waiting, running, added = waiting + here, running + there, added + put
+        oldest_ms = max(oldest_ms, now - first if first else 0)
+    return Lane(model, priority, waiting, running, oldest_ms, added)
+
+
+def _due(now: int, lane: bytes, created: bytes, at: bytes) -> Due | None:
+    """None for a job whose record cannot be read."""
+    try:
+        model, priority = parse_lane(lane.decode())
+        return Due(model, priority, max(0, int(float(at)) - now), now - int(float(created)))
+    except (ValueError, OverflowError, LookupError, TypeError):
+        return None

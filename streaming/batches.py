@@ -6,16 +6,19 @@ turn: whoever was overtaken is refused at its next word. Nothing here knows line
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from streaming.errors import KeyReused, Stale, StreamingError, UnknownBatch
-from streaming.keys import kept_partition, new_batch_id, partition_key, tenant_partition
+from streaming.errors import DecodeError, KeyReused, Stale, StreamingError, UnknownBatch
+from streaming.keys import joined, kept_partition, new_batch_id, partition_key, tenant_partition
 from streaming.listing import overdue, page
 from streaming.messages import (
     Batch,
     BatchState,
+    LineFault,
+    Priority,
     Progress,
     StoredFile,
     decode_batch,
@@ -26,6 +29,10 @@ from streaming.wire import Wire, translated
 
 Wish: TypeAlias = Literal["cancel", "pause", "resume"]
 Reason: TypeAlias = Literal["due", "unanswered", "lapsed"]
+
+log = logging.getLogger(__name__)
+
+MALFORMED = LineFault(0, "malformed_batch", "What the store holds of this batch cannot be read. Create it again.")
 
 FIELDS = ("asked", "status", "paused", "created", "expires", "cancelling", "progress", "tenant")
 
@@ -90,16 +97,18 @@ class Batches:
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
         """The same for the same key."""
-        seed = f"{tenant}\0{idempotency_key}" if idempotency_key else ""
+        seed = joined(tenant, idempotency_key) if idempotency_key else ""
         return new_batch_id(tenant_partition(tenant, self._wire.settings.partitions), seed)
 
-    async def create(self, batch: Batch, digest: str) -> bool:
-        """Accept a batch for good; False if it was there already. Raises KeyReused."""
+    async def create(self, batch: Batch, digest: str) -> BatchRecord:
+        """Accept a batch for good: as it stands, also if it was there already. Raises KeyReused."""
         args = (batch.id, batch.tenant, encode(batch), digest, batch.window_ms or "", batch.events)
         answer = await self._wire.call("put_batch", self._partition(batch.id), *args)
         if answer == b"reused":
             raise KeyReused("this idempotency key was used with another request body")
-        return bool(answer == b"new")
+        record = _record(batch.id, answer)
+        assert record is not None
+        return record
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
         """Raises UnknownBatch, also for somebody else's."""
@@ -112,7 +121,7 @@ class Batches:
         """A tenant's batches, newest first, behind `after`."""
         key = partition_key(tenant_partition(tenant, self._wire.settings.partitions), "batches", tenant)
         behind = (after.created_ms, after.batch.id) if after else None
-        ids = [name for name, _ in await page(self._wire, key, behind, limit)]
+        ids = [name for name, _ in await page(self._wire, key, behind, limit) if self._is_ours(name)]
         return [record for record in await self._records(ids) if record is not None]
 
     async def steer(self, batch_id: str, wish: Wish) -> BatchState:
@@ -130,43 +139,47 @@ class Batches:
         answers = await self._wire.calls([("due", partition, (limit, again_ms)) for partition in self._wire.partitions])
         return [Telling(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
 
-    async def unfinished(self) -> int:
-        """How many batches there are that have not ended."""
+    async def totals(self, tenants: Iterable[str]) -> tuple[int, int]:
+        """How many batches have not ended, and the tokens that those of these tenants still have to compute."""
         with translated():
             pipeline = self._wire.redis.pipeline(transaction=False)
             for partition in self._wire.partitions:
                 pipeline.zcard(partition_key(partition, "due"))
-            counts: list[int] = await pipeline.execute()
-        return sum(counts)
-
-    async def enqueued(self, tenants: Iterable[str]) -> int:
-        """Tokens that the unfinished batches of these still have to compute."""
-        with translated():
-            pipeline = self._wire.redis.pipeline(transaction=False)
             for tenant in tenants:
                 partition = tenant_partition(tenant, self._wire.settings.partitions)
                 pipeline.hvals(partition_key(partition, "enqueued", tenant))
-            counts: list[list[bytes]] = await pipeline.execute()
-        return sum(int(count) for each in counts for count in each)
+            answers: list[Any] = await pipeline.execute()
+        counts, waiting = answers[: len(self._wire.partitions)], answers[len(self._wire.partitions) :]
+        return sum(counts), sum(int(count) for each in waiting for count in each)
 
     async def hold(self, batch_id: str, turn: int) -> Hold:
         """Begin a turn. Raises Stale when there is nothing to do for whoever was told by this number."""
         answer = await self._wire.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
         match answer:
             case [epoch, now, status, paused, created, expires, asked, progress]:
-                return Hold(
-                    batch=decode_batch(asked),
-                    epoch=epoch,
-                    now_ms=now,
-                    state=BatchState(status.decode()),
-                    paused=bool(paused),
-                    created_ms=created,
-                    expires_ms=_number(expires),
-                    progress=decode_progress(progress),
-                )
+                try:
+                    return Hold(
+                        batch=decode_batch(asked),
+                        epoch=epoch,
+                        now_ms=now,
+                        state=BatchState(status.decode()),
+                        paused=bool(paused),
+                        created_ms=created,
+                        expires_ms=_number(expires),
+                        progress=decode_progress(progress),
+                    )
+                except (DecodeError, ValueError, OverflowError) as error:
+                    await self._fail_malformed(batch_id, epoch)
+                    raise Stale(f"the record of {batch_id} cannot be read, the batch has failed: {error}") from error
             case b"gone" | b"stale" | b"held":
                 raise Stale(f"{batch_id} is {answer.decode()}")
         raise StreamingError(f"hold answered {answer!r}")
+
+    async def _fail_malformed(self, batch_id: str, epoch: int) -> None:
+        """End a batch whose record cannot be read, so that it is not told of again and again. Raises Fenced."""
+        progress, keep_s = encode(Progress(faults=(MALFORMED,))), self._wire.settings.retention_s
+        args = (batch_id, epoch, self._lease_ms, BatchState.FAILED, progress, "", "", keep_s)
+        await self._wire.call("save", self._partition(batch_id), *args)
 
     async def reserve(self, hold: Hold, tokens: int) -> tuple[bool, int]:
         """Count its tokens against the tenant's quota: whether there is room, and how many wait. Raises Fenced."""
@@ -202,7 +215,7 @@ class Batches:
         now, gone = await self._wire.now_ms(), []
         for partition in self._wire.partitions:
             ids = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
-            names = [name for name in ids if name.startswith("batch_")]
+            names = [name for name in ids if self._is_ours(name)]
             for name, record in zip(names, await self._records(names), strict=True):
                 tenant = record.batch.tenant if record else ""
                 await self._wire.call("forget", partition, "batch", name, tenant)
@@ -211,7 +224,7 @@ class Batches:
 
     async def states(self, batch_ids: Sequence[str]) -> dict[str, BatchState | None]:
         """Where each of these stands, None if there is no record of it; what is no batch's id is left out."""
-        ids = [each for each in batch_ids if kept_partition(each) in self._wire.partitions]
+        ids = [each for each in batch_ids if self._is_ours(each)]
         records = await self._records(ids)
         return {each: record.state if record else None for each, record in zip(ids, records, strict=True)}
 
@@ -223,19 +236,41 @@ class Batches:
             pipeline.hmget(partition_key(self._partition(batch_id), "batch", batch_id), list(FIELDS))
         with translated():
             found: list[list[bytes | None]] = await pipeline.execute() if ids else []
-        return [_record(values) for values in found]
+        return [_record(batch_id, values) for batch_id, values in zip(ids, found, strict=True)]
+
+    def _is_ours(self, batch_id: str) -> bool:
+        return kept_partition(batch_id) in self._wire.partitions and batch_id.startswith("batch_")
 
     def _partition(self, batch_id: str) -> int:
-        partition = kept_partition(batch_id)
-        if partition not in self._wire.partitions or not batch_id.startswith("batch_"):
+        if not self._is_ours(batch_id):
             raise UnknownBatch(batch_id)
-        return cast(int, partition)
+        return cast(int, kept_partition(batch_id))
 
 
-def _record(values: Sequence[bytes | None]) -> BatchRecord | None:
+def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None:
+    """One that cannot be read is shown as failed."""
     raw: dict[str, Any] = dict(zip(FIELDS, values, strict=True))
     if raw["asked"] is None:
         return None
+    try:
+        return _parsed(raw)
+    except (DecodeError, ValueError, OverflowError, AttributeError, TypeError) as error:
+        log.warning("the record of a batch cannot be read: %s", error, extra={"batch": batch_id})
+        tenant = (raw["tenant"] or b"").decode(errors="replace")
+        nothing = Batch(
+            id=batch_id,
+            tenant=tenant,
+            ceiling=Priority.BATCH,
+            endpoint="",
+            input_file="",
+            window="none",
+            output_keep_ms=0,
+        )
+        return BatchRecord(nothing, BatchState.FAILED, False, 0, 0, 0, Progress(faults=(MALFORMED,)))
+
+
+def _parsed(raw: dict[str, Any]) -> BatchRecord:
+    """Raises what a record that is not ours makes the parts of it raise."""
     return BatchRecord(
         batch=decode_batch(raw["asked"]),
         state=BatchState(raw["status"].decode()),

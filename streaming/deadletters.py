@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from streaming.errors import UnknownJob
+from streaming.errors import MalformedJob, UnknownJob
 from streaming.journal import Journal
-from streaming.keys import partition_key
+from streaming.keys import partition_key, replay_job_id
 from streaming.messages import Job
 from streaming.queue import Accepted, Queue
 from streaming.wire import Wire, translated
@@ -63,27 +64,19 @@ class DeadLetters:
             raise UnknownJob(letter_id)
 
     async def replay(self, letter_id: str) -> Accepted:
-        """Put its job again, as a new one: the old one has ended and stays so.
+        """Put its job again, as a new one: the old one has ended and stays so. However often it is replayed, that is
+        one new job.
 
-        Raises UnknownJob (the letter, or the job it names, is no longer kept), LaneFull.
+        Raises UnknownJob (the letter, or the job it names, is no longer kept), MalformedJob, LaneFull.
         """
         letter = await self.get(letter_id)
         record = await self._journal.record(letter.job)
-        accepted = await self._queue.put(self._again(record.job))
-        await self.drop(letter_id)
+        if record.fault:
+            raise MalformedJob(record.fault)
+        accepted = await self._queue.put(_again(record.job, replay_job_id(letter_id, letter.job)))
+        with contextlib.suppress(UnknownJob):  # somebody else has replayed it too: it is the same job
+            await self.drop(letter_id)
         return accepted
-
-    def _again(self, job: Job) -> Job:
-        fresh: Job = msgspec.structs.replace(
-            job,
-            id=self._queue.new_id(job.tenant),
-            reply_to="",
-            stream=False,
-            deadline_ms=None,
-            max_queue_ms=None,
-            received_us=0,
-        )
-        return fresh
 
     def _place(self, letter_id: str) -> tuple[int, str]:
         match = LETTER_ID.fullmatch(letter_id)
@@ -93,7 +86,7 @@ class DeadLetters:
 
 
 def _letter(partition: int, entry: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
-    words = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+    words = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
     return DeadLetter(
         id=f"{partition}-{entry.decode()}",
         reason=words.get("reason", ""),
@@ -102,3 +95,10 @@ def _letter(partition: int, entry: bytes, fields: dict[bytes, bytes]) -> DeadLet
         lane=words.get("lane", ""),
         entry=words.get("entry", ""),
     )
+
+
+def _again(job: Job, job_id: str) -> Job:
+    fresh: Job = msgspec.structs.replace(
+        job, id=job_id, reply_to="", stream=False, deadline_ms=None, max_queue_ms=None, received_us=0
+    )
+    return fresh

@@ -59,7 +59,10 @@ def _version(facts: Mapping[str, str]) -> list[Shortfall]:
 
 def _eviction(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
     policy = facts["maxmemory-policy"]
-    if facts["maxmemory"] == "0" or policy == "noeviction":
+    if facts["maxmemory"] == "0":
+        fix = "CONFIG SET maxmemory to what the machine can spare, or it takes jobs until the system kills it"
+        return [Shortfall("maxmemory", "0", "a limit", False, fix)] if level != "D0" else []
+    if policy == "noeviction":
         return []
     fix = "CONFIG SET maxmemory-policy noeviction, or accepted jobs are thrown away when memory is full"
     return [Shortfall("maxmemory-policy", policy or "unknown", "noeviction", level != "D0", fix)]

@@ -15,6 +15,19 @@ class DecodeError(StreamingError):
         self.data = data
 
 
+class NewerMessage(DecodeError):
+    """Raised when bytes are a message of a newer version of Penstock: sound, but this process cannot read it."""
+
+    def __init__(self, data: bytes) -> None:
+        StreamingError.__init__(self, f"{len(data)} bytes are a message of a newer version of Penstock")
+        self.data = data
+
+
+class MalformedJob(StreamingError):
+    """Raised when the record of a job cannot be read: whoever reads it fails the job. Also when a dead letter is
+    replayed whose job has no body."""
+
+
 class Unavailable(StreamingError):
     """Raised when Redis does not answer, or refuses to write."""
 
@@ -39,12 +52,20 @@ class LaneFull(StreamingError):
         self.waiting = waiting
 
 
+class StoreFull(StreamingError):
+    """Raised when what a job may write, beside what is owed to others, does not fit into the store's memory."""
+
+
 class NoCapacity(StreamingError):
     """Raised when a job that must not queue would have to."""
 
 
 class KeyReused(StreamingError):
     """Raised when an idempotency key comes back with another body."""
+
+
+class Abandoned(StreamingError):
+    """Raised when the job an idempotency key led to was cancelled since, because its client's connection was lost."""
 
 
 class UnknownJob(StreamingError):

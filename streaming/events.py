@@ -8,12 +8,15 @@ is made of what happened, so it is the same each time. Nothing here knows broker
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from streaming.settings import EventSettings, WebhookSettings
 from streaming.wire import Wire
+
+log = logging.getLogger(__name__)
 
 Box: TypeAlias = Literal["broker", "webhooks"]
 
@@ -67,13 +70,18 @@ class Outbox:
         idle_ms = LEASES_HELD * self._wire.settings.lease_ms
         args = (self._box, consumer, most, idle_ms)
         answers = await self._wire.calls([("collect", partition, args) for partition in self._wire.partitions])
-        return [
-            Event(
-                subject.decode(), tenant.decode(), kind.decode(), int(entry.split(b"-")[0]), partition, entry.decode()
-            )
-            for partition, answer in zip(self._wire.partitions, answers, strict=True)
-            for entry, subject, tenant, kind in answer
-        ]
+        events = []
+        for partition, answer in zip(self._wire.partitions, answers, strict=True):
+            for entry, *words in answer:
+                try:
+                    subject, tenant, kind = (word.decode() for word in words)
+                except UnicodeDecodeError as error:
+                    log.error("an event cannot be read and is dropped: %s", error)
+                    await self._wire.call("posted", partition, self._box, entry)
+                else:
+                    at_ms = int(entry.split(b"-")[0])
+                    events.append(Event(subject, tenant, kind, at_ms, partition, entry.decode()))
+        return events
 
     async def posted(self, events: Iterable[Event]) -> None:
         """They are passed on."""

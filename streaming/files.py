@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
 from typing import Any, cast
 
-from streaming.errors import UnknownFile
+from streaming.errors import DecodeError, UnknownFile
 from streaming.keys import kept_partition, new_file_id, partition_key, tenant_partition
 from streaming.listing import overdue, page
 from streaming.messages import StoredFile, decode_file, encode
 from streaming.wire import Wire, translated
+
+log = logging.getLogger(__name__)
+
+UNREADABLE = "(its record cannot be read)"
+"""Name of a file whose record cannot be read."""
 
 
 class Files:
@@ -33,7 +39,7 @@ class Files:
             raise UnknownFile(file_id)
         with translated():
             data: Any = await self._wire.redis.get(partition_key(cast(int, partition), "file", file_id))
-        if data is None or (file := decode_file(data)).tenant != tenant:
+        if data is None or (file := _file(file_id, data)) is None or file.tenant != tenant:
             raise UnknownFile(file_id)
         return file
 
@@ -56,7 +62,8 @@ class Files:
                 Awaitable[list[bytes | None]],
                 self._wire.redis.mget([partition_key(partition, "file", name) for name in ids]),
             )
-        return [decode_file(data) for data in found if data is not None]
+        pairs = [(name, data) for name, data in zip(ids, found, strict=True) if data is not None]
+        return [_file(name, data) or _unreadable(name, tenant) for name, data in pairs]
 
     async def forget(self, file: StoredFile) -> None:
         """Drop the record; the bytes are to be removed before."""
@@ -76,8 +83,24 @@ class Files:
         now, found = await self._wire.now_ms(), []
         for partition in self._wire.partitions:
             names = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
-            keys = [partition_key(partition, "file", name) for name in names if name.startswith("file-")]
+            names = [name for name in names if name.startswith("file-")]
+            keys = [partition_key(partition, "file", name) for name in names]
             with translated():
                 data: list[Any] = await cast(Awaitable[Any], self._wire.redis.mget(keys)) if keys else []
-            found += [decode_file(each) for each in data if each is not None]
+            pairs = [(name, each) for name, each in zip(names, data, strict=True) if each is not None]
+            found += [_file(name, each) or _unreadable(name, "") for name, each in pairs]
         return found
+
+
+def _file(file_id: str, data: bytes) -> StoredFile | None:
+    """None for a record that cannot be read."""
+    try:
+        return decode_file(data)
+    except DecodeError as error:
+        log.warning("the record of a file cannot be read: %s", error, extra={"file": file_id})
+        return None
+
+
+def _unreadable(file_id: str, tenant: str) -> StoredFile:
+    """What a list shows in the place of a record that cannot be read; its bytes are still there."""
+    return StoredFile(id=file_id, tenant=tenant, name=UNREADABLE, size=0, purpose="", created_ms=0, expires_ms=0)

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import msgspec
 
-from streaming.keys import fleet_key
+from streaming.entries import entries, entry
+from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.messages import ModelCard, Process, Role
 from streaming.wire import Wire, translated
 
@@ -26,18 +27,11 @@ class Fleet:
 
     async def report(self, process: Process) -> None:
         """Say "I am here" for the next GONE_S seconds."""
-        now = await self._wire.now_ms()
-        name = f"{process.role}:{process.id}"
-        with translated():
-            pipeline = self._wire.redis.pipeline(transaction=False)
-            pipeline.set(fleet_key("proc", name), msgspec.json.encode(process), ex=GONE_S)
-            pipeline.zadd(fleet_key("procs"), {name: now / 1000 + GONE_S})
-            pipeline.zremrangebyscore(fleet_key("procs"), "-inf", now / 1000 - 3600)
-            await pipeline.execute()
+        await self._wire.call("report", FLEET_SLOT, _key_name(process), msgspec.json.encode(process), GONE_S)
 
-    async def leave(self, role: Role, process_id: str) -> None:
+    async def leave(self, process: Process) -> None:
         """Say "I am going"."""
-        name = f"{role}:{process_id}"
+        name = _key_name(process)
         with translated():
             pipeline = self._wire.redis.pipeline(transaction=False)
             pipeline.delete(fleet_key("proc", name))
@@ -45,34 +39,36 @@ class Fleet:
             await pipeline.execute()
 
     async def processes(self, role: Role | None = None) -> list[Process]:
-        """Those that spoke in the last GONE_S seconds, by role and id."""
+        """Those that spoke in the last GONE_S seconds, by role, name and host."""
         with translated():
             names = await cast(Awaitable[list[bytes]], self._wire.redis.zrange(fleet_key("procs"), 0, -1))
             if not names:
                 return []
             values = await cast(
                 Awaitable[list[bytes | None]],
-                self._wire.redis.mget([fleet_key("proc", name.decode()) for name in names]),
+                self._wire.redis.mget([fleet_key("proc", name.decode(errors="replace")) for name in names]),
             )
-        found = [msgspec.json.decode(value, type=Process) for value in values if value is not None]
-        return sorted((p for p in found if role in (None, p.role)), key=lambda p: (p.role, p.id))
+        pairs = zip(names, values, strict=True)
+        found = [entry(str(name), value, Process) for name, value in pairs if value is not None]
+        return sorted(
+            (p for p in found if p and role in (None, p.role)), key=lambda p: (p.role, p.id, p.host, p.since, p.life)
+        )
 
     async def publish_card(self, card: ModelCard) -> None:
         """Keep what a worker found when it loaded a model; the time of the first load stays."""
         known = (await self.cards()).get(card.name)
         kept = card if known is None else msgspec.structs.replace(card, created=known.created)
-        with translated():
-            await self._wire.redis.hset(fleet_key("card"), card.name, _text(kept))
+        await self._wire.call("card", FLEET_SLOT, card.name, msgspec.json.encode(kept))
 
     async def cards(self) -> dict[str, ModelCard]:
         """Model cards by name, of every model that was ever loaded."""
-        return {name: msgspec.json.decode(data, type=ModelCard) for name, data in (await self._hash("card")).items()}
+        return entries(await self._hash("card"), ModelCard)
 
     async def _hash(self, name: str) -> dict[str, bytes]:
         with translated():
             raw = await cast(Awaitable[dict[Any, Any]], self._wire.redis.hgetall(fleet_key(name)))
-        return {key.decode(): value for key, value in raw.items()}
+        return {key.decode(errors="replace"): value for key, value in raw.items()}
 
 
-def _text(value: msgspec.Struct) -> str:
-    return msgspec.json.encode(value).decode()
+def _key_name(process: Process) -> str:
+    return f"{process.role}:{process.life}"

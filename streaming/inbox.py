@@ -1,25 +1,30 @@
-"""The replies of one job on their way to one reader: in order, each once, and aware of what is missing.
+"""Reorder buffer for one reader of one job: delivers each delta once and in order, and knows what is missing.
 
-It knows neither pub/sub nor the log; whoever has either gives what it has, and looks where something is due.
+The relay pushes what pub/sub brings and what it reads from the log; it knows neither itself. Every delta has an author,
+the run that wrote it (`messages.Run`). Deltas of a run are only put behind those it says it goes on from: what a store
+that lost data makes two workers write is told to the reader (`rewound`), never spliced.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
-from streaming.messages import Delta, Terminal
+from msgspec.structs import replace
+
+from streaming.messages import Delta, Failure, Opening, Run, Section, State, Terminal, author
 
 MOST_ROWS = 128
 """Deltas held for one reader; a slower one loses them here and gets them from the log when it catches up."""
 TICK_S, LOOKS = 0.25, 5
 """How often silent inboxes are looked at, and how often in that time those that know they miss something."""
 
-Origin: TypeAlias = tuple[str, int]
-"""A frame: its worker and number."""
+MAX_RETRY_DELAY_S = 1.0
+"""Between two looks for what is missing."""
 
-NOWHERE: Origin = ("", 0)
+NO_RUN = Run("", 0)
+INCOMPLETE = Failure("result_incomplete", "The store has lost a part of this job's result.", 500)
 
 Sink: TypeAlias = Callable[[list[Delta], Terminal | None], bool]
 """Shows what has come, at once and without waiting. False: nothing more for now."""
@@ -28,22 +33,30 @@ Flow: TypeAlias = Callable[[Delta, float], bool]
 """The same for the next delta alone, which came at a time (monotonic): nearly all there is to show."""
 
 
-class Inbox:
-    """The replies of one job, in order, each once. The relay and the log give; one reader takes, or has them poured.
+class Standing(NamedTuple):
+    """What an inbox held when its job's record was asked for, to be judged by that record and not by later news."""
 
-    Whoever gives calls `tell` when it is done, so that a reader is served once for all that a frame holds.
+    runs: tuple[Run, ...]
+    disputed: frozenset[Run]
+
+
+class Inbox:
+    """The deltas of one job for one reader, who takes them or has them poured.
+
+    Whoever pushes calls `tell` when it is done, so that a reader is served once for all that a frame holds.
     """
 
     __slots__ = (
-        *("_direct", "_early", "_fault", "_looked", "_rows", "_runs", "_sink", "_waiter"),
-        *("accepted", "checked", "flow", "hung_up", "job_id", "number", "patience", "rewound", "seq", "stale"),
-        *("terminal", "whole", "worker"),
+        *("_direct", "_disputed", "_early", "_fault", "_haste", "_ignored", "_looked", "_parents", "_resumed"),
+        *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "flow", "hung_up", "job_id", "number"),
+        *("openings", "patience", "rewound", "seq", "stale", "stream", "terminal", "whole", "worker"),
     )
 
-    def __init__(self, job_id: str, after: int = 0, *, whole: bool = False) -> None:
+    def __init__(self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False) -> None:
+        """`after`: the last delta its reader has, which the last of `runs` wrote behind what the others had written."""
         self.job_id = job_id
         self.whole = whole
-        """Only the end is waited for: no use in reading the log before."""
+        """Only the end is waited for: deltas are not kept, the terminal brings them all."""
         self.seq = after
         """The last delta given or waiting here."""
         self.terminal: Terminal | None = None
@@ -52,21 +65,35 @@ class Inbox:
         self.checked = 0.0
         """When it was last known that nothing is missing (loop time)."""
         self.patience = TICK_S
+        self._haste = TICK_S / LOOKS
+        """Before the log is asked again for what is missing: longer each time that it had nothing new."""
         self._looked = after
-        self.worker, self.number = NOWHERE
-        """The frame of the last delta, before which nothing is missing."""
+        self.worker, self.stream = (runs[-1].worker, runs[-1].number) if runs else ("", 0)
+        """The run of the last delta."""
+        self.number = 0
+        """The frame of the last delta, before which nothing is missing; 0: not known."""
+        self.openings: dict[Run, Opening] = {}
+        """What the runs of the job say of themselves."""
         self.flow: Flow | None = None
-        """There while the inbox is poured and nothing waits here: the same worker's next delta goes straight on."""
+        """There while the inbox is poured and nothing waits here: the same run's next delta goes straight on."""
         self.hung_up = False
         """Whoever waited has left."""
         self.accepted = False
         """The put was answered: if the store does not know the job, it has lost it."""
         self.rewound = False
         """The store lost deltas that were already given, and others came in their place: the stream cannot go on."""
-        self._runs: list[tuple[int, str]] = []
-        """The worker of each run, after the number of its first delta here."""
+        self._resumed = (after, tuple(runs))
+        """The last delta its reader had before, and the runs that may have written it."""
+        self._sections: list[Section] = []
+        """Who wrote what was given since."""
+        self._parents = tuple(runs)
+        """The runs that the next one may go on from."""
+        self._disputed: set[Run] = set()
+        """Runs whose deltas do not fit: the job's record tells who is right."""
+        self._ignored: set[Run] = set()
+        """Runs that the record does not know: of a worker that does not know yet that it has lost the job."""
         self._rows: list[Delta] = []
-        self._early: dict[int, tuple[Delta, Origin]] = {}
+        self._early: dict[int, tuple[Delta, Run, int]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
         self._direct: Flow | None = None
@@ -77,54 +104,148 @@ class Inbox:
         """The reader has to take something first; until then the log keeps the rest."""
         return len(self._rows) >= MOST_ROWS
 
-    def push(self, row: Delta, frame: Origin = NOWHERE) -> None:
-        """Take one delta: the next one is kept, an old one dropped, an early one held until the gap is filled."""
-        if row.seq == self.seq + 1 and len(self._rows) < MOST_ROWS:
-            self._accept(row, frame)
+    def author(self, seq: int) -> Run | None:
+        """The run that wrote a delta that was given; None if that is not known here."""
+        return author(self._sections, seq)
+
+    def push(self, row: Delta, run: Run = NO_RUN, number: int = 0) -> None:
+        """Take one delta of a run from its worker's frame `number`: the next one is kept, an old one dropped, an early
+        one held until the gap is filled. One that contradicts what is here is disputed until `settle`."""
+        if self.whole or run in self._ignored:
+            return
+        if row.seq <= self.seq:
+            if not self._may_have_written(run, row.seq):
+                self._dispute(run)
+        elif row.seq == self.seq + 1 and not self.full and not self._disputed:
+            if not self._goes_on(run):
+                self._dispute(run)
+                return
+            self._accept(row, run, number)
             if self._early:
                 self._accept_early()
-        elif row.seq <= self.seq:
-            self._compare(row.seq, frame[0])
         else:
             if not self.full and len(self._early) < MOST_ROWS:
-                self._early[row.seq] = (row, frame)
+                self._early[row.seq] = (row, run, number)
             self.stale, self.flow = True, None
 
-    def _accept(self, row: Delta, frame: Origin) -> None:
+    def _may_have_written(self, run: Run, seq: int) -> bool:
+        """Whether a delta that was given can be this run's."""
+        after, runs = self._resumed
+        if seq <= after:
+            return seq < after or run in runs
+        return self.author(seq) == run
+
+    def _goes_on(self, run: Run) -> bool:
+        """Whether the next delta may be this run's."""
+        if run.number == self.stream and run.worker == self.worker:
+            return True
+        opening = self.openings.get(run)
+        if opening is None or opening.first != self.seq + 1:
+            return False
+        return opening.parent in self._parents if self.seq else opening.parent is None
+
+    def _dispute(self, run: Run) -> None:
+        self._disputed.add(run)
+        self.stale, self.flow = True, None
+
+    def _accept(self, row: Delta, run: Run, number: int) -> None:
         self._rows.append(row)
-        self.seq = row.seq
-        if self.worker != frame[0] or not self._runs:
-            self._runs.append((row.seq, frame[0]))
-        self.worker, self.number = frame
+        self.seq, self.number = row.seq, number
+        if run.number != self.stream or run.worker != self.worker or not self._sections:
+            self._sections.append(Section(row.seq, run))
+            self.worker, self.stream = run.worker, run.number
+            self._parents = (run,)
 
     def _accept_early(self) -> None:
         while (early := self._early.pop(self.seq + 1, None)) is not None:
-            self._accept(*early)
+            row, run, number = early
+            if not self._goes_on(run):
+                self._dispute(run)
+                return
+            self._accept(row, run, number)
 
-    def _compare(self, seq: int, worker: str) -> None:
-        """A delta that was here before must come from the worker it came from then."""
-        earlier = [known for first, known in self._runs if first <= seq]
-        if worker and earlier and earlier[-1] not in ("", worker):
-            self.rewound, self.flow = True, None
+    def standing(self) -> Standing:
+        """What `settle` is to judge: taken before the record is read, for deltas go on coming meanwhile."""
+        resumed = self._resumed[1][-1:]
+        return Standing((*resumed, *(section.run for section in self._sections)), frozenset(self._disputed))
+
+    def settle(self, held: Standing, runs: Iterable[Run]) -> None:
+        """The job's record names these runs: deltas of others that were given are void, and others are ignored."""
+        if not held.disputed:
+            return
+        valid = set(runs)
+        if valid.issuperset(held.runs) and not valid & held.disputed:
+            self._ignored |= held.disputed
+            self._disputed -= held.disputed
+            self._early = {seq: early for seq, early in self._early.items() if early[1] not in self._ignored}
+        else:
+            self._rewind()
+
+    def _rewind(self) -> None:
+        self.rewound, self.flow = True, None
 
     def end(self, terminal: Terminal) -> None:
-        """Take the end of the job; if deltas are still missing it is held until they are here."""
-        for row in terminal.rows:
-            self.push(row)
+        """Take the end of the job, with all deltas that are still missing if it has them; else it is held until they
+        are here."""
+        if self.terminal is not None or self.rewound:
+            return
+        if not self._agrees(terminal):
+            self._rewind()
+            return
+        if self.seq < terminal.seq and terminal.rows:
+            rest = [row for row in terminal.rows if row.seq > self.seq]
+            if len(rest) != terminal.seq - self.seq:
+                terminal = replace(terminal, state=State.FAILED, failure=INCOMPLETE, seq=self.seq)
+            else:
+                self._sections += self._sections_behind(terminal)
+                self._rows += rest
+                self.seq, self.flow = terminal.seq, None
+            self._early.clear()
         if self.seq < terminal.seq:
-            self.stale = True
+            self.stale, self.flow = True, None
             return
         self.terminal = terminal
+
+    def _agrees(self, terminal: Terminal) -> bool:
+        """Whether the result begins with what was given."""
+        if not self.seq or (not terminal.sections and terminal.state is not State.COMPLETED):
+            return True
+        if self.seq > terminal.seq:
+            return False
+        after, runs = self._resumed
+        ends = [*(section.first - 1 for section in self._sections[1:]), self.seq]
+        return (not after or author(terminal.sections, after) in runs) and all(
+            author(terminal.sections, seq) == section.run
+            for section, end in zip(self._sections, ends if self._sections else (), strict=True)
+            for seq in (section.first, end)
+        )
+
+    def _sections_behind(self, terminal: Terminal) -> list[Section]:
+        """Who wrote what the terminal brings."""
+        return [
+            Section(max(section.first, self.seq + 1), section.run)
+            for section, bound in zip(
+                terminal.sections, [*(each.first for each in terminal.sections[1:]), terminal.seq + 1], strict=True
+            )
+            if bound > self.seq + 1
+        ]
 
     def is_due(self, now: float, silence: float) -> bool:
         """Whether the log should be asked; a stream whose deltas keep coming lacks nothing."""
         if self.terminal is not None or self.full:
             return False
         if self.stale:
-            return now - self.checked >= TICK_S / LOOKS
+            return now - self.checked >= self._haste
         if self.seq != self._looked:
             self._looked, self.checked, self.patience = self.seq, now, TICK_S
         return now - self.checked >= min(self.patience, silence)
+
+    def look(self, now: float, longest: float) -> None:
+        """Record and log are about to be asked."""
+        new = self.seq != self._looked
+        self._looked, self.checked = self.seq, now
+        self._haste = TICK_S / LOOKS if new or not self.stale else min(2 * self._haste, MAX_RETRY_DELAY_S)
+        self.patience, self.stale = min(self.patience * 2, longest), False
 
     def hang_up(self) -> None:
         """The reader's client has left: wake the reader."""
@@ -162,7 +283,7 @@ class Inbox:
             raise self._fault
 
     def _flow_on(self) -> None:
-        if not (self._rows or self._early or self.rewound):
+        if not (self._rows or self._early or self._disputed or self.rewound):
             self.flow = self._direct
 
     def stop(self, fault: Exception | None = None) -> None:

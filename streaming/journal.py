@@ -1,4 +1,5 @@
-"""What is written about a job: its record, and its tokens from the log. Reading only.
+"""What is written about a job: its record, and its tokens from the log. Reading only, but for one thing: a job whose
+record cannot be read is failed by whoever finds it, so that nobody waits for it.
 
 While a job runs its tokens lie in the logs of the workers that ran it (one entry per engine step, all jobs of that
 worker together); the record names each run and the frame it began with. At the end the record holds them all.
@@ -6,33 +7,45 @@ worker together); the record names each run and the frame it began with. At the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
 
 from streaming.bundle import Bundle
-from streaming.errors import DecodeError, UnknownJob
+from streaming.errors import DecodeError, MalformedJob, NewerMessage, UnknownJob
+from streaming.history import ROWS_AT_ONCE, Histories, History, LoggedRun, Wanted, read_log
 from streaming.keys import parse_lane, partition_key, partition_of
-from streaming.listing import page
 from streaming.messages import (
     Delivered,
-    Delta,
     Failure,
     Frame,
     Generated,
     Job,
+    Priority,
+    Run,
     State,
     Terminal,
     Text,
     decode_delivered,
     decode_job,
-    decode_reply,
     decode_terminal,
 )
+from streaming.places import Places
 from streaming.wire import Call, Wire, translated
 from telemetry.latency import Stamps
 
-PAGE = 500
+log = logging.getLogger(__name__)
+
+PAGE = 100
+"""Records read, and then parsed, before others have their turn."""
+
+NEWER = Failure(
+    "newer_version",
+    "A newer version of Penstock wrote this job, and this process cannot read it. Ask again: another process may.",
+    503,
+)
+MALFORMED = Failure("malformed_job", "What the store holds of this job cannot be read. Send the request again.", 500)
 
 REASONS = {
     "cancelled": Failure("job_cancelled", "The job was cancelled.", 409),
@@ -42,16 +55,9 @@ REASONS = {
     "attempts_exhausted": Failure(
         "attempts_exhausted", "Every worker that took this job was lost; it was given up.", 500
     ),
+    "malformed": MALFORMED,
     "poison": Failure("poison", "Workers die of this job, the last one with nothing beside it; it was given up.", 500),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One attempt: the worker and the number of the first frame that may hold its tokens."""
-
-    worker: str
-    frame: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +76,26 @@ class Record:
     done_ms: int
     deadline_ms: int
     epoch: int
+    """Of its events: grows when the store was found to have lost data, and when the job begins anew."""
+    resets: int
+    """The job's own part of it."""
     keep_s: int
-    runs: tuple[Run, ...]
-    readers: int
-    """Addresses its tokens are sent to."""
+    runs: tuple[LoggedRun, ...]
+    addresses: tuple[str, ...]
+    """Where its tokens are sent to."""
     terminal: Terminal | None
     """Of a job that has ended."""
     stamps: Stamps = field(default_factory=Stamps)
     """Microseconds of Redis time. Those of the answer are there when `delivered` is."""
     delivered: Delivered | None = None
     """When its answer was handed on, if somebody waited for it."""
+    fault: str = ""
+    """Why its body cannot be read: `job` then holds only what stands beside the body."""
+
+    @property
+    def newer(self) -> bool:
+        """Whether the end of the job is there, but only a newer version can read it."""
+        return self.terminal is not None and self.terminal.failure is NEWER
 
 
 class Journal:
@@ -87,86 +103,69 @@ class Journal:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._records = Bundle(wire, "record")
+        self._records, self._stands = Bundle(wire, "record"), Bundle(wire, "stand")
+        self._places, self._histories = Places(wire), Histories(wire)
 
     async def record(self, job_id: str) -> Record:
         """Raises UnknownJob, Unavailable."""
         _, partition, args = _record_call(job_id)
-        record = parse_record(job_id, *await self._records.call(partition, *args))
+        record = await self._read(job_id, *await self._records.call(partition, *args))
         if record is None:
             raise UnknownJob(job_id)
         return record
 
-    async def records(self, job_ids: Sequence[str]) -> list[Record | None]:
-        """Many at once; None for one that is not kept. Raises Unavailable."""
-        found: list[Any] = []
+    async def records(self, job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
+        """Many at once; None for one that is not kept, a failed one for one that cannot be read. Without `bodies` the
+        job of each is only what stands beside its body. Raises Unavailable."""
+        found: list[Record | None] = []
         for first in range(0, len(job_ids), PAGE):
-            found += await self._wire.calls([_record_call(job_id) for job_id in job_ids[first : first + PAGE]])
-        return [parse_record(job_id, *item) for job_id, item in zip(job_ids, found, strict=True)]
+            part = job_ids[first : first + PAGE]
+            answers = await self._wire.calls([_record_call(job_id, bodies=bodies) for job_id in part])
+            rows = 0
+            for job_id, answer in zip(part, answers, strict=True):
+                record = await self._read(job_id, *answer, bodies=bodies)
+                found.append(record)
+                rows += len(record.terminal.rows) if record is not None and record.terminal is not None else 0
+                if rows >= ROWS_AT_ONCE:
+                    rows = 0
+                    await asyncio.sleep(0)
+        return found
 
-    async def deltas(self, record: Record, after: int = 0) -> list[Delta]:
-        """The job's deltas with seq > after, in order, as far as they are logged. Raises Unavailable."""
-        if record.terminal is not None and record.terminal.rows:
-            return [row for row in record.terminal.rows if row.seq > after]
-        logged = await self._logged(record, after)
-        # It may have ended since its record was read: then its log may be trimmed, and a new record holds them all.
-        (now,) = await self.records([record.job.id])
-        if now is not None and now.terminal is not None and now.terminal.rows:
-            return [row for row in now.terminal.rows if row.seq > after]
-        return logged
+    async def _read(
+        self, job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True
+    ) -> Record | None:
+        """A record that cannot be read fails its own job, and nobody else's read. Raises Unavailable."""
+        try:
+            return parse_record(job_id, fields, epoch, bodies=bodies)
+        except MalformedJob as error:
+            return _malformed(job_id, fields, await fail_malformed(self._wire, job_id, error))
 
-    async def _logged(self, record: Record, after: int) -> list[Delta]:
-        rows: dict[int, Delta] = {}
-        job_id = record.job.id
-        for run in record.runs:
-            ours: set[int] = set()
-            async for frame in self.frames(partition_of(job_id) or 0, run.worker, run.frame):
-                ours.update(number for number, name in frame.names.items() if name == job_id)
-                rows |= {row.seq: row for row in frame.rows if row.stream in ours and row.seq > after}
-        return [rows[seq] for seq in sorted(rows)]
+    async def history(self, job_id: str, runs: Sequence[LoggedRun]) -> History:
+        """What these runs of a job have logged; jobs asked for at the same time share one pass over each log.
 
-    async def frames(self, partition: int, worker: str, first: int) -> AsyncIterator[Frame]:
-        """A worker's log from frame `first` on: every frame of every reply address. Raises Unavailable."""
-        key = partition_key(partition, "log", worker)
-        start = f"{first}-0"
-        while True:
-            with translated():
-                entries = await cast(Awaitable[Any], self._wire.redis.xrange(key, start, "+", count=PAGE))
-            for _, fields in entries:
-                for data in fields.values():
-                    reply = decode_reply(data)
-                    if isinstance(reply, Frame):
-                        yield reply
-            if len(entries) < PAGE:
-                return
-            start = f"({entries[-1][0].decode()}"
+        Raises Unavailable, NewerMessage (one of its workers is of a newer version).
+        """
+        return await self._histories.read(Wanted(job_id, runs))
 
-    async def position(self, record: Record) -> int:
-        """How many jobs of the same lane come first (at most 1000 are counted). Raises Unavailable."""
+    def frames(self, partition: int, worker: str, first: int) -> AsyncIterator[Frame]:
+        """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left
+        out. Raises Unavailable, NewerMessage."""
+        return read_log(self._wire, partition, worker, first)
+
+    async def position(self, record: Record, old_s: float = 0.0) -> int:
+        """How many jobs of the same lane come first (at most 1000 are counted), as it was at most `old_s` ago: then one
+        look serves all who ask. Raises Unavailable."""
         if record.state is not State.QUEUED:
             return 0
-        redis = self._wire.redis
-        with translated():
-            groups = (
-                await cast(Awaitable[Any], redis.xinfo_groups(record.lane)) if await redis.exists(record.lane) else []
-            )
-            last = groups[0]["last-delivered-id"].decode() if groups else "0-0"
-            before = await cast(Awaitable[Any], redis.xrange(record.lane, f"({last}", f"({record.entry}", count=1000))
-        return len(before)
+        return await self._places.before(partition_of(record.job.id) or 0, record.lane, record.entry, old_s)
 
-    async def recent(self, tenant: str, before: tuple[int, str] | None, limit: int) -> list[tuple[str, int]]:
-        """A tenant's job ids with their acceptance time (ms), newest first, behind `before` (time, id).
-
-        Raises Unavailable.
-        """
-        horizon = await self._wire.now_ms() - 2000 * self._wire.settings.retention_s
-        found: list[tuple[str, int]] = []
-        for partition in self._wire.partitions:
-            key = partition_key(partition, "jobs", tenant)
-            with translated():
-                await self._wire.redis.zremrangebyscore(key, "-inf", horizon)
-            found += await page(self._wire, key, before, limit)
-        return sorted(found, key=lambda item: (item[1], item[0]), reverse=True)[:limit]
+    async def again(self, record: Record) -> Record:
+        """The same job as it stands now; while it waits its body is not read again. Raises UnknownJob, Unavailable."""
+        job_id = record.job.id
+        state, lane, entry, epoch = await self._stands.call(partition_of(job_id) or 0, job_id)
+        if state != b"queued":
+            return await self.record(job_id)
+        return replace(record, state=State.QUEUED, lane=lane.decode(), entry=entry.decode(), epoch=int(epoch or 0) + 1)
 
     async def was_known(self, tenant: str, job_id: str) -> bool:
         """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""
@@ -175,17 +174,27 @@ class Journal:
             return await self._wire.redis.zscore(key, job_id) is not None
 
 
-def _record_call(job_id: str) -> Call:
-    return ("record", partition_of(job_id) or 0, (job_id,))
+def _record_call(job_id: str, *, bodies: bool = True) -> Call:
+    return ("record", partition_of(job_id) or 0, (job_id,) if bodies else (job_id, "1"))
 
 
-def parse_record(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> Record | None:
+def parse_record(job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True) -> Record | None:
     """The fields of a job hash, each before its value, and its partition's epoch, as a Record; None if there is none.
 
-    Raises DecodeError.
+    Raises MalformedJob.
     """
+    if isinstance(fields, bytes):
+        raise MalformedJob("the key holds no hash")
+    try:
+        return _parsed(job_id, fields, epoch, bodies=bodies)
+    except (DecodeError, ValueError, OverflowError, LookupError, TypeError) as error:
+        raise MalformedJob(f"{type(error).__name__}: {error}") from error
+
+
+def _parsed(job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool) -> Record | None:
+    """Raises what a record that is not ours makes the parts of it raise."""
     raw = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
-    state_bytes, body = raw.get("state"), raw.get("body")
+    state_bytes, body = raw.get("state"), raw.get("body") if bodies else b""
     if state_bytes is None or body is None:
         return None
     state = State(state_bytes.decode())
@@ -196,13 +205,8 @@ def parse_record(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> R
     def word(name: str) -> str:
         return raw.get(name, b"").decode()
 
-    terminal = None
-    if raw.get("record"):
-        terminal = decode_terminal(raw["record"])
-    elif state.final:
-        terminal = Terminal(job_id, state, 0, failure=REASONS.get(word("reason")))
-    job = _job(job_id, body, word)
-    delivered = decode_delivered(raw["delivered"]) if raw.get("delivered") else None
+    terminal = end_of(job_id, state, raw.get("record"), word("reason"))
+    job, fault = _job(job_id, body, word) if bodies else (_beside(job_id, word), "")
     return Record(
         job=job,
         state=state,
@@ -215,13 +219,82 @@ def parse_record(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> R
         first_ms=terminal.first_ms if terminal else 0,
         done_ms=number("done"),
         deadline_ms=number("deadline"),
-        epoch=int(epoch or 0) + 1,
+        epoch=int(epoch or 0) + 1 + number("epoch"),
+        resets=number("epoch"),
         keep_s=number("keep"),
         runs=parse_runs(word("runs")),
-        readers=len(word("reply").split(",")) if raw.get("reply") else 0,
+        addresses=tuple(word("reply").split(",")) if raw.get("reply") else (),
         terminal=terminal,
         stamps=stamps_of(job, state, raw, terminal),
-        delivered=delivered,
+        delivered=_delivered(raw.get("delivered")),
+        fault=fault,
+    )
+
+
+def end_of(job_id: str, state: State, data: bytes | None, reason: str) -> Terminal | None:
+    """The end of a job, None if it has not ended; of one that cannot be read, that it cannot. `data`: its record or its
+    summary, if a worker wrote one; `reason`: why it ended without."""
+    if not data:
+        return Terminal(job_id, state, 0, failure=REASONS.get(reason)) if state.final else None
+    try:
+        return decode_terminal(data)
+    except NewerMessage:
+        return Terminal(job_id, State.FAILED, 0, failure=NEWER)
+    except DecodeError as error:
+        log.error("the result of a job cannot be read: %s", error, extra={"job": job_id})
+        return malformed_end(job_id)
+
+
+def malformed_end(job_id: str) -> Terminal:
+    """The end of a job of which something cannot be read."""
+    return Terminal(job_id, State.FAILED, 0, failure=MALFORMED)
+
+
+async def fail_malformed(wire: Wire, job_id: str, error: Exception) -> int:
+    """Fail a job whose record cannot be read, unless it has ended, so that nobody waits for it. Returns when it ended
+    (ms), 0 if it is not kept. Raises Unavailable."""
+    log.error("the record of a job cannot be read, the job fails: %s", error, extra={"job": job_id})
+    return int(await wire.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))
+
+
+def _delivered(data: bytes | None) -> Delivered | None:
+    """Only people who look at the timing miss one that cannot be read."""
+    try:
+        return decode_delivered(data) if data else None
+    except DecodeError:
+        return None
+
+
+def malformed_keep_s(data: bytes | None) -> int:
+    """How long a job whose record cannot be read is kept after its end, as the script that fails it decides."""
+    return int(data) if data and data.isdigit() else 3600
+
+
+def _malformed(job_id: str, fields: Sequence[bytes], done_ms: int) -> Record:
+    """What is shown of a job whose record cannot be read: its id, whose it is, that it failed, and when."""
+    words = list(fields) if not isinstance(fields, bytes) else []
+    raw = dict(zip(words[::2], words[1::2], strict=False))
+    tenant = raw.get(b"tenant", b"").decode(errors="replace")
+    job = Job(id=job_id, model="", tenant=tenant, priority=Priority.BATCH, prompt=Text(("",)))
+    return Record(
+        job=job,
+        state=State.FAILED,
+        attempt=0,
+        worker="",
+        lane="",
+        entry="",
+        created_ms=0,
+        started_ms=0,
+        first_ms=0,
+        done_ms=done_ms,
+        deadline_ms=0,
+        epoch=1,
+        resets=0,
+        keep_s=malformed_keep_s(raw.get(b"keep")),
+        runs=(),
+        addresses=(),
+        terminal=malformed_end(job_id),
+        fault=MALFORMED.message,
     )
 
 
@@ -256,17 +329,22 @@ def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:
     )
 
 
-def _job(job_id: str, body: bytes, word: Callable[[str], str]) -> Job:
-    """The job as it was put; of one that nobody can read, what stands beside its body, so that it can be shown."""
+def _job(job_id: str, body: bytes, word: Callable[[str], str]) -> tuple[Job, str]:
+    """The job as it was put, and ""; of one whose body cannot be read what stands beside the body, so that it can be
+    shown, and why."""
     try:
-        return decode_job(body)
-    except DecodeError:
-        model, priority = parse_lane(word("lane"))
-        return Job(id=job_id, model=model, tenant=word("tenant"), priority=priority, prompt=Text(("",)))
+        return decode_job(body), ""
+    except DecodeError as error:
+        return _beside(job_id, word), str(error)
 
 
-def parse_runs(text: str) -> tuple[Run, ...]:
-    """`worker:frame;worker:frame;` as written by the claim script."""
-    return tuple(
-        Run(worker, int(frame)) for worker, _, frame in (part.rpartition(":") for part in text.split(";")[:-1])
-    )
+def _beside(job_id: str, word: Callable[[str], str]) -> Job:
+    """What a record says of a job beside its body."""
+    model, priority = parse_lane(word("lane"))
+    return Job(id=job_id, model=model, tenant=word("tenant"), priority=priority, prompt=Text(("",)))
+
+
+def parse_runs(text: str) -> tuple[LoggedRun, ...]:
+    """`worker:frame:number;worker:frame:number;` as written by the claim script."""
+    parts = [part.split(":") for part in text.split(";")[:-1]]
+    return tuple(LoggedRun(Run(worker, int(number)), int(frame)) for worker, frame, number in parts)

@@ -37,10 +37,12 @@ CATALOGUE = (
         "job",
         "job:{}",
         "hash",
-        "put; claim, finish, cancel, reap, deliver",
+        "put; claim, restart, checkpoint, finish, cancel, reap, reset, deliver, follow, unfollow",
         "until retention after its end",
-        "the record of one job: state, body, attempt, worker, lane, entry, times (ms, with decimals where they divide "
-        "its timing), reply addresses, runs, record, when its answer was delivered",
+        "the record of one job: state, body, attempt, worker, run, lane, entry, times (ms, with decimals where they "
+        "divide its timing), reply addresses, runs, resets (epoch), record, when its answer was delivered, its "
+        "idempotency key, whether a request that did not wait was told its id (pinned); for lists its metadata, and a "
+        "summary: the record without its rows",
     ),
     Key(
         "lane",
@@ -80,8 +82,17 @@ CATALOGUE = (
         "log:{}",
         "stream",
         "append",
-        "trimmed behind its oldest running job; a day after its worker's end",
+        "trimmed behind its oldest running job; after its worker's end until the jobs it was lost with have ended, "
+        "a day at most",
         "one entry per engine step of a worker, id <frame number>-0, a field per reply address: the token log",
+    ),
+    Key(
+        "heirs",
+        "heirs:{}",
+        "set",
+        "reap, release; finish, cancel, claim",
+        "until the last of these jobs has ended, a day at most",
+        "by worker: jobs that were put back while it held them, whose tokens its log has",
     ),
     Key(
         "idle",
@@ -104,16 +115,24 @@ CATALOGUE = (
         "jobs:{}",
         "zset",
         "put; list",
-        "an entry until its job is forgotten",
+        "twice the retention after its newest entry; so is each entry",
         "by tenant: job ids by acceptance time (ms)",
     ),
     Key(
         "idem",
-        "idem:{}:{}",
+        "idem:{}",
         "string",
-        "put",
-        "retention",
-        "by tenant and idempotency key: job id and digest of the body",
+        "put; finish, cancel, reap",
+        "as its job: while that waits or runs, then until retention after its end",
+        "by digest of tenant and idempotency key: job id and digest of the body",
+    ),
+    Key(
+        "owed",
+        "owed",
+        "hash",
+        "put; finish, cancel, claim, reap, release",
+        "a field while a job of its lane is unfinished",
+        "by model and priority: bytes that unfinished jobs may still write, so that admission leaves room for them",
     ),
     Key(
         "suspects",
@@ -225,7 +244,7 @@ CATALOGUE = (
         "outbox:{}",
         "stream",
         "put, claim, finish, cancel, reap, release, save; dispatch, posted",
-        "for ever; an entry until it is passed on",
+        "a week after its newest entry; an entry until it is passed on, a week at most",
         "by whom it is for (broker, webhooks): what happened to which job or batch, read through the group",
     ),
     Key(
@@ -233,7 +252,7 @@ CATALOGUE = (
         "hook:{}",
         "hash",
         "dispatch; outgoing, settle, redeliver",
-        "until retention after its end",
+        "until retention after its end; 31 days after its last attempt at most",
         "one webhook message for one endpoint: the event, state, attempts, the last answer",
     ),
     Key(
@@ -241,7 +260,7 @@ CATALOGUE = (
         "hook_due:{}",
         "zset",
         "dispatch, outgoing, settle, redeliver",
-        "an entry until its message's end",
+        "31 days after its newest entry; an entry until its message's end",
         "by endpoint: messages by the Redis time (ms) of their next attempt",
     ),
     Key(
@@ -249,8 +268,16 @@ CATALOGUE = (
         "hooks",
         "zset",
         "dispatch; list",
-        "an entry until its message is forgotten",
+        "twice the retention after its newest entry; so is each entry",
         "webhook messages by the time (ms) of their event",
+    ),
+    Key(
+        "redelivery",
+        "redelivery:{}",
+        "string",
+        "whoever takes jobs from a broker",
+        "until the message has an outcome; a day at most",
+        "by digest of a queue and a message id: how often the message was taken up again without an outcome",
     ),
 )
 """Keys of a partition. Each name becomes a function of the Lua scripts: job_key(id), lane_key(model, priority)..."""
@@ -264,9 +291,30 @@ CHANNELS = {
 
 FLEET = (
     Key(
-        "procs", "procs", "zset", "report", "for ever", "process ids by the Redis time (s) at which they count as gone"
+        "store",
+        "store",
+        "hash",
+        "identify",
+        "for ever",
+        "what this store is: format, partitions, deployment (a random id), created (Redis time, ms)",
     ),
-    Key("proc", "proc:{}", "string", "report", "10 s", "by process id: what a process says of itself"),
+    Key(
+        "procs",
+        "procs",
+        "zset",
+        "report",
+        "for ever; an entry until an hour after its process's end",
+        "processes, each as <role>:<its life>, by the Redis time (s) at which they count as gone",
+    ),
+    Key(
+        "proc",
+        "proc:{}",
+        "string",
+        "report",
+        "10 s",
+        "by role and life: what a process says of itself; a life is a random id that no other process has, and no "
+        "other start of the same process",
+    ),
     Key("card", "card", "hash", "a worker that has loaded", "for ever", "model cards by model name"),
     Key("leader", "leader", "string", "lead", "a few seconds", "the scheduler that acts, by the name it leads under"),
     Key(
@@ -295,6 +343,14 @@ FLEET = (
         "what was done to the pools, and why",
     ),
     Key(
+        "shares",
+        "shares:{}",
+        "hash",
+        "share",
+        "until no machine follows the pool any more",
+        "by pool: how many of its workers each machine is to have, and until when that holds",
+    ),
+    Key(
         "override",
         "override:{}",
         "string",
@@ -321,6 +377,18 @@ def prefix(partition: int) -> str:
 def partition_key(partition: int, name: str, *args: str) -> str:
     """A key of the catalogue."""
     return prefix(partition) + _pattern(CATALOGUE, name).format(*args)
+
+
+def fixed_keys(partition: int) -> list[str]:
+    """The keys of a partition, or of the fleet's slot, whose names have no arguments."""
+    catalogue = FLEET if partition == FLEET_SLOT else CATALOGUE
+    return [prefix(partition) + key.pattern for key in catalogue if "{}" not in key.pattern]
+
+
+def kind_of(key: str) -> str:
+    """The kind of a key by its name, which need not be one of this version's; "" for a name of another form."""
+    parts = key.split(":", 3)
+    return parts[2] if len(parts) > 2 and parts[1].startswith("{") else ""
 
 
 def parse_lane(key: str) -> tuple[str, Priority]:
@@ -358,6 +426,31 @@ def partition_of(job_id: str) -> int | None:
     return int(found[1], 16) if found else None
 
 
+def joined(*names: str) -> str:
+    """Several names as one, injectively: each stands behind its length, so different names never give the same text."""
+    return "".join(f"{len(name)}:{name}" for name in names)
+
+
+def idempotency_digest(tenant: str, key: str) -> str:
+    """What a tenant's idempotency key is stored under (hexadecimal): no other tenant or key leads there."""
+    return hashlib.sha256(joined(tenant, key).encode()).hexdigest()[:32]
+
+
+def digest_partition(digest: str, partitions: int) -> int:
+    """The partition of the job an idempotency key leads to: equal keys must meet in one place."""
+    return int(digest[:8], 16) % partitions
+
+
+def new_life() -> str:
+    """Names one process from its start to its end. Two machines may run processes of the same name."""
+    return secrets.token_hex(8)
+
+
+def new_deployment_id() -> str:
+    """Names one deployment: the store has it, and the folder of its files."""
+    return f"dep_{secrets.token_hex(16)}"
+
+
 def tenant_partition(tenant: str, partitions: int) -> int:
     """Where a tenant's files and batches are, all in one partition: they are listed and counted together."""
     return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:4]) % partitions
@@ -379,6 +472,11 @@ def line_job_id(batch_id: str, line: int, attempt: int, partitions: int) -> str:
     know the batch's id can guess it."""
     digest = hashlib.sha256(f"{batch_id}:{line}:{attempt}".encode())
     return f"job_{digest.digest()[-1] % partitions:02x}{digest.hexdigest()[:30]}"
+
+
+def replay_job_id(letter_id: str, job_id: str) -> str:
+    """The job that replaying a dead letter makes of `job_id`, in its partition: the same for every replay."""
+    return f"{job_id[:6]}{hashlib.sha256(f'{letter_id}:{job_id}'.encode()).hexdigest()[:30]}"
 
 
 def message_id(partition: int, event_id: str, endpoint: str) -> str:

@@ -40,4 +40,4 @@ class Leadership:
 
     async def _lead(self, holder: str, keep_ms: int) -> Lead:
         epoch, leader = await self._wire.call("lead", FLEET_SLOT, holder, keep_ms)
-        return Lead(leader.decode(), epoch)
+        return Lead(leader.decode(errors="replace"), epoch)

@@ -6,6 +6,7 @@ worker; from then on each call raises Fenced, and the worker must stop. It never
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,19 +15,22 @@ from typing import Any
 
 import msgspec
 
-from streaming.errors import DecodeError, Rewound
-from streaming.journal import Run, parse_runs
+from streaming.errors import DecodeError, NewerMessage, Rewound
+from streaming.history import LoggedRun
+from streaming.journal import parse_runs
 from streaming.keys import channel, partition_of
-from streaming.messages import Control, Frame, Job, Terminal, decode_control, decode_job, encode, packed
+from streaming.messages import Control, Frame, Job, Opening, Terminal, decode_control, decode_job, encode, packed
 from streaming.wire import Call, Wire
+
+log = logging.getLogger(__name__)
 
 SILENT = "-"
 """The reply address of deltas nobody listens to: logged, not published."""
 
-NAMELESS: dict[int, str] = {}
-"""Of a frame that names nobody anew."""
+NO_OPENINGS: dict[int, Opening] = {}
 
 LOG_KEEP_S = 86_400
+"""The log of a worker that is gone is kept until the last of the jobs it was lost with has ended, but no longer."""
 
 RENEWALS = 20
 """In the length of a lease, at most, by steps: each costs the server a tenth of what a step does."""
@@ -38,6 +42,8 @@ class Claim(msgspec.Struct, frozen=True):
     job: Job
     partition: int
     attempt: int
+    number: int
+    """Of the run that this claim began: the worker uses it for no other."""
     created_ms: int
     """Redis time of its acceptance."""
     claimed_ms: int
@@ -46,7 +52,7 @@ class Claim(msgspec.Struct, frozen=True):
     """Redis time after which the job has expired."""
     reply: tuple[str, ...]
     """Addresses its deltas go to."""
-    past: tuple[Run, ...]
+    past: tuple[LoggedRun, ...]
     """Earlier attempts, whose logged deltas come first."""
     first_frame: int
     """No frame before this one can hold a delta of this attempt."""
@@ -54,11 +60,13 @@ class Claim(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A claimed entry whose body nobody can read."""
+    """A claimed job that cannot be read. `newer`: only by this version, and it is for a newer worker."""
 
     id: str
-    attempt: int
+    number: int
+    """As a claim's."""
     problem: str
+    newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,8 @@ class Claimed:
 class Held:
     """What the server says of a job that it counts as this worker's."""
 
-    attempt: int
+    number: int
+    """Of the run under which it does."""
     cancelled: bool
     """Somebody has asked for its end."""
 
@@ -82,7 +91,8 @@ class Finish(msgspec.Struct, frozen=True):
     """The end of a claimed job."""
 
     terminal: Terminal
-    attempt: int
+    number: int
+    """Of the run that ends it: refused when the job has been claimed anew since."""
     with_rows: bool
     """Publish the rows with it: the reader has not had them as deltas."""
     dead: str = ""
@@ -98,6 +108,8 @@ class Lease:
         self._model = model
         self._lease_ms = wire.settings.lease_ms
         self._frames = dict.fromkeys(wire.partitions, 0)
+        self._run = 0
+        """The last number given to a run."""
         self._renewed = dict.fromkeys(wire.partitions, 0.0)
         """When a step last did it (monotonic)."""
 
@@ -109,8 +121,12 @@ class Lease:
         """Up to `want` waiting jobs, highest lane first, at most `lowest` of them from the lowest; or, `alone`, one
         suspect. Fewer than asked: this worker is noted as idle and will be woken. Raises Fenced, Unavailable."""
         most = "" if alone or lowest is None else lowest
-        args = (self.id, self._model, 1 if alone else want, self._lease_ms, "1" if alone else "", most)
+        want = 1 if alone else want
+        before, self._run = self._run, self._run + want
+        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before)
         now, frame, suspects, *taken = await self._wire.call("claim", partition, *args)
+        if self._run == before + want:  # else another claim has taken numbers behind these
+            self._run = before + len(taken)  # small numbers are short in every frame
         return Claimed([_claim(item, partition, now, frame) for item in taken], bool(suspects))
 
     def next_frame(self, partition: int) -> int:
@@ -123,11 +139,11 @@ class Lease:
         rows: Mapping[str, Sequence[bytes]],
         oldest: int,
         *,
-        names: Mapping[str, dict[int, str]],
+        openings: Mapping[str, dict[int, Opening]],
         forced: bool = False,
     ) -> Call:
         """One engine step for `calls`: encoded deltas by reply address, the oldest frame a running job still needs, and
-        the names of the jobs whose first rows for an address these are.
+        the runs whose first rows for an address these are.
 
         The number is taken here: the call may be repeated until it is answered, the script knows a repetition.
         `forced` writes it even where earlier frames are missing, once these rows make up for them.
@@ -137,7 +153,7 @@ class Lease:
         lease_ms = self._renewal(partition)
         args: list[str | bytes | int] = [self.id, number, lease_ms, f"{oldest}-0", "1" if forced else ""]
         for address, deltas in rows.items():
-            frame = Frame(self.id, number, packed(len(deltas), b"".join(deltas)), names.get(address, NAMELESS))
+            frame = Frame(self.id, number, packed(len(deltas), b"".join(deltas)), openings.get(address, NO_OPENINGS))
             args += [address, encode(frame)]
         return ("append", partition, args)
 
@@ -152,9 +168,13 @@ class Lease:
     def finish_call(self, finish: Finish) -> Call:
         """The terminal record and the acknowledgement for `calls`; harmless when repeated."""
         end = finish.terminal
-        message = b"" if finish.with_rows else encode(without_rows(end))
-        args = (self.id, end.job, finish.attempt, end.state, encode(end), message, finish.dead)
+        summary, whole = encode(without_rows(end)), "1" if finish.with_rows else ""
+        args = (self.id, end.job, finish.number, end.state, encode(end), summary, whole, finish.dead)
         return ("finish", partition_of(end.job) or 0, args)
+
+    def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:
+        """That the deltas of a run are read from this frame on, for `calls`; harmless when repeated."""
+        return ("checkpoint", partition, (self.id, job_id, number, frame))
 
     async def calls(self, calls: Sequence[Call]) -> None:
         """Write appends and finishes, in order, in one round trip.
@@ -183,22 +203,46 @@ class Lease:
         Raises Fenced, Unavailable.
         """
         answer = await self._wire.call("beat", partition, self.id, self._lease_ms)
-        return {job_id.decode(): Held(int(attempt), bool(cancelled)) for job_id, attempt, cancelled in answer}
+        return {job_id.decode(): Held(int(number), bool(cancelled)) for job_id, number, cancelled in answer}
 
-    async def release(self, job_id: str, attempt: int) -> None:
-        """Hand a job back for another worker to go on with. One that arrives late, when this worker holds the job in a
-        later attempt, changes nothing. Raises Fenced, Unavailable."""
-        await self._wire.call("release", partition_of(job_id) or 0, self.id, job_id, attempt)
+    async def release(self, job_id: str, number: int) -> None:
+        """Hand a job back for another worker to go on with. A call that arrives late, when this worker holds the job
+        under a later run, changes nothing. Raises Fenced, Unavailable."""
+        await self._wire.call("release", partition_of(job_id) or 0, self.id, job_id, number, LOG_KEEP_S)
+
+    async def restart(self, job_id: str, number: int) -> None:
+        """Begin a claimed job anew under a new epoch: what earlier runs logged of it counts no more.
+
+        Raises Fenced, Unavailable.
+        """
+        await self._wire.call("restart", partition_of(job_id) or 0, self.id, job_id, number)
+
+    async def decline(self, jobs: Sequence[Broken]) -> None:
+        """Put jobs back that only a newer version can read, as if they had never been claimed. Raises Fenced,
+        Unavailable."""
+        await self._wire.calls(
+            [("decline", partition_of(each.id) or 0, (self.id, each.id, each.number)) for each in jobs]
+        )
+
+    async def unfollow(self, partition: int, address: str, job_ids: Sequence[str]) -> None:
+        """Have these jobs, held here, send nothing more to an address. Raises Fenced, Unavailable."""
+        await self._wire.call("unfollow", partition, self.id, address, *job_ids)
 
     async def leave(self) -> int:
         """Give the lease up; returns how many jobs are still held (then it is kept). Raises Unavailable."""
         return sum(await self._wire.calls([("leave", p, (self.id, LOG_KEEP_S)) for p in self._wire.partitions]))
 
     async def controls(self) -> AsyncIterator[Control]:
-        """What this worker is told, as it is told. Ends never; raises Unavailable, DecodeError."""
+        """What this worker is told, as it is told. Skips what it cannot read. Ends never; raises Unavailable."""
         async with self._wire.subscribe(channel("worker", self.id)) as subscription:
             while True:
-                yield decode_control(await subscription.message())
+                data = await subscription.message()
+                try:
+                    control = decode_control(data)
+                except DecodeError as error:
+                    log.warning("a message to this worker is ignored: %s", error)
+                else:
+                    yield control
 
 
 def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
@@ -207,15 +251,23 @@ def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
 
 
 def _claim(item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim | Broken:
-    job_id, body, attempt, deadline, reply, runs, created = item
+    job_id, body, *_, number = item
     try:
-        job = decode_job(body)
-    except DecodeError as error:
-        return Broken(job_id.decode(), int(attempt), str(error))
+        return _readable(decode_job(body), item, partition, now, frame)
+    except NewerMessage as error:
+        return Broken(job_id.decode(), int(number), str(error), newer=True)
+    except (DecodeError, ValueError, OverflowError) as error:
+        return Broken(job_id.decode(), int(number), str(error))
+
+
+def _readable(job: Job, item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim:
+    """Raises ValueError, OverflowError."""
+    _, _, attempt, deadline, reply, runs, created, number = item
     return Claim(
         job=job,
         partition=partition,
         attempt=int(attempt),
+        number=int(number),
         created_ms=int(created),
         claimed_ms=now,
         deadline_ms=int(float(deadline)) if deadline else None,
@@ -226,5 +278,7 @@ def _claim(item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim
 
 
 def without_rows(end: Terminal) -> Terminal:
-    """The published form of a terminal whose reader has had the rows."""
-    return Terminal(end.job, end.state, end.seq, end.finishes, end.usage, end.failure, end.worker, end.first_ms)
+    """What a list shows of an end, and the published form for readers that have had the rows."""
+    return Terminal(
+        end.job, end.state, end.seq, end.finishes, end.usage, end.failure, end.worker, end.first_ms, end.sections
+    )

@@ -134,7 +134,11 @@ class Talk(asyncio.Protocol):
         if self._timer is None:
             self._timer = self._loop.call_at(sent.due, self._look)
         # Its stub has tuples of one.
-        self._transport.writelines([hiredis.pack_command(command) for command in commands])  # type: ignore[arg-type]
+        data = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
+        try:
+            self._transport.writelines(data)
+        except RuntimeError as error:  # uvloop, of a connection that is closed but has not said so
+            self.end(RedisConnectionError(f"the connection is closed: {error}"))
         return sent.done
 
     def data_received(self, data: bytes) -> None:
@@ -189,8 +193,11 @@ def take_over(
     writer = connection._writer  # the library has no other way to it
     if writer is None or writer.transport.is_closing():
         raise RedisConnectionError("the connection was lost before it was used")
-    transport, former = writer.transport, writer.transport.get_protocol()
-    transport.set_protocol(protocol)
+    try:
+        transport, former = writer.transport, writer.transport.get_protocol()
+        transport.set_protocol(protocol)
+    except RuntimeError as error:
+        raise RedisConnectionError(f"the connection was lost before it was used: {error}") from error
     return transport, former
 
 

@@ -22,7 +22,7 @@ async def page(
                 )
             else:
                 rows = await wire.redis.zrangebyscore(key, start or "-inf", "+inf", skip, limit, withscores=True)
-        items = [(member.decode(), int(score)) for member, score in rows]
+        items = [(member.decode(errors="replace"), int(score)) for member, score in rows]
         found += [item for item in items if after is None or _behind(item, after, newest_first=newest_first)]
         skip += len(items)
         if len(items) < limit:
@@ -34,7 +34,7 @@ async def overdue(wire: Wire, key: str, now_ms: int, limit: int) -> list[str]:
     """Up to `limit` members whose time has come, the oldest first. Raises Unavailable."""
     with translated():
         rows: Any = await wire.redis.zrangebyscore(key, "-inf", now_ms, 0, limit)
-    return [member.decode() for member in rows]
+    return [member.decode(errors="replace") for member in rows]
 
 
 def _behind(item: tuple[str, int], after: tuple[int, str], *, newest_first: bool) -> bool:

@@ -1,6 +1,11 @@
 """How much room the store has left: jobs are refused while what is accepted can still be finished.
 
-A full store refuses every write that needs memory, tokens of running jobs too. So admission stops earlier.
+A full store refuses every write that needs memory, but for the scripts that end what was accepted. So admission stops
+earlier: beside the memory in use it counts what accepted jobs may still write (`streaming/reservation.py`), which `put`
+reserves and the end of a job gives back. `put` itself compares, so several processes do not reserve the same room; a
+process also counts what it has reserved since its last look, since a server's partitions share its memory and each
+`put` sees only its own. Between two looks processes that put into different partitions of one server may each reserve
+the same room once; what is left above FULL, and the next look, are there for that.
 """
 
 from __future__ import annotations
@@ -8,18 +13,48 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from streaming.errors import Unavailable
-from streaming.wire import Wire
+from streaming.errors import StoreFull, Unavailable
+from streaming.wire import Memory, Wire
 
 log = logging.getLogger(__name__)
 
 FULL = 0.8
+PARTS = 0.7
+"""The same for lines of batches: what they would take beyond it is left to those who wait for their answer."""
 LOOK_S, LONGEST_S = 0.2, 2.0
 """Between two looks: near FULL, and where there is no limit. What a flood brings meanwhile must fit above FULL: a
 second was too long for 10 MB/s into 16 MB."""
 FLOOD = 100 << 20
 """Bytes a second that are never expected to come faster."""
+
+
+@dataclass(slots=True)
+class Share:
+    """One server as it was at the last look."""
+
+    memory: Memory
+    taken: int = 0
+    """Reserved by this process since then."""
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Room that one put has reserved."""
+
+    most_owed: int | None = None
+    """The most that all jobs of its partition may then owe, for `put` to hold against what they do owe; None: there is
+    no limit."""
+    share: Share | None = None
+    """Of which server, as of the look that the room was reserved by; a later look counts anew."""
+    size: int = 0
+
+    def give_back(self) -> None:
+        """The put has brought nothing into the store. Idempotent."""
+        if self.share is not None:
+            self.share.taken -= self.size
+            self.share = None
 
 
 class Headroom:
@@ -29,7 +64,9 @@ class Headroom:
         self._wire = wire
         self.reason = ""
         """Why nothing may be accepted, for people; "" while there is room."""
-        self._memories: list[tuple[int, int]] = []
+        self._memories: list[Memory] = []
+        self._shares: dict[int, Share] = {}
+        """By partition."""
 
     @property
     def full(self) -> bool:
@@ -39,6 +76,9 @@ class Headroom:
     async def look(self) -> None:
         """Ask every primary. Raises Unavailable."""
         self._memories = await self._wire.memory()
+        self._shares = {}
+        for memory in self._memories:
+            self._shares |= dict.fromkeys(memory.owed, Share(memory))
         reason = crowded(self._memories)
         if bool(reason) != self.full:
             log.warning("%s", f"no more jobs are accepted: {reason}" if reason else "jobs are accepted again")
@@ -53,17 +93,47 @@ class Headroom:
                 log.debug("memory as it was: %s", error)
             await asyncio.sleep(until_next(self._memories))
 
+    def reserve(self, partition: int, size: int, owed: int, *, part: bool = False) -> Reservation:
+        """Room for a job of `size` bytes that may write `owed` more, to be given back unless the put is answered with
+        `queued`. Raises StoreFull."""
+        share = self._shares.get(partition)
+        if share is None or not share.memory.allowed:
+            return Reservation()
+        room = room_of(share.memory, PARTS if part else FULL)
+        if share.taken + size + owed > room:
+            raise StoreFull(_too_much(share.memory, owed))
+        share.taken += size + owed
+        return Reservation(share.memory.owed[partition] + room, share, size + owed)
 
-def until_next(memories: Iterable[tuple[int, int]]) -> float:
-    """Seconds in which no flood can fill the fullest of (bytes used, bytes allowed, 0: no limit): it is soon enough to
-    look again then."""
-    room = min((FULL * most - used for used, most in memories if most), default=LONGEST_S * FLOOD)
+
+def room_of(memory: Memory, most: float = FULL) -> int:
+    """Bytes that new jobs may bring and write, until this share of the memory is taken."""
+    return int(most * memory.allowed) - memory.used - sum(memory.owed.values())
+
+
+def until_next(memories: Iterable[Memory]) -> float:
+    """Seconds in which no flood can fill the fullest server: it is soon enough to look again then."""
+    room = min((room_of(memory) for memory in memories if memory.allowed), default=LONGEST_S * FLOOD)
     return min(max(LOOK_S, room / FLOOD), LONGEST_S)
 
 
-def crowded(memories: Iterable[tuple[int, int]]) -> str:
-    """What is said of the fullest of (bytes used, bytes allowed), 0 allowed meaning no limit; "" if all have room."""
-    share, used, allowed = max(((used / most, used, most) for used, most in memories if most), default=(0.0, 0, 0))
-    if share < FULL:
-        return ""
-    return f"Redis uses {used >> 20} MiB of {allowed >> 20} MiB ({share:.0%}), and {FULL:.0%} is the most for new jobs"
+def crowded(memories: Iterable[Memory]) -> str:
+    """What is said of the fullest server; "" if all that have a limit have room."""
+    fullest = min((memory for memory in memories if memory.allowed), key=_left, default=None)
+    return "" if fullest is None or room_of(fullest) > 0 else _said_of(fullest)
+
+
+def _left(memory: Memory) -> float:
+    return room_of(memory) / memory.allowed
+
+
+def _said_of(memory: Memory) -> str:
+    return (
+        f"Redis uses {memory.used >> 20} MiB of {memory.allowed >> 20} MiB ({memory.used / memory.allowed:.0%}), "
+        f"accepted jobs may still write {sum(memory.owed.values()) >> 20} MiB, and {FULL:.0%} is the most for both"
+    )
+
+
+def _too_much(memory: Memory, owed: int) -> str:
+    asks = f"this job's answer may need {owed / (1 << 20):.1f} MiB (fewer max_tokens, n or logprobs need less)"
+    return f"{_said_of(memory)}; {asks}"

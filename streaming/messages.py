@@ -2,17 +2,33 @@
 
 Frozen, tagged, validated on decoding; msgpack arrays, so that a Lua script can write the small ones with cmsgpack.
 This module does not know Redis, HTTP or any client's request format.
+
+Versions. Processes of version N and N+1 run side by side during an upgrade, so every message says its version:
+
+- A message written as an array begins with its tag: a letter for its kind, followed by its version from 2 on ("f" is
+  version 1 of a frame, "f2" version 2). A version costs a frame at most one byte, and a token nothing.
+- A job's body is a map whose field "v" holds JOB_VERSION.
+- A field may be added without a new version if it is the last one and has a default: older readers skip it, newer
+  readers of an older message take the default. Any other change of a message needs a new tag, or JOB_VERSION + 1. The
+  version that introduces it must also read the previous one (as a union of both structs).
+- A tag or JOB_VERSION that a process does not know decodes to NewerMessage, a DecodeError of its own. Whoever reads it
+  sets it aside: a worker puts the job back for a newer worker, an API process ends the reader with `newer_version`, a
+  control message is ignored. Nobody fails the job for it, and no loop ends.
+- Records of files and batches and the JSON of the fleet's keys are maps: they only ever gain fields with defaults. Any
+  other change of a key or a record raises the format number of the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
+from msgspec.structs import astuple
 
-from streaming.errors import DecodeError
+from streaming.errors import DecodeError, NewerMessage
 
 
 class Priority(StrEnum):
@@ -94,7 +110,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The output must be JSON of this schema; `{}` means any JSON object."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+JOB_VERSION = 1
+"""Of a job's body. A worker puts a job of a greater version back for a newer worker."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="v", tag=JOB_VERSION):
     """One accepted request, as it lies in the queue. Times are relative milliseconds: Redis alone has a clock."""
 
     id: str
@@ -146,11 +166,58 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: tuple[tuple[str, float], ...] = ()
 
 
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One begin of a job by one worker: the author of its deltas. No two are equal: worker ids are random and new in
+    every life of a process, and a worker never uses a number twice."""
+
+    worker: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.worker}-{self.number}"
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The stretch of a job's deltas that one run wrote: from `first` up to the next section. Of a run that wrote
+    nothing, `first` is the next section's too."""
+
+    first: int
+    run: Run
+
+
+def author(sections: Sequence[Section], seq: int) -> Run | None:
+    """The run that wrote delta `seq`; None before the first section."""
+    found = None
+    for section in sections:
+        if section.first > seq:
+            break
+        found = section.run
+    return found
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a worker says of a run in the first frame that has deltas of it: the job, the number of the run's first
+    delta, and the run that wrote the delta before that one. Readers compare it with what they have: a run that does
+    not go on from there is never spliced to it."""
+
+    job: str
+    first: int = 1
+    parent: Run | None = None
+    copied: tuple[Section, ...] = ()
+    """Deltas under this number are copies of what these earlier runs wrote, logged anew for a store that lost them."""
+
+
+def openings_of(job: str, sections: Sequence[Section]) -> list[tuple[Run, Opening]]:
+    """What the runs of these sections said of themselves when they began."""
+    return [(run, Opening(job, first, author(sections, first - 1))) for first, run in map(astuple, sections)]
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A few tokens of one choice of one job. `seq` counts 1, 2, 3... over the whole job, across attempts."""
 
     stream: int
-    """Whose it is: the number its worker's frames gave the job. In a record, which is of one job, it says nothing."""
+    """The number of the run that wrote it; minus that number for a copy (`Opening.copied`). In a record the sections
+    tell who wrote what, and this says nothing."""
     seq: int
     index: int
     text: str
@@ -160,6 +227,21 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How many tokens these are (may exceed len(ids))."""
     finish: str = ""
     """"stop" or "length" when this delta ends its choice."""
+    logprobs: tuple[Logprob, ...] = ()
+    prompt: tuple[int, int] | None = None
+    """Tokens of its choice's prompt, and how many of them were cached: in the first delta of a choice, in no other."""
+
+
+class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A Delta without `prompt`, as nearly all of them are written: read, it is one. Fields as there."""
+
+    stream: int
+    seq: int
+    index: int
+    text: str
+    ids: tuple[int, ...]
+    n: int
+    finish: str = ""
     logprobs: tuple[Logprob, ...] = ()
 
 
@@ -183,15 +265,15 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """What one engine step gave the jobs of one API process: log entry and pub/sub message alike.
 
-    A job is named once, in the first frame with tokens of its that an address gets; from then on its number stands for
+    A run is opened once, in the first frame with deltas of it that an address gets; from then on its number stands for
     it. Most of what a token weighs on the wire was its job's id.
     """
 
     worker: str
     number: int
     rows: tuple[Delta, ...]
-    names: dict[int, str] = {}
-    """Job ids by the numbers that stand for them, in every frame of this worker from now on."""
+    openings: dict[int, Opening] = {}
+    """Runs by the numbers that stand for them, in every frame of this worker from now on."""
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True):
@@ -220,6 +302,8 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     worker: str = ""
     first_ms: int = 0
     """Redis time of the first token, or 0."""
+    sections: tuple[Section, ...] = ()
+    """Which run wrote which deltas, in order, runs that wrote none included; empty where a script ended the job."""
     rows: tuple[Delta, ...] = ()
     generated: Generated = Generated()
     """Left out of the published form too: readers do not need it."""
@@ -383,6 +467,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int = 0
     """The most alternatives per token; -1: no log-probabilities at all."""
     json_schema: bool = False
+    json_resume: bool = False
+    """Whether the engine can continue JSON output that an earlier attempt began: it restores the grammar's state."""
     penalties: bool = False
     token_prompts: bool = False
 
@@ -398,6 +484,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Capabilities
     created: int
     """Unix seconds of the first load."""
+    default_output: int = 0
+    """Tokens of an answer whose request names no limit, at most; 0: max_output."""
 
 
 Role: TypeAlias = Literal["redis", "api", "worker", "scheduler", "offline"]
@@ -418,12 +506,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     role: Role
     id: str
+    """Its name for people; several machines may use the same one."""
+    life: str
+    """Random, and new with each start: what tells processes of the same name apart."""
     pid: int
     host: str
     state: str
     """starting | ready | draining | drained (cordoned, done, and still there)"""
     since: float
-    """Unix seconds (Redis time) of its start."""
+    """Unix seconds of its start: a scheduler's in Redis time, others' by their machine's clock. For people only."""
     model: str = ""
     url: str = ""
     lease: str = ""
@@ -449,18 +540,34 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 T = TypeVar("T")
 
+TAG = re.compile(r"[a-z][0-9]{0,3}")
+"""A message's kind and its version; no number: version 1."""
+
+
+class _JobVersion(msgspec.Struct):
+    """Of a job's body, whatever else is in it."""
+
+    v: int = 1
+
+
 _REPLY = msgspec.msgpack.Decoder(Reply)
 _CONTROL = msgspec.msgpack.Decoder(Control)
 _JOB = msgspec.msgpack.Decoder(Job)
+_JOB_VERSION = msgspec.msgpack.Decoder(_JobVersion)
 _TERMINAL = msgspec.msgpack.Decoder(Terminal)
 _DELIVERED = msgspec.msgpack.Decoder(Delivered)
 _FILE = msgspec.msgpack.Decoder(StoredFile)
 _BATCH = msgspec.msgpack.Decoder(Batch)
 _PROGRESS = msgspec.msgpack.Decoder(Progress)
 _DELTAS = msgspec.msgpack.Decoder(tuple[Delta, ...])
+_METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
 _ARRAY_32 = b"\xdd"
 """What an array begins with in msgpack, its length in the four bytes behind."""
+
+
+TAGS = frozenset(kind.__struct_config__.tag for kind in (*get_args(Reply), *get_args(Control)))
+"""Those this version knows."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -468,8 +575,16 @@ def encode(message: msgspec.Struct) -> bytes:
     return _ENCODER.encode(message)
 
 
-encode_delta: Callable[[Delta], bytes] = _ENCODER.encode
+encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
 """The same, without a call of our own between: done once a token."""
+
+
+def encode_delta(delta: Delta) -> bytes:
+    """A delta in its shortest form."""
+    if delta.prompt is not None:
+        return _ENCODER.encode(delta)
+    row = delta
+    return encode_plain(PlainDelta(row.stream, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs))
 
 
 def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
@@ -490,25 +605,47 @@ def _array(count: int, items: bytes | bytearray) -> bytes:
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Raises DecodeError."""
-    reply: Reply = _decode(_REPLY, data)
+    """Raises NewerMessage, DecodeError."""
+    reply: Reply = _decode_tagged(_REPLY, data)
     return reply
 
 
 def decode_control(data: bytes) -> Control:
-    """Raises DecodeError."""
-    control: Control = _decode(_CONTROL, data)
+    """Raises NewerMessage, DecodeError."""
+    control: Control = _decode_tagged(_CONTROL, data)
     return control
 
 
 def decode_job(data: bytes) -> Job:
-    """Raises DecodeError."""
-    return _decode(_JOB, data)
+    """Raises NewerMessage, DecodeError."""
+    try:
+        return _decode(_JOB, data)
+    except DecodeError as error:
+        if _job_version(data) > JOB_VERSION:
+            raise NewerMessage(data) from error
+        raise
+
+
+def _job_version(data: bytes) -> int:
+    try:
+        return _JOB_VERSION.decode(data).v
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return 0  # not a job of any version
 
 
 def decode_terminal(data: bytes) -> Terminal:
+    """Raises NewerMessage, DecodeError."""
+    return _decode_tagged(_TERMINAL, data)
+
+
+def encode_metadata(metadata: dict[str, str]) -> bytes:
+    """As it stands beside a job's body, for lists; b"" where there is none."""
+    return _ENCODER.encode(metadata) if metadata else b""
+
+
+def decode_metadata(data: bytes) -> dict[str, str]:
     """Raises DecodeError."""
-    return _decode(_TERMINAL, data)
+    return _decode(_METADATA, data) if data else {}
 
 
 def decode_delivered(data: bytes) -> Delivered:
@@ -529,6 +666,26 @@ def decode_batch(data: bytes) -> Batch:
 def decode_progress(data: bytes) -> Progress:
     """Of a batch nobody has worked on yet it is empty. Raises DecodeError."""
     return _decode(_PROGRESS, data) if data else Progress()
+
+
+def _decode_tagged(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return _decode(decoder, data)
+    except DecodeError as error:
+        if _is_newer(data):
+            raise NewerMessage(data) from error
+        raise
+
+
+def _is_newer(data: bytes) -> bool:
+    """Whether this is a whole array with a tag as ours are, but of a version or kind not known here."""
+    try:
+        match msgspec.msgpack.decode(data):
+            case [str(tag), *_]:
+                return tag not in TAGS and TAG.fullmatch(tag) is not None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    return False
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

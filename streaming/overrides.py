@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from streaming.entries import entry
 from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.plans import Action
 from streaming.wire import Wire, translated
@@ -48,14 +49,15 @@ class Overrides:
         return await self._write(model, b"", "", Action(model=model, kind="resume", reason="by hand", by=by))
 
     async def of(self, models: Iterable[str]) -> dict[str, Override]:
-        """Those that hold now, by model."""
+        """Those that hold now, by model. One that cannot be read counts as a pause: somebody has decided something, and
+        the scheduler is not to decide otherwise."""
         models = tuple(models)
         if not models:
             return {}
         with translated():
             values = await self._wire.redis.mget([fleet_key("override", model) for model in models])
         return {
-            model: msgspec.json.decode(value, type=Override)
+            model: entry(f"the override of {model}", value, Override) or Override(by="unreadable")
             for model, value in zip(models, values, strict=True)
             if value is not None
         }

@@ -14,10 +14,14 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
+from streaming.entries import entries, entry
 from streaming.errors import Unavailable
 from streaming.keys import FLEET_SLOT, channel, fleet_key
 from streaming.leader import Lead
 from streaming.wire import Wire, translated
+
+SHARE_S = 10
+"""A machine that has not asked for its share of a pool for so long counts as gone."""
 
 PoolKind: TypeAlias = Literal["local", "kubernetes", "dry-run"]
 """Who makes a plan come true: the supervisors of each machine, a cluster's controllers, or nobody."""
@@ -138,19 +142,26 @@ class Plans:
         """To be asked before anything is done for a plan of this epoch. False: another leads now, do not."""
         return bool(await self._wire.call("act", FLEET_SLOT, epoch, action.model, _text(action)))
 
+    async def share(self, epoch: int, pool: str, machine: str, has: int, want: int) -> int | None:
+        """How many of the `want` workers of a pool this machine is to have; it asks again at least every SHARE_S.
+        None: another leads now, do nothing."""
+        args = (epoch, pool, machine, has, want, 1000 * SHARE_S)
+        share = await self._wire.call("share", FLEET_SLOT, *args)
+        return None if share < 0 else int(share)
+
     async def read(self) -> dict[str, Plan]:
         """Plans by model."""
-        return {name: msgspec.json.decode(data, type=Plan) for name, data in (await self._hash("plan")).items()}
+        return entries(await self._hash("plan"), Plan)
 
     async def cold_starts(self) -> dict[str, float]:
         """Seconds from ordering a worker to having it, as last measured, by `pool_name`."""
-        return {name: float(data) for name, data in (await self._hash("cold")).items()}
+        return entries(await self._hash("cold"), float)
 
     async def actions(self, count: int) -> list[Noted]:
         """The newest first."""
         with translated():
-            entries: Any = await self._wire.redis.xrevrange(fleet_key("actions"), count=count)
-        return [_noted(entry, fields) for entry, fields in entries]
+            rows: Any = await self._wire.redis.xrevrange(fleet_key("actions"), count=count)
+        return [noted for name, fields in rows if (noted := _noted(name, fields))]
 
     async def news(self, every_s: float) -> AsyncGenerator[None]:
         """When to read the plans: now, whenever one has changed, and every `every_s` whatever is heard. Ends never."""
@@ -181,7 +192,7 @@ class Plans:
     async def _hash(self, name: str) -> dict[str, bytes]:
         with translated():
             raw = await cast(Awaitable[dict[Any, Any]], self._wire.redis.hgetall(fleet_key(name)))
-        return {key.decode(): value for key, value in raw.items()}
+        return {key.decode(errors="replace"): value for key, value in raw.items()}
 
 
 def pool_name(model: str, shape: str) -> str:
@@ -198,9 +209,10 @@ async def told(wire: Wire, kind: str, name: str) -> AsyncIterator[None]:
             yield
 
 
-def _noted(entry: bytes, fields: Mapping[bytes, bytes]) -> Noted:
-    action = msgspec.json.decode(fields[b"action"], type=Action)
-    return Noted(action, int(entry.split(b"-")[0]), int(fields[b"epoch"]))
+def _noted(name: bytes, fields: Mapping[bytes, bytes]) -> Noted | None:
+    """None for an entry that cannot be read."""
+    action, epoch = entry("an action", fields.get(b"action", b""), Action), fields.get(b"epoch", b"")
+    return Noted(action, int(name.split(b"-")[0]), int(epoch)) if action and epoch.isdigit() else None
 
 
 def _text(value: msgspec.Struct) -> str:

@@ -27,7 +27,7 @@ async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterato
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         with contextlib.suppress(Unavailable):  # it will count as gone a little later
-            await fleet.leave(process.role, process.id)
+            await fleet.leave(process)
 
 
 async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asyncio.Event) -> None:

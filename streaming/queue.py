@@ -6,17 +6,27 @@ A put is one atomic script and may be repeated with the same job id, so a lost r
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from streaming.bundle import Bundle
-from streaming.errors import KeyReused, LaneFull, NoCapacity, StreamingError, Unavailable, UnknownJob
-from streaming.keys import new_job_id, partition_key, partition_of
-from streaming.messages import Job, State, encode
+from streaming.errors import (
+    Abandoned,
+    KeyReused,
+    LaneFull,
+    NoCapacity,
+    StoreFull,
+    StreamingError,
+    Unavailable,
+    UnknownJob,
+)
+from streaming.keys import digest_partition, idempotency_digest, new_job_id, partition_key, partition_of
+from streaming.memory import Headroom, Reservation
+from streaming.messages import Job, ModelCard, State, encode, encode_metadata
+from streaming.reservation import owed_bytes
 from streaming.wire import Call, Wire, translated
 
 
@@ -28,58 +38,118 @@ class Accepted(msgspec.Struct, frozen=True):
     """Jobs in its lane before it."""
     created_ms: int = 0
     joined: bool = False
+    state: State = State.QUEUED
+    """Of a job that was there already: as the put found it."""
+    attempts: int = 0
+    epoch: int = 0
+    """Of its partition, for event ids; 0: not asked for, because the request waits."""
 
 
 class Queue:
-    """Many may share a wire; what is asked through one of them goes to Redis together."""
+    """Many may share a wire; what is asked through one of them goes to Redis together. With a `headroom`, a job is
+    refused whose output would not fit into the store beside what is owed to others."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, headroom: Headroom | None = None) -> None:
+        self._wire, self._headroom = wire, headroom
         self._puts, self._follows = Bundle(wire, "put"), Bundle(wire, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
         """A fresh job id. The partition follows from tenant and key, so that equal keys meet in one place."""
         count = self._wire.settings.partitions
         if idempotency_key:
-            digest = hashlib.sha256(f"{tenant}\0{idempotency_key}".encode()).digest()
-            return new_job_id(int.from_bytes(digest[:4]) % count)
+            return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
         return new_job_id(int(random.random() * count))  # noqa: S311 - spreads load, hides nothing
 
-    async def put(self, job: Job, *, idempotency_key: str = "", digest: str = "", must_run: bool = False) -> Accepted:
-        """Accept a job for good. `digest` identifies the request body for the idempotency check.
+    async def put(
+        self,
+        job: Job,
+        *,
+        idempotency_key: str = "",
+        digest: str = "",
+        must_run: bool = False,
+        card: ModelCard | None = None,
+        refusal: str = "",
+    ) -> Accepted:
+        """Accept a job for good. `digest` identifies the request body for the idempotency check, `card` says how much
+        the job may write. With a `refusal`, why there is no room, only a job is answered that the idempotency key leads
+        to: whoever comes back for it needs no room.
 
-        Raises LaneFull, NoCapacity (only if must_run), KeyReused, Unavailable (then nothing can be said about the job:
-        it may be there, but the same idempotency key will find it).
+        Raises LaneFull, StoreFull, NoCapacity (only if must_run), KeyReused, Unavailable (then nothing can be said
+        about the job: it may be there, but the same idempotency key will find it).
         """
-        _, partition, args = self._put_call(job, idempotency_key, digest, must_run=must_run)
         try:
-            answer = await self._puts.call(partition, *args)
+            if refusal:
+                raise StoreFull(refusal)
+            (_, partition, args), reserved = self._put_call(job, idempotency_key, digest, must_run=must_run, card=card)
+        except StoreFull:
+            found = await self._join(job, idempotency_key, digest) if idempotency_key else None
+            if found is None:
+                raise
+            return found
+        answer: Sequence[Any] = ()
+        try:
+            answer = await self._put(partition, args)
+        finally:
+            if not _brought_work(answer):
+                reserved.give_back()
+        return self._accepted(job, answer)
+
+    async def _put(self, partition: int, args: Sequence[str | bytes | int]) -> Sequence[Any]:
+        try:
+            answer: Sequence[Any] = await self._puts.call(partition, *args)
         except Unavailable:
             # Once more after a lost connection (the script knows a repetition by the job's id).
             await asyncio.sleep(0.05)
             answer = await self._puts.call(partition, *args)
-        return self._accepted(job, answer)
+        return answer
 
-    async def put_parts(self, jobs: Sequence[Job]) -> list[Accepted | LaneFull]:
+    async def _join(self, job: Job, key: str, digest: str) -> Accepted | None:
+        """The job an idempotency key leads to; None if it is free. Raises KeyReused, Unavailable."""
+        args = (job.tenant, idempotency_digest(job.tenant, key), digest, "1" if job.reply_to else "")
+        answer = await self._wire.call("join", self._partition(job.id), *args)
+        return None if answer[0] == b"free" else self._accepted(job, answer)
+
+    async def put_parts(
+        self, jobs: Sequence[Job], cards: Mapping[str, ModelCard] | None = None
+    ) -> list[Accepted | LaneFull | StoreFull]:
         """Accept many in one round trip, as parts of something that is listed by itself. Their ids must be the same
-        each time, so that all of it may be repeated. Raises Unavailable."""
-        answers = await self._wire.calls([self._put_call(job, part=True) for job in jobs])
-        accepted: list[Accepted | LaneFull] = []
-        for job, answer in zip(jobs, answers, strict=True):
+        each time, so that all of it may be repeated. `cards` are the models', by name. Raises Unavailable."""
+        calls: list[Call] = []
+        reserved: list[Reservation] = []
+        full: StoreFull | None = None
+        for job in jobs:
+            try:
+                call, reservation = self._put_call(job, part=True, card=(cards or {}).get(job.model))
+            except StoreFull as error:  # those behind it are refused too: they are put in order
+                full = error
+                break
+            calls.append(call)
+            reserved.append(reservation)
+        accepted: list[Accepted | LaneFull | StoreFull] = []
+        answers: Sequence[Any] = ()
+        try:
+            answers = await self._wire.calls(calls) if calls else ()
+        finally:
+            for place, reservation in enumerate(reserved):
+                if not answers or not _brought_work(answers[place]):
+                    reservation.give_back()
+        for job, answer in zip(jobs, answers, strict=False):
             try:
                 accepted.append(self._accepted(job, answer))
-            except LaneFull as full:
-                accepted.append(full)
-        return accepted
+            except (LaneFull, StoreFull) as error:
+                accepted.append(error)
+        return accepted + [full] * (len(jobs) - len(accepted)) if full else accepted
 
     def _accepted(self, job: Job, answer: Sequence[Any]) -> Accepted:
         match answer:
-            case [b"queued", created, waiting]:
-                return Accepted(job.id, waiting, created)
-            case [b"joined", known]:
-                return Accepted(known.decode(), joined=True)
+            case [b"queued", created, waiting, epoch]:
+                return Accepted(job.id, waiting, created, epoch=epoch)
+            case [b"joined", known, state, created, attempts, epoch]:
+                return Accepted(known.decode(), 0, created, True, State(state.decode()), attempts, epoch)
             case [b"full", waiting]:
                 raise LaneFull(waiting)
+            case [b"crowded"]:
+                raise StoreFull("what accepted jobs may still write would not fit into the memory of Redis")
             case [b"busy"]:
                 raise NoCapacity("no worker has room right now")
             case [b"reused"]:
@@ -87,15 +157,28 @@ class Queue:
         raise StreamingError(f"put answered {answer!r}")
 
     def _put_call(
-        self, job: Job, key: str = "", digest: str = "", *, must_run: bool = False, part: bool = False
-    ) -> Call:
-        settings = self._wire.settings
+        self,
+        job: Job,
+        key: str = "",
+        digest: str = "",
+        *,
+        must_run: bool = False,
+        part: bool = False,
+        card: ModelCard | None = None,
+    ) -> tuple[Call, Reservation]:
+        """The call, and the room it has reserved. Raises StoreFull."""
+        settings, partition, body = self._wire.settings, self._partition(job.id), encode(job)
+        key = idempotency_digest(job.tenant, key) if key else ""
+        owed = owed_bytes(job, card)
+        reserved = Reservation()
+        if self._headroom is not None:
+            reserved = self._headroom.reserve(partition, len(body), owed, part=part)
         args = (
-            job.id, encode(job), job.tenant, job.model, job.priority, job.reply_to, _or_empty(job.max_queue_ms),
+            job.id, body, job.tenant, job.model, job.priority, job.reply_to, _or_empty(job.max_queue_ms),
             _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
-            "1" if part else "", job.events,
+            "1" if part else "", job.events, encode_metadata(job.metadata), owed, _or_empty(reserved.most_owed),
         )  # fmt: skip
-        return ("put", self._partition(job.id), args)
+        return ("put", partition, args), reserved
 
     async def ended(self, job_ids: Iterable[str]) -> list[str]:
         """Those of these jobs that have ended, or are not kept. Raises Unavailable."""
@@ -121,7 +204,7 @@ class Queue:
         """
         flag = "1" if waiting_only else ""
         answers = await self._wire.calls([("cancel", self._partition(job_id), (job_id, flag)) for job_id in job_ids])
-        return [None if answer == b"unknown" else State(answer.decode()) for answer in answers]
+        return [None if answer == b"unknown" else _state(answer) for answer in answers]
 
     async def fade(self, job_ids: Iterable[str], seconds: int) -> None:
         """Keep the records of ended jobs only so long: what they hold is kept elsewhere. Raises Unavailable."""
@@ -136,9 +219,34 @@ class Queue:
         step. Raises UnknownJob, Unavailable."""
         return self._state(await self._wire.call("cancel", self._partition(job_id), job_id))
 
-    async def follow(self, job_id: str, address: str) -> State:
-        """Have a job's coming tokens sent to `address` too; returns its state. Raises UnknownJob, Unavailable."""
-        return self._state(await self._follows.call(self._partition(job_id), job_id, address))
+    async def abandon(self, job_id: str, address: str) -> bool:
+        """Say that no client of the process at `address` waits for a job any more. It is cancelled, and its idempotency
+        key is free again, unless other processes follow it or a request that did not wait was told its id.
+
+        Returns whether it ends by this. Raises UnknownJob, Unavailable.
+        """
+        answer = await self._wire.call("cancel", self._partition(job_id), job_id, "", address)
+        return answer != b"kept" and not self._state(answer).final
+
+    async def follow(self, job_id: str, address: str, *, joining: bool = False) -> State:
+        """Have a job's coming tokens sent to `address` too; returns its state.
+
+        Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
+        """
+        answer = await self._follows.call(self._partition(job_id), job_id, address, "1" if joining else "")
+        if answer == b"abandoned":
+            raise Abandoned(job_id)
+        return self._state(answer)
+
+    async def reset(self, job_id: str, resets: int) -> int:
+        """Begin a new epoch of a job's events, unless another reader did since `resets` was read; the resets now.
+
+        Raises UnknownJob, Unavailable.
+        """
+        answer = await self._wire.call("reset", self._partition(job_id), job_id, resets)
+        if answer == b"unknown":
+            raise UnknownJob(job_id)
+        return int(answer)
 
     def _partition(self, job_id: str) -> int:
         partition = partition_of(job_id)
@@ -150,7 +258,20 @@ class Queue:
     def _state(answer: bytes) -> State:
         if answer == b"unknown":
             raise UnknownJob("no such job")
+        return _state(answer)
+
+
+def _brought_work(answer: Sequence[Any]) -> bool:
+    """Whether a put has added a job."""
+    return bool(answer) and answer[0] == b"queued"
+
+
+def _state(answer: bytes) -> State:
+    """A state that cannot be read is that of a job which fails as soon as its record is read."""
+    try:
         return State(answer.decode())
+    except ValueError:
+        return State.FAILED
 
 
 def _or_empty(value: int | None) -> int | str:

@@ -11,17 +11,31 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from streaming.background import keep_going
-from streaming.errors import DecodeError, Unavailable
-from streaming.inbox import LOOKS, TICK_S, Inbox, Origin
-from streaming.journal import Journal
+from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
+from streaming.history import LoggedRun
+from streaming.inbox import LOOKS, TICK_S, Inbox
+from streaming.journal import NEWER, Journal, Record
 from streaming.keys import channel, partition_of
-from streaming.messages import Delta, Ended, Failure, Frame, State, Terminal, decode_reply
+from streaming.messages import (
+    Delta,
+    Ended,
+    Failure,
+    Frame,
+    Opening,
+    Run,
+    State,
+    Terminal,
+    author,
+    decode_reply,
+    openings_of,
+)
 from streaming.queue import Queue
+from streaming.rounds import Rounds
 from streaming.wire import Wire
 
 log = logging.getLogger(__name__)
@@ -36,10 +50,13 @@ GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
 @dataclass(slots=True)
 class Audience:
-    """Who listens to one job, and the workers that have named it, each with the number it gave the job."""
+    """Who listens to one job."""
 
     inboxes: tuple[Inbox, ...] = ()
-    named: list[tuple[str, int]] = field(default_factory=list)
+    streams: list[tuple[str, int]] = field(default_factory=list)
+    """The workers that have opened runs of it, each with the number that stands for the run."""
+    openings: dict[Run, Opening] = field(default_factory=dict)
+    """Its runs, and what stands for copies of their deltas."""
 
 
 class Relay:
@@ -57,6 +74,8 @@ class Relay:
         self._hurry = asyncio.Event()
         self._streams: dict[str, dict[int, tuple[Inbox, ...]]] = {}
         """The inboxes of these audiences by worker and number: what a frame is dealt by."""
+        self._followers: dict[int, Rounds[Inbox, None]] = {}
+        """By partition: inboxes that begin to follow at the same time are brought up to date together."""
         self._tasks: list[asyncio.Task[None]] = []
         self.connected = asyncio.Event()
 
@@ -70,11 +89,12 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def open(self, job_id: str, after: int = 0, *, whole: bool = False) -> Inbox:
+    def open(self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False) -> Inbox:
         """The inbox of a job that carries this process's address (open it before the job is put, close it after)."""
-        inbox = Inbox(job_id, after, whole=whole)
+        inbox = Inbox(job_id, after, runs=runs, whole=whole)
         inbox.checked = asyncio.get_running_loop().time()
         audience = self._audiences.setdefault(job_id, Audience())
+        inbox.openings = audience.openings
         self._seat(audience, (*audience.inboxes, inbox))
         return inbox
 
@@ -91,7 +111,7 @@ class Relay:
     def _seat(self, audience: Audience, inboxes: tuple[Inbox, ...]) -> None:
         """From now on these are the audience."""
         audience.inboxes = inboxes
-        for worker, number in audience.named:
+        for worker, number in audience.streams:
             streams = self._streams[worker]
             if inboxes:
                 streams[number] = inboxes
@@ -104,14 +124,17 @@ class Relay:
         """Whether anybody in this process still waits for this job."""
         return job_id in self._audiences
 
-    async def follow(self, inbox: Inbox) -> None:
+    async def follow(self, inbox: Inbox, *, joining: bool = False) -> None:
         """Have a job of somebody else sent here too; what came before is read from the log.
 
-        Raises UnknownJob, Unavailable.
+        Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
-        await self._queue.follow(inbox.job_id, self.address)
+        await self._queue.follow(inbox.job_id, self.address, joining=joining)
         inbox.stale = True
-        await self._refill([inbox])
+        partition = partition_of(inbox.job_id) or 0
+        if partition not in self._followers:
+            self._followers[partition] = Rounds(self._refill_all)
+        await self._followers[partition].ask(inbox)
 
     async def _listen(self) -> None:
         """A lost subscription is taken up again; what was missed meanwhile is read from the log."""
@@ -129,6 +152,8 @@ class Relay:
     def _dispatch(self, data: bytes) -> None:
         try:
             reply = decode_reply(data)
+        except NewerMessage:
+            return  # its readers are ended when their silence is looked into
         except DecodeError as error:
             log.error("a reply that is no message was dropped; the log will fill the gap: %s", error)
             return
@@ -155,32 +180,35 @@ class Relay:
         audience = self._audiences.get(job_id)
         return audience.inboxes if audience else ()
 
-    def _deal(self, frame: Frame) -> None:
-        """A frame's rows to the inboxes of their jobs."""
+    def _deal(self, frame: Frame, valid: Container[Run] | None = None) -> None:
+        """A frame's rows to the inboxes of their jobs. Of a frame from the log only those of runs that the records
+        name: a log may also hold what a run wrote that the store has forgotten since."""
         worker, number = sys.intern(frame.worker), frame.number
-        for stream, job_id in frame.names.items():
-            self._name(worker, stream, job_id)
+        for stream, opening in frame.openings.items():
+            self._open_run(Run(worker, stream), opening)
         streams, rows = self._streams.get(worker), frame.rows
         if streams is None:
             return
+        if valid is not None:
+            rows = tuple([row for row in rows if Run(worker, abs(row.stream)) in valid])
         if len({row.stream for row in rows}) == len(rows):
-            self._pass_on(rows, streams, (worker, number))
+            self._pass_on(rows, streams, worker, number)
             return
         given = [(inbox, row) for row in rows for inbox in streams.get(row.stream, ())]
         for inbox, row in given:
-            inbox.push(row, (worker, number))
+            inbox.push(row, _author(inbox, row, worker), number)
         for inbox, _ in given:
             inbox.tell()
             self._note(inbox)
 
-    def _pass_on(self, rows: Sequence[Delta], streams: Mapping[int, Sequence[Inbox]], frame: Origin) -> None:
+    def _pass_on(self, rows: Sequence[Delta], streams: Mapping[int, Sequence[Inbox]], worker: str, number: int) -> None:
         """Rows of different jobs. Done once a token: for what flows nothing is called but the flow."""
-        (worker, number), now = frame, time.monotonic()
+        now = time.monotonic()
         for row in rows:
             for inbox in streams.get(row.stream, ()):
                 flow = inbox.flow
-                if flow is None or row.seq != inbox.seq + 1 or inbox.worker is not worker:
-                    inbox.push(row, frame)
+                if flow is None or row.seq != inbox.seq + 1 or row.stream != inbox.stream or inbox.worker is not worker:
+                    inbox.push(row, _author(inbox, row, worker), number)
                     inbox.tell()
                     self._note(inbox)
                     continue
@@ -193,15 +221,18 @@ class Relay:
                     if not more:
                         inbox.stop()
 
-    def _name(self, worker: str, stream: int, job_id: str) -> None:
-        """From now on this number of a worker's stands for that job."""
-        audience = self._audiences.get(job_id)
+    def _open_run(self, run: Run, opening: Opening) -> None:
+        """From now on this number of a worker's stands for that run."""
+        audience = self._audiences.get(opening.job)
         if audience is None:
             return
-        streams = self._streams.setdefault(worker, {})
-        if stream not in streams:
-            streams[stream] = audience.inboxes
-            audience.named.append((worker, stream))
+        streams = self._streams.setdefault(run.worker, {})
+        if run.number not in streams:
+            streams[run.number] = audience.inboxes
+            audience.streams.append((run.worker, run.number))
+        audience.openings.setdefault(run, opening)
+        for copied, its_opening in openings_of(opening.job, opening.copied):
+            audience.openings.setdefault(copied, its_opening)
 
     async def _look_after(self) -> None:
         """Every tick: read the log for inboxes that have long heard nothing; sooner for those that know they miss
@@ -237,29 +268,83 @@ class Relay:
     def _all(self) -> list[Inbox]:
         return [inbox for audience in self._audiences.values() for inbox in audience.inboxes]
 
-    async def _refill(self, inboxes: list[Inbox]) -> None:
-        """Bring inboxes up to date from record and log, each worker's log read once for all. Raises Unavailable."""
-        if not inboxes:
-            return
+    async def _refill_all(self, inboxes: Sequence[Inbox]) -> Sequence[None]:
+        await self._refill_part(inboxes)
+        return [None] * len(inboxes)
+
+    async def _refill(self, inboxes: Sequence[Inbox]) -> None:
+        """Bring inboxes up to date, those of each partition for themselves: one that is down keeps no other waiting.
+
+        Raises Unavailable.
+        """
+        parts: dict[int, list[Inbox]] = {}
+        for inbox in inboxes:
+            parts.setdefault(partition_of(inbox.job_id) or 0, []).append(inbox)
+        done = await asyncio.gather(*map(self._refill_part, parts.values()), return_exceptions=True)
+        for error in done:
+            if error is not None:
+                raise error
+
+    async def _refill_part(self, inboxes: Sequence[Inbox]) -> None:
+        """The same for inboxes of one partition, from record and log, each worker's log read once for all."""
         now = asyncio.get_running_loop().time()
         there = [inbox.seq > 0 or inbox.accepted for inbox in inboxes]
-        records = await self._journal.records([inbox.job_id for inbox in inboxes])
+        standing = [inbox.standing() for inbox in inboxes]
+        records = await self._journal.records([inbox.job_id for inbox in inboxes], bodies=False)
         behind: dict[tuple[int, str], int] = {}
-        for inbox, record, was_there in zip(inboxes, records, there, strict=True):
-            inbox.checked, inbox.stale = now, False
-            inbox.patience = min(inbox.patience * 2, LONGEST_SILENCE_S)
+        unheard: set[str] = set()
+        """Jobs whose worker has found nobody here, or of which the store has lost that there was somebody."""
+        for inbox, record, was_there, held in zip(inboxes, records, there, standing, strict=True):
+            inbox.look(now, LONGEST_SILENCE_S)
             if record is None:
                 if was_there:  # else it was read before the put came, whatever has come since
                     inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))
-                    inbox.tell()
             elif record.terminal is not None:
                 inbox.end(record.terminal)
-                inbox.tell()
-            elif not inbox.whole:
-                for run in record.runs:
-                    log_of = (partition_of(inbox.job_id) or 0, run.worker)
-                    first = inbox.number if inbox.worker == run.worker else run.frame
-                    behind[log_of] = min(first, behind.get(log_of, first))
+            else:
+                inbox.settle(held, [logged.run for logged in record.runs])
+                if record.state is State.RUNNING and not inbox.whole and self.address not in record.addresses:
+                    unheard.add(inbox.job_id)
+                for logged in _missing(inbox, record):
+                    log_of = (partition_of(inbox.job_id) or 0, logged.run.worker)
+                    behind[log_of] = min(logged.frame, behind.get(log_of, logged.frame))
+            inbox.tell()
+        await asyncio.gather(*map(self._follow_again, unheard))
+        runs = {logged.run for record in records if record is not None for logged in record.runs}
         for (partition, worker), first in behind.items():
-            async for frame in self._journal.frames(partition, worker, first):
-                self._deal(frame)
+            try:
+                async for frame in self._journal.frames(partition, worker, first):
+                    self._deal(frame, runs)
+            except NewerMessage:
+                self._end_newer(worker, zip(inboxes, records, strict=True))
+
+    async def _follow_again(self, job_id: str) -> None:
+        with suppress(UnknownJob):
+            await self._queue.follow(job_id, self.address)
+
+    def _end_newer(self, worker: str, looked: Iterable[tuple[Inbox, Record | None]]) -> None:
+        """End the readers of jobs that this worker runs: it is of a newer version, and nothing of what it writes can be
+        shown by this process. The jobs go on."""
+        log.warning("worker %s is of a newer version: its readers here are told to ask another process", worker)
+        for inbox, record in looked:
+            if record is not None and record.terminal is None and record.worker == worker:
+                inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=NEWER))
+                inbox.tell()
+
+
+def _author(inbox: Inbox, row: Delta, worker: str) -> Run:
+    """The run that wrote a row of a worker's frame."""
+    run = Run(worker, row.stream)
+    opening = inbox.openings.get(run)
+    return (opening and author(opening.copied, row.seq)) or run
+
+
+def _missing(inbox: Inbox, record: Record) -> Sequence[LoggedRun]:
+    """The runs whose logs may hold what an inbox lacks, each from the first frame it lacks."""
+    if inbox.whole or inbox.rewound:
+        return ()
+    current = Run(inbox.worker, inbox.stream)
+    for place, logged in enumerate(record.runs):
+        if logged.run == current and inbox.number:
+            return (LoggedRun(current, inbox.number), *record.runs[place + 1 :])
+    return record.runs

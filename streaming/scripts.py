@@ -1,21 +1,36 @@
 """The Lua scripts of the wire: each atomic within one partition, each documented at the head of its file.
-The last four run in the slot all processes share.
+The last seven run in the slot all processes share.
+
+Scripts that begin with `#!lua flags=allow-oom` run while the store is full too. They are those that finish what was
+accepted, give room back or keep a worker's hold on its jobs; what brings new work (put, put_file, put_batch, reserve,
+redeliver) is refused then. Admission leaves room for what the others write (`streaming/memory.py`).
 
 | script   | run by          | what it does in one step                                               |
 |----------|-----------------|------------------------------------------------------------------------|
 | put      | api             | idempotency, room, record, lane entry, wake a worker                   |
+| join     | api             | the job an idempotency key leads to, where nothing new is accepted     |
 | cancel   | api             | end a waiting job; mark a running one and tell its worker              |
 | record   | any             | read what is written about a job                                       |
+| recent   | api             | a page of a tenant's jobs, without their bodies and answers            |
+| stand    | api             | where a job stands, without its body                                   |
+| waiting  | api             | the first jobs of a lane that wait                                     |
+| lanes    | api, scheduler  | what waits and runs in every lane, and the nearest deadlines           |
 | follow   | api             | send a job's tokens to one more address                                |
+| unfollow | worker          | fenced: send jobs' tokens no more to an address nobody listens at      |
 | register | worker          | take a lease                                                           |
 | claim    | worker          | read lanes, drop expired, attempt + 1, record who runs it              |
 | append   | worker          | fenced: log one engine step, publish its frames                        |
 | finish   | worker          | fenced: terminal record, acknowledgement, last message                 |
+| checkpoint | worker        | fenced: the frame from which a run's deltas are read                   |
 | beat     | worker          | fenced: renew the lease                                                |
 | release  | worker          | fenced: hand a job back                                                |
+| restart  | worker          | fenced: begin a job anew, under a new epoch                            |
+| decline  | worker          | fenced: put a job back that only a newer version can read              |
 | leave    | worker          | give the lease up, when nothing is held                                |
 | reap     | any             | fence lapsed workers, put their jobs back, expire waiting jobs         |
+| fail_malformed | any       | fail a job whose record cannot be read                                 |
 | rewound  | any             | a new epoch, when the store was found to have lost data                |
+| reset    | api             | a new epoch of one job's events, when a reader saw what is lost        |
 | deliver  | api             | note when answers were handed on, for their timing                     |
 | ended    | offline         | which of these jobs have ended                                         |
 | put_file | api             | the record of a file                                                   |
@@ -32,10 +47,14 @@ The last four run in the slot all processes share.
 | outgoing | offline         | take webhook messages whose time has come                              |
 | settle   | offline         | fenced: what came of an attempt to deliver one                         |
 | redeliver| api             | a webhook message is sent once more                                    |
+| identify | any             | read what this store is, or write it if nobody has yet                 |
 | lead     | scheduler       | take or keep the lead, with its epoch                                  |
 | plan     | scheduler       | fenced: publish what the leader has decided, tell workers and pools    |
 | act      | pools           | fenced: note what is about to be done                                  |
+| share    | pools           | fenced: how many workers of a pool one machine is to have              |
 | override | api             | a human's decision about a pool; wake the scheduler                    |
+| report   | any             | what a process says of itself                                          |
+| card     | worker          | what a worker found when it loaded a model                             |
 """
 
 from __future__ import annotations
@@ -49,18 +68,28 @@ from streaming.keys import lua_prelude
 
 NAMES = (
     "put",
+    "join",
     "cancel",
     "record",
+    "recent",
+    "stand",
+    "waiting",
+    "lanes",
     "follow",
+    "unfollow",
     "register",
     "claim",
     "append",
     "finish",
+    "checkpoint",
     "beat",
     "release",
+    "restart",
+    "decline",
     "leave",
     "reap",
     "rewound",
+    "reset",
     "deliver",
     "ended",
     "put_file",
@@ -77,10 +106,15 @@ NAMES = (
     "outgoing",
     "settle",
     "redeliver",
+    "fail_malformed",
+    "identify",
     "lead",
     "plan",
     "act",
+    "share",
     "override",
+    "report",
+    "card",
 )
 
 EACH = """

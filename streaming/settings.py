@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from streaming.address import parse_address
+from streaming.config import ConfigError
 from streaming.messages import Priority
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -25,6 +26,7 @@ End: TypeAlias = Literal[
 ENDS: tuple[End, ...] = get_args(End)
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,127}")
 SHAPE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
@@ -46,7 +48,7 @@ class WireSettings(msgspec.Struct, frozen=True, kw_only=True):
     lane_limit: Positive = 10_000
     """Jobs waiting in one lane of one partition; more are refused with 429."""
     retention_s: Positive = 86_400
-    """How long results, and idempotency keys, are kept."""
+    """How long results are kept after their job's end, and idempotency keys with them."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
     """For one command; Redis is then taken to be down. At D3 half of it is given to a replica."""
 
@@ -64,6 +66,8 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one uploaded file."""
     retention_s: Annotated[int, msgspec.Meta(ge=60)] = 30 * 86_400
     """How long files, and batches that have ended, are kept if nobody says otherwise."""
+    quarantine_s: Annotated[int, msgspec.Meta(ge=86_400)] = 90 * 86_400
+    """How long files that the store has no record of are kept in the folder `quarantine` before they are removed."""
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +110,7 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_endpoint(endpoint: WebhookSettings) -> None:
     """Raises ValueError, which never holds the secret."""
+    check_tenant("tenant", endpoint.tenant)
     url = urlsplit(endpoint.url)
     if url.scheme not in ("https", "http") or not url.hostname or url.username is not None:
         raise ValueError("url must be https://host/path, without a user")
@@ -148,6 +153,9 @@ class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The highest lane they may use."""
     take_ahead: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 32
     """Messages held by one process at a time."""
+
+    def __post_init__(self) -> None:
+        check_tenant("take_tenant", self.take_tenant)
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -282,6 +290,20 @@ def check_model_names(models: dict[str, ModelSettings]) -> None:
             raise ValueError(f"models.{name}: a model name has letters, digits and . _ : / -, at most 128")
 
 
+def check_tenant(setting: str, name: str) -> None:
+    """Tenants stand in Redis keys and in events. Raises ValueError."""
+    if not TENANT_NAME.fullmatch(name):
+        words = "begins with a letter or digit and has letters, digits and . _ @ / -, at most 128: rename it"
+        raise ValueError(f"{setting} {name[:140]!r} cannot be a tenant's name, which {words}")
+
+
 def served_models(configured: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
-    """The models of a deployment; without any configured one, a simulated one, so that each role runs alone."""
+    """The models of a deployment; without any configured one, a simulated one, so that each role runs alone.
+
+    Raises ConfigError.
+    """
+    try:
+        check_model_names(configured)
+    except ValueError as error:
+        raise ConfigError("models", str(error)) from None
     return configured or {"sim": ModelSettings(engine="sim")}

@@ -8,16 +8,23 @@ This module knows no Redis: what is recorded of files stands elsewhere. All of i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+log = logging.getLogger(__name__)
+
+DAY_S = 86_400
 STRAY_S = 3600
 """What nobody has a record of is left alone for so long: its record may be on its way."""
+OWNER = "deployment"
+"""The file that names the deployment whose files these are."""
 
 
 class Shelf:
@@ -26,11 +33,56 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files, self._incoming, self._work = folder / "files", folder / "incoming", folder / "batches"
+        self._quarantine, self._owner = folder / "quarantine", folder / OWNER
 
     def prepare(self) -> None:
         """Make the folders; nobody else may look inside. Raises OSError."""
         for folder in (self.folder, self._files, self._incoming, self._work):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    # --- whose files these are ----------------------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> str:
+        """The id of the deployment whose files these are; "" if nobody has said so yet. Raises OSError."""
+        try:
+            return self._owner.read_text("ascii").strip()
+        except (FileNotFoundError, UnicodeDecodeError):
+            return ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is neither a file nor a batch's work. Raises OSError."""
+        return not any(any(folder.iterdir()) for folder in (self._files, self._work) if folder.exists())
+
+    def claim(self, deployment: str) -> str:
+        """Note whose files these are if that is not noted yet and there are none; returns whose they are, "" if that
+        cannot be known. Raises OSError."""
+        owner = self.owner
+        if owner or not deployment or not self.is_empty:
+            return owner
+        self.prepare()
+        fresh = self.folder / f"{OWNER}.{secrets.token_hex(4)}"
+        try:
+            _write_flushed(fresh, deployment)
+            try:
+                os.link(fresh, self._owner)  # fails if another process was faster
+            except FileExistsError:
+                return self.owner
+            except OSError:  # storage that knows no hard links
+                fresh.replace(self._owner)
+        finally:
+            fresh.unlink(missing_ok=True)
+        _flush_folder(self.folder)
+        return self.owner
+
+    def adopt(self, deployment: str) -> None:
+        """Note whose files these are from now on, whoever's they were: for a person to decide. Raises OSError."""
+        self.prepare()
+        with replacing(self._owner) as write:
+            write(deployment.encode())
+
+    # --- files -------------------------------------------------------------------------------------------------------
 
     def path(self, file_id: str) -> Path:
         """Where a file is."""
@@ -58,13 +110,29 @@ class Shelf:
         """The folder of a batch's work."""
         return self._work / _safe(batch_id)
 
-    def input_of(self, batch_id: str) -> Path:
-        """The batch's own link to its input."""
-        return self.work(batch_id) / "input"
+    def input_of(self, batch_id: str, file_id: str) -> Path:
+        """The batch's own link to its input, which is this file: of several that were offered under the batch's id
+        (tries to create it, of which one counted) this one is taken, and the others are removed. Idempotent. Blocks."""
+        work = self.work(batch_id)
+        link = work / "input"
+        with contextlib.suppress(FileNotFoundError):  # taken before
+            self._offered(batch_id, file_id).replace(link)
+        for other in work.glob("input.*"):
+            other.unlink(missing_ok=True)
+        return link
+
+    def take_back(self, batch_id: str, file_id: str, used: str) -> None:
+        """Remove a link to an input that a refused request offered to a batch whose own input is `used`. The same file
+        is left until the batch has taken it. Idempotent."""
+        if file_id != used or (self.work(batch_id) / "input").exists():
+            self._offered(batch_id, file_id).unlink(missing_ok=True)
+
+    def _offered(self, batch_id: str, file_id: str) -> Path:
+        return self.work(batch_id) / f"input.{_safe(file_id)}"
 
     def begin_work(self, batch_id: str, file_id: str) -> None:
-        """Give a batch its folder and its input. Idempotent. Raises FileNotFoundError when the file is gone."""
-        work, link = self.work(batch_id), self.input_of(batch_id)
+        """Give a batch its folder and offer it an input. Idempotent. Raises FileNotFoundError when the file is gone."""
+        work, link = self.work(batch_id), self._offered(batch_id, file_id)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         if link.exists():
             return
@@ -101,6 +169,50 @@ class Shelf:
                         found.append(path.name)
         return found
 
+    def set_aside(self, part: str, name: str, now: float | None = None) -> Path:
+        """Move something out of `files` or `batches` that nobody has a record of, to where a person finds it; returns
+        where it is. Raises OSError, FileNotFoundError when it is gone."""
+        day = datetime.fromtimestamp(time.time() if now is None else now, UTC).date().isoformat()
+        place = self._quarantine / day / part
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        there = place / name
+        if there.exists():
+            there = place / f"{name}.{secrets.token_hex(4)}"
+        (self.folder / part / name).rename(there)
+        return there
+
+    def quarantined(self) -> list[tuple[str, int]]:
+        """The days on which something was set aside, and how much. Raises OSError."""
+        return [
+            (day.name, sum(1 for part in day.iterdir() if part.is_dir() for _ in part.iterdir()))
+            for day, _ in self._quarantined_days()
+        ]
+
+    def _quarantined_days(self) -> list[tuple[Path, float]]:
+        """The folders of days, and when each day began; what else people have put there is theirs. Raises OSError."""
+        found = []
+        for path in sorted(self._quarantine.iterdir()) if self._quarantine.exists() else []:
+            with contextlib.suppress(ValueError):
+                began = datetime.strptime(path.name, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+                if path.is_dir():
+                    found.append((path, began))
+        return found
+
+    def end_quarantine(self, keep_s: float, now: float | None = None) -> list[str]:
+        """Remove what was set aside on days that ended more than `keep_s` ago; returns these days. A day that
+        cannot be removed keeps no other. Raises OSError."""
+        now, ended = time.time() if now is None else now, []
+        for day, began in self._quarantined_days():
+            if began + DAY_S + keep_s >= now:
+                continue
+            try:
+                shutil.rmtree(day)
+            except OSError as error:
+                log.warning("what was quarantined on %s cannot be removed: %s", day.name, error)
+            else:
+                ended.append(day.name)
+        return ended
+
     def drop_incoming(self) -> None:
         """Remove uploads that nobody goes on with."""
         for name in self.strays("incoming"):
@@ -129,6 +241,13 @@ class Incoming:
         """Nothing of it stays. Idempotent; harmless after it was kept."""
         self._file.close()
         self.path.unlink(missing_ok=True)
+
+
+def _write_flushed(path: Path, text: str) -> None:
+    with path.open("x", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ secrets or when to give up.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
@@ -15,6 +16,8 @@ from streaming.events import Event
 from streaming.keys import kept_partition, message_id, partition_key
 from streaming.listing import page
 from streaming.wire import Wire, translated
+
+log = logging.getLogger(__name__)
 
 State: TypeAlias = Literal["pending", "delivered", "failed"]
 
@@ -78,14 +81,22 @@ class Webhooks:
         """Messages whose time has come, ours for the lease; of each partition at most so many."""
         args = (endpoint, limit, lease_ms)
         answers = await self._wire.calls([("outgoing", partition, args) for partition in self._wire.partitions])
-        return [
-            Errand(
-                name.decode(), attempt, attempt - before, now - began, now,
-                event.decode(), kind.decode(), subject.decode(), at,
-            )
-            for now, *messages in answers
-            for name, attempt, before, began, event, kind, subject, at in messages
-        ]  # fmt: skip
+        errands = []
+        for now, *messages in answers:
+            for name, attempt, *rest in messages:
+                try:
+                    errands.append(_errand(now, name, attempt, *rest))
+                except (ValueError, TypeError, AttributeError) as error:
+                    await self._give_up(name.decode(errors="replace"), attempt, str(error))
+        return errands
+
+    async def _give_up(self, message: str, attempt: int, problem: str) -> None:
+        """End a message whose record cannot be read: it would be due again and again."""
+        log.error("a webhook message cannot be read and is given up: %s", problem, extra={"message_id": message})
+        if self._is_ours(message):
+            reason = "its record cannot be read"
+            args = (message, attempt, "failed", 0, reason, 0, self._wire.settings.retention_s)
+            await self._wire.call("settle", self._partition(message), *args)
 
     async def settle(self, errand: Errand, state: State, status: int, problem: str, wait_ms: int = 0) -> bool:
         """What came of it; `pending` has it tried again after `wait_ms`. False: somebody else has tried it since."""
@@ -98,7 +109,8 @@ class Webhooks:
         for partition in self._wire.partitions:
             found += await page(self._wire, partition_key(partition, "hooks"), None, limit)
         newest = sorted(found, key=lambda item: (item[1], item[0]), reverse=True)[:limit]
-        return [message for message in await self._messages([name for name, _ in newest]) if message is not None]
+        names = [name for name, _ in newest if self._is_ours(name)]
+        return [message for message in await self._messages(names) if message is not None]
 
     async def get(self, message: str) -> Message:
         """Raises UnknownMessage."""
@@ -121,18 +133,31 @@ class Webhooks:
             found = await pipeline.execute() if names else []
         return [_message(name, values) for name, values in zip(names, found, strict=True)]
 
+    def _is_ours(self, message: str) -> bool:
+        return kept_partition(message) in self._wire.partitions and message.startswith("msg_")
+
     def _partition(self, message: str) -> int:
-        partition = kept_partition(message)
-        if partition not in self._wire.partitions or not message.startswith("msg_"):
+        if not self._is_ours(message):
             raise UnknownMessage(message)
-        return cast(int, partition)
+        return cast(int, kept_partition(message))
+
+
+def _errand(
+    now: int, name: bytes, attempt: int, before: int, began: int, event: bytes, kind: bytes, subject: bytes, at: int
+) -> Errand:
+    """Raises TypeError, ValueError, AttributeError for a record that is not ours."""
+    return Errand(
+        name.decode(), attempt, attempt - before, now - began, now, event.decode(), kind.decode(), subject.decode(), at
+    )
 
 
 def _message(name: str, values: Sequence[bytes | None]) -> Message | None:
-    raw: dict[str, Any] = {field: (value or b"").decode() for field, value in zip(FIELDS, values, strict=True)}
+    """Of a record that holds what it should not, the numbers that cannot be read are 0."""
+    pairs = zip(FIELDS, values, strict=True)
+    raw: dict[str, Any] = {field: (value or b"").decode(errors="replace") for field, value in pairs}
     if not raw["state"]:
         return None
-    numbers = {field: int(float(raw[field] or 0)) for field in ("at", "attempt", "tried", "due", "status")}
+    numbers = {field: _number(raw[field]) for field in ("at", "attempt", "tried", "due", "status")}
     return Message(
         id=name,
         event=raw["event"],
@@ -148,3 +173,10 @@ def _message(name: str, values: Sequence[bytes | None]) -> Message | None:
         status=numbers["status"],
         problem=raw["problem"],
     )
+
+
+def _number(text: str) -> int:
+    try:
+        return int(float(text or 0))
+    except (ValueError, OverflowError):
+        return 0

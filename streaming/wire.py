@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -35,15 +36,32 @@ REFUSALS = frozenset(
 
 PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
 
-KEPT = frozenset({"put", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
+KEPT = frozenset({"put", "join", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
 """Scripts whose answer is a promise: at D3 it is given only once a replica has what they wrote."""
+
+MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1)"
+"""A write, also where the store is full: there a plain SET would be refused, and no end of a job be kept."""
 
 MOST_CALLS = 16
 """In one command: the server does nothing else until they have run."""
 
+SCAN_SLICE = 1000
+"""Keys looked at by one SCAN."""
+
 Call = tuple[str, int, Sequence[str | bytes | int]]
 """A script by name, the partition it runs in, its arguments."""
 Then = Callable[[list[Any] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one server, in bytes."""
+
+    used: int
+    allowed: int
+    """0: no limit."""
+    owed: Mapping[int, int] = field(default_factory=dict)
+    """By partition: what unfinished jobs may still write."""
 
 
 class Wire:
@@ -135,7 +153,7 @@ class Wire:
         run = self._topology.run_scripts
         if promised := self._is_promise(calls):
             # WAIT counts only what its own connection wrote, and a repeated script writes nothing.
-            commands.append(("SET", partition_key(calls[0][1], "mark"), 1))
+            commands.append(("EVAL", MARK, 1, partition_key(calls[0][1], "mark")))
             commands.append(("WAIT", 1, int(self.settings.timeout_s * 500)))
             run = self._topology.run
         answers = await run(place, commands)
@@ -197,12 +215,54 @@ class Wire:
                 finally:
                     subscription.end(Unavailable("the subscription was given up"))
 
-    async def memory(self) -> list[tuple[int, int]]:
-        """Bytes used and bytes allowed (0: no limit) of every primary. Raises Unavailable."""
+    async def scan(self, pattern: str) -> AsyncIterator[tuple[str, list[str]]]:
+        """The names of keys in slices, each with the server that has them; a name may come twice. Raises
+        Unavailable."""
         with translated():
             places = await self._topology.places()
-            found = [checked(await self._topology.run_scripts(place, [("INFO", "memory")])) for place in places]
-        return [(_memory(info, b"used_memory"), _memory(info, b"maxmemory")) for (info,) in found]
+        for place in places:
+            cursor = b"0"
+            while True:
+                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_SLICE)
+                ((cursor, names),) = await self.run_at(place, [command])
+                yield place, [name.decode() for name in names]
+                if cursor == b"0":
+                    break
+
+    async def run_at(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        """Plain commands on keys that one server has, together; answers as they come. Raises Unavailable."""
+        if not commands:
+            return []
+        with translated():
+            return checked(await self._topology.run_scripts(place, commands))
+
+    async def listeners(self, channels: Sequence[str]) -> dict[str, int]:
+        """How many listen to each channel, on all primaries together. Raises Unavailable."""
+        counts = dict.fromkeys(channels, 0)
+        with translated():
+            for place in await self._topology.places():
+                (found,) = checked(await self._topology.run_scripts(place, [("PUBSUB", "NUMSUB", *channels)]))
+                for name, count in zip(found[::2], found[1::2], strict=True):
+                    counts[name.decode()] += count
+        return counts
+
+    async def memory(self) -> list[Memory]:
+        """Of every primary that holds a partition. Raises Unavailable."""
+        return [await self._memory(place, partitions) for place, partitions in (await self.homes()).items()]
+
+    async def _memory(self, place: str, partitions: Sequence[int]) -> Memory:
+        owed = [("HVALS", partition_key(partition, "owed")) for partition in partitions]
+        with translated():
+            info, *found = checked(await self._topology.run_scripts(place, [("INFO", "memory"), *owed]))
+        sums = {p: sum(max(0, int(each)) for each in values) for p, values in zip(partitions, found, strict=True)}
+        return Memory(_memory(info, b"used_memory"), _memory(info, b"maxmemory"), sums)
+
+    async def run_ids(self) -> dict[str, str]:
+        """The run id of every primary by its place: another one means another server process. Raises Unavailable."""
+        with translated():
+            places = await self._topology.places()
+            found = [checked(await self._topology.run_scripts(place, [("INFO", "server")])) for place in places]
+        return {place: _run_id(info) for place, (info,) in zip(places, found, strict=True)}
 
     async def inspect(self) -> dict[str, str]:
         """What a doctor wants to know of the server, or of one of them. Raises Unavailable."""
@@ -246,6 +306,12 @@ def _memory(info: bytes, name: bytes) -> int:
     """Bytes, out of the lines of INFO memory as they come: this is asked several times a second."""
     found = re.search(rb"^%b:(\d+)" % name, info, re.MULTILINE)
     return int(found[1]) if found else 0
+
+
+def _run_id(info: bytes) -> str:
+    """Out of the lines of INFO server; "" where a provider leaves it out."""
+    found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE)
+    return found[1].decode() if found else ""
 
 
 def _is_online(value: object) -> bool:

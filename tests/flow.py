@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from streaming.errors import Fenced, Rewound, Unavailable
+from streaming.history import NOTHING, History
 from streaming.inbox import Inbox
 from streaming.journal import Journal, Record
 from streaming.lease import SILENT, Claim, Finish, Lease
-from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn, encode
+from streaming.messages import Chat, Delta, Job, Opening, Priority, Run, Section, State, Terminal, Turn, encode_delta
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.wire import Call, Wire
@@ -43,28 +43,46 @@ def tokens_of(record: Record) -> list[int]:
     return [token for row in record.terminal.rows for token in row.ids]
 
 
-def delta(job_id: str, seq: int, text: str = "") -> Delta:
-    """One token of a job, `<seq>` if nothing else is said."""
-    return Delta(stream_of(job_id), seq, 0, text or f"<{seq}>", (seq,), 1)
+def delta(run: Claim | int, seq: int, text: str = "") -> Delta:
+    """One token of a run, `<seq>` if nothing else is said."""
+    number = run if isinstance(run, int) else run.number
+    return Delta(number, seq, 0, text or f"<{seq}>", (seq,), 1)
 
 
-def stream_of(job_id: str) -> int:
-    """A number to stand for a job in every worker's frames."""
-    return zlib.crc32(job_id.encode())
+async def deltas_of(journal: Journal, record: Record, after: int = 0) -> list[Delta]:
+    """The job's deltas with seq > after, in order: as its record holds them, else as far as they are logged."""
+    if record.terminal is not None and record.terminal.rows:
+        return [row for row in record.terminal.rows if row.seq > after]
+    logged = [row for row in (await journal.history(record.job.id, record.runs)).rows if row.seq > after]
+    # It may have ended since its record was read: then its log may be trimmed, and a new record holds them all.
+    (now,) = await journal.records([record.job.id])
+    if now is not None and now.terminal is not None and now.terminal.rows:
+        return [row for row in now.terminal.rows if row.seq > after]
+    return logged
 
 
 def append(
     lease: Lease,
     rows: Mapping[str, Sequence[Delta]],
-    *named: str,
+    *opened: Claim | tuple[int, Opening],
     partition: int = 0,
     oldest: int = 1,
     forced: bool = False,
 ) -> Call:
-    """One step that names these jobs to every address."""
-    names = {address: {stream_of(job_id): job_id for job_id in named} for address in rows}
-    encoded = {address: [encode(delta) for delta in deltas] for address, deltas in rows.items()}
-    return lease.append_call(partition, encoded, oldest, names=names, forced=forced)
+    """One step that opens these runs to every address: of a claim, one that begins with the first delta."""
+    openings = dict([_opening(each) if isinstance(each, Claim) else each for each in opened])
+    encoded = {address: [encode_delta(delta) for delta in deltas] for address, deltas in rows.items()}
+    return lease.append_call(partition, encoded, oldest, openings=dict.fromkeys(rows, openings), forced=forced)
+
+
+def _opening(claim: Claim) -> tuple[int, Opening]:
+    return claim.number, Opening(claim.job.id)
+
+
+def sections_of(authors: Sequence[Run]) -> tuple[Section, ...]:
+    """The sections of deltas whose authors, one after the other, are these."""
+    firsts = [seq for seq, run in enumerate(authors, 1) if seq == 1 or authors[seq - 2] != run]
+    return tuple(Section(seq, authors[seq - 1]) for seq in firsts)
 
 
 async def numbers_read(inbox: Inbox) -> list[int]:
@@ -170,30 +188,30 @@ class Flow:
             await asyncio.sleep(PAUSE_S)
 
     async def _run(self, lease: Lease, partition: int, claim: Claim) -> None:
-        rows = await _repeated(lambda: self._past(claim))
+        history = await _repeated(lambda: self._past(claim))
+        rows, opening = list(history.rows), Opening(claim.job.id, len(history.rows) + 1, history.last_run)
         while len(rows) < TOKENS:
-            seq = len(rows) + 1
-            rows.append(delta(claim.job.id, seq))
-            await self._append(lease, partition, claim, rows)
-        end = Terminal(claim.job.id, State.COMPLETED, len(rows), ("stop",), rows=tuple(rows))
-        call = lease.finish_call(Finish(end, claim.attempt, not claim.job.stream))
+            rows.append(delta(claim, len(rows) + 1))
+            await self._append(lease, partition, claim, rows, opening)
+        sections = (*history.sections, Section(opening.first, Run(lease.id, claim.number)))
+        end = Terminal(claim.job.id, State.COMPLETED, len(rows), ("stop",), sections=sections, rows=tuple(rows))
+        call = lease.finish_call(Finish(end, claim.number, not claim.job.stream))
         await _repeated(lambda: lease.calls([call]))
         self.finished += 1
 
-    async def _append(self, lease: Lease, partition: int, claim: Claim, rows: list[Delta]) -> None:
+    async def _append(self, lease: Lease, partition: int, claim: Claim, rows: list[Delta], opening: Opening) -> None:
         addresses = claim.reply if claim.job.stream else (SILENT,)
-        job_id, oldest = claim.job.id, claim.first_frame
-        call = append(lease, dict.fromkeys(addresses, rows[-1:]), job_id, partition=partition, oldest=oldest)
+        run, oldest = (claim.number, opening), claim.first_frame
+        call = append(lease, dict.fromkeys(addresses, rows[-1:]), run, partition=partition, oldest=oldest)
         try:
             await _repeated(lambda: lease.calls([call]))
         except Rewound:
-            everything = dict.fromkeys(addresses, rows)
-            again = append(lease, everything, job_id, partition=partition, oldest=oldest, forced=True)
+            everything = dict.fromkeys(addresses, rows[opening.first - 1 :])
+            again = append(lease, everything, run, partition=partition, oldest=oldest, forced=True)
             await _repeated(lambda: lease.calls([again]))
 
-    async def _past(self, claim: Claim) -> list[Delta]:
-        journal = Journal(self._wire)
-        return await journal.deltas(await journal.record(claim.job.id)) if claim.past else []
+    async def _past(self, claim: Claim) -> History:
+        return await Journal(self._wire).history(claim.job.id, claim.past) if claim.past else NOTHING
 
 
 @asynccontextmanager
@@ -215,7 +233,7 @@ async def _strays_handed_back(lease: Lease, partitions: range) -> None:
     with suppress(Unavailable):
         for partition in partitions:
             for job_id, held in (await lease.beat(partition)).items():
-                await lease.release(job_id, held.attempt)
+                await lease.release(job_id, held.number)
 
 
 async def _repeated(action: Callable[[], Awaitable[T]]) -> T:

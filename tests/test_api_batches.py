@@ -13,6 +13,11 @@ from batching import answers_are_right, begin, client, content, ended, jsonl, li
 from house import House, eventually, serving
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, UnprocessableEntityError
 
+from streaming.batches import Batches
+from streaming.keys import joined, line_job_id
+from streaming.settings import WireSettings
+from streaming.shelf import Shelf
+from streaming.wire import Wire
 from workers.sim import token_text
 
 
@@ -302,3 +307,77 @@ def test_the_whole_flow_on_the_real_model(empty_house: House, real_model: Path) 
     assert [each["custom_id"] for each in outputs] == ["r-0", "r-1", "r-2", "r-3"]
     assert all(answers) and answers[0] == answers[2] and len(set(answers)) == 3
     assert done.to_dict()["lines_computed"] == 3
+
+
+def test_a_create_tried_again_with_another_file_computes_that_one(house: House, openai: OpenAI) -> None:
+    """The first try ended between its file and its record: under the same key, another file is another request."""
+    first, second = (
+        openai.files.create(file=("lines.jsonl", jsonl([line(number, f"file {name}")])), purpose="batch")
+        for number, name in enumerate(("one", "two"))
+    )
+    wire = Wire.open(WireSettings(url=house.redis_url))
+    batch_id = Batches(wire).new_id("local", joined("header", "tried"))
+    shelf = Shelf(house.folder / ".penstock" / "files")
+    shelf.begin_work(batch_id, first.id)  # all that a killed process left
+    body = {"input_file_id": second.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    status, _, answer = house.post("/v1/batches", body, {"Idempotency-Key": "tried"})
+    assert status == 200 and json.loads(answer)["id"] == batch_id
+    status, _, _ = house.post("/v1/batches", body | {"input_file_id": first.id}, {"Idempotency-Key": "tried"})
+    assert status == 422  # that one is not computed
+    done = ended(openai, openai.batches.retrieve(batch_id))
+    answers_are_right(content(openai, done.output_file_id), [line(1, "file two")])
+
+
+def test_a_refused_create_leaves_no_link_to_its_file(house: House, openai: OpenAI) -> None:
+    """Under the key of a batch that runs or has ended, with the same file and another body or with another file: the
+    folder of the batch holds its own input alone, and what was deleted takes no room on the disk."""
+    files = [
+        openai.files.create(file=("lines.jsonl", jsonl([line(number, max_tokens=300)])), purpose="batch")
+        for number in range(3)
+    ]
+    shelf = Shelf(house.folder / ".penstock" / "files")
+    header = {"Idempotency-Key": "links"}
+
+    def create(file: int, **more: Any) -> int:
+        asked = {"input_file_id": files[file].id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        return int(house.post("/v1/batches", asked | more, header)[0])
+
+    assert create(0) == 200
+    batch = openai.batches.list(limit=1).data[0]
+    assert [create(1), create(2), create(0, metadata={"a": "b"})] == [422] * 3
+    assert {path.name for path in shelf.work(batch.id).glob("input*")} <= {"input", f"input.{files[0].id}"}
+    done = ended(openai, batch)
+    answers_are_right(content(openai, done.output_file_id), [line(0, max_tokens=300)])
+    eventually(lambda: not shelf.work(batch.id).exists())
+    for status, file, more in ((422, 1, {}), (422, 0, {"metadata": {"a": "b"}}), (200, 0, {})):
+        assert create(file, **more) == status and not shelf.work(batch.id).exists()
+    assert [shelf.path(file.id).stat().st_nlink for file in files] == [1, 1, 1]
+
+
+def test_the_other_offers_go_when_a_batch_takes_its_input(tmp_path: Path) -> None:
+    """And a refused offer of the same file is left until then."""
+    shelf = Shelf(tmp_path)
+    shelf.prepare()
+    for name in ("one", "two"):
+        shelf.path(name).write_text(name)
+        shelf.begin_work("b", name)
+    shelf.take_back("b", "one", used="one")
+    assert shelf.input_of("b", "one").read_text() == "one"
+    assert [path.name for path in shelf.work("b").iterdir()] == ["input"]
+    for name in ("one", "two"):
+        shelf.begin_work("b", name)
+        shelf.take_back("b", name, used="one")
+    assert [path.name for path in shelf.work("b").iterdir()] == ["input"]
+    assert shelf.input_of("b", "one").read_text() == "one"
+
+
+def test_a_line_whose_job_was_cancelled_is_computed(house: House, openai: OpenAI) -> None:
+    """By a turn that was overtaken, or by its id: as long as nobody cancels the batch, each line gets an answer."""
+    lines = [line(number, max_tokens=400) for number in range(3)]
+    batch = begin(openai, lines)
+    job_id = line_job_id(batch.id, 1, 0, 1)
+    eventually(lambda: house.post(f"/v1/jobs/{job_id}/cancel", {})[0] == 200)
+    done = ended(openai, batch)
+    assert done.request_counts and done.request_counts.to_dict() == {"total": 3, "completed": 3, "failed": 0}
+    answers_are_right(content(openai, done.output_file_id), lines)
+    assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["status"] == "cancelled"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
+import msgspec
 import openai
 import pytest
+from house import House, eventually
+from redis import Redis
 
 from api import errors
 from api.errors import ApiError
+from streaming.keys import fleet_key
 from streaming.messages import Failure, State, Terminal
 
 EVERY: dict[str, tuple[Callable[[], ApiError], int]] = {
@@ -127,3 +134,90 @@ def test_the_openai_library_reads_every_error(code: str) -> None:
         client.models.list()
     assert (raised.value.status_code, raised.value.code, raised.value.type) == (error.status, code, error.type)
     assert error.message in str(raised.value)
+
+
+def test_a_joined_job_that_is_lost_ends_its_reader(empty_house: House) -> None:
+    """Two requests with one key wait for one job, which the store then no longer has: both are told so, and the key is
+    free for the next try."""
+    empty_house.start_api()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    with ThreadPoolExecutor(2) as pool, Redis.from_url(empty_house.redis_url) as redis:
+        key = {"Idempotency-Key": "k"}
+        first = pool.submit(empty_house.post, "/v1/chat/completions", body, key)
+        (name,) = eventually(lambda: redis.keys("*:job:job_*"))  # type: ignore[misc]
+        second = pool.submit(empty_house.post, "/v1/chat/completions", body, key)
+        time.sleep(1)
+        redis.delete(name)
+        try:
+            for answer in (first, second):
+                assert b"job_lost" in answer.result(30)[2]
+        except TimeoutError:
+            empty_house.close()  # else their requests are waited for
+            raise
+        status, _, answer = empty_house.post("/v1/chat/completions", body, key | {"Prefer": "respond-async"})
+        assert status == 202 and json.loads(answer)["id"] not in name.decode()
+
+
+def test_a_job_that_cannot_be_read_is_an_error_for_its_reader_alone(empty_house: House) -> None:
+    """A record spoiled while its reader waits: 500 malformed_job within seconds, a dead letter, and lists go on."""
+    empty_house.start_api()
+    with ThreadPoolExecutor(1) as pool, Redis.from_url(empty_house.redis_url) as redis:
+        body = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
+        other = json.loads(empty_house.post("/v1/jobs", body)[2])["id"]
+        empty_house.post("/v1/jobs", body)
+        before = set(redis.keys("*:job:job_*"))
+        waiting = pool.submit(empty_house.post, "/v1/chat/completions", body)
+        (name,) = eventually(lambda: set(redis.keys("*:job:job_*")) - before)  # type: ignore[misc]
+        (spoiled,) = [each for each in before if not each.endswith(other.encode())]
+        for each in (name, spoiled):
+            redis.hset(each, "created", b"yesterday")
+        status, _, answer = waiting.result(30)
+        assert status == 500 and json.loads(answer)["error"]["code"] == "malformed_job"
+        listed = {job["id"]: job for job in json.loads(empty_house.get("/v1/jobs")[1])["data"]}
+        assert listed[other]["status"] == "queued"
+        bad = listed[spoiled.rpartition(b":")[2].decode()]
+        assert (bad["status"], bad["error"]["code"]) == ("failed", "malformed_job")
+        shown = json.loads(empty_house.get(f"/v1/jobs/{bad['id']}")[1])
+        assert bad["completed_at"] and bad["completed_at"] == shown["completed_at"] < shown["expires_at"]
+        letters = json.loads(empty_house.get("/admin/dlq")[1])["data"]
+        assert {letter["job_id"] for letter in letters} == {bad["id"], name.rpartition(b":")[2].decode()}
+        status, _, answer = empty_house.post(f"/admin/dlq/{letters[0]['id']}/replay", {})
+        assert status == 409 and "nothing to replay" in json.loads(answer)["error"]["message"]
+        assert len(json.loads(empty_house.get("/admin/dlq")[1])["data"]) == 2
+
+
+def test_a_result_of_a_newer_version_is_told_as_such(empty_house: House) -> None:
+    """Job, result and events of a job that a newer worker has ended: 503 newer_version, and nothing is changed."""
+    empty_house.start_api()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
+    job_id = json.loads(empty_house.post("/v1/jobs", body)[2])["id"]
+    with Redis.from_url(empty_house.redis_url) as redis:
+        (name,) = redis.keys(f"*:job:{job_id}")
+        record = msgspec.msgpack.encode(["t2", job_id, {}])
+        redis.hset(name, mapping={"state": "completed", "record": record})
+        shown = json.loads(empty_house.get(f"/v1/jobs/{job_id}")[1])
+        assert (shown["status"], shown["result"], shown["error"]["code"]) == ("completed", None, "newer_version")
+        status, answer = empty_house.get(f"/v1/jobs/{job_id}/result")
+        assert status == 503 and json.loads(answer)["error"]["code"] == "newer_version"
+        assert b"event: error\n" in empty_house.get(f"/v1/jobs/{job_id}/events")[1]
+        assert redis.hget(name, "record") == record
+
+
+def test_a_client_is_told_no_command_of_the_operators(empty_house: House) -> None:
+    """A store of another version is refused, and the log names the fix; clients read that it is refused, no more."""
+    empty_house.start_api()
+    with Redis.from_url(empty_house.redis_url) as redis:
+        redis.hset(fleet_key("store"), "format", 99)
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
+
+    def answers() -> list[bytes]:
+        refused = empty_house.post("/v1/jobs", body), empty_house.post("/v1/jobs", body, {"Idempotency-Key": "k"})
+        found = [answer for status, _, answer in refused if status == 503 and b"no_capacity" in answer]
+        status, ready = empty_house.get("/readyz")
+        return [*found, ready] if len(found) == 2 and status == 503 and b"running" not in ready else []
+
+    eventually(answers)
+    for answer in answers():
+        assert b"the store is not one that this server may use" in answer
+        assert b"reset" not in answer and b"redis." not in answer
+    assert "penstock store reset --yes" in empty_house.log("api")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
 import pytest
 
 from api.errors import ApiError
 from api.keys import ANYONE, Caller, Keyring, check_exposure
 from api.settings import KeySettings
-from streaming.config import ConfigError
+from streaming.config import ConfigError, build
 from streaming.messages import Priority
+from streaming.settings import EventSettings, WebhookSettings
 
 KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
 
@@ -77,3 +79,22 @@ def test_an_open_door_may_not_stand_anywhere_else(host: str, keyring: Keyring) -
     with pytest.raises(ConfigError, match=r"api\.host.*\[keys\.<name>\].*127\.0\.0\.1"):
         check_exposure(host, Keyring({}))
     check_exposure(host, keyring)
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a b", "-a", "ä", "a\nb", "a\0", "x" * 129, "{a}"])
+@pytest.mark.parametrize(
+    ("table", "kind", "field", "rest"),
+    [
+        ("keys", KeySettings, "tenant", {"sha256": "0" * 64}),
+        ("webhooks", WebhookSettings, "tenant", {"url": "https://a.example/", "secret": "whsec_" + "A" * 32}),
+        ("events", EventSettings, "take_tenant", {}),
+    ],
+)
+def test_a_tenants_name_is_checked_wherever_it_is_set(
+    name: str, table: str, kind: type[msgspec.Struct], field: str, rest: dict[str, str]
+) -> None:
+    """It stands in keys of the store: the process refuses to start and names the setting and the rule."""
+    for tenant in ("local", "Team-1/a.b_c@example.org"):
+        build(kind, {**rest, field: tenant}, table)
+    with pytest.raises(ConfigError, match=rf"^{table}: {field} .*cannot be a tenant's name.*rename it$"):
+        build(kind, {**rest, field: name}, table)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from api.app import ROUTES
+from api.cursor import Cursor
 from api.openapi import ERRORS, HEADERS, document
 from api.render import Facts, JobView, completion, job_object
 from streaming.messages import Delta, Failure, Priority, State, Terminal
@@ -133,7 +134,18 @@ def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     assert conforms(completion(facts, done, done.rows), SCHEMAS["ChatCompletion" if chat else "Completion"])
     for view in (
         JobView(facts, State.QUEUED, position=3, eta_ms=1200),
-        JobView(facts, State.COMPLETED, 1, 2, 3, 4, attempts=1, seq=1, terminal=done, metadata={"a": "b"}),
+        JobView(
+            facts,
+            State.COMPLETED,
+            1,
+            2,
+            3,
+            4,
+            attempts=1,
+            latest=Cursor(1, 4, "w-1"),
+            terminal=done,
+            metadata={"a": "b"},
+        ),
         JobView(facts, State.FAILED, 1, terminal=failed),
     ):
         assert conforms(job_object(view), SCHEMAS["Job"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
-from api.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
+from api.schemas import CONSTRAINTS, Kind, Request, clamp, ignored_fields, parse, to_job
 from streaming.messages import Chat, Job, Priority, Prompt, Sampling, Text, Tokens, Turn, decode_job, encode
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -379,6 +379,36 @@ def test_their_neutral_values_pass(name: str, value: Any) -> None:
     request = chat(**{name: value})
     assert job_of(request) == job_of(chat())
     assert ignored_fields(request) == []
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion", "job"])
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_constraints_of_other_servers_are_refused_with_what_to_use_instead(kind: Kind, name: str) -> None:
+    """An answer that was not held to them would be taken for one that was. Null asks for nothing."""
+    body = {"model": "m", "prompt": "a"} if kind == "completion" else {"model": "m", "messages": MESSAGES}
+    for value in ({"type": "object"}, ["a", "b"], "root ::= x", {}, ""):
+        error = refused(kind, {name: value} | body)
+        assert (error.status, error.param) == (400, name)
+        assert "response_format" in error.message and "json_schema" in error.message
+    parse(kind, json.dumps({name: None} | body).encode())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "param"),
+    [
+        ({"type": "json_object", "schema": {"type": "object"}}, "response_format.schema"),
+        ({"type": "text", "grammar": "root ::= x"}, "response_format.grammar"),
+        ({"type": "json_object", "json_schema": {"schema": {}}}, "response_format.json_schema"),
+        ({"type": "text", "json_schema": {"schema": {}}}, "response_format.json_schema"),
+        ({"type": "grammar", "grammar": "root ::= x"}, "response_format.type"),
+        ({"type": "regex", "value": "a"}, "response_format.type"),
+    ],
+)
+def test_a_form_that_would_have_no_effect_is_refused(wanted: dict[str, Any], param: str) -> None:
+    """Of other servers' dialects, and of a schema beside a type that does not use it."""
+    error = refused("chat", {"model": "m", "messages": MESSAGES, "response_format": wanted})
+    assert (error.status, error.param) == (400, param)
+    assert "json_schema" in error.message
 
 
 def test_best_of_may_equal_n() -> None:

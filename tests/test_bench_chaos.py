@@ -11,6 +11,7 @@ import pytest
 from bench.chaos.play import play_row
 from bench.chaos.report import as_document, as_markdown, failed_in, merged, what_failed
 from bench.chaos.rows import ROWS
+from bench.chaos.stage import Row, Stage
 from bench.report import as_json
 
 KNOWN = {row.id: row for row in ROWS}
@@ -25,17 +26,18 @@ async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, trials: int, tm
     assert str(tmp_path).encode() not in as_json(as_document([outcome], outcome.seconds))
 
 
+def run(**passed: bool) -> dict[str, Any]:
+    figures = {"trials": 1, "lost": 0, "doubled": 0, "wrong_ends": 0, "stall_p50_ms": None, "measured": {"a": 1}}
+    faults = [
+        {"id": row, "title": row, "injected": "x", "passed": ok, "wrong": [] if ok else ["slow"], **figures}
+        for row, ok in passed.items()
+    ]
+    ok = all(passed.values())
+    return {"date": "d", "cores": 2, "python": "p", "seconds": 1, "passed": ok, "faults": faults}
+
+
 def test_rows_that_failed_are_repeated_into_the_same_run() -> None:
     """The table says which, and that they had failed."""
-
-    def run(**passed: bool) -> dict[str, Any]:
-        figures = {"trials": 1, "lost": 0, "doubled": 0, "wrong_ends": 0, "stall_p50_ms": None, "measured": {"a": 1}}
-        faults = [
-            {"id": row, "title": row, "injected": "x", "passed": ok, "wrong": [] if ok else ["slow"], **figures}
-            for row, ok in passed.items()
-        ]
-        ok = all(passed.values())
-        return {"date": "d", "cores": 2, "python": "p", "seconds": 1, "passed": ok, "faults": faults}
 
     first = run(F01=True, F06=False)
     assert failed_in(first) == ["F06"] and "F06 **failed**" in as_markdown(first)
@@ -43,3 +45,37 @@ def test_rows_that_failed_are_repeated_into_the_same_run() -> None:
     assert both["passed"] and both["seconds"] == 2 and both["faults"][1]["wrong_before"] == ["slow"]
     assert "F06 failed at first and passed when repeated" in as_markdown(both)
     assert not merged(first, run(F06=False))["passed"]
+
+
+def test_a_repetition_does_not_hide_a_failure() -> None:
+    """The table shows every failure of a row and what came of it in the end, each with its figures."""
+    twice = merged(merged(run(F06=False), run(F06=False)), run(F06=True))
+    lines = [line for line in as_markdown(twice).splitlines() if line.startswith("| F06")]
+    assert [line.startswith("| F06 **failed** |") for line in lines] == [True, True, False]
+    assert all("slow" in line for line in lines[:2]) and "slow" not in lines[2]
+    assert "NOT ALL PASSED AT ONCE" in as_markdown(twice)
+
+
+async def test_a_fault_that_does_not_bite_is_repeated_and_then_fails_the_row(tmp_path: Path) -> None:
+    """A trial counts only if its fault did something; after too many that did nothing the row has failed."""
+    bites: list[bool] = []
+
+    async def play(stage: Stage) -> None:
+        for number in stage.tries():
+            stage.fault("nothing")
+            stage.bit(bites[number], "nobody was there")
+
+    row = Row("F00", "none", "nothing", 2, play, 10)
+    bites[:] = [False, True, False, True]
+    outcome = await play_row(row, tmp_path / "some")
+    assert outcome.passed and (outcome.trials, outcome.missed) == (2, 2)
+    bites[:] = [False] * 9
+    outcome = await play_row(row, tmp_path / "none")
+    assert not outcome.passed and outcome.missed == row.most_missed + 1
+
+
+def test_every_row_says_what_it_proves() -> None:
+    """Names are unique; each row has a sentence, trials, a short form, and a reason for what it may refuse."""
+    assert len({row.id for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert row.proves.endswith(".") and row.short <= row.trials and row.budget.why, row.id

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.chaos.checker import DOUBLED, LOST, WRONG_END, check
+from bench.chaos import oracle
+from bench.chaos.budget import Budget
+from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
 from bench.chaos.history import Event, History, load
 from bench.chaos.stalls import percentile, stalls_ms
 from streaming.messages import Turn
@@ -16,56 +19,70 @@ from workers.sim import prompt_text, token_text
 
 N = 6
 JOB = "job_1"
+ALICE, BOB = "ALIC", "BOBS"
+"""Two runs of an engine."""
 
 
-def said(prompt: str = "p", count: int = N) -> list[str]:
-    text = prompt_text((Turn("user", prompt),))
-    return [token_text(text, index) for index in range(count)]
+def said(prompt: str = "p", count: int = N, author: str = ALICE, first: int = 0) -> list[str]:
+    return [oracle.plain(oracle.chat(prompt), number) + author for number in range(first, count)]
 
 
 def asked(req: int = 1, prompt: str = "p", **changes: Any) -> Event:
     ask = {"event": "ask", "req": req, "prompt": prompt, "tokens": N, "may": ["completed"], "key": "", "reads": True}
-    return {"t": 0.0, **ask, **changes}
+    return {"t": 0.0, **ask, "tenant": "first", **changes}
 
 
-def accepted(req: int = 1, job: str = JOB) -> Event:
-    return {"t": 0.1, "event": "accepted", "req": req, "job": job, "status": 200, "ms": 1.0}
+def accepted(req: int = 1, job: str = JOB, at: float = 0.1) -> Event:
+    return {"t": at, "event": "accepted", "req": req, "job": job, "status": 200, "ms": 1.0}
 
 
-def token(text: str, at: float = 1.0, seq: int | None = None, req: int = 1) -> Event:
-    return {"t": at, "event": "token", "req": req, "text": text, "seq": seq}
+def token(text: str, at: float = 1.0, event_id: str = "", req: int = 1) -> Event:
+    return {"t": at, "event": "token", "req": req, "text": text, "id": event_id}
 
 
-def ended(state: str = "completed", req: int = 1) -> Event:
-    return {"t": 2.0, "event": "end", "req": req, "state": state, "code": ""}
+def ended(state: str = "completed", req: int = 1, at: float = 2.0) -> Event:
+    return {"t": at, "event": "end", "req": req, "state": state, "code": ""}
 
 
 def read(job: str = JOB, prompt: str = "p", **changes: Any) -> Event:
-    replay = said(prompt)
+    replay = changes.get("replay", said(prompt))
     final = {"event": "final", "job": job, "status": 200, "state": "completed", "code": "", "text": "".join(replay)}
     return {"t": 3.0, **final, "tokens": N, "attempts": 1, "replay": replay, "ends": ["completed"], **changes}
 
 
+def resumed(after: str, at: float = 1.26) -> Event:
+    return {"t": at, "event": "resume", "req": 1, "after": after}
+
+
+def reset(at: float = 1.5) -> Event:
+    return {"t": at, "event": "reset", "req": 1, "code": "stream.reset"}
+
+
+def rollback(since: float, at: float) -> Event:
+    return {"t": at, "event": "rollback", "since": since}
+
+
+def refused(status: int, code: str, req: int = 1, after: str | None = "1") -> Event:
+    return {"t": 0.1, "event": "refused", "req": req, "status": status, "code": code, "ms": 1.0, "retry_after": after}
+
+
 def good() -> list[Event]:
     """One request, all well, with a break in the middle."""
-    tokens = [token(text, 1 + index / 10) for index, text in enumerate(said())]
-    middle = [
-        {"t": 1.25, "event": "cut", "req": 1, "why": ""},
-        {"t": 1.26, "event": "resume", "req": 1, "after": "1:3"},
-    ]
-    return [asked(), accepted(), *tokens[:3], *middle, *tokens[3:], ended(), read()]
+    tokens = [token(text, 1 + number / 10) for number, text in enumerate(said())]
+    cut = {"t": 1.25, "event": "cut", "req": 1, "why": ""}
+    return [asked(), accepted(), *tokens[:3], cut, resumed("1:3"), *tokens[3:], ended(), read()]
 
 
 def without(kind: str) -> list[Event]:
     return [event for event in good() if event["event"] != kind]
 
 
-def with_tokens(*texts: str) -> list[Event]:
-    return [asked(), accepted(), *map(token, texts), ended(), read()]
+def with_tokens(*texts: str, **final: Any) -> list[Event]:
+    return [asked(), accepted(), *map(token, texts), ended(), read(**final)]
 
 
-def kinds(events: list[Event]) -> set[str]:
-    return {violation.kind for violation in check(events)}
+def kinds(events: list[Event], **how: Any) -> set[str]:
+    return {violation.kind for violation in check(events, **how)}
 
 
 def test_a_history_without_fault_passes() -> None:
@@ -74,17 +91,25 @@ def test_a_history_without_fault_passes() -> None:
         asked(2, "q", may=["completed", "cancelled"]), accepted(2, "job_2"), token(said("q")[0], req=2),
         ended("cancelled", 2), {"t": 2.1, "event": "cancel", "job": "job_2", "status": 200, "state": "in_progress"},
         read("job_2", "q", state="cancelled", text="", tokens=1, replay=said("q")[:1], ends=["cancelled"]),
-        asked(3, "r"), {"t": 1, "event": "refused", "req": 3, "status": 503, "code": "x", "ms": 1, "retry_after": "1"},
+        asked(3, "r"), refused(503, "store_unavailable", 3),
         asked(4, "s"), {"t": 1, "event": "unknown", "req": 4, "why": ""},
         {"t": 9, "event": "quiet", "what": "claims", "number": 0},
     ]  # fmt: skip
     assert check(good() + others) == []
+    assert check(good() + others, budget=Budget(refused=1, unanswered=1, broken=1)) == []
+
+
+def test_a_text_of_two_runs_passes_if_it_is_the_stored_one() -> None:
+    """A second run goes on behind the last logged token of the first: nothing is spliced."""
+    text = [*said(count=3), *said(first=3, author=BOB)]
+    assert check(with_tokens(*text, replay=text)) == []
 
 
 PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("lost", lambda: without("final")),
     ("lost", lambda: [*without("final"), read(state="in_progress", ends=[])]),
     ("lost", lambda: [*without("final"), read(state="", status=404, ends=[])]),
+    ("lost", lambda: [*without("end"), ended("forgotten")]),
     ("untold", lambda: [*without("end"), {"t": 9, "event": "gave_up", "req": 1, "why": "no end"}]),
     ("two_ends", lambda: [*without("end"), ended("failed")]),
     ("two_ends", lambda: [*good(), read(state="failed")]),
@@ -95,14 +120,30 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("doubled", lambda: with_tokens(*said(), *said())),
     ("gap", lambda: with_tokens(*said()[:2], *said()[3:])),
     ("gap", lambda: with_tokens(*said()[:-1])),
-    ("numbering", lambda: [asked(), accepted(), token(said()[0], seq=2), read()]),
+    ("numbering", lambda: [*good()[:2], token(said()[0], event_id="1:2"), token(said()[1], event_id="1:2"), read()]),
+    ("numbering", lambda: [*good()[:2], token(said()[0], event_id="2:1"), token(said()[1], event_id="1:9:ab"), read()]),
     ("not_prefix", lambda: [*without("final"), read(text="".join(said()[:-1]))]),
-    ("reset", lambda: [*good(), {"t": 4, "event": "reset", "req": 1, "epoch": 2}]),
+    ("not_prefix", lambda: [*without("final"), read(replay=[*said(), said(count=N + 1)[-1]])]),
+    ("reset", lambda: [*good(), reset(4)]),
     ("two_jobs", lambda: [asked(key="k"), accepted(), read(), asked(2, key="k"), accepted(2, "job_2"), read("job_2")]),
     ("foreign", lambda: with_tokens(*said()[:3], said("other")[3], *said()[3:])),
     ("foreign", lambda: with_tokens(*said()[:3], "\ufffd", *said()[3:])),
+    ("foreign", lambda: with_tokens(*said(count=N + 1))),
+    ("crossed", lambda: [*good(), {"t": 4, "event": "crossed", "job": JOB, "status": 200, "path": "/v1/jobs/x"}]),
+    ("spliced", lambda: with_tokens(*said(count=4), *said(first=4, author=BOB))),
+    ("spliced", lambda: with_tokens(*said(count=4), *said(first=4, author=BOB), replay=said(author=BOB))),
+    ("spliced", lambda: with_tokens(*said(), replay=said(author=BOB))),
     ("leak", lambda: [*good(), {"t": 9, "event": "quiet", "what": "claims", "number": 1}]),
     ("accounting", lambda: [*without("final"), read(tokens=N + 1)]),
+    ("error", lambda: [*good(), asked(2), refused(500, "internal_error", 2)]),
+    ("error", lambda: [*good(), asked(2), refused(503, "store_unavailable", 2, after=None)]),
+    ("error", lambda: [*good(), asked(2), refused(503, "something_new", 2)]),
+    ("error", lambda: [*good(), {"t": 1, "event": "error", "req": 1, "code": "internal_error"}]),
+    (
+        "error",
+        lambda: [*good(), {"t": 1, "event": "answered", "what": "", "status": 502, "code": "", "retry_after": None}],
+    ),
+    ("unserved", lambda: [asked(), refused(503, "store_unavailable"), asked(2), refused(429, "queue_full", 2)]),
 ]
 
 
@@ -112,19 +153,105 @@ def test_a_planted_violation_is_found(kind: str, history: Callable[[], list[Even
     assert kind in kinds(history())
 
 
+def test_an_author_that_had_lost_the_job_may_not_come_back() -> None:
+    """Also where shown and stored agree: a zombie wrote."""
+    text = [*said(count=2), *said(count=4, first=2, author=BOB), *said(first=4)]
+    assert kinds(with_tokens(*text, replay=text)) == {"spliced"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("refused", [asked(2, "q"), refused(503, "draining", 2)]),
+        ("refused", [{"t": 1, "event": "answered", "what": "", "status": 503, "code": "draining", "retry_after": "1"}]),
+        ("unanswered", [asked(2, "q"), {"t": 1, "event": "unknown", "req": 2, "why": ""}]),
+        ("broken", [{"t": 1, "event": "cut", "req": 1, "why": ""}]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_row_does_not_allow_is_found(kind: str, extra: list[Event]) -> None:
+    """Refusals, lost answers and broken streams are counted over all clients, and allowed for each trial."""
+    none, one = Budget(broken=1), Budget(refused=1, unanswered=1, broken=2)
+    assert kinds(good() + extra, budget=none) == {kind}
+    assert kinds(good() + extra, budget=one) == set()
+    assert kinds(good() + extra * 2, budget=one, trials=1) >= {kind}
+    assert kinds(good() + extra, budget=replace(none, **{kind: getattr(none, kind) + 1}), trials=1) == set()
+
+
+def test_answers_that_a_row_asks_for_are_no_errors() -> None:
+    """Such as the 408 of a job that expired in its queue."""
+    history = [*good(), asked(2), refused(408, "deadline_exceeded_in_queue", 2, after=None)]
+    assert kinds(history, budget=Budget(broken=1)) == {"error"}
+    assert kinds(history, budget=Budget(broken=1, others=frozenset({408}))) == set()
+
+
+def test_nothing_but_errors_is_no_passed_row() -> None:
+    """A history in which every answer is a 500, and one in which nobody is served."""
+    errors = [event for req in range(50) for event in (asked(req), refused(500, "internal_error", req, None))]
+    assert kinds(errors, budget=Budget(refused=99)) == {"error", "unserved"}
+    refusals = [event for req in range(50) for event in (asked(req), refused(503, "draining", req))]
+    assert kinds(refusals, budget=Budget(refused=99)) == {"unserved"}
+
+
 def test_every_kind_is_planted_and_counted() -> None:
     """No kind that the table of results counts is without a history that shows it."""
-    assert {kind for kind, _ in PLANTED} >= LOST | DOUBLED | WRONG_END
+    counted = LOST | DOUBLED | SPLICED | WRONG_END | WRONG_ANSWER
+    assert {kind for kind, _ in PLANTED} | {"refused", "unanswered", "broken"} >= counted
 
 
-def test_after_a_reset_the_text_begins_anew() -> None:
-    """Where the store may lose data, what was shown before stream.reset is not held against what follows."""
-    before = [token(text) for text in said()[:4]]
-    after = [token(text, seq=number) for number, text in enumerate(said(), 1)]
-    reset = {"t": 1.5, "event": "reset", "req": 1, "epoch": 2}
-    history = [asked(), accepted(), *before, reset, *after, ended(), read()]
-    assert check(history, resets_allowed=True) == []
-    assert "doubled" in kinds([event for event in history if event["event"] != "reset"])
+def after_a_loss(*middle: Event) -> list[Event]:
+    """Four tokens of one run were shown; the store forgot two of them, and another run began behind the second."""
+    stored = [*said(count=2), *said(first=2, author=BOB)]
+    shown = [token(text, 1 + number / 10) for number, text in enumerate(said(count=4))]
+    return [asked(), accepted(), *shown, rollback(1.15, 1.4), *middle, ended(), read(replay=stored)]
+
+
+def test_a_lossy_store_must_be_told_and_never_spliced() -> None:
+    """What the reader has is not what is stored: it begins anew after stream.reset, or the row fails."""
+    stored = [*said(count=2), *said(first=2, author=BOB)]
+    told = after_a_loss(reset(), *(token(text, 1.6) for text in stored))
+    assert check(told, resets_allowed=True) == []
+    spliced = after_a_loss(*(token(text, 1.6) for text in stored[4:]))
+    assert kinds(spliced, resets_allowed=True) == {"spliced"}
+    reread = after_a_loss(resumed(""), *(token(text, 1.6) for text in stored))
+    assert kinds(reread, resets_allowed=True) == {"spliced"}, "begun anew, and nobody said why"
+
+
+def test_a_reset_needs_a_loss_while_its_reader_read() -> None:
+    """Before the loss, or where the row loses nothing, nobody may be told to begin anew."""
+    again = [token(text, 1.6) for text in said()]
+    early = [asked(), accepted(), token(said()[0]), reset(1.2), *again, rollback(1.3, 1.4), ended(), read()]
+    assert kinds(early, resets_allowed=True) == {"reset"}
+    assert kinds(after_a_loss(reset(), *(token(t, 1.6) for t in [*said(count=2), *said(first=2, author=BOB)]))) == {
+        "reset"
+    }
+
+
+def test_only_what_came_since_the_copy_may_be_forgotten() -> None:
+    """A job that was accepted before the moment to which the store went back is still owed."""
+    gone = [ended("forgotten"), read(state="", status=404, ends=[], replay=[])]
+    served = [asked(9, "q"), accepted(9, "job_9"), *(token(t, req=9) for t in said("q")), ended(req=9)]
+    served.append(read("job_9", "q"))
+    assert check([*served, asked(), accepted(at=0.5), rollback(0.4, 1.0), *gone], resets_allowed=True) == []
+    assert kinds([*served, asked(), accepted(at=0.3), rollback(0.4, 1.0), *gone], resets_allowed=True) == {"lost"}
+
+
+def test_an_end_that_was_forgotten_may_come_again() -> None:
+    """Its reader was told it and has left; what is computed anew may be another text."""
+    told = [asked(), accepted(), *map(token, said()), ended()]
+    again = read(replay=said(author=BOB))
+    assert check([*told, rollback(1.9, 2.5), again], resets_allowed=True) == []
+    assert kinds([*told, rollback(2.1, 2.5), again], resets_allowed=True) == {"spliced"}
+
+
+def test_the_oracle_says_what_the_engine_says() -> None:
+    """It is written anew from the documentation, and agrees with the engine."""
+    prompt = prompt_text((Turn("user", "Grüße"),))
+    assert oracle.chat("Grüße") == prompt
+    assert [oracle.plain(prompt, n) for n in range(300)] == [token_text(prompt, n) for n in range(300)]
+    found = list(oracle.tokens(["amber0ABCD brook1ABCD", " cedar2"]))
+    assert [(each.number, each.author) for each in found] == [(0, "ABCD"), (1, "ABCD"), (2, "")]
+    assert [each.number for each in oracle.tokens([" cedar"])] == [-1]
 
 
 def test_a_stall_is_the_longest_silence_across_a_fault() -> None:

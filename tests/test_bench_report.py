@@ -56,7 +56,21 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
         (Ratio(what="", value=3.1, at_most=3), False),
         (Ratio(what="", value=None, at_most=3), False),
         (Ratio(what="", value=1.0), None),
+        (Ratio(what="", value=3.2, at_most=3, interval=(3.1, 3.3)), False),
+        (Ratio(what="", value=3.2, at_most=3, interval=(2.9, 3.3)), True),
+        (Ratio(what="", value=4.8, at_least=5, interval=(4.7, 4.9)), False),
+        (Ratio(what="", value=4.8, at_least=5, interval=(4.7, 5.1)), True),
+        (Ratio(what="", value=None, at_most=3, interval=(2.9, 3.3)), False),
     ],
 )
 def test_a_goal_is_reached_at_its_limit_and_never_without_a_figure(ratio: Ratio, holds: bool | None) -> None:
     assert ratio.holds is holds
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"), [(0.9, 1.0, "reached"), (1.0, 1.1, "undecided"), (1.04, 1.1, "missed")]
+)
+def test_an_interval_that_contains_the_goal_decides_nothing(low: float, high: float, verdict: str) -> None:
+    ratio = Ratio(what="this / base", value=1.05, at_most=1.03, interval=(low, high), rounds=(0.5, 1.05, 2.0))
+    assert ratio.verdict == verdict
+    assert ratio.figure == f"1.05 ({low:.2f} to {high:.2f})"

@@ -45,6 +45,7 @@ def test_sound_redis_has_no_findings() -> None:
     [
         ("redis_version", "6.2.14", "redis redis_version", "fail"),
         ("maxmemory-policy", "allkeys-lru", "redis maxmemory-policy", "fail"),
+        ("maxmemory", "0", "redis maxmemory", "warn"),
         ("appendonly", "no", "redis appendonly", "fail"),
         ("appendfsync", "no", "redis appendfsync", "fail"),
         ("offset_ms", "-5000", "clock", "warn"),

@@ -20,17 +20,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from cli.child import Child, Program
-from cli.embedded import Embedded, end_orphan, find_server
+from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import Problem
 from cli.supervisor import Supervisor
 
 WAIT_S = 30.0
+MEMORY = 64 << 20
 
 
 def prepared(folder: Path) -> Embedded:
     server = find_server()
     assert server is not None
-    return Embedded.prepare(server, folder)
+    return Embedded.prepare(server, folder, MEMORY)
 
 
 def start(supervisor: Supervisor, embedded: Embedded) -> Child:
@@ -61,17 +62,29 @@ async def supervisor() -> AsyncIterator[Supervisor]:
     await supervisor.stop("redis")
 
 
+def test_the_memory_of_a_container_is_its_own(tmp_path: Path) -> None:
+    """A control group's limit counts where it is less than the machine's; without one the machine's does."""
+    limit = tmp_path / "memory.max"
+    whole = machine_memory(limit)
+    assert whole > 1 << 28
+    limit.write_text("max\n")
+    assert machine_memory(limit) == whole
+    limit.write_text("104857600\n")
+    assert machine_memory(limit) == 100 << 20
+
+
 async def test_it_runs_with_the_settings_of_a_queue(supervisor: Supervisor, tmp_path: Path) -> None:
-    """Append-only file, no eviction, a bounded pub/sub buffer, and the process id is the server's own."""
+    """Append-only file, a memory limit, no eviction, a bounded pub/sub buffer; the process id is the server's own."""
     embedded = prepared(tmp_path)
     pid = await ready(supervisor, start(supervisor, embedded))
     with Redis.from_url(embedded.url, decode_responses=True) as client:
-        settings = client.config_get("appendonly", "appendfsync", "maxmemory-policy", "save", "bind")
+        settings = client.config_get("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "save", "bind")
         buffers = client.config_get("client-output-buffer-limit")["client-output-buffer-limit"]
         assert client.info("server")["process_id"] == pid
     assert settings == {
         "appendonly": "yes",
         "appendfsync": "everysec",
+        "maxmemory": str(MEMORY),
         "maxmemory-policy": "noeviction",
         "save": "",
         "bind": "127.0.0.1",
@@ -135,7 +148,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
 import subprocess, sys, time
 from pathlib import Path
 from cli.embedded import Embedded, find_server
-embedded = Embedded.prepare(find_server(), Path({str(tmp_path)!r}))
+embedded = Embedded.prepare(find_server(), Path({str(tmp_path)!r}), {MEMORY})
 subprocess.Popen(embedded.argv, cwd={str(tmp_path)!r}, stdout=subprocess.DEVNULL)
 print(embedded.url, flush=True)
 time.sleep(600)

@@ -17,6 +17,7 @@ from cli.bounds import Bounds, allowed
 from cli.child import Program
 from cli.pool import Pool, follow
 from cli.supervisor import Supervisor
+from streaming.keys import fleet_key
 from streaming.leader import Lead, Leadership
 from streaming.plans import Action, Plan, Plans, PoolKind
 from streaming.settings import ModelSettings, Resources, WireSettings
@@ -252,3 +253,31 @@ async def test_each_shape_has_its_own_size(basin: Basin) -> None:
         ("drain", "wide"),
         ("start", "narrow"),
     ]
+
+
+async def test_two_machines_share_what_is_wanted(basin: Basin, tmp_path: Path, wire: Wire) -> None:
+    """Both follow one plan: together they have what is wanted, none moves, a dead one is replaced."""
+    other = Basin(tmp_path, wire)
+    try:
+        one, two = basin.pool("m", settings(1, 8)), other.pool("m", settings(1, 8))
+        one.fill()
+        two.fill()
+
+        async def follow(want: int, *pools: Pool, rounds: int = 3) -> list[int]:
+            plan = await basin.plan("m", want)
+            for _ in range(rounds):
+                await asyncio.gather(*(pool.follow(plan, basin.plans, f"up@{pool is two}") for pool in pools))
+            return [len(one.members), len(two.members)]
+
+        assert sum(await follow(1, one, two)) == 1
+        assert await follow(4, one, two) == [2, 2]
+        assert sum(await follow(3, one, two)) == 3
+        before = await follow(5, one, two)
+        assert sorted(before) == [2, 3]
+        assert await follow(5, one, two) == before
+        await wire.redis.hset(fleet_key("shares", "m"), "up@True", f"{before[1]}:1")  # it has not asked for long
+        assert await follow(5, one) == [5, before[1]]
+        assert await follow(5, one, two, rounds=6) == [3, 2]
+    finally:
+        other.supervisor.kill("worker")
+        await other.supervisor.stop("worker")

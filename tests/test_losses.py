@@ -11,13 +11,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
+from functools import partial
 from typing import Any
 
 from house import House, eventually, free_port, redis_process
+from redis import Redis
 
+from streaming.keys import partition_key
 from streaming.messages import Turn
-from workers.sim import prompt_text, token_text
+from workers.sim import count_tokens, prompt_text, token_text
 
 TOKENS = 400
 
@@ -88,6 +91,51 @@ def test_a_killed_workers_streams_go_on_without_a_lost_or_doubled_token(empty_ho
         assert job["attempts"] == 2 and job["usage"]["completion_tokens"] == TOKENS
 
 
+def test_a_prompt_whose_answer_had_ended_is_counted_after_its_worker_was_killed(empty_house: House) -> None:
+    """Two prompts of one job, the first answered by its stop string; then both workers in turn are killed."""
+    house, prompts = empty_house, ["a first prompt of some length", "and a second one that is longer than the first is"]
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+    for number in (1, 2, 3):
+        house.start("workers", "--id", f"worker-{number}")
+    house.start_api()
+    house.wait_ready()
+    asked = {"model": "sim", "prompt": prompts, "max_tokens": TOKENS, "stop": [token_text(prompts[0], 5)]}
+    job_id = json.loads(house.post("/v1/completions", asked, {"Prefer": "respond-async"})[2])["id"]
+    pids = holders(house)
+    for left in (2, 1):
+        lease = str(eventually(lambda: running_at(house, job_id, pids)))
+        eventually(partial(some_frames_of, house, lease))
+        kill(pids.pop(lease))
+        assert len(pids) == left
+    eventually(lambda: json.loads(house.get(f"/v1/jobs/{job_id}")[1])["status"] == "completed")
+    job = json.loads(house.get(f"/v1/jobs/{job_id}")[1])
+    assert job["attempts"] == 3 and [choice["finish_reason"] for choice in job["result"]["choices"]] == [
+        "stop",
+        "length",
+    ]
+    assert job["usage"]["prompt_tokens"] == sum(count_tokens(prompt) for prompt in prompts)
+
+
+def holders(house: House) -> dict[str, int]:
+    """The processes of the workers, by their leases."""
+    with Redis.from_url(house.redis_url) as redis:
+        found = [json.loads(redis.get(key)) for key in redis.scan_iter("penstock:{fleet}:proc:worker:*")]
+    return {process["lease"]: process["pid"] for process in found}
+
+
+def running_at(house: House, job_id: str, leases: Container[str]) -> str:
+    """The lease of the worker that runs a job now, if it is one of these."""
+    with Redis.from_url(house.redis_url) as redis:
+        lease = (redis.hget(partition_key(0, "job", job_id), "worker") or b"").decode()
+    return lease if lease in leases else ""
+
+
+def some_frames_of(house: House, lease: str) -> bool:
+    """Whether a worker has written more steps than the first answer has tokens."""
+    with Redis.from_url(house.redis_url) as redis:
+        return int(redis.xlen(partition_key(0, "log", lease))) > 30
+
+
 def test_a_killed_api_process_is_left_for_another_with_the_cursor(empty_house: House) -> None:
     """The job goes on; another API process gives every following token, none twice."""
     house = empty_house
@@ -102,12 +150,19 @@ def test_a_killed_api_process_is_left_for_another_with_the_cursor(empty_house: H
     kill(doomed.pid)
     reader.join(30)
     assert not reader.done and said("api").startswith(reader.text)
-    seen = len([index for index in range(TOKENS) if len(said("api", index + 1)) <= len(reader.text)])
-    data = house.get(f"/v1/jobs/{reader.job}/events?after=1:{seen}", other)[1].decode()
-    deltas = [
-        json.loads(line[6:])["text"] for line in data.splitlines() if line.startswith("data: ") and '"text"' in line
-    ]
-    assert reader.text + "".join(deltas) == said("api")
+    whole = list(_deltas(house.get(f"/v1/jobs/{reader.job}/events", other)[1]))
+    assert "".join(text for _, text in whole) == said("api")
+    cursor = next(cursor for place, (cursor, _) in enumerate(whole, 1) if len(said("api", place)) >= len(reader.text))
+    rest = house.get(f"/v1/jobs/{reader.job}/events?after={cursor}", other)[1]
+    assert reader.text + "".join(text for _, text in _deltas(rest)) == said("api")
+
+
+def _deltas(data: bytes) -> Iterator[tuple[str, str]]:
+    """The id and the text of every delta event."""
+    for block in data.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if fields.get("event") == "delta":
+            yield fields["id"], json.loads(fields["data"])["text"]
 
 
 def test_a_killed_server_comes_back_with_everything(tmp_path: Any) -> None:
@@ -138,8 +193,6 @@ def test_a_killed_server_comes_back_with_everything(tmp_path: Any) -> None:
 
 def server_pid(port: int) -> int:
     """The process that listens on a port of this machine."""
-    from redis import Redis  # noqa: PLC0415
-
     with Redis(port=port) as client:
         return int(client.info("server")["process_id"])
 

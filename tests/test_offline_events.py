@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 import pytest
 from brokering import EVENTS, JOBS, Outside, body, configure, lives_are_whole
@@ -12,8 +13,14 @@ from house import House, eventually, free_port, redis_process
 from redis import Redis
 
 from offline.cloudevents import cloud_event
+from offline.intake import MAX_REDELIVERIES, Intake, Rejected
 from streaming.events import Event, Wanted
-from streaming.settings import EventSettings, WebhookSettings
+from streaming.memory import Headroom
+from streaming.messages import Job
+from streaming.monitor import StoreMonitor
+from streaming.queue import Accepted, Queue
+from streaming.settings import EventSettings, ModelSettings, WebhookSettings
+from streaming.wire import Wire
 
 JOB = "job_00" + "1" * 30
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
@@ -87,6 +94,46 @@ def test_what_cannot_be_a_job_is_put_aside_with_the_reason(empty_house: House, b
     ):
         assert words in reason
     assert bytes(rejected[0][1]) == b"not json" or rejected[0][1] == "not json"
+
+
+async def test_a_message_that_makes_its_taker_fail_is_put_aside(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes again a few times, then it is rejected with the reason; what comes beside it is taken."""
+    intake = Intake(
+        wire,
+        Headroom(wire),
+        StoreMonitor(wire),
+        {"sim": ModelSettings(engine="sim")},
+        EventSettings(),
+        Wanted(EventSettings(), {}),
+    )
+    await intake._store.require()
+    poison, good = (json.dumps(body(text)).encode() for text in ("poison", "good"))
+    put = Queue.put
+
+    async def fails(queue: Queue, job: Job, **more: Any) -> Accepted:
+        if "poison" in str(job.prompt):
+            raise LookupError("nobody thought of this")
+        return await put(queue, job, **more)
+
+    monkeypatch.setattr(Queue, "put", fails)
+    for number in range(MAX_REDELIVERIES + 1):
+        with pytest.raises(LookupError):
+            await intake.accept(poison, "poison", redelivered=number > 0)
+        await intake.accept(good, f"good {number}", redelivered=number > 0)
+    with pytest.raises(Rejected, match="failed without an answer"):
+        await intake.accept(poison, "poison", redelivered=True)
+    assert await wire.redis.keys("*redelivery*") == []
+
+
+def test_what_is_no_message_at_all_stops_nobody(empty_house: House, broker: str) -> None:
+    """Bytes that kombu did not write lie before a good message."""
+    configure(empty_house, broker)
+    with Redis.from_url(broker) as redis:
+        redis.lpush(JOBS, b"no message of kombu's", b'{"body": 7, "properties": {"body_encoding": "base64"}}')
+    outside = Outside(broker)
+    outside.put("good", body("fine", metadata={"name": "good"}))
+    start(empty_house)
+    lives_are_whole(outside, {"good"})
 
 
 def test_off_by_default(empty_house: House) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import rollback_model
 from protocol_model import Protocol, Rule
 from protocol_search import Found, Search
 
@@ -102,3 +103,43 @@ def test_the_shortest_way_to_a_lost_job_is_told_in_words() -> None:
         "  3. w0 never hears that it claimed r0",
         "  4. w0 leaves",
     ]
+
+
+@pytest.mark.parametrize("begins", [2, 3])
+def test_a_store_that_goes_back_never_splices(begins: int) -> None:
+    """At any point the store may become what it was: a reader shows one run's text, or is told to begin anew."""
+    found = rollback_model.search(rollback_model.Model(tokens=2, begins=begins))
+    print(f"{found.states} states, {found.resets} resets")
+    assert not found.violation, "\n".join(found.trace)
+    assert found.states > 10_000 and found.resets > 1_000
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        {rollback_model.Rule.RUN_NOT_WORKER},
+        {rollback_model.Rule.COUNTED_BY_WORKER},
+        {rollback_model.Rule.HAND_OVER},
+        {rollback_model.Rule.TERMINAL},
+        {rollback_model.Rule.CURSOR, rollback_model.Rule.TERMINAL},
+        {rollback_model.Rule.CURSOR},
+        rollback_model.TODAY,
+    ],
+    ids=lambda missing: " + ".join(sorted(rule.name for rule in missing)),
+)
+def test_a_reader_without_a_rule_of_authorship_splices(missing: set[rollback_model.Rule]) -> None:
+    """Among them the older rule: authors were workers, compared only in rows that a reader had already."""
+    found = rollback_model.search(rollback_model.Model(tokens=3, without=frozenset(missing)))
+    print("\n".join(found.trace))
+    assert found.violation == "spliced" and "the store goes back" in found.trace
+
+
+def test_comparing_old_rows_only_tells_a_reader_earlier() -> None:
+    """Where hand-overs, ends and cursors are compared, a splice is noticed without it."""
+    spare = frozenset({rollback_model.Rule.OLD_ROWS})
+    assert not rollback_model.search(rollback_model.Model(tokens=2, begins=2, without=spare)).violation
+
+
+def test_every_rule_of_authorship_is_tried() -> None:
+    """A rule that is added gets a reader without it."""
+    assert len(rollback_model.Rule) == 6

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
-from flow import append, delta
+from flow import append, delta, deltas_of, sections_of
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,10 +32,11 @@ from streaming.errors import Fenced, KeyReused
 from streaming.journal import Journal, Record
 from streaming.keys import channel, partition_key, prefix
 from streaming.lease import SILENT, Claim, Finish, Held, Lease
-from streaming.messages import Delta, Frame, Job, Priority, State, Terminal, Text, decode_reply
+from streaming.messages import Delta, Frame, Job, Opening, Priority, Run, State, Terminal, Text, decode_reply
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.relay import Relay
+from streaming.reservation import owed_bytes
 from streaming.settings import WireSettings
 from streaming.wire import Call, Wire
 
@@ -79,6 +80,8 @@ class Expected:
     digest: str
     state: State = State.QUEUED
     rows: list[Delta] = field(default_factory=list)
+    authors: list[Run] = field(default_factory=list)
+    """Of the rows, one each."""
     holder: Worker | None = None
     lane: tuple[str, str] = ("", "")
     """Its kind and its name."""
@@ -86,6 +89,10 @@ class Expected:
     alone: bool = False
     losses: int = 0
     cancelled: bool = False
+    pinned: bool = False
+    """A request with its key that did not wait was told its id."""
+    abandoned: bool = False
+    """Cancelled because no client waited for it any more."""
     begun: bool = False
     overdue: bool = False
     followed: int | None = None
@@ -202,9 +209,10 @@ class QueueMachine(RuleBasedStateMachine):
         accepted = self.run(self.queue.put(job, idempotency_key=key, digest=digest))
         assert accepted.joined == (known is not None)
         if known is not None:
-            assert accepted.id == known.job.id
+            assert accepted.id == known.job.id and accepted.state is known.state
+            known.pinned |= not stream
             return
-        expected = self.jobs[job.id] = Expected(job, key, digest)
+        expected = self.jobs[job.id] = Expected(job, key, digest, pinned=bool(key) and not stream)
         if key:
             self.keys[tenant, key] = expected
         self._queued(expected, "lane")
@@ -231,6 +239,24 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        """The client is gone: the job ends and its key is free, unless others wait for it or know its id."""
+        job = self._some_job(data)
+        kept = job.state.final or job.pinned or job.followed is not None
+        gone = channel("api", "gone") if kept else OWN
+        assert self.run(self.queue.abandon(job.job.id, gone)) is not kept
+        if kept:
+            return
+        job.abandoned = True
+        if self.keys.get((job.job.tenant, job.key)) is job:
+            del self.keys[job.job.tenant, job.key]
+        if job.state is State.QUEUED:
+            self._ended(job, State.CANCELLED, "job_cancelled")
+        else:
+            job.cancelled = True
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
     def follow(self, data: st.DataObject) -> None:
         """One more reader, from now on; asking twice is asking once."""
         job = self._some_job(data)
@@ -245,15 +271,17 @@ class QueueMachine(RuleBasedStateMachine):
         begun = [job for job in self.jobs.values() if job.rows and not job.recorded]
         job = data.draw(st.sampled_from(begun)) if begun else self._some_job(data)
         after = len(job.rows) - data.draw(st.integers(0, len(job.rows)))
-        assert self.run(self.journal.deltas(self._record(job), after)) == job.rows[after:]
-        rows, terminal = self.run(self._resumed(job.job.id, after))
+        assert self.run(deltas_of(self.journal, self._record(job), after)) == job.rows[after:]
+        rows, terminal = self.run(self._resumed(job, after))
         told = job.rows[after:] if job.recorded or not job.state.final else []
         assert rows == told
         assert (terminal.state if terminal else None) == (job.state if job.state.final else None)
 
-    async def _resumed(self, job_id: str, after: int) -> tuple[list[Delta], Terminal | None]:
-        relay = Relay(self.wire)
-        inbox = relay.open(job_id, after)
+    async def _resumed(self, job: Expected, after: int) -> tuple[list[Delta], Terminal | None]:
+        relay, job_id = Relay(self.wire), job.job.id
+        runs = [logged.run for logged in (await self.journal.record(job_id)).runs]
+        seen = runs[: runs.index(job.authors[after - 1]) + 1] if after else []
+        inbox = relay.open(job_id, after, runs=seen)
         await relay.follow(inbox)
         return await inbox.take(0)
 
@@ -317,19 +345,29 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _append(self, worker: Worker, jobs: list[Expected]) -> None:
         rows: dict[str, list[Delta]] = defaultdict(list)
+        openings = [self._opening(worker, job) for job in jobs]
         for job in jobs:
             row = self._row(worker, job)
             for address in self._addresses(job):
                 rows[address].append(row)
             job.rows.append(row)
+            job.authors.append(Run(worker.lease.id, row.stream))
             self.touched.add(job.job.id)
-        worker.last = [append(worker.lease, rows, *(job.job.id for job in jobs))]
+        worker.last = [append(worker.lease, rows, *openings)]
         self.run(worker.lease.calls(worker.last))
+
+    @staticmethod
+    def _opening(worker: Worker, job: Expected) -> tuple[int, Opening]:
+        number = worker.held[job.job.id].number
+        run = Run(worker.lease.id, number)
+        before = [each for each in job.authors if each != run]
+        return number, Opening(job.job.id, len(before) + 1, before[-1] if before else None)
 
     @staticmethod
     def _row(worker: Worker, job: Expected) -> Delta:
         seq = len(job.rows) + 1
-        return delta(job.job.id, seq, f"{worker.name} {seq} ")
+        claim = worker.held.get(job.job.id)
+        return delta(claim.number if claim else 0, seq, f"{worker.name} {seq} ")
 
     @staticmethod
     def _addresses(job: Expected) -> list[str]:
@@ -348,14 +386,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _finish(self, worker: Worker, job: Expected, state: State) -> None:
         claim = worker.held.pop(job.job.id)
-        worker.last = [worker.lease.finish_call(self._end(job, claim.attempt, state))]
+        worker.last = [worker.lease.finish_call(self._end(job, claim.number, state))]
         self.run(worker.lease.calls(worker.last))
         job.recorded = True
         self._ended(job, state)
 
     @staticmethod
-    def _end(job: Expected, attempt: int, state: State) -> Finish:
-        return Finish(Terminal(job.job.id, state, len(job.rows), ("stop",), rows=tuple(job.rows)), attempt, False)
+    def _end(job: Expected, number: int, state: State) -> Finish:
+        sections, rows = sections_of(job.authors), tuple(job.rows)
+        return Finish(Terminal(job.job.id, state, len(rows), ("stop",), sections=sections, rows=rows), number, False)
 
     @precondition(lambda self: self.writers())
     @rule(data=st.data())
@@ -372,31 +411,32 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(worker.claims for worker in self.live()))
     @rule(data=st.data(), state=st.sampled_from([State.COMPLETED, State.FAILED]))
     def finish_too_late(self, data: st.DataObject, state: State) -> None:
-        """A job that this worker ended or handed back, or that it holds in another attempt, is not ended by it."""
+        """A job that this worker ended or handed back, or that it holds under another run, is not ended by it."""
         worker = data.draw(st.sampled_from([worker for worker in self.live() if worker.claims]))
         job_id, claim = data.draw(st.sampled_from(list(worker.claims.items())))
         job = self.jobs[job_id]
-        attempt = claim.attempt + (job.holder is worker)
-        self.run(worker.lease.calls([worker.lease.finish_call(self._end(job, attempt, state))]))
+        number = claim.number + (job.holder is worker)
+        self.run(worker.lease.calls([worker.lease.finish_call(self._end(job, number, state))]))
         self.touched.add(job_id)
 
     @precondition(lambda self: any(worker.claims for worker in self.live()))
     @rule(data=st.data())
     def release_too_late(self, data: st.DataObject) -> None:
-        """A job that this worker no longer holds, or that it holds in a later attempt, is not handed back by it."""
+        """A job that this worker no longer holds, or that it holds under a later run, is not handed back by it."""
         worker = data.draw(st.sampled_from([worker for worker in self.live() if worker.claims]))
         job_id, claim = data.draw(st.sampled_from(list(worker.claims.items())))
-        attempt = claim.attempt - (self.jobs[job_id].holder is worker)
-        self.run(worker.lease.release(job_id, attempt))
+        number = claim.number - (self.jobs[job_id].holder is worker)
+        self.run(worker.lease.release(job_id, number))
         self.touched.add(job_id)
 
     @precondition(lambda self: len(self.live()) > 1 and any(job.holder for job in self.jobs.values()))
     @rule(data=st.data())
     def finish_what_another_holds(self, data: st.DataObject) -> None:
-        """The number of the attempt is not enough."""
+        """The number of the run is not enough."""
         job = data.draw(st.sampled_from([job for job in self.jobs.values() if job.holder]))
         worker = data.draw(st.sampled_from([worker for worker in self.live() if worker is not job.holder]))
-        end = self._end(job, self._record(job).attempt, State.COMPLETED)
+        assert job.holder is not None
+        end = self._end(job, job.holder.claims[job.job.id].number, State.COMPLETED)
         self.run(worker.lease.calls([worker.lease.finish_call(end)]))
         self.touched.add(job.job.id)
 
@@ -409,7 +449,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _release(self, worker: Worker, job: Expected) -> None:
         claim = worker.held.pop(job.job.id, None) or worker.unheard.pop(job.job.id)
-        self.run(worker.lease.release(job.job.id, claim.attempt))
+        self.run(worker.lease.release(job.job.id, claim.number))
         if job.cancelled:
             self._ended(job, State.CANCELLED, "job_cancelled")
         else:
@@ -421,7 +461,7 @@ class QueueMachine(RuleBasedStateMachine):
         """A worker hears what the store counts as its own, and hands back what it does not know."""
         worker = data.draw(st.sampled_from(self.live()))
         claims = worker.held | worker.unheard
-        mine = {job_id: Held(claim.attempt, self.jobs[job_id].cancelled) for job_id, claim in claims.items()}
+        mine = {job_id: Held(claim.number, self.jobs[job_id].cancelled) for job_id, claim in claims.items()}
         assert self.run(worker.lease.beat(0)) == mine
         assert mine.keys() == {job_id for job_id, job in self.jobs.items() if job.holder is worker}
         for job_id in list(worker.unheard):
@@ -443,13 +483,14 @@ class QueueMachine(RuleBasedStateMachine):
         """Whatever a fenced worker tries, of the jobs it held or of others, it is refused."""
         worker = data.draw(st.sampled_from(self.zombies()))
         job = self.jobs[data.draw(st.sampled_from(list(worker.held or self.jobs)))]
-        attempt = worker.held[job.job.id].attempt if worker.held else 1
+        number = worker.held[job.job.id].number if worker.held else 1
         rows = {address: [self._row(worker, job)] for address in (OWN, OTHER)}
+        opening = (number, Opening(job.job.id))
         lease = worker.lease
         tries = {
-            "append": lambda: lease.calls([append(lease, rows, job.job.id)]),
-            "finish": lambda: lease.calls([lease.finish_call(self._end(job, attempt, State.COMPLETED))]),
-            "release": lambda: lease.release(job.job.id, attempt),
+            "append": lambda: lease.calls([append(lease, rows, opening)]),
+            "finish": lambda: lease.calls([lease.finish_call(self._end(job, number, State.COMPLETED))]),
+            "release": lambda: lease.release(job.job.id, number),
             "claim": lambda: lease.claim(0, 3),
             "beat": lambda: lease.beat(0),
         }
@@ -552,14 +593,14 @@ class QueueMachine(RuleBasedStateMachine):
             if job.job.id in self.touched:
                 failure = record.terminal and record.terminal.failure
                 assert (failure.code if failure else "") == job.reason
-                assert self.run(self.journal.deltas(record)) == job.rows
+                assert self.run(deltas_of(self.journal, record)) == job.rows
                 assert [row.seq for row in job.rows] == list(range(1, len(job.rows) + 1))
         self.touched = set()
 
     @invariant()
     def entries_agree(self) -> None:
         """A job that has not ended has one lane entry, any other none; claims and dead letters are as many as they
-        must be."""
+        must be, and just what unfinished jobs may still write is reserved."""
         self.run(self._count_entries())
 
     async def _count_entries(self) -> None:
@@ -567,10 +608,13 @@ class QueueMachine(RuleBasedStateMachine):
         for lane in {job.lane[1] for job in self.jobs.values()}:
             pipeline.xrange(lane)
         pipeline.xlen(partition_key(0, "dead"))
-        *lanes, dead = await pipeline.execute()
+        pipeline.hvals(partition_key(0, "owed"))
+        *lanes, dead, owed = await pipeline.execute()
         entries = [field[b"job"].decode() for lane in lanes for _, field in lane]
         assert sorted(entries) == sorted(job_id for job_id, job in self.jobs.items() if not job.state.final)
         assert dead == self.dead
+        unfinished = [job.job for job in self.jobs.values() if not job.state.final]
+        assert sum(map(int, owed)) == sum(map(owed_bytes, unfinished))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -609,6 +653,7 @@ class QueueMachine(RuleBasedStateMachine):
     async def _nothing_leaks(self) -> None:
         """After the last job no claim, lease, timer or consumer is left, and all but the catalogue expires (I7)."""
         redis: Any = self.wire.redis
+        await self.reaper.sweep()
         lasting = {"dead", "tick", "swept"} | {f"jobs:{tenant}" for tenant in ("t", "u")}
         for key in [key.decode() for key in await redis.keys("*")]:
             name = key.removeprefix(prefix(0))
@@ -626,12 +671,12 @@ class QueueMachine(RuleBasedStateMachine):
         for address, message in await self._heard():
             if isinstance(message, Frame):
                 for row in message.rows:
-                    rows[address, message.names[row.stream]].append(row)
+                    rows[address, message.openings[row.stream].job].append(row)
             else:
                 ends[address, message.job] += 1
         for job_id, job in self.jobs.items():
             assert rows[OWN, job_id] == (job.rows if job.job.stream else [])
-            assert ends[OWN, job_id] == job.job.stream
+            assert ends[OWN, job_id] == (job.job.stream and not job.abandoned)
             assert rows[OTHER, job_id] == ([] if job.followed is None else job.rows[job.followed :])
             assert ends[OTHER, job_id] == (job.followed is not None)
 

@@ -45,6 +45,7 @@ def workers(kube: Kube, **states: str) -> list[Process]:
         Process(
             role="worker",
             id=pod.name,
+            life=pod.name,
             pid=1,
             host=pod.name,
             state=states.get(pod.name.rpartition("-")[2], "ready"),

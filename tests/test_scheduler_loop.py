@@ -62,6 +62,7 @@ class Hand:
         worker = Process(
             role="worker",
             id=name,
+            life=name,
             pid=1,
             host="h",
             state=state,

@@ -19,8 +19,9 @@ from kube import Kube
 
 from scheduler.__main__ import Settings, main
 from scheduler.settings import KubernetesSettings
-from streaming.config import Config
+from streaming.config import Config, ConfigError
 from streaming.fleet import Fleet
+from streaming.identity import enter_store
 from streaming.leader import Lead, Leadership
 from streaming.messages import Chat, Job, Priority, Process, Turn
 from streaming.overrides import Overrides
@@ -93,6 +94,7 @@ class Schedulers:
 @pytest.fixture
 async def schedulers(redis_url: str, wire: Wire, tmp_path: Path) -> AsyncIterator[Schedulers]:
     schedulers = Schedulers(redis_url, wire, tmp_path)
+    await enter_store(wire)
     yield schedulers
     schedulers.close()
 
@@ -123,6 +125,24 @@ def test_a_bad_setting_is_an_error_that_names_it(tmp_path: Path, capsys: pytest.
     path.write_text("[scheduler]\nidel_s = 3\n")
     assert main(["--config", str(path)]) == 2
     assert capsys.readouterr().err == "error: scheduler.idel_s: no such setting (did you mean 'idle_s'?)\n"
+
+
+@pytest.mark.parametrize(
+    ("deployment", "models"),
+    [
+        ("w-{model}", {"a.b": {}, "A-b": {}}),
+        ("w-{model}", {"a-fast": {}, "a": {"shapes": {"fast": {"upto": 4}, "slow": {}}}}),
+        ("w", {"a": {}, "b": {}}),
+    ],
+)
+def test_two_pools_of_one_deployment_are_refused(deployment: str, models: dict[str, dict[str, object]]) -> None:
+    """They would scale it against each other; pools of other kinds have no such names."""
+    tables = {name: {"engine": "sim", **more} for name, more in models.items()}
+    config = {"models": tables, "kubernetes": {"deployment": deployment}}
+    assert Settings.read(Config({**config, "scheduler": {"pool": "local"}}))
+    with pytest.raises(ConfigError, match=r"kubernetes\.deployment: .* would both be the Deployment"):
+        Settings.read(Config({**config, "scheduler": {"pool": "kubernetes"}}))
+    Settings.read(Config({"models": {"a": {"engine": "sim"}}, "scheduler": {"pool": "kubernetes"}}))
 
 
 async def test_one_alone(schedulers: Schedulers, wire: Wire) -> None:
@@ -192,7 +212,7 @@ async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedul
     done = [noted for noted in actions if noted.action.kind in ("up", "down")]
     holders = {noted.epoch: noted.action.by for noted in actions if noted.action.kind == "lead"}
     assert all(noted.action.by == holders[noted.epoch] for noted in done)
-    assert all(f"@{socket.gethostname()}:" in holder for holder in holders.values())
+    assert all(f"@{socket.gethostname()}/" in holder for holder in holders.values())
 
 
 async def test_a_stopped_leader_changes_no_pods(schedulers: Schedulers, tmp_path: Path) -> None:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
 from streaming.backlog import Backlog, Lane
 from streaming.lease import Claim, Lease
 from streaming.messages import Chat, Job, Priority, Turn
 from streaming.queue import Queue
+from streaming.settings import WireSettings
 from streaming.wire import Wire
+
+
+@pytest.fixture
+async def wide(redis_url: str) -> AsyncIterator[Wire]:
+    """A wire of several partitions."""
+    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, partitions=4))
+    yield wire
+    await wire.close()
 
 
 async def put(wire: Wire, priority: Priority, **limits: int) -> str:
@@ -36,7 +50,7 @@ async def test_jobs_ever_put_are_counted(wire: Wire) -> None:
     assert (lane.added, lane.waiting, lane.running) == (3, 1, 2)
     job = claimed.jobs[0]
     assert isinstance(job, Claim)
-    await lease.release(job.job.id, job.attempt)
+    await lease.release(job.job.id, job.number)
     lane = await lane_of(wire, Priority.STANDARD)
     assert (lane.added, lane.waiting, lane.running) == (3, 2, 1)
     assert (await lane_of(wire, Priority.BATCH)).added == 1
@@ -45,7 +59,7 @@ async def test_jobs_ever_put_are_counted(wire: Wire) -> None:
 
 async def test_the_nearest_deadlines_are_told(wire: Wire) -> None:
     """With their lane and age, nearest first; claimed jobs and jobs without one are left out."""
-    assert await Backlog(wire).due() == []
+    assert (await Backlog(wire).look([])).due == []
     await put(wire, Priority.INTERACTIVE, deadline_ms=30_000)
     lease = Lease(wire, "m")
     await lease.register()
@@ -53,7 +67,46 @@ async def test_the_nearest_deadlines_are_told(wire: Wire) -> None:
     await put(wire, Priority.STANDARD)
     await put(wire, Priority.BATCH, deadline_ms=60_000)
     await put(wire, Priority.STANDARD, max_queue_ms=20_000, deadline_ms=90_000)
-    due = await Backlog(wire).due()
+    due = (await Backlog(wire).look([])).due
     assert [(each.model, each.priority) for each in due] == [("m", Priority.STANDARD), ("m", Priority.BATCH)]
     assert 0 < due[0].in_ms <= 20_000 < due[1].in_ms <= 60_000
     assert all(0 <= each.age_ms < 20_000 for each in due)
+
+
+async def test_a_look_is_one_call_for_each_partition(wide: Wire) -> None:
+    """However many models there are, and whatever waits; the partitions' counts are one lane's."""
+    for _ in range(12):
+        await put(wide, Priority.STANDARD, deadline_ms=60_000)
+    lease = Lease(wide, "m")
+    await lease.register()
+    running = sum([len((await lease.claim(partition, 1)).jobs) for partition in wide.partitions])
+    models = ["m", *(f"other-{number}" for number in range(9))]
+    await Backlog(wide).look(models)
+    before = await wide.redis.info("commandstats")
+    lanes = await Backlog(wide).lanes(models)
+    seen = await Backlog(wide).look(models)
+    after = await wide.redis.info("commandstats")
+    (lane,) = [lane for lane in lanes if lane.model == "m" and lane.priority is Priority.STANDARD]
+    assert (lane.waiting, lane.running, lane.added) == (12 - running, running, 12) and lane.oldest_ms >= 0
+    assert [(each.model, each.priority) for each in seen.lanes] == [(m, p) for m in models for p in Priority]
+    assert all((each.waiting, each.running, each.added) == (0, 0, 0) for each in seen.lanes if each.model != "m")
+    assert len(seen.due) == 12 - running
+    scripts, clocks = (after[name]["calls"] - before[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_time"))
+    assert (scripts, clocks) == (2 * len(wide.partitions), 2 * len(wide.partitions))  # nobody asked for the time beside
+
+
+async def test_what_is_put_back_counts_as_waiting_and_keeps_its_lanes_age(wire: Wire) -> None:
+    """In whichever stream it waits; its place there is younger than the lane's oldest."""
+    for _ in range(2):
+        await put(wire, Priority.STANDARD)
+    lease = Lease(wire, "m")
+    await lease.register()
+    (claimed, _) = (await lease.claim(0, 2)).jobs
+    assert isinstance(claimed, Claim)
+    await asyncio.sleep(0.05)
+    lane = await lane_of(wire, Priority.STANDARD)
+    assert (lane.waiting, lane.running, lane.oldest_ms) == (0, 2, 0)
+    await lease.release(claimed.job.id, claimed.attempt)
+    await asyncio.sleep(0.05)
+    lane = await lane_of(wire, Priority.STANDARD)
+    assert (lane.waiting, lane.running, lane.added) == (1, 1, 2) and 50 <= lane.oldest_ms < 10_000

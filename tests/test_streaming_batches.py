@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from flow import until
+from msgspec.structs import replace
 
 from streaming.batches import LEASES_HELD, LEASES_TOLD, Batches, Hold, Wish
 from streaming.errors import Fenced, KeyReused, Stale, UnknownBatch
@@ -173,14 +174,17 @@ async def test_the_quota_counts_all_batches_of_a_tenant(batches: Batches) -> Non
     assert await batches.reserve(second, 60) == (True, 30)
     await made(batches, "somebody else", token_limit=100)
     assert await batches.reserve(await held(batches), 100) == (True, 0)
-    assert await batches.unfinished() == 3 and await batches.enqueued(["nobody"]) == 0
-    assert await batches.enqueued(["t"]) == 90 and await batches.enqueued(["t", "somebody else"]) == 190
+    assert await batches.totals(["nobody"]) == (3, 0)
+    assert await batches.totals(["t"]) == (3, 90) and await batches.totals(["t", "somebody else"]) == (3, 190)
 
 
 async def test_the_same_key_is_the_same_batch(batches: Batches) -> None:
     """For the same tenant and the same body."""
     batch = await made(batches, key="k")
-    assert await batches.create(batch, "digest") is False
+    await batches.steer(batch.id, "pause")
+    assert await batches.create(batch, "digest") == await batches.get(batch.id, "t")
+    with pytest.raises(KeyReused):
+        await batches.create(replace(batch, tenant="other"), "digest")
     with pytest.raises(KeyReused):
         await batches.create(batch, "another")
     assert batches.new_id("t", "k") == batch.id != batches.new_id("other", "k")

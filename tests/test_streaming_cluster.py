@@ -23,6 +23,7 @@ from streaming.deadletters import DeadLetters
 from streaming.durability import check_level
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
+from streaming.identity import enter_store, read_identity
 from streaming.journal import Journal
 from streaming.keys import partition_key, partition_of, prefix
 from streaming.leader import Leadership
@@ -33,7 +34,9 @@ from streaming.overrides import Overrides
 from streaming.plans import Plan, Plans
 from streaming.queue import Queue
 from streaming.relay import Relay
+from streaming.reset import count_contents, reset_store
 from streaming.settings import WireSettings
+from streaming.summaries import Summaries
 from streaming.wire import Wire
 
 PARTITIONS = 6
@@ -142,18 +145,21 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: Wire) ->
     assert [record is not None and record.job.id for record in await journal.records([job.id for job in jobs])] == [
         job.id for job in jobs
     ]
-    assert {found for found, _ in await journal.recent("t", None, 10)} == {job.id for job in jobs}
+    listed = await Summaries(wire).recent("t", None, 10)
+    assert {found.id for found in listed.jobs} == {job.id for job in jobs} and listed.behind is None
     (lane,) = [lane for lane in await Backlog(wire).lanes([MODEL]) if lane.priority is Priority.STANDARD]
     assert (lane.waiting, lane.running) == (PARTITIONS, 0)
     assert await queue.cancel(jobs[0].id) is State.QUEUED
     await lease.register()
+    numbers = {}
     for job in jobs[1:]:
         (claim,) = (await lease.claim(partition_of(job.id) or 0, 1)).jobs
         assert isinstance(claim, Claim) and claim.job.id == job.id
+        numbers[job.id] = claim.number
         assert await queue.follow(job.id, "somewhere") is State.RUNNING
     for job in jobs[1:]:
-        assert await lease.beat(partition_of(job.id) or 0) == {job.id: Held(1, False)}
-        await lease.release(job.id, 1)
+        assert await lease.beat(partition_of(job.id) or 0) == {job.id: Held(numbers[job.id], False)}
+        await lease.release(job.id, numbers[job.id])
     assert await lease.leave() == 0
     assert await DeadLetters(wire).recent(10) == []
     flow = Flow(wire)
@@ -184,12 +190,13 @@ async def test_the_fleet_shares_one_slot(wire: Wire) -> None:
     """Processes, cards, plans and the leader are written and read through any process's wire."""
     fleet = Fleet(wire)
     processes = [
-        Process(role="worker", id=f"w{number}", pid=1, host="h", state="ready", since=0.0) for number in (1, 2)
+        Process(role="worker", id=f"w{number}", life=f"l{number}", pid=1, host="h", state="ready", since=0.0)
+        for number in (1, 2)
     ]
     for process in processes:
         await fleet.report(process)
     assert await fleet.processes() == processes
-    await fleet.leave("worker", "w1")
+    await fleet.leave(processes[0])
     assert await fleet.processes("worker") == processes[1:]
     card = ModelCard(name=MODEL, engine="sim", context=8, max_output=8, capabilities=Capabilities(), created=1)
     await fleet.publish_card(card)
@@ -203,13 +210,29 @@ async def test_the_fleet_shares_one_slot(wire: Wire) -> None:
     assert await overrides.of([MODEL, "other"]) == {MODEL: override}
 
 
+async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: Wire) -> None:
+    """All three nodes; what is not Penstock's stays."""
+    ask(nodes.owner(0), "SET", "{0}user", "x")
+    queue = Queue(wire)
+    await enter_store(wire)
+    for partition in wire.partitions:
+        await queue.put(a_job(queue, job_id=job_id(partition)))
+    contents = await count_contents(wire)
+    assert contents.jobs == contents.unfinished == PARTITIONS and contents.running == 0
+    assert await reset_store(wire) == contents.keys
+    assert (await count_contents(wire)).keys == 0 and await read_identity(wire) is None
+    assert [key for port in nodes.ports for key in ask(port, "KEYS", "*")] == ["{0}user"]
+    assert (await enter_store(wire)).partitions == PARTITIONS
+
+
 async def test_every_primary_is_looked_at(nodes: Nodes, wire: Wire) -> None:
     """Facts and memory come from all three; one that cannot keep the level is named."""
     assert {facts["place"] for facts in await wire.servers()} == {f"127.0.0.1:{port}" for port in nodes.ports}
-    assert await check_level(wire) == []
+    assert all("maxmemory is 0" in warning for warning in await check_level(wire))
     headroom = Headroom(wire)
     await headroom.look()
     assert not headroom.full
+    assert len(set((await wire.run_ids()).values())) == 3
     ask(nodes.ports[1], "CONFIG", "SET", "maxmemory", "1mb")
     await headroom.look()
     assert headroom.full

@@ -22,6 +22,7 @@ from streaming.settings import (
     ShapeSettings,
     WebhookSettings,
     WireSettings,
+    served_models,
 )
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
@@ -168,3 +169,11 @@ def test_thresholds_are_read_from_curves(tmp_path: Path) -> None:
     backwards = shaped(tmp_path, **{name: f"curve = {CURVES[name]}" for name in ("narrow", "wide")})["m"]
     with pytest.raises(ConfigError, match=r"models\.m\.shapes\.wide: by the curves another shape"):
         shapes_of("m", backwards)
+
+
+@pytest.mark.parametrize("name", ["", "a b", ":a", "ä", "a#b", "a\nb", "x" * 129])
+def test_a_models_name_is_checked_by_every_process(name: str) -> None:
+    """It stands in keys and channels of the store, and a # would make it one of its pools."""
+    assert served_models({"org/Model-1.5:q4_k": ModelSettings(engine="sim")})
+    with pytest.raises(ConfigError, match="a model name has letters"):
+        served_models({name: ModelSettings(engine="sim")})

@@ -27,7 +27,7 @@ GOOD = {
     "redis_version": "7.2.4",
     "appendonly": "yes",
     "appendfsync": "always",
-    "maxmemory": "0",
+    "maxmemory": "1000",
     "maxmemory-policy": "noeviction",
     "replicas": "2",
     "min-replicas-to-write": "1",
@@ -51,9 +51,10 @@ FATAL, ADVICE = True, False
         ("D3", {"appendfsync": "everysec"}, []),
         ("D3", {"appendfsync": "no"}, [("appendfsync", FATAL)]),
         ("D2", {"appendfsync": ""}, [("appendfsync", ADVICE)]),
-        ("D1", {"maxmemory-policy": "allkeys-lru"}, []),
-        ("D1", {"maxmemory": "1000", "maxmemory-policy": "allkeys-lru"}, [("maxmemory-policy", FATAL)]),
-        ("D1", {"maxmemory": "1000"}, []),
+        ("D1", {"maxmemory": "0", "maxmemory-policy": "allkeys-lru"}, [("maxmemory", ADVICE)]),
+        ("D1", {"maxmemory-policy": "allkeys-lru"}, [("maxmemory-policy", FATAL)]),
+        ("D3", {"maxmemory": "0"}, [("maxmemory", ADVICE)]),
+        ("D0", {"maxmemory": "0"}, [("redis.durability", ADVICE)]),
         ("D3", {"replicas": "0"}, [("connected replicas", ADVICE)]),
         ("D1", {"replicas": "0", "min-replicas-to-write": "0"}, []),
         ("D3", {"min-replicas-to-write": "0"}, [("min-replicas-to-write", ADVICE)]),
@@ -91,13 +92,13 @@ async def test_a_real_server_is_refused_for_what_it_cannot_keep(tmp_path: Path) 
             with pytest.raises(ConfigError, match=r"redis\.durability: Redis cannot keep D1: appendonly is no"):
                 await check_level(d1)
             client.config_set("appendonly", "yes")
+            client.config_set("maxmemory", "100mb")
             eventually(lambda: client.info("persistence")["aof_base_size"])  # until then it does not take a SIGTERM
             assert await check_level(d1) == []
             with pytest.raises(ConfigError, match="appendfsync is everysec, needed: always"):
                 await check_level(d2)
             client.config_set("appendfsync", "always")
             assert await check_level(d2) == []
-            client.config_set("maxmemory", "100mb")
             client.config_set("maxmemory-policy", "allkeys-lru")
             with pytest.raises(ConfigError, match="maxmemory-policy is allkeys-lru"):
                 await check_level(d2)
@@ -105,7 +106,8 @@ async def test_a_real_server_is_refused_for_what_it_cannot_keep(tmp_path: Path) 
 
 async def test_what_may_not_be_asked_is_said(tmp_path: Path) -> None:
     """A user without CONFIG gets a warning, one without INFO a refusal that names the permission."""
-    with redis_process(tmp_path, None, "--appendonly", "yes") as url, Redis.from_url(url) as client:
+    options = ("--appendonly", "yes", "--maxmemory", "100mb")
+    with redis_process(tmp_path, None, *options) as url, Redis.from_url(url) as client:
         client.execute_command("ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all", "-config")
         place = url.replace("redis://", "redis://some:secret@")
         async with opened(place, "D1") as wire:

@@ -56,6 +56,29 @@ async def test_an_error_is_an_answer_like_others(line: Line) -> None:
     assert isinstance(nested[1], ResponseError) and str(nested[1]) == "OOM no" and pong == b"PONG"
 
 
+class Closed:
+    """The transport of a connection that is closed and has not said so: what uvloop's is for a moment."""
+
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        self.abort = transport.abort
+
+    def is_closing(self) -> bool:
+        return False
+
+    def writelines(self, _: object) -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+
+async def test_one_that_is_closed_without_a_word_counts_as_lost(line: Line) -> None:
+    """Whoever sends just then is told that the server does not answer, and the next one gets a new connection."""
+    await line.run([("PING",)])
+    assert line._talk is not None
+    line._talk._transport = Closed(line._talk._transport)  # type: ignore[assignment]
+    with pytest.raises(RedisConnectionError, match="closed"):
+        await line.run([("PING",)])
+    assert await line.run([("PING",)]) == [b"PONG"]
+
+
 async def test_who_leaves_disturbs_nobody(line: Line) -> None:
     """The answers of a cancelled task are dropped, those behind them are not."""
     await line.run([("PING",)])

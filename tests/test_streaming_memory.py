@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from flow import MODEL, a_job, until
+from flow import MODEL, a_job, append, delta, deltas_of, until
 from house import redis_process
 from redis import Redis
 
-from streaming.errors import Unavailable
+from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
+from streaming.fleet import Fleet
 from streaming.journal import Journal
-from streaming.lease import Claim, Finish, Lease
+from streaming.keys import new_job_id, partition_key, partition_of
+from streaming.lease import SILENT, Claim, Finish, Lease
 from streaming.memory import FULL, Headroom, crowded, until_next
-from streaming.messages import State, Terminal
-from streaming.queue import Queue
+from streaming.messages import (
+    Capabilities,
+    Delta,
+    Job,
+    Logprob,
+    ModelCard,
+    Priority,
+    Process,
+    Run,
+    Sampling,
+    Section,
+    State,
+    Terminal,
+    Text,
+)
+from streaming.queue import Accepted, Queue
+from streaming.reaper import Reaper
+from streaming.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, UNKNOWN_OUTPUT, owed_bytes
 from streaming.settings import WireSettings
-from streaming.wire import Wire
+from streaming.wire import Memory, Wire
 
 MIB = 1 << 20
 
@@ -26,24 +48,30 @@ MIB = 1 << 20
     ("memories", "full"),
     [
         ([], False),
-        ([(10**12, 0)], False),
-        ([(79 * MIB, 100 * MIB)], False),
-        ([(80 * MIB, 100 * MIB)], True),
-        ([(1, 100 * MIB), (99 * MIB, 100 * MIB), (10**12, 0)], True),
+        ([Memory(10**12, 0)], False),
+        ([Memory(79 * MIB, 100 * MIB)], False),
+        ([Memory(80 * MIB, 100 * MIB)], True),
+        ([Memory(9 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], False),
+        ([Memory(10 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], True),
+        ([Memory(1, 100 * MIB), Memory(99 * MIB, 100 * MIB), Memory(10**12, 0)], True),
     ],
 )
-def test_the_fullest_server_decides(memories: list[tuple[int, int]], full: bool) -> None:
-    """One without a limit is never full."""
+def test_the_fullest_server_decides(memories: list[Memory], full: bool) -> None:
+    """By what is in use and what accepted jobs may still write together; one without a limit is never full."""
     assert bool(crowded(memories)) is full
 
 
 @pytest.mark.parametrize(
     ("memories", "seconds"),
-    [([], 2.0), ([(10**12, 0)], 2.0), ([(0, 100 * MIB)], 0.8), ([(0, 1000 * MIB), (75 * MIB, 100 * MIB)], 0.2)],
+    [
+        ([], 2.0),
+        ([Memory(10**12, 0)], 2.0),
+        ([Memory(0, 100 * MIB)], 0.8),
+        ([Memory(0, 100 * MIB, {0: 40 * MIB})], 0.4),
+        ([Memory(0, 1000 * MIB), Memory(75 * MIB, 100 * MIB)], 0.2),
+    ],
 )
-def test_the_next_look_comes_before_a_flood_can_have_filled_a_server(
-    memories: list[tuple[int, int]], seconds: float
-) -> None:
+def test_the_next_look_comes_before_a_flood_can_have_filled_a_server(memories: list[Memory], seconds: float) -> None:
     assert until_next(memories) == pytest.approx(seconds)
 
 
@@ -66,14 +94,15 @@ async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) 
             if headroom.full:
                 break
             client.set(f"filler:{number}", b"x" * MIB)
-        used, most = (await wire.memory())[0]
-        assert FULL <= used / most < 1 and "MiB" in headroom.reason
+        (memory,) = await wire.memory()
+        used, most = memory.used, memory.allowed
+        assert (used + sum(memory.owed.values())) / most >= FULL and used < most and "MiB" in headroom.reason
 
         client.config_set("maxmemory", used // 2)
         with pytest.raises(Unavailable, match="OOM"):
             await queue.put(a_job(queue))
         end = Terminal(job.id, State.COMPLETED, 0, ("stop",))
-        await lease.calls([lease.finish_call(Finish(end, claim.attempt, True))])
+        await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
         assert (await Journal(wire).record(job.id)).state is State.COMPLETED
 
         client.config_set("maxmemory", 4 * most)
@@ -82,3 +111,328 @@ async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) 
         looking.cancel()
         await asyncio.wait([looking])
         await wire.close()
+
+
+CARD = ModelCard(
+    name=MODEL, engine="sim", context=1000, max_output=900, capabilities=Capabilities(), created=1, default_output=100
+)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "card", "tokens"),
+    [
+        (Sampling(max_tokens=50), None, 50),
+        (Sampling(max_tokens=50), CARD, 50),
+        (Sampling(max_tokens=5000), CARD, 900),
+        (Sampling(), CARD, 100),
+        (Sampling(), msgspec.structs.replace(CARD, default_output=0), 900),
+        (Sampling(), None, UNKNOWN_OUTPUT),
+        (Sampling(max_tokens=50, n=3), CARD, 150),
+    ],
+)
+def test_a_job_owes_its_longest_answer(sampling: Sampling, card: ModelCard | None, tokens: int) -> None:
+    """Each choice as many tokens as were asked for, else as the engine generates at most."""
+    job = a_job_of(sampling)
+    assert owed_bytes(job, card) == JOB + tokens * TOKEN
+    with_logprobs = msgspec.structs.replace(job, sampling=msgspec.structs.replace(sampling, logprobs=5))
+    assert owed_bytes(with_logprobs, card) == JOB + tokens * (TOKEN + LOGPROB + 5 * ALTERNATIVE)
+
+
+def a_job_of(sampling: Sampling) -> Job:
+    return Job(
+        id="job_00" + "0" * 30,
+        model=MODEL,
+        tenant="t",
+        priority=Priority.STANDARD,
+        prompt=Text(("hello",)),
+        sampling=sampling,
+    )
+
+
+@pytest.mark.parametrize("alternatives", [None, 0, 5])
+async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: Wire, alternatives: int | None) -> None:
+    """Measured: a job that is alone in its worker's steps, 1,000 tokens in the log and in the record."""
+    queue, lease = Queue(wire), Lease(wire, MODEL)
+    job = a_job(queue, reply_to="penstock:api:0123456789ab")
+    await queue.put(job)
+    await lease.register()
+    (claim,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    top = tuple((" other", -2.5 - number) for number in range(alternatives or 0))
+    logprobs = () if alternatives is None else (Logprob(" tokens", -0.5, top),)
+    rows = [Delta(claim.number, seq, 0, " tokens", (100_000 + seq,), 1, "", logprobs) for seq in range(1, 1001)]
+    before = await weight(wire, "log", lease.id) + await weight(wire, "job", job.id)
+    for row in rows:
+        await lease.calls([append(lease, {job.reply_to: [row]}, *([claim] if row.seq == 1 else []))])
+    end = Terminal(
+        job.id,
+        State.COMPLETED,
+        len(rows),
+        ("length",),
+        sections=(Section(1, Run(lease.id, claim.number)),),
+        rows=tuple(rows),
+    )
+    await lease.calls([lease.finish_call(Finish(end, claim.number, False))])
+    grown = await weight(wire, "log", lease.id) + await weight(wire, "job", job.id) - before
+    sampling = Sampling(max_tokens=len(rows), logprobs=alternatives)
+    reserved = owed_bytes(msgspec.structs.replace(job, sampling=sampling))
+    assert reserved / 2 < grown <= reserved
+
+
+async def weight(wire: Wire, name: str, which: str) -> int:
+    return await wire.redis.memory_usage(partition_key(0, name, which), samples=0) or 0
+
+
+async def owed_now(wire: Wire, partition: int = 0) -> int:
+    redis: Any = wire.redis
+    return sum(map(int, await redis.hvals(partition_key(partition, "owed"))))
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[tuple[Wire, Redis]]:
+    """The wire to a server with a memory limit, and a client of it."""
+    with redis_process(tmp_path, None, "--maxmemory-policy", "noeviction") as url, Redis.from_url(url) as client:
+        wire = Wire.open(WireSettings(url=url, lease_ms=600, partitions=2))
+        yield wire, client
+        await wire.close()
+
+
+async def test_what_is_accepted_leaves_room_for_its_output(small: tuple[Wire, Redis]) -> None:
+    """Jobs are accepted only as long as all their outputs fit beside what is in use: by one process that looked once,
+    by many processes, in two partitions that share a server. What has ended gives its reservation back."""
+    wire, client = small
+    client.config_set("maxmemory", "64mb")
+    doors = [Headroom(wire) for _ in range(4)]
+    for door in doors:
+        await door.look()
+    queues = [Queue(wire, door) for door in doors]
+    job = msgspec.structs.replace(a_job(queues[0]), sampling=Sampling(max_tokens=10_000))
+    room = 0.8 * (64 << 20) - int(client.info("memory")["used_memory"])
+    accepted = await flooded(queues[:1], job)
+    assert 0.9 * room / owed_bytes(job) - 1 <= len(accepted) <= room / owed_bytes(job)
+    with pytest.raises(StoreFull, match="MiB of 64 MiB"):
+        await queues[0].put(again(queues[0], job))
+    others = await flooded(queues[1:], job)
+    assert len(accepted) + len(others) <= 2 * room / owed_bytes(job), "each partition holds its limit for all processes"
+    assert await owed_now(wire, 0) + await owed_now(wire, 1) == (len(accepted) + len(others)) * owed_bytes(job)
+    await doors[0].look()
+    assert doors[0].full and "may still write" in doors[0].reason
+    await queues[0].stop(accepted + others, waiting_only=True)
+    assert await owed_now(wire, 0) == await owed_now(wire, 1) == 0
+    await doors[0].look()
+    assert not doors[0].full
+    await queues[0].put(again(queues[0], job))
+
+
+async def flooded(queues: list[Queue], job: Job) -> list[str]:
+    """The same job put as often as it is taken, at every door."""
+    accepted = []
+    for queue in queues:
+        for _ in range(1000):
+            try:
+                accepted.append((await queue.put(again(queue, job), card=None)).id)
+            except StoreFull:
+                break
+    return accepted
+
+
+def again(queue: Queue, job: Job) -> Job:
+    return msgspec.structs.replace(job, id=queue.new_id("t"))
+
+
+async def test_what_brings_nothing_into_the_store_takes_no_room(small: tuple[Wire, Redis]) -> None:
+    """A put that finds the job of its key, another body under it, a full lane or no worker with room: between two looks
+    it may come any number of times, and so may lines that find their lane full."""
+    wire, client = small
+    client.config_set("maxmemory", "64mb")
+    headroom = Headroom(wire)
+    await headroom.look()
+    queue = Queue(wire, headroom)
+    job = msgspec.structs.replace(a_job(queue), sampling=Sampling(max_tokens=10_000))
+    first = await queue.put(keyed(queue, job), idempotency_key="k", digest="d")
+    for _ in range(200):
+        assert (await queue.put(keyed(queue, job), idempotency_key="k", digest="d")).id == first.id
+    for _ in range(200):
+        with pytest.raises(KeyReused):
+            await queue.put(keyed(queue, job), idempotency_key="k", digest="another")
+    for _ in range(200):
+        with pytest.raises(NoCapacity):
+            await queue.put(again(queue, job), must_run=True)
+    narrow_wire = Wire.open(msgspec.structs.replace(wire.settings, lane_limit=1))
+    narrow = Queue(narrow_wire, headroom)
+    other = msgspec.structs.replace(job, priority=Priority.BATCH)
+    for partition in (0, 1):
+        await narrow.put(msgspec.structs.replace(other, id=new_job_id(partition)))
+    for _ in range(40):
+        answers = await narrow.put_parts([again(narrow, other) for _ in range(5)])
+        assert all(isinstance(answer, LaneFull) for answer in answers)
+        with pytest.raises(LaneFull):
+            await narrow.put(again(narrow, other))
+    await narrow_wire.close()
+    await queue.put(again(queue, job))
+
+
+def keyed(queue: Queue, job: Job) -> Job:
+    return msgspec.structs.replace(job, id=queue.new_id("t", "k"))
+
+
+async def test_a_full_store_answers_a_key_whose_job_it_has(small: tuple[Wire, Redis]) -> None:
+    """Whoever comes back for an accepted job is led to it while nothing new is accepted, over maxmemory too; its id is
+    kept for a request that does not wait. Another body, and a key that leads nowhere, are refused."""
+    wire, client = small
+    client.config_set("maxmemory", "64mb")
+    headroom = Headroom(wire)
+    await headroom.look()
+    queue = Queue(wire, headroom)
+    job = msgspec.structs.replace(a_job(queue), sampling=Sampling(max_tokens=10_000))
+    first = await queue.put(keyed(queue, job), idempotency_key="k", digest="d")
+    await flooded([queue], job)
+    client.set("filler", b"x" * MIB)
+
+    async def come_back(refusal: str) -> None:
+        found = await queue.put(keyed(queue, job), idempotency_key="k", digest="d", refusal=refusal)
+        assert (found.id, found.joined, found.state, found.epoch) == (first.id, True, State.QUEUED, 1)
+        with pytest.raises(KeyReused):
+            await queue.put(keyed(queue, job), idempotency_key="k", digest="another", refusal=refusal)
+        new = msgspec.structs.replace(job, id=queue.new_id("t", "unknown"))
+        with pytest.raises(StoreFull):
+            await queue.put(new, idempotency_key="unknown", digest="d", refusal=refusal)
+        with pytest.raises(StoreFull):
+            await queue.put(again(queue, job), refusal=refusal)
+
+    await come_back("")
+    client.config_set("maxmemory", MIB)
+    await headroom.look()
+    await come_back(headroom.reason)
+    assert await wire.redis.hget(partition_key(partition_of(first.id) or 0, "job", first.id), "pinned") == b"1"  # type: ignore[misc]
+
+
+async def test_lines_of_a_batch_leave_room_for_others(small: tuple[Wire, Redis]) -> None:
+    """Lines are put until a tenth of the memory is left below what new jobs may take; who asks at the door has that."""
+    wire, client = small
+    client.config_set("maxmemory", "64mb")
+    headroom = Headroom(wire)
+    await headroom.look()
+    queue = Queue(wire, headroom)
+    job = msgspec.structs.replace(a_job(queue), sampling=Sampling(max_tokens=10_000))
+    lines = [again(queue, job) for _ in range(200)]
+    answers = await queue.put_parts(lines)
+    taken = [isinstance(answer, Accepted) for answer in answers]
+    assert len(answers) == len(lines) and 20 < sum(taken) < 60
+    assert taken == sorted(taken, reverse=True), "in order"
+    assert isinstance(answers[-1], StoreFull)
+    for _ in range(5):
+        await queue.put(again(queue, job))
+
+
+async def test_what_ends_gives_its_reservation_back(wire: Wire) -> None:
+    """Completed, cancelled in the queue, handed back and ended by another: each once, whatever is repeated."""
+    queue, lease = Queue(wire), Lease(wire, MODEL)
+    jobs = [a_job(queue) for _ in range(3)]
+    for job in jobs:
+        await queue.put(job)
+        await queue.put(job)
+    assert await owed_now(wire) == sum(map(owed_bytes, jobs))
+    await lease.register()
+    claims = {claim.job.id: claim for claim in (await lease.claim(0, 2)).jobs if isinstance(claim, Claim)}
+    first, second = claims.values()
+    end = lease.finish_call(Finish(Terminal(first.job.id, State.COMPLETED, 0), first.number, False))
+    await lease.calls([end])
+    await lease.calls([end])
+    await lease.release(second.job.id, second.number)
+    (again,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(again, Claim) and again.job == second.job
+    assert await owed_now(wire) == 2 * owed_bytes(jobs[0])
+    await queue.cancel(next(job.id for job in jobs if job.id not in claims))
+    await lease.calls([lease.finish_call(Finish(Terminal(again.job.id, State.FAILED, 0), again.number, False))])
+    assert await owed_now(wire) == 0
+
+
+async def test_a_sum_that_outlived_its_jobs_is_forgotten(wire: Wire) -> None:
+    """Where no job is left nothing is owed, whatever the store lost: the next sweep says so."""
+    queue, redis = Queue(wire), wire.redis
+    kept, lost = a_job(queue), msgspec.structs.replace(a_job(queue), priority=Priority.BATCH)
+    await queue.put(kept)
+    await queue.put(lost)
+    await redis.delete(partition_key(0, "job", lost.id), partition_key(0, "lane", MODEL, "batch"))
+    assert await owed_now(wire) == owed_bytes(kept) + owed_bytes(lost)
+    await Reaper(wire).sweep()
+    assert await owed_now(wire) == owed_bytes(kept)
+    await queue.cancel(kept.id)
+    await Reaper(wire).sweep()
+    assert not await redis.exists(partition_key(0, "owed"))
+
+
+async def test_what_drains_a_full_store_runs(small: tuple[Wire, Redis]) -> None:
+    """Over maxmemory, when every plain write is refused: a worker takes its lease and says who it is, claims, logs,
+    takes a reader on, hands back, ends and leaves; a lost one's jobs are taken over. Only new jobs are refused."""
+    wire, client = small
+    queue = Queue(wire)
+    jobs = [msgspec.structs.replace(a_job(queue, job_id=f"job_00{n:030x}"), stream=True) for n in range(3)]
+    for job in jobs:
+        await queue.put(job)
+    client.set("filler", b"x" * MIB)
+    client.config_set("maxmemory", MIB)
+    with pytest.raises(Unavailable, match="OOM"):
+        await queue.put(a_job(queue, job_id="job_00" + "f" * 30))
+    first, second = Lease(wire, MODEL), Lease(wire, MODEL)
+    await Fleet(wire).publish_card(CARD)
+    await Fleet(wire).report(Process(role="worker", id="w", life="w", pid=1, host="h", state="ready", since=0.0))
+    await first.register()
+    claims = [claim for claim in (await first.claim(0, 3)).jobs if isinstance(claim, Claim)]
+    assert [claim.job for claim in claims] == jobs
+    held = await first.beat(0)
+    assert held.keys() == {job.id for job in jobs}
+    await first.calls([append(first, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
+    assert await queue.follow(jobs[0].id, "penstock:api:late") is State.RUNNING
+    await queue.cancel(jobs[1].id)
+    await first.calls([first.finish_call(Finish(Terminal(jobs[0].id, State.COMPLETED, 1), claims[0].number, False))])
+    await first.release(jobs[1].id, claims[1].number)
+    lapse = "#!lua flags=allow-oom\nreturn redis.call('ZADD', KEYS[1], 'XX', 1, ARGV[1])"
+    client.eval(lapse, 1, partition_key(0, "leases"), first.id)
+    await Reaper(wire).sweep()
+    await second.register()
+    (taken,) = (await second.claim(0, 3)).jobs
+    assert isinstance(taken, Claim) and taken.job == jobs[2] and taken.attempt == 2
+    rows = await deltas_of(Journal(wire), await Journal(wire).record(jobs[2].id))
+    assert [row.seq for row in rows] == [1]
+    await second.calls([second.finish_call(Finish(Terminal(jobs[2].id, State.COMPLETED, 1), taken.number, False))])
+    assert await second.leave() == 0
+    states = [record.state for record in await Journal(wire).records([job.id for job in jobs]) if record]
+    assert states == [State.COMPLETED, State.CANCELLED, State.COMPLETED]
+    assert client.info("memory")["used_memory"] > client.info("memory")["maxmemory"]
+
+
+@pytest.mark.parametrize("refusing", ["maxmemory 1", "min-replicas-to-write 1"])
+async def test_a_store_that_refuses_writes_costs_no_job_an_attempt(small: tuple[Wire, Redis], refusing: str) -> None:
+    """For several leases, again and again: a worker that lives and tries keeps its jobs, and no loss is counted."""
+    wire, client = small
+    queue, lease, reaper = Queue(wire), Lease(wire, MODEL), Reaper(wire)
+    job = a_job(queue, job_id="job_00" + "0" * 30)
+    await queue.put(job)
+    await lease.register()
+    await lease.claim(0, 1)
+
+    done = [0, 0, 0]
+
+    async def repeat(number: int, what: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            with suppress(Unavailable):
+                await what()
+                done[number] += 1
+            await asyncio.sleep(0.1)
+
+    loops = (lambda: lease.beat(0), lambda: lease.beat(1), reaper.sweep)
+    tasks = [asyncio.create_task(repeat(number, what)) for number, what in enumerate(loops)]
+    name, value = refusing.split()
+    for _ in range(4):
+        before = list(done)
+        await until(lambda b=before: all(now > then for now, then in zip(done, b, strict=True)), 5)  # type: ignore[misc]
+        client.config_set(name, value)
+        await asyncio.sleep(1.5)
+        client.config_set(name, 0)
+    assert not any(task.done() for task in tasks), "the worker was fenced"
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert client.hmget(partition_key(0, "job", job.id), "state", "losses", "attempt") == [b"in_progress", None, b"1"]

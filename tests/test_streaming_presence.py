@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from streaming.fleet import Fleet
+from streaming.keys import new_life
 from streaming.messages import Process
 from streaming.presence import present
 from streaming.wire import Wire
@@ -20,7 +22,7 @@ class Telling:
 
     def __call__(self) -> Process:
         self.asked += 1
-        return Process(role="worker", id="w1", pid=1, host="h", state=f"state-{self.asked}", since=0.0)
+        return Process(role="worker", id="w1", life="l1", pid=1, host="h", state=f"state-{self.asked}", since=0.0)
 
     async def until(self, asked: int) -> None:
         async with asyncio.timeout(20):
@@ -55,3 +57,26 @@ async def test_it_ends_although_it_was_told_something_just_before(wire: Wire, tu
             changed.set()
             for _ in range(turns):
                 await asyncio.sleep(0)
+
+
+async def test_machines_may_use_the_same_name(wire: Wire) -> None:
+    """Both are seen and both count, one leaves alone, and one that is started anew does not pass for the old one."""
+    fleet = Fleet(wire)
+    here, there = (
+        Process(role="worker", id="worker-1", life=new_life(), pid=1, host=host, state="ready", since=0.0, slots=4)
+        for host in ("a", "b")
+    )
+    async with present(fleet, lambda: here):
+        async with present(fleet, lambda: there):
+            await until(fleet, [here, there])
+        assert await fleet.processes() == [here]
+        again = msgspec.structs.replace(here, life=new_life(), since=1.0)
+        async with present(fleet, lambda: again):
+            await until(fleet, [here, again])
+        assert await fleet.processes() == [here]
+
+
+async def until(fleet: Fleet, expected: list[Process]) -> None:
+    async with asyncio.timeout(20):
+        while await fleet.processes() != expected:
+            await asyncio.sleep(0.01)

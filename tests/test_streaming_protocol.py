@@ -6,14 +6,15 @@ import asyncio
 import time
 
 import pytest
-from flow import append, delta
+from flow import append, delta, deltas_of
 
 from streaming.backlog import Backlog
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
+from streaming.history import LoggedRun
 from streaming.journal import Journal
 from streaming.keys import partition_key, prefix
 from streaming.lease import Claim, Claimed, Finish, Held, Lease
-from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
+from streaming.messages import Chat, Delta, Job, Priority, Run, Section, State, Terminal, Turn
 from streaming.queue import Queue
 from streaming.reaper import Reaper, Swept
 from streaming.settings import WireSettings
@@ -39,7 +40,7 @@ async def claim_one(lease: Lease) -> Claim:
 
 
 def a_finish(claim: Claim, seq: int, rows: tuple[Delta, ...] = ()) -> Finish:
-    return Finish(Terminal(claim.job.id, State.COMPLETED, seq, ("stop",), rows=rows), claim.attempt, True)
+    return Finish(Terminal(claim.job.id, State.COMPLETED, seq, ("stop",), rows=rows), claim.number, True)
 
 
 async def lapse(wire: Wire, lease: Lease) -> Swept:
@@ -56,13 +57,13 @@ async def test_a_job_is_put_claimed_logged_and_finished(wire: Wire) -> None:
     lease = await a_lease(wire)
     claim = await claim_one(lease)
     assert (claim.job, claim.attempt) == (job, 1)
-    rows = [delta(job.id, 1, "a"), delta(job.id, 2, "b")]
-    await lease.calls([append(lease, {"-": rows}, job.id, oldest=claim.first_frame)])
-    assert await journal.deltas(await journal.record(job.id)) == rows
+    rows = [delta(claim, 1, "a"), delta(claim, 2, "b")]
+    await lease.calls([append(lease, {"-": rows}, claim, oldest=claim.first_frame)])
+    assert await deltas_of(journal, await journal.record(job.id)) == rows
     await lease.calls([lease.finish_call(a_finish(claim, 2, tuple(rows)))])
     record = await journal.record(job.id)
     assert record.state is State.COMPLETED and record.done_ms >= record.started_ms >= record.created_ms > 0
-    assert await journal.deltas(record, after=1) == rows[1:]
+    assert await deltas_of(journal, record, after=1) == rows[1:]
     assert await wire.redis.xlen(partition_key(0, "lane", "m", "standard")) == 0
     assert await lease.leave() == 0
 
@@ -92,17 +93,17 @@ async def test_a_fenced_worker_can_write_nothing(wire: Wire) -> None:
     claim = await claim_one(zombie)
     await lapse(wire, zombie)
     attempts = [
-        zombie.calls([append(zombie, {"-": [delta(job.id, 1)]}, job.id)]),
+        zombie.calls([append(zombie, {"-": [delta(claim, 1)]}, claim)]),
         zombie.calls([zombie.finish_call(a_finish(claim, 0))]),
         zombie.claim(0, 1),
         zombie.beat(0),
-        zombie.release(job.id, claim.attempt),
+        zombie.release(job.id, claim.number),
     ]
     for attempt in attempts:
         with pytest.raises(Fenced):
             await attempt
     record = await Journal(wire).record(job.id)
-    assert record.state is State.QUEUED and await Journal(wire).deltas(record) == []
+    assert record.state is State.QUEUED and await deltas_of(Journal(wire), record) == []
 
 
 async def test_the_next_worker_finds_what_the_lost_one_logged(wire: Wire) -> None:
@@ -111,15 +112,43 @@ async def test_the_next_worker_finds_what_the_lost_one_logged(wire: Wire) -> Non
     job = a_job(queue)
     await queue.put(job)
     lost = await a_lease(wire)
-    await claim_one(lost)
-    await lost.calls([append(lost, {"-": [delta(job.id, 1), delta("other", 1)]}, job.id, "other")])
-    await lost.calls([append(lost, {"-": [delta(job.id, 2)]})])
+    first = await claim_one(lost)
+    await lost.calls([append(lost, {"-": [delta(first, 1), delta(first.number + 1, 1)]}, first)])
+    await lost.calls([append(lost, {"-": [delta(first, 2)]})])
     await lapse(wire, lost)
     heir = await a_lease(wire)
     claim = await claim_one(heir)
-    assert claim.attempt == 2 and [run.worker for run in claim.past] == [lost.id]
-    await heir.calls([append(heir, {"-": [delta(job.id, 3)]}, job.id, oldest=claim.first_frame)])
-    assert [row.seq for row in await journal.deltas(await journal.record(job.id))] == [1, 2, 3]
+    assert claim.attempt == 2 and [logged.run for logged in claim.past] == [Run(lost.id, first.number)]
+    await heir.calls([append(heir, {"-": [delta(claim, 3)]}, claim, oldest=claim.first_frame)])
+    record = await journal.record(job.id)
+    history = await journal.history(job.id, record.runs)
+    assert [row.seq for row in history.rows] == [1, 2, 3] and history.whole
+    assert history.sections == (Section(1, Run(lost.id, first.number)), Section(3, Run(heir.id, claim.number)))
+
+
+async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wire: Wire) -> None:
+    """Sent before its frame is there, by another worker, or for an earlier run, it changes nothing; twice is once."""
+    queue, journal = Queue(wire), Journal(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    lease, other = await a_lease(wire), await a_lease(wire)
+    claim = await claim_one(lease)
+    rows = [delta(claim, 1), delta(claim, 2)]
+    await lease.calls([append(lease, {"-": rows}, claim)])
+    number = claim.number
+    for call in (
+        lease.checkpoint_call(0, job.id, number, 2),
+        other.checkpoint_call(0, job.id, number, 1),
+        lease.checkpoint_call(0, job.id, number + 1, 1),
+    ):
+        await lease.calls([call])
+        assert (await journal.record(job.id)).runs == (LoggedRun(Run(lease.id, number), 1),)
+    again = append(lease, {"-": rows}, claim)
+    for _ in range(2):
+        await lease.calls([again, lease.checkpoint_call(0, job.id, number, 2)])
+        assert (await journal.record(job.id)).runs == (LoggedRun(Run(lease.id, number), 2),)
+    await wire.redis.xtrim(partition_key(0, "log", lease.id), minid="2-0", approximate=False)
+    assert (await journal.history(job.id, (await journal.record(job.id)).runs)).rows == rows
 
 
 async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: Wire) -> None:
@@ -128,15 +157,15 @@ async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: Wire) -
     job = a_job(queue)
     await queue.put(job)
     claim = await claim_one(lease)
-    rows = [delta(job.id, seq) for seq in (1, 2, 3)]
-    await lease.calls([append(lease, {"-": rows[:1]}, job.id)])
+    rows = [delta(claim, seq) for seq in (1, 2, 3)]
+    await lease.calls([append(lease, {"-": rows[:1]}, claim)])
     await lease.calls([append(lease, {"-": rows[1:]})])
     running = await journal.record(job.id)
-    assert await journal.deltas(running) == rows and running.terminal is None
+    assert await deltas_of(journal, running) == rows and running.terminal is None
     await lease.calls([lease.finish_call(a_finish(claim, 3, tuple(rows)))])
     await wire.redis.xtrim(partition_key(0, "log", lease.id), maxlen=1, approximate=False)
-    assert await journal.deltas(running) == rows
-    assert await journal.deltas(running, after=2) == rows[2:]
+    assert await deltas_of(journal, running) == rows
+    assert await deltas_of(journal, running, after=2) == rows[2:]
 
 
 async def test_repeated_writes_change_nothing(wire: Wire) -> None:
@@ -148,11 +177,11 @@ async def test_repeated_writes_change_nothing(wire: Wire) -> None:
     lease = await a_lease(wire)
     claims = (await lease.claim(0, 5)).jobs
     assert len(claims) == 1 and isinstance(claims[0], Claim)
-    step = append(lease, {"-": [delta(job.id, 1)]}, job.id)
-    finish = lease.finish_call(a_finish(claims[0], 1, (delta(job.id, 1),)))
+    step = append(lease, {"-": [delta(claims[0], 1)]}, claims[0])
+    finish = lease.finish_call(a_finish(claims[0], 1, (delta(claims[0], 1),)))
     for _ in range(2):
         await lease.calls([step, finish])
-    assert len(await journal.deltas(await journal.record(job.id))) == 1
+    assert len(await deltas_of(journal, await journal.record(job.id))) == 1
     assert await wire.redis.xlen(partition_key(0, "log", lease.id)) == 1
 
 
@@ -215,7 +244,7 @@ async def test_a_released_job_is_not_counted_as_a_loss(wire: Wire) -> None:
         leaving = await a_lease(wire)
         claim = await claim_one(leaving)
         assert claim.attempt == attempt and await leaving.leave() == 1
-        await leaving.release(claim.job.id, claim.attempt)
+        await leaving.release(claim.job.id, claim.number)
         assert await leaving.leave() == 0
 
 
@@ -309,9 +338,7 @@ async def test_all_keys_of_a_partition_share_a_hash_tag(wire: Wire) -> None:
     await queue.put(a_job(queue, deadline_ms=10_000), idempotency_key="k")
     lease = await a_lease(wire)
     claim = await claim_one(lease)
-    await lease.calls(
-        [append(lease, {"-": [delta(claim.job.id, 1)]}, claim.job.id), lease.finish_call(a_finish(claim, 1))]
-    )
+    await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim), lease.finish_call(a_finish(claim, 1))])
     keys = [key.decode() for key in await wire.redis.keys("*")]
     assert keys and all(key.startswith(prefix(0)) for key in keys)
 
@@ -337,15 +364,15 @@ async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(w
     queue = Queue(wire)
     await queue.put(a_job(queue))
     lease = await a_lease(wire)
-    job = (await claim_one(lease)).job.id
-    lost = append(lease, {"-": [delta(job, 1)]}, job)
+    claim = await claim_one(lease)
+    lost = append(lease, {"-": [delta(claim, 1)]}, claim)
     assert lost[0] == "append"  # and never arrives
     with pytest.raises(Rewound):
-        await lease.calls([append(lease, {"-": [delta(job, 2)]})])
-    rows = [delta(job, 1), delta(job, 2)]
-    await lease.calls([append(lease, {"-": rows}, job, forced=True)])
-    record = await Journal(wire).record(job)
-    assert await Journal(wire).deltas(record) == rows
+        await lease.calls([append(lease, {"-": [delta(claim, 2)]})])
+    rows = [delta(claim, 1), delta(claim, 2)]
+    await lease.calls([append(lease, {"-": rows}, claim, forced=True)])
+    record = await Journal(wire).record(claim.job.id)
+    assert await deltas_of(Journal(wire), record) == rows
 
 
 async def test_sweeps_are_counted(wire: Wire) -> None:
@@ -372,7 +399,7 @@ async def test_a_suspect_that_is_handed_back_stays_one(wire: Wire) -> None:
     assert (await drained.claim(0, 1)).suspects
     (suspect,) = (await drained.claim(0, 1, alone=True)).jobs
     assert isinstance(suspect, Claim) and not (await heir.claim(0, 1)).suspects
-    await drained.release(suspect.job.id, suspect.attempt)
+    await drained.release(suspect.job.id, suspect.number)
     assert await drained.leave() == 0
     assert await heir.claim(0, 1) == Claimed([], suspects=True)
     assert len((await heir.claim(0, 1, alone=True)).jobs) == 1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
-from flow import a_job
+from flow import a_job, append, delta
 
 from streaming.journal import Journal
 from streaming.keys import GROUP, partition_key
-from streaming.lease import Claim, Finish, Held, Lease
+from streaming.lease import SILENT, Claim, Finish, Held, Lease
 from streaming.messages import State, Terminal
 from streaming.queue import Queue
 from streaming.reaper import Reaper
@@ -31,25 +32,25 @@ async def claim_one(lease: Lease) -> Claim:
     return claim
 
 
-async def finish(lease: Lease, job_id: str, attempt: int) -> None:
+async def finish(lease: Lease, job_id: str, run: int) -> None:
     end = Terminal(job_id, State.COMPLETED, 0, ("stop",))
-    await lease.calls([lease.finish_call(Finish(end, attempt, True))])
+    await lease.calls([lease.finish_call(Finish(end, run, True))])
 
 
 async def state_of(wire: Wire, job_id: str) -> State:
     return (await Journal(wire).record(job_id)).state
 
 
-async def test_a_job_is_ended_by_its_holder_in_its_attempt_only(wire: Wire) -> None:
-    """Another live worker's finish, or the holder's own of another attempt, changes nothing."""
+async def test_a_job_is_ended_by_its_holder_and_its_run_only(wire: Wire) -> None:
+    """Another live worker's finish, or the holder's own of another run, changes nothing."""
     queue, holder = Queue(wire), await a_lease(wire)
     other = await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
-    assert (await claim_one(holder)).attempt == 1
-    for lease, attempt in ((other, 1), (holder, 2)):
-        await finish(lease, job_id, attempt)
+    run = (await claim_one(holder)).number
+    for lease, number in ((other, run), (holder, run + 1)):
+        await finish(lease, job_id, number)
         assert await state_of(wire, job_id) is State.RUNNING
-    await finish(holder, job_id, 1)
+    await finish(holder, job_id, run)
     assert await state_of(wire, job_id) is State.COMPLETED
 
 
@@ -58,8 +59,8 @@ async def test_a_finish_behind_the_hand_back_leaves_the_job_in_the_queue(wire: W
     queue, leaving = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     claim = await claim_one(leaving)
-    await leaving.release(job_id, claim.attempt)
-    await finish(leaving, job_id, claim.attempt)
+    await leaving.release(job_id, claim.number)
+    await finish(leaving, job_id, claim.number)
     assert (await claim_one(await a_lease(wire))).job.id == job_id
 
 
@@ -68,14 +69,14 @@ async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: W
     queue, lease = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     first = await claim_one(lease)
-    await lease.release(job_id, first.attempt)
+    await lease.release(job_id, first.number)
     second = await claim_one(lease)
     assert (second.job.id, second.attempt) == (job_id, first.attempt + 1)
-    await lease.release(job_id, first.attempt)
-    assert await state_of(wire, job_id) is State.RUNNING and await lease.beat(0) == {job_id: Held(2, False)}
-    await finish(lease, job_id, first.attempt)  # its end neither
+    await lease.release(job_id, first.number)
+    assert await state_of(wire, job_id) is State.RUNNING and await lease.beat(0) == {job_id: Held(second.number, False)}
+    await finish(lease, job_id, first.number)  # its end neither
     assert await state_of(wire, job_id) is State.RUNNING
-    await lease.release(job_id, second.attempt)
+    await lease.release(job_id, second.number)
     assert await state_of(wire, job_id) is State.QUEUED and await lease.beat(0) == {}
 
 
@@ -87,7 +88,7 @@ async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: Wire) -> Non
     claim = await claim_one(lease)
     await queue.put(job)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is State.RUNNING
-    await finish(lease, job.id, claim.attempt)
+    await finish(lease, job.id, claim.number)
     await queue.put(job)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is State.COMPLETED
 
@@ -101,7 +102,7 @@ async def test_a_lost_worker_leaves_no_entry_behind(wire: Wire) -> None:
     assert (await Reaper(wire).sweep()).requeued == 1
     assert (await wire.redis.xlen(LANE), await wire.redis.xlen(RETRY)) == (0, 1)
     heir = await a_lease(wire)
-    await finish(heir, job_id, (await claim_one(heir)).attempt)
+    await finish(heir, job_id, (await claim_one(heir)).number)
     assert await wire.redis.xlen(RETRY) == 0 and await heir.leave() == 0
     for lane in (LANE, RETRY):
         (group,) = await wire.redis.xinfo_groups(lane)
@@ -160,6 +161,84 @@ async def test_the_time_the_store_was_away_ends_no_lease(wire: Wire) -> None:
     assert (swept.spared, swept.lapsed_workers, swept.requeued) == (0, 1, 1)
 
 
+async def test_a_spared_lease_that_was_renewed_at_once_may_be_spared_again(wire: Wire) -> None:
+    """A heartbeat in the very millisecond of the sweep that spared it is a renewal like any other."""
+    living, reaper, lease_ms = await a_lease(wire), Reaper(wire), wire.settings.lease_ms
+    leases, swept = partition_key(0, "leases"), partition_key(0, "swept")
+    now = await wire.now_ms()
+    await wire.redis.set(swept, now - 10 * lease_ms)
+    await wire.redis.zadd(leases, {living.id: now - lease_ms})
+    assert (await reaper.sweep()).spared == 1
+    spared = await wire.redis.zscore(leases, living.id)
+    renewed = math.ceil(spared)  # what `beat` writes in that millisecond; then more than a lease passes
+    await wire.redis.set(swept, int(now) - 10 * lease_ms)
+    await wire.redis.zadd(leases, {living.id: renewed - 2 * lease_ms})
+    await wire.redis.hset(partition_key(0, "worker", living.id), "spared", spared - 2 * lease_ms)
+    found = await reaper.sweep()
+    assert (found.spared, found.lapsed_workers) == (1, 0)
+
+
+async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: Wire) -> None:
+    """At most a day while a job it was lost with goes on elsewhere; from the end of the last one, or if there is none,
+    a minute. A drained worker's too."""
+    queue, lost, reaper = Queue(wire), await a_lease(wire), Reaper(wire)
+    for _ in range(2):
+        await queue.put(a_job(queue))
+    claims = [await claim_one(lost) for _ in range(2)]
+    await lost.calls([append(lost, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
+    await finish(lost, claims[0].job.id, claims[0].number)
+    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+    await reaper.sweep()
+    log = partition_key(0, "log", lost.id)
+    assert await wire.redis.ttl(log) > 3600
+    drained = await a_lease(wire)
+    claim = await claim_one(drained)
+    await drained.calls([append(drained, {SILENT: [delta(claim, 2)]}, claim)])
+    await drained.release(claim.job.id, claim.number)
+    assert await drained.leave() == 0
+    assert await wire.redis.ttl(partition_key(0, "log", drained.id)) > 3600
+    last = await a_lease(wire)
+    claim = await claim_one(last)
+    rows = (await Journal(wire).history(claim.job.id, claim.past)).rows
+    assert [row.seq for row in rows] == [1, 2]
+    await last.calls([append(last, {SILENT: [delta(claim, 3)]}, claim)])
+    await finish(last, claim.job.id, claim.number)
+    for worker in (lost, drained):
+        assert 0 < await wire.redis.ttl(partition_key(0, "log", worker.id)) <= 60
+        assert not await wire.redis.exists(partition_key(0, "heirs", worker.id))
+    assert await wire.redis.ttl(partition_key(0, "log", last.id)) == -1, "it still works"
+    assert await last.leave() == 0
+    assert 0 < await wire.redis.ttl(partition_key(0, "log", last.id)) <= 60
+
+
+async def test_a_list_of_jobs_is_as_long_as_its_time(wire: Wire) -> None:
+    """It is trimmed as jobs are put, and goes when nothing more is put; nobody need look at it."""
+    queue, jobs = Queue(wire), partition_key(0, "jobs", "t")
+    now, keep_s = await wire.now_ms(), 2 * wire.settings.retention_s
+    await wire.redis.zadd(jobs, {f"old {number}": now - 1000 * keep_s - 1 for number in range(100)})
+    put = 0
+    while await wire.redis.zcard(jobs) != put:
+        assert put < 1000, "it was never trimmed"
+        await queue.put(a_job(queue))
+        put += 1
+    assert 0 < await wire.redis.ttl(jobs) <= keep_s
+
+
+async def test_a_clock_that_is_set_back_keeps_no_dead_worker(wire: Wire) -> None:
+    """A lease that ends ten minutes from now was made by a clock that was ahead: it ends within one lease."""
+    dead, queue, reaper = await a_lease(wire), Queue(wire), Reaper(wire)
+    job_id = (await queue.put(a_job(queue, job_id=queue.new_id("t")))).id
+    await claim_one(dead)
+    leases = partition_key(0, "leases")
+    await wire.redis.zadd(leases, {dead.id: await wire.now_ms() + 600_000})
+    await reaper.sweep()
+    ends_in = float(await wire.redis.zscore(leases, dead.id) or 0) - await wire.now_ms()
+    assert ends_in <= wire.settings.lease_ms
+    await wire.redis.zadd(leases, {dead.id: 1})
+    assert (await reaper.sweep()).requeued == 1
+    assert await state_of(wire, job_id) is State.QUEUED
+
+
 async def test_a_job_whose_time_is_over_is_not_claimed(wire: Wire) -> None:
     """The claim itself looks: no reaper has come by."""
     queue, lease = Queue(wire), await a_lease(wire)
@@ -169,3 +248,36 @@ async def test_a_job_whose_time_is_over_is_not_claimed(wire: Wire) -> None:
     await wire.redis.hset(partition_key(0, "job", late.id), "deadline", "1")
     assert (await claim_one(lease)).job.id == fine.id
     assert await state_of(wire, late.id) is State.EXPIRED
+
+
+async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: Wire) -> None:
+    """A job whose claim fails half-way takes no number away: no two jobs of a worker ever share one."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    bad = a_job(queue)
+    await queue.put(bad)
+    for _ in range(4):
+        await queue.put(a_job(queue))
+    await wire.redis.hset(partition_key(0, "job", bad.id), "attempt", 1)  # and nothing of when that was
+    numbers = []
+    for _ in range(2):
+        numbers += [job.number for job in (await lease.claim(0, 2)).jobs]
+    assert len(numbers) == 4 == len(set(numbers)), numbers
+    assert max(numbers) == 4, "and they stay small, for they stand in every row"
+    assert (await lease.claim(0, 64)).jobs == []
+    await queue.put(a_job(queue))
+    (claim,) = (await lease.claim(0, 64)).jobs
+    assert claim.number == 5
+
+
+@pytest.mark.parametrize("fault", ["gone", "no hash"])
+async def test_a_worker_leaves_though_the_store_has_lost_its_job(wire: Wire, fault: str) -> None:
+    """What it hands back is nobody's: it holds nothing more."""
+    queue, leaving = Queue(wire), await a_lease(wire)
+    job_id = (await queue.put(a_job(queue))).id
+    claim = await claim_one(leaving)
+    await wire.redis.delete(partition_key(0, "job", job_id))
+    if fault == "no hash":
+        await wire.redis.set(partition_key(0, "job", job_id), b"x")
+    assert await leaving.leave() == 1
+    await leaving.release(job_id, claim.number)
+    assert await leaving.leave() == 0

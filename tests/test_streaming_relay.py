@@ -11,10 +11,10 @@ import pytest
 from flow import append, delta, until
 
 from streaming.errors import UnknownJob
-from streaming.inbox import MOST_ROWS, Inbox
+from streaming.inbox import MOST_ROWS, NO_RUN, Inbox
 from streaming.journal import Journal, Record
 from streaming.lease import Claim, Finish, Lease
-from streaming.messages import Chat, Delta, Job, Priority, State, Terminal, Turn
+from streaming.messages import Chat, Delta, Job, Opening, Priority, Run, Section, State, Terminal, Turn, author
 from streaming.queue import Queue
 from streaming.relay import Relay
 from streaming.wire import Wire
@@ -52,15 +52,20 @@ class Running:
 
     async def write(self, count: int, address: str) -> None:
         for _ in range(count):
-            row = delta(self.claim.job.id, len(self.rows) + 1)
+            row = delta(self.claim, len(self.rows) + 1)
             self.rows.append(row)
-            named = () if address in self._told else (self.claim.job.id,)
+            opened = () if address in self._told else (self.claim,)
             self._told.add(address)
-            await self.lease.calls([append(self.lease, {address: [row]}, *named)])
+            await self.lease.calls([append(self.lease, {address: [row]}, *opened)])
+
+    @property
+    def run(self) -> Run:
+        return Run(self.lease.id, self.claim.number)
 
     async def finish(self) -> None:
-        end = Terminal(self.claim.job.id, State.COMPLETED, len(self.rows), ("stop",), rows=tuple(self.rows))
-        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.attempt, False))])
+        rows, sections = tuple(self.rows), (Section(1, self.run),)
+        end = Terminal(self.claim.job.id, State.COMPLETED, len(rows), ("stop",), sections=sections, rows=rows)
+        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.number, False))])
 
 
 async def read_all(inbox: Inbox) -> list[int]:
@@ -79,16 +84,16 @@ def test_an_inbox_puts_what_comes_in_order_and_takes_each_once() -> None:
     inbox, order = Inbox("j"), [*range(1, 51), *range(1, 51)]
     random.Random(7).shuffle(order)
     for seq in order:
-        inbox.push(delta("j", seq))
-    inbox.end(Terminal("j", State.COMPLETED, 50))
+        inbox.push(delta(0, seq))
+    inbox.end(Terminal("j", State.COMPLETED, 50, sections=(Section(1, NO_RUN),)))
     assert inbox.terminal is not None and [row.seq for row in inbox._rows] == list(range(1, 51))
 
 
 def test_an_inbox_waits_for_what_is_missing_before_it_ends() -> None:
     """A terminal that knows more deltas than arrived is not shown yet."""
     inbox = Inbox("j")
-    inbox.push(delta("j", 1))
-    inbox.end(Terminal("j", State.COMPLETED, 2))
+    inbox.push(delta(0, 1))
+    inbox.end(Terminal("j", State.COMPLETED, 2, sections=(Section(1, NO_RUN),)))
     assert inbox.terminal is None and inbox.stale
 
 
@@ -96,7 +101,7 @@ def test_a_slow_reader_is_bounded_in_memory() -> None:
     """What it cannot take now is left in the log."""
     inbox = Inbox("j")
     for seq in range(1, 3 * MOST_ROWS):
-        inbox.push(delta("j", seq))
+        inbox.push(delta(0, seq))
     assert inbox.seq == MOST_ROWS and inbox.stale and not inbox._early
 
 
@@ -128,10 +133,10 @@ async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: Wir
     inbox = relay.open(job_id)
     read = relay._journal.records
 
-    async def early(job_ids: Sequence[str]) -> list[Record | None]:
-        found = await read(job_ids)
+    async def early(job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
+        found = await read(job_ids, bodies=bodies)
         inbox.accepted = True
-        inbox.push(delta(job_id, 1))
+        inbox.push(delta(0, 1))
         return found
 
     relay._journal.records = early  # type: ignore[method-assign]
@@ -161,12 +166,12 @@ async def test_a_fault_nobody_expected_costs_no_reader(
     """The relay's own task breaks while it looks for what was lost: that is told, and it is begun again."""
     records, broken = Journal.records, 0
 
-    async def breaks_twice(journal: Journal, job_ids: Sequence[str]) -> list[Record | None]:
+    async def breaks_twice(journal: Journal, job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
         nonlocal broken
         if broken < 2:
             broken += 1
             raise RuntimeError("nobody thought of this")
-        return await records(journal, job_ids)
+        return await records(journal, job_ids, bodies=bodies)
 
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -184,7 +189,7 @@ async def test_a_late_follower_gets_everything_and_then_the_rest(wire: Wire, rel
     job_id = Queue(wire).new_id("t")
     running = await Running.begin(wire, relay, job_id, reply_to="")
     await running.write(3, "-")
-    inbox = relay.open(job_id, after=1)
+    inbox = relay.open(job_id, after=1, runs=[running.run])
     await relay.follow(inbox)
     await running.write(3, relay.address)
     await running.finish()
@@ -206,17 +211,118 @@ async def test_a_cancel_in_the_queue_reaches_the_reader(wire: Wire, relay: Relay
     assert inbox.terminal is not None and inbox.terminal.state is State.CANCELLED
 
 
-def test_other_deltas_in_the_place_of_given_ones_stop_the_stream() -> None:
-    """The store lost what was shown and another worker said it anew: told, never spliced; repetitions are harmless."""
+FIRST, SECOND, THIRD = Run("a", 1), Run("b", 1), Run("a", 2)
+
+
+def reader(*openings: tuple[Run, Opening], given: int = 0) -> Inbox:
+    """An inbox that was given the first deltas of the first run."""
     inbox = Inbox("j")
-    for seq in (1, 2, 3):
-        inbox.push(delta("j", seq), ("first", seq))
-    inbox.push(delta("j", 4), ("second", 1))
-    for seq, worker in ((2, "first"), (4, "second")):
-        inbox.push(delta("j", seq), (worker, 1))
-    assert not inbox.rewound
-    inbox.push(delta("j", 3), ("second", 1))
-    assert inbox.rewound
+    inbox.openings |= {FIRST: Opening("j")} | dict(openings)
+    for seq in range(1, given + 1):
+        inbox.push(delta(0, seq), FIRST)
+    return inbox
+
+
+def test_a_run_that_goes_on_where_the_last_one_ended_is_put_behind_it() -> None:
+    """Whether by another worker or by the same one once more; repetitions of either are harmless."""
+    inbox = reader((SECOND, Opening("j", 4, FIRST)), (THIRD, Opening("j", 6, SECOND)), given=3)
+    for seq, run in ((4, SECOND), (2, FIRST), (5, SECOND), (4, SECOND), (6, THIRD)):
+        inbox.push(delta(0, seq), run)
+    assert inbox.seq == 6 and not inbox.rewound and not inbox.stale
+    assert [inbox.author(seq) for seq in (3, 4, 5, 6)] == [FIRST, SECOND, SECOND, THIRD]
+
+
+@pytest.mark.parametrize(
+    ("opening", "seq"),
+    [
+        (Opening("j"), 4),  # began anew, and its first deltas were lost on the way
+        (Opening("j", 3, FIRST), 4),  # goes on from an earlier delta of the same run
+        (Opening("j", 4, Run("c", 1)), 4),  # goes on from what another has written
+        (Opening("j"), 2),
+    ],
+)
+@pytest.mark.parametrize("run", [SECOND, THIRD])
+def test_a_run_that_contradicts_what_was_given_is_never_spliced_to_it(run: Run, opening: Opening, seq: int) -> None:
+    """Which of two is right the record tells: the reader's runs are void, or the others are ignored."""
+    for valid, rewound in (([run], True), ([FIRST, run], True), ([FIRST], False)):
+        inbox = reader((run, opening), given=3)
+        inbox.push(delta(0, seq), run)
+        assert inbox.seq == 3 and inbox.stale and not inbox.rewound
+        inbox.push(delta(0, 4), FIRST)
+        assert inbox.seq == 3, "nothing more before it is settled"
+        inbox.settle(inbox.standing(), valid)
+        assert inbox.rewound is rewound
+        inbox.push(delta(0, 5), run)
+        inbox.push(delta(0, 4), FIRST)
+        assert inbox.seq == (3 if rewound else 4)
+
+
+def test_what_comes_while_the_record_is_read_is_not_judged_by_it() -> None:
+    """A record that was read before another worker began does not know its run."""
+    inbox = reader((SECOND, Opening("j", 4, FIRST)), (THIRD, Opening("j")), given=3)
+    inbox.push(delta(0, 1), THIRD)
+    held = inbox.standing()
+    inbox.settle(held, [FIRST])
+    inbox.push(delta(0, 4), SECOND)
+    inbox.settle(held, [FIRST])
+    assert inbox.seq == 4 and not inbox.rewound
+
+
+@pytest.mark.parametrize(
+    ("sections", "seq", "agrees"),
+    [
+        ((Section(1, FIRST),), 5, True),
+        ((Section(1, FIRST), Section(4, SECOND)), 5, True),
+        ((Section(1, FIRST), Section(4, SECOND), Section(4, THIRD)), 3, True),
+        ((Section(1, FIRST), Section(3, SECOND)), 5, False),  # the last delta given was lost
+        ((Section(1, SECOND),), 5, False),
+        ((Section(1, FIRST),), 2, False),  # shorter than what was given
+        ((), 5, False),
+    ],
+)
+@pytest.mark.parametrize("with_rows", [True, False])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_an_end_that_does_not_begin_with_what_was_given_is_no_end_of_it(
+    sections: tuple[Section, ...], seq: int, agrees: bool, with_rows: bool, resumed: bool
+) -> None:
+    """The terminal says who wrote which delta: also a reader who came back with a cursor is told."""
+    inbox = Inbox("j", 3, runs=[FIRST]) if resumed else reader(given=3)
+    rows = tuple(delta(0, number) for number in range(1, seq + 1)) if with_rows else ()
+    inbox.end(Terminal("j", State.COMPLETED, seq, ("stop",), sections=sections, rows=rows))
+    assert inbox.rewound is not agrees
+    assert (inbox.terminal is not None) is (agrees and (with_rows or seq == 3))
+    if inbox.terminal is not None:
+        assert [row.seq for row in inbox._rows][-(seq - 3) or 99 :] == list(range(4, seq + 1))
+        assert all(inbox.author(number) == author(sections, number) for number in range(4, seq + 1))
+
+
+def test_a_result_with_a_hole_ends_its_reader_with_an_error() -> None:
+    """It neither waits for ever nor is shown a shorter text."""
+    inbox = reader(given=1)
+    rows = (delta(0, 1), delta(0, 3))
+    inbox.end(Terminal("j", State.COMPLETED, 3, ("stop",), sections=(Section(1, FIRST),), rows=rows))
+    assert inbox.terminal is not None and inbox.terminal.failure is not None
+    assert (inbox.terminal.state, inbox.terminal.failure.code) == (State.FAILED, "result_incomplete")
+
+
+async def test_the_end_hands_over_every_delta_at_once(wire: Wire, relay: Relay) -> None:
+    """A long answer in one piece: one reading of its record, however many deltas it has."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id, whole=True)
+    running = await Running.begin(wire, relay, job_id)
+    running.rows = [delta(running.claim, seq) for seq in range(1, 40 * MOST_ROWS)]
+    read, times = relay._journal.records, 0
+
+    async def counted(job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
+        nonlocal times
+        times += 1
+        return await read(job_ids, bodies=bodies)
+
+    relay._journal.records = counted  # type: ignore[method-assign]
+    await running.finish()
+    rows, terminal = await inbox.take(20)
+    assert terminal is not None and len(rows) == 40 * MOST_ROWS - 1
+    assert times <= 2, "once to fetch them, and perhaps once in a tick before"
 
 
 async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(wire: Wire, relay: Relay) -> None:
@@ -245,7 +351,7 @@ async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: Wire, rel
     """A congested connection: what comes meanwhile waits for `take` or the next `pour`."""
     inbox = Inbox("j")
     for seq in (1, 2):
-        inbox.push(delta("j", seq))
+        inbox.push(delta(0, seq))
     seen: list[int] = []
 
     def full(rows: list[Delta], _: Terminal | None) -> bool:
@@ -253,7 +359,7 @@ async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: Wire, rel
         return False
 
     await asyncio.wait_for(inbox.pour(full), 20)
-    inbox.push(delta("j", 3))
+    inbox.push(delta(0, 3))
     inbox.tell()
     assert seen == [1, 2]
     rows, _ = await inbox.take(1)
@@ -314,7 +420,7 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
     await running.write(1, relay.address)
     await until(lambda: len(seen) == 13)
     assert flowed[-1] == 13, "it flows again"
-    pair = [delta(job_id, 14), delta(job_id, 15)]
+    pair = [delta(running.claim, 14), delta(running.claim, 15)]
     running.rows += pair
     await running.lease.calls([append(running.lease, {relay.address: pair})])
     await running.finish()
@@ -365,13 +471,32 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: Wire, relay: Rel
     assert await read_all(late) == [1, 2, 3], "its name is in the log"
 
 
+def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:
+    """A frame that cannot be read leaves a gap until the job ends: its reader does not read the log without end."""
+    inbox = reader(given=1)
+    now, looks = 100.0, 0
+    while now < 130.0:
+        inbox.push(delta(0, 3), FIRST)
+        if inbox.is_due(now, 2.0):
+            looks += 1
+            inbox.look(now, 60.0)
+        now += 0.01
+    assert 30 <= looks <= 36
+    inbox.push(delta(0, 2), FIRST)
+    inbox.push(delta(0, 5), FIRST)
+    assert inbox.seq == 3 and inbox.is_due(now + 1.0, 2.0)
+    inbox.look(now + 1.0, 60.0)
+    inbox.push(delta(0, 5), FIRST)
+    assert inbox.is_due(now + 1.1, 2.0), "something new came: soon again"
+
+
 def test_a_stream_whose_deltas_come_is_not_looked_up() -> None:
     """Silence is what makes a reader doubt; a gap does so at once."""
     inbox = Inbox("j")
-    inbox.push(delta("j", 1))
+    inbox.push(delta(0, 1))
     assert not inbox.is_due(100.0, 2.0)
     assert inbox.is_due(103.0, 2.0)
-    inbox.push(delta("j", 2))
+    inbox.push(delta(0, 2))
     assert not inbox.is_due(103.0, 2.0)
-    inbox.push(delta("j", 4))
+    inbox.push(delta(0, 4))
     assert inbox.is_due(103.1, 2.0)

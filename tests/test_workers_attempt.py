@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from streaming.history import History
 from streaming.lease import Claim
-from streaming.messages import Chat, Delta, Generated, Job, Logprob, Priority, Sampling, Turn, decode_terminal, encode
+from streaming.messages import (
+    Chat,
+    Delta,
+    Generated,
+    Job,
+    Logprob,
+    Opening,
+    Priority,
+    Run,
+    Sampling,
+    Section,
+    Text,
+    Turn,
+    Usage,
+    decode_terminal,
+    encode,
+    encode_delta,
+)
 from workers.attempt import Attempt
 from workers.engine import Piece
 
 STREAM = 7
+EARLIER = Run("v", 3)
 LOGPROB = Logprob("a", -0.5, (("b", -1.5),))
 
 texts = st.text(max_size=6)
@@ -23,30 +45,31 @@ pieces = st.builds(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Delta]:
-    """What earlier attempts logged, under other numbers; one of them may be lost."""
-    rows = [
+    """What earlier attempts logged, under other numbers."""
+    return [
         Delta(draw(st.integers(0, 2**40)), seq, 0, draw(texts), draw(ids), draw(st.integers(0, 3)))
         for seq in range(1, draw(st.integers(1, 20)))
     ]
-    if len(rows) > 1 and draw(st.booleans()):
-        del rows[draw(st.integers(0, len(rows) - 2))]
-    return rows
 
 
-def attempt_with(history: list[Delta]) -> Attempt:
+CHAT, PLAIN = Chat((Turn("user", "hello"),)), Sampling()
+
+
+def attempt_with(history: list[Delta], prompt: Chat | Text = CHAT, sampling: Sampling = PLAIN) -> Attempt:
     job = Job(
         id="0-job",
         model="m",
         tenant="t",
         priority=Priority.STANDARD,
-        prompt=Chat((Turn("user", "hello"),)),
-        sampling=Sampling(),
+        prompt=prompt,
+        sampling=sampling,
         stream=True,
     )
     claim = Claim(
         job=job,
         partition=0,
         attempt=2,
+        number=STREAM,
         created_ms=1,
         claimed_ms=2,
         deadline_ms=None,
@@ -54,7 +77,7 @@ def attempt_with(history: list[Delta]) -> Attempt:
         past=(),
         first_frame=1,
     )
-    attempt = Attempt(claim, STREAM, history)
+    attempt = Attempt(claim, History(history, (Section(1, EARLIER),) if history else ()))
     attempt.requests()
     return attempt
 
@@ -73,8 +96,12 @@ def test_the_record_holds_what_was_logged_before_and_what_was_given_out(
     end = decode_terminal(encode(attempt.terminal("w", Generated())))
     assert list(end.rows) == expected
     assert (end.seq, end.usage.completion) == (last + len(given_out), sum(row.n for row in expected))
-    assert attempt.logged() == [encode(row) for row in expected]
-    assert [row for row in taken if row is not None] == [encode(row) for row in expected[len(history) :]]
+    copied = [replace(row, stream=-STREAM) for row in history] + expected[len(history) :]
+    assert attempt.logged() == [encode_delta(row) for row in copied]
+    assert attempt.opening == Opening("0-job", len(history) + 1, EARLIER if history else None)
+    sections = (Section(1, EARLIER),) if history else ()
+    assert end.sections == (*sections, Section(len(history) + 1, Run("w", STREAM)))
+    assert [row for row in taken if row is not None] == [encode_delta(row) for row in expected[len(history) :]]
 
 
 def test_a_record_of_many_deltas_is_read_like_any_other() -> None:
@@ -85,3 +112,90 @@ def test_a_record_of_many_deltas_is_read_like_any_other() -> None:
     end = decode_terminal(encode(attempt.terminal("w", Generated())))
     assert [row.seq for row in end.rows] == list(range(1, 70_001))
     assert end.rows[-1] == Delta(STREAM, 70_000, 0, "x", (1,), 1)
+
+
+def test_what_an_ordinary_token_weighs() -> None:
+    """No byte more for what only the first delta of a choice says; both forms are read as the same message."""
+    attempt = attempt_with([])
+    first = attempt.take(0, Piece("j/0", " river", (4242,), 1, prompt_tokens=9, cached_tokens=4), 1.0)
+    plain = attempt.take(0, Piece("j/0", " river", (4242,), 1), 1.0)
+    assert first is not None and plain is not None and len(plain) == 18 and len(first) == len(plain) + 3
+    decoder = msgspec.msgpack.Decoder(Delta)
+    assert decoder.decode(first) == Delta(STREAM, 1, 0, " river", (4242,), 1, prompt=(9, 4))
+    assert decoder.decode(plain) == Delta(STREAM, 2, 0, " river", (4242,), 1)
+    assert encode_delta(decoder.decode(first)) == first and encode_delta(decoder.decode(plain)) == plain
+
+
+TWO = Text(("one", "another"))
+
+
+def run(attempt: Attempt, *given: tuple[int, Piece]) -> None:
+    for index, piece in given:
+        attempt.take(index, piece, 1.0)
+
+
+def log_of(attempt: Attempt) -> list[Delta]:
+    """What the next attempt finds, through a log that was written anew."""
+    return [msgspec.msgpack.decode(row, type=Delta) for row in attempt.logged()]
+
+
+def usage(attempt: Attempt) -> Usage:
+    return decode_terminal(encode(attempt.terminal("w", Generated()))).usage
+
+
+def began(size: int, cached: int = 0, **more: Any) -> Piece:
+    return Piece("x", "a", (1,), 1, prompt_tokens=size, cached_tokens=cached, **more)
+
+
+TOKEN, LAST = Piece("x", "a", (1,), 1), Piece("x", "a", (1,), 1, "stop", 77, 7)
+
+
+def test_a_prompt_is_counted_once_whatever_ran_it() -> None:
+    """The first choice ended, the second was under way: the next attempt, and the one after it, count both as the
+    first engine did, also what it had cached."""
+    first = attempt_with([], TWO)
+    run(first, (0, began(5, 2)), (1, began(11, 8)), (0, Piece("x", "a", (1,), 1, "stop", 5, 2)), (1, TOKEN))
+    second = attempt_with(log_of(first), TWO)
+    assert list(second.requests()) == [1]
+    run(second, (1, began(12, 12)))
+    third = attempt_with(log_of(second), TWO)
+    run(third, (1, began(13)), (1, LAST))
+    assert third.over and usage(third) == Usage(16, 7, 10)
+
+
+def test_copies_of_one_prompt_are_one_prompt() -> None:
+    """n = 2 of two prompts: one copy of the first ended before the loss."""
+    sampling = Sampling(n=2)
+    first = attempt_with([], TWO, sampling)
+    run(first, (0, began(5)), (0, Piece("x", finish="stop", prompt_tokens=5)))
+    second = attempt_with(log_of(first), TWO, sampling)
+    assert list(second.requests()) == [1, 2, 3]
+    for index, size in ((1, 5), (2, 9), (3, 9)):
+        run(second, (index, began(size)), (index, Piece("x", finish="stop", prompt_tokens=size)))
+    assert usage(second) == Usage(14, 4, 0)
+
+
+def test_a_choice_that_had_all_its_tokens_is_counted() -> None:
+    """Its worker was lost between its last token and the word that it was the last: nothing is left to run."""
+    sampling = Sampling(max_tokens=2)
+    first = attempt_with([], CHAT, sampling)
+    run(first, (0, began(6, 1)), (0, TOKEN))
+    second = attempt_with(log_of(first), CHAT, sampling)
+    assert second.over and usage(second) == Usage(6, 2, 1)
+
+
+def test_a_cancelled_job_counts_the_prompts_it_had() -> None:
+    """What ended before the loss, and what the engine says of what it was told to stop."""
+    first = attempt_with([], TWO)
+    run(first, (0, began(5)), (0, Piece("x", finish="stop", prompt_tokens=5)))
+    second = attempt_with(log_of(first), TWO)
+    run(second, (1, Piece("x", finish="cancelled", prompt_tokens=11)))
+    assert usage(second) == Usage(16, 1, 0)
+
+
+def test_a_size_told_with_nothing_to_show_is_in_the_next_delta() -> None:
+    """A stop string may hold the first token back."""
+    first = attempt_with([])
+    run(first, (0, Piece("x", prompt_tokens=6)), (0, TOKEN))
+    assert log_of(first)[0].prompt == (6, 0)
+    assert usage(attempt_with(log_of(first))).prompt == 6

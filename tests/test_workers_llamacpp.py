@@ -121,7 +121,8 @@ async def test_a_chat_is_streamed_until_max_tokens(desk: Desk) -> None:
     assert whole.text
     assert len(desk.pieces(request_id)) > 3
     assert whole.prompt_tokens > 10
-    assert [piece.prompt_tokens for piece in desk.pieces(request_id)[:-1]] == [0] * (len(desk.pieces(request_id)) - 1)
+    assert [piece.prompt_tokens for piece in desk.pieces(request_id)[1:-1]] == [0] * (len(desk.pieces(request_id)) - 2)
+    assert desk.pieces(request_id)[0].prompt_tokens == whole.prompt_tokens
 
 
 async def test_a_prompt_seen_before_is_cached(desk: Desk) -> None:
@@ -186,6 +187,16 @@ async def test_a_schema_without_effect_is_refused(desk: Desk, schema: dict[str, 
     for _ in range(2):
         failure = failed(await desk.ask(STORY, max_tokens=5, json_schema=schema))
         assert (failure.status, failure.param) == (400, "response_format")
+
+
+async def test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refused(desk: Desk) -> None:
+    """llama.cpp drops one with too many ways to go on, and would end an answer of another form without a word."""
+    properties = {f"field_{number}": {"type": "string"} for number in range(600)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    failure = failed(await desk.ask(STORY, max_tokens=5, json_schema=schema))
+    assert (failure.status, failure.param) == (400, "response_format")
+    fewer = schema | {"properties": dict(list(properties.items())[:100])}
+    assert (await desk.ask(STORY, max_tokens=5, json_schema=fewer, **GREEDY)).failure is None
 
 
 @pytest.mark.parametrize("count", [0, 3])
@@ -297,6 +308,13 @@ async def test_a_continuation_goes_on_where_the_first_attempt_stopped(desk: Desk
     assert "".join(text for text, _, _ in past) + rest.text == whole.text
     assert rest.n == 16 - sum(n for _, _, n in past)
     assert (rest.finish, rest.prompt_tokens) == ("length", whole.prompt_tokens)
+
+
+async def test_a_past_without_token_ids_is_continued_as_one_prompt(desk: Desk) -> None:
+    """Two texts would be two prompts to llama.cpp, whose tokens it would mix."""
+    rest = await desk.ask("Count: ", [("one, two, three,", (), 6)], max_tokens=10, **GREEDY)
+    whole = await desk.ask("Count: one, two, three,", max_tokens=4, **GREEDY)
+    assert (rest.text, rest.n, rest.finish) == (whole.text, whole.n, whole.finish)
 
 
 async def test_a_continuation_finds_a_stop_string_across_the_cut(desk: Desk) -> None:

@@ -163,3 +163,18 @@ async def test_it_says_when_it_first_ran_a_request(start: Start) -> None:
     first, second = ended["first"][-1].times, ended["second"][-1].times
     assert first is not None and second is not None and second.scheduled - first.scheduled >= 0.036
     assert all(piece.times is None for pieces in ended.values() for piece in pieces[:-1])
+
+
+async def test_with_authors_each_token_is_signed_by_the_run_that_gave_it(start: Start) -> None:
+    """Four capital letters, the same in one run and others in the next one; the words do not change."""
+    bench = await start(authors=True)
+    signs = []
+    for name in ("a", "b"):
+        bench.engine.submit(Request(name, "p", Sampling(max_tokens=3)))
+        pieces = (await bench.until_ended(name))[name]
+        texts = [piece.text for piece in pieces if piece.n]
+        assert [each[:-4] for each in texts] == [token_text("p", number) for number in range(3)]
+        (sign,) = {each[-4:] for each in texts}
+        assert sign.isupper()
+        signs.append(sign)
+    assert signs[0] != signs[1]  # by chance alike once in half a million runs

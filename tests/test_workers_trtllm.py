@@ -25,7 +25,7 @@ import pytest
 from streaming.config import build
 from streaming.messages import Failure, Sampling, Turn
 from streaming.settings import ModelSettings
-from workers import trtllm_args, trtllm_sampling, trtllm_stats
+from workers import trtllm, trtllm_args, trtllm_sampling, trtllm_stats
 from workers.engine import EngineDead, Piece, Refused, Request
 from workers.settings import TrtllmSettings
 from workers.trtllm import TrtllmEngine
@@ -494,6 +494,54 @@ async def test_a_load_that_fails_is_the_end_of_the_engine(rig: Any, monkeypatch:
         await rig()
 
 
+async def test_the_event_loop_goes_on_while_it_loads(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import and the construction of LLM take minutes; heartbeats and presence must go on meanwhile."""
+    turns, loading = [0], threading.Event()
+
+    async def turn() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    def slowly(step: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*args: Any, **given: Any) -> Any:
+            before, deadline = turns[0], time.monotonic() + DEADLINE_S
+            loading.set()
+            while turns[0] < before + 100:
+                assert time.monotonic() < deadline, "the event loop stands still"
+                time.sleep(0.001)
+            return step(*args, **given)
+
+        return wait
+
+    monkeypatch.setattr(trtllm, "load_library", slowly(trtllm.load_library))
+    monkeypatch.setattr(DoubleLLM, "__init__", slowly(DoubleLLM.__init__))
+    turning = asyncio.create_task(turn())
+    assert (await rig()).card.name == "toy" and loading.is_set()
+    turning.cancel()
+
+
+async def test_a_load_that_is_called_off_leaves_no_engine_behind(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told to stop while it loads: the load cannot be stopped, so what it made is shut down."""
+    begun, go_on, made = threading.Event(), threading.Event(), DoubleLLM.__init__
+
+    def slowly(self: DoubleLLM, **given: Any) -> None:
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        made(self, **given)
+        self.hang.set()
+
+    monkeypatch.setattr(DoubleLLM, "__init__", slowly)
+    starting = asyncio.ensure_future(rig())
+    await until(begun.is_set)
+    starting.cancel()
+    await settle()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert DoubleLLM.instances[-1].shutdowns == 1
+
+
 async def test_a_broken_or_silent_checkpoint_is_refused(rig: Any, tmp_path: Path) -> None:
     """Without a context length nothing can be promised; a file that is not JSON is named as such."""
     with pytest.raises(EngineDead, match=r"set trtllm\.max_seq_len"):
@@ -570,7 +618,8 @@ async def test_a_chat_streams_to_its_end(rig: Any) -> None:
     assert sum(piece.n for piece in pieces) == 13
     assert [piece.finish for piece in pieces if piece.last] == ["stop"]
     assert (pieces[-1].prompt_tokens, pieces[-1].cached_tokens) == (len(b"user:Hi\n"), 3)
-    assert all(piece.prompt_tokens == 0 for piece in pieces[:-1])
+    assert (pieces[0].prompt_tokens, pieces[0].cached_tokens) == (len(b"user:Hi\n"), 3)
+    assert all(piece.prompt_tokens == 0 for piece in pieces[1:-1])
     await settle()
     assert started.engine.stats().running == 0
 

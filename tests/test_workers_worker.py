@@ -4,35 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import struct
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
-from flow import append, delta
+from flow import append, delta, deltas_of
+from house import free_port, redis_process
+from msgspec.structs import replace
 
 from streaming.deadletters import DeadLetters
 from streaming.errors import Fenced
+from streaming.history import History, LoggedRun
 from streaming.journal import Journal, Record
-from streaming.keys import partition_key
+from streaming.keys import channel, new_job_id, partition_key
 from streaming.leader import Leadership
-from streaming.lease import Held, Lease
-from streaming.messages import Chat, Delta, Frame, Job, Priority, Sampling, State, Text, Turn, decode_reply
+from streaming.lease import Claim, Held, Lease
+from streaming.messages import (
+    Chat,
+    Control,
+    Failure,
+    Follow,
+    Frame,
+    Job,
+    ModelCard,
+    Opening,
+    Priority,
+    Sampling,
+    State,
+    Text,
+    Turn,
+    decode_reply,
+    encode,
+)
 from streaming.plans import Plans
 from streaming.queue import Queue
 from streaming.reaper import Reaper
+from streaming.settings import WireSettings
 from streaming.wire import Wire
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
+from workers.attempt import Attempt
 from workers.claimer import reserved_slots, room, room_for_batch
-from workers.engine import Stats
+from workers.engine import Piece, Request, Stats, Step
 from workers.record import Recorder
 from workers.settings import SimSettings, WorkerSettings
 from workers.sim import SimEngine, prompt_text, token_text
 from workers.worker import Worker
 
 FAST = SimSettings(step_ms=1, prefill_ms=1, slots=8)
+LONG = SimSettings(step_ms=5, prefill_ms=1, slots=8, context=8192)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +84,13 @@ async def start(wire: Wire, recorder: Recorder) -> AsyncIterator[Start]:
     """Starts workers; ends them all after the test."""
     started: list[Running] = []
 
-    async def begin(sim: SimSettings = FAST, settings: WorkerSettings | None = None) -> Running:
-        engine, pieces = SimEngine("m", sim), []
+    async def begin(
+        sim: SimSettings = FAST, settings: WorkerSettings | None = None, engine: type[SimEngine] = SimEngine
+    ) -> Running:
+        return await begin_with(engine("m", sim), settings)
+
+    async def begin_with(engine: SimEngine, settings: WorkerSettings | None) -> Running:
+        pieces: list[Piece] = []
         running: list[Running] = []
         card = await engine.start(
             lambda step: running[0].worker.on_step(step) if running else pieces.extend(step), lambda _: None
@@ -214,7 +247,7 @@ async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: Wire, start: 
     journal = Journal(wire)
 
     async def has_tokens() -> bool:
-        return len(await journal.deltas(await journal.record(job.id))) >= 20
+        return len(await deltas_of(journal, await journal.record(job.id))) >= 20
 
     await until(has_tokens)
     lost.task.cancel()  # neither writes nor beats any more
@@ -255,7 +288,7 @@ async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: Wire, start: S
     job = a_job(queue, model="other")
     await queue.put(job)
     # The claim as it would be made, its answer thrown away.
-    await wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000)
+    await wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000, "", "", 100)
 
     async def back() -> bool:
         record = await Journal(wire).record(job.id)
@@ -279,7 +312,7 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
     running = await start()
     worker, beats = running.worker, 0
     journal = worker._claimer._journal
-    read, beat = journal.deltas, worker.lease.beat
+    read, beat = journal.history, worker.lease.beat
     several = asyncio.Event()
 
     async def counted(partition: int) -> dict[str, Held]:
@@ -290,12 +323,12 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
             several.set()
         return held
 
-    async def slow(record: Record, after: int = 0) -> list[Delta]:
+    async def slow(job_id: str, runs: Sequence[LoggedRun]) -> History:
         await several.wait()
-        return await read(record, after)
+        return await read(job_id, runs)
 
     worker.lease.beat = counted  # type: ignore[method-assign]
-    journal.deltas = slow  # type: ignore[method-assign]
+    journal.history = slow  # type: ignore[method-assign]
     record = await ended(wire, job.id)
     assert record.state is State.COMPLETED and record.attempt == 2 and len(record.runs) == 2
     assert text_of(record) == expected("slow", 30)
@@ -334,7 +367,7 @@ async def test_a_store_that_lost_frames_gets_them_again(wire: Wire, start: Start
     await queue.put(job)
 
     async def has_tokens() -> bool:
-        return len(await journal.deltas(await journal.record(job.id))) >= 30
+        return len(await deltas_of(journal, await journal.record(job.id))) >= 30
 
     await until(has_tokens)
     # As after a power loss: the last frames are gone, and the worker's frame number with them.
@@ -379,10 +412,11 @@ async def test_the_next_worker_numbers_on_where_the_log_ends(wire: Wire, start: 
     job = a_job(queue, "on", 20)
     await queue.put(job)
     await lost.register()
-    await lost.claim(0, 1)
+    (claim,) = (await lost.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
     prompt = prompt_text((Turn("user", "on"),))
-    rows = [delta(job.id, index + 1, token_text(prompt, index)) for index in range(5)]
-    await lost.calls([append(lost, {"-": rows}, job.id)])
+    rows = [delta(claim, index + 1, token_text(prompt, index)) for index in range(5)]
+    await lost.calls([append(lost, {"-": rows}, claim)])
     await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
     assert (await Reaper(wire).sweep()).requeued == 1
     heir = await start()
@@ -391,8 +425,96 @@ async def test_the_next_worker_numbers_on_where_the_log_ends(wire: Wire, start: 
     assert [row.seq for frame in frames for row in frame.rows] == list(range(6, 21))
 
 
-async def test_a_job_is_named_once_to_each_who_listens(wire: Wire, start: Start) -> None:
-    """Its id goes out with the first tokens an address gets, then its number stands for it."""
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_long_job_does_not_keep_the_whole_log(wire: Wire, start: Start, stream: bool) -> None:
+    """Its tokens are logged anew now and then and what lies before is trimmed, beside neighbours that come and go; a
+    reader from the beginning, and the next worker, find all of them."""
+    queue, journal, settings = Queue(wire), Journal(wire), WorkerSettings(checkpoint_frames=150)
+    first = await start(SimSettings(step_ms=1, prefill_ms=1), settings)
+    earlier = a_job(queue, "before", 40)
+    await queue.put(earlier)
+    await ended(wire, earlier.id)
+    long = a_job(queue, "long", 3000, stream=stream)
+    await queue.put(long)
+    log, most = partition_key(0, "log", first.worker.lease.id), 0
+
+    async def far() -> bool:
+        nonlocal most
+        most = max(most, await wire.redis.xlen(log))
+        return len((await journal.history(long.id, (await journal.record(long.id)).runs)).rows) >= 1800
+
+    await until(far, 60)
+    written = first.worker.lease.next_frame(0)
+    assert most < 0.7 * written, f"{most} of {written} frames were kept"
+    record = await journal.record(long.id)
+    history = await journal.history(long.id, record.runs)
+    assert history.whole and record.runs[0].frame > 150
+    first.task.cancel()
+    await asyncio.gather(first.task, return_exceptions=True)
+    await wire.redis.zadd(partition_key(0, "leases"), {first.worker.lease.id: 1})
+    assert (await Reaper(wire).sweep()).requeued == 1
+    await start(SimSettings(step_ms=1, prefill_ms=1), settings)
+    done = await ended(wire, long.id)
+    assert text_of(done) == expected("long", 3000) and done.attempt == 2 and done.epoch == record.epoch
+
+
+async def test_a_job_whose_log_has_a_hole_begins_anew(wire: Wire, start: Start) -> None:
+    """Half of what the lost worker logged is gone: neither a splice nor a shorter text, and a new epoch says so."""
+    queue, journal, lost = Queue(wire), Journal(wire), Lease(wire, "m")
+    job = a_job(queue, "hole", 20)
+    await queue.put(job)
+    await lost.register()
+    (claim,) = (await lost.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    for first in (1, 4):
+        rows = [delta(claim, seq, "lost") for seq in range(first, first + 3)]
+        await lost.calls([append(lost, {"-": rows}, claim)])
+    await wire.redis.xdel(partition_key(0, "log", lost.id), "1-0")
+    before = (await journal.record(job.id)).epoch
+    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+    assert (await Reaper(wire).sweep()).requeued == 1
+    heir = await start()
+    record = await ended(wire, job.id)
+    assert text_of(record) == expected("hole", 20) and record.terminal is not None
+    assert [row.seq for row in record.terminal.rows] == list(range(1, 21))
+    assert [logged.run.worker for logged in record.runs] == [heir.worker.lease.id]
+    assert record.epoch == before + 1 and record.attempt == 2
+
+
+@pytest.mark.parametrize("shape", [{"sampling": Sampling(max_tokens=60)}, {"sampling": Sampling(max_tokens=60, n=2)}])
+async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
+    wire: Wire, start: Start, shape: dict[str, object]
+) -> None:
+    """The store forgot its claim, as after a failover: two runs of one job on one engine never mix."""
+    queue, journal = Queue(wire), Journal(wire)
+    running = await start(SimSettings(step_ms=20, prefill_ms=1))
+    job = a_job(queue, "twice", 60, **shape)
+    await queue.put(job)
+
+    async def has_tokens() -> bool:
+        return len(await deltas_of(journal, await journal.record(job.id))) >= 10
+
+    await until(has_tokens)
+    lane = partition_key(0, "lane", "m", job.priority)
+    old = (await journal.record(job.id)).entry
+    await wire.redis.xack(lane, "workers", old)
+    await wire.redis.xdel(lane, old)
+    entry = await wire.redis.xadd(lane, {"job": job.id})
+    key = partition_key(0, "job", job.id)
+    await wire.redis.hdel(key, "worker", "attempt", "run", "runs", "claimed")
+    await wire.redis.hset(key, mapping={"state": "queued", "entry": entry})
+    await wire.redis.srem(partition_key(0, "claims", running.worker.lease.id), job.id)
+    record = await ended(wire, job.id)
+    assert record.terminal is not None and record.attempt == 1
+    for index in range(job.choices):
+        assert text_of(record, index) == expected("twice", 60)
+    assert [row.seq for row in record.terminal.rows] == list(range(1, 60 * job.choices + 1))
+    assert record.terminal.usage.completion == 60 * job.choices
+    assert len(record.terminal.sections) == 1 and running.worker.running == 0 and not running.worker.texts
+
+
+async def test_a_run_is_opened_once_to_each_who_listens(wire: Wire, start: Start) -> None:
+    """The job's id goes out with the first tokens an address gets, then the run's number stands for it."""
     queue = Queue(wire)
     job = a_job(queue, "named", 300, stream=True, reply_to="first")
     await queue.put(job)
@@ -413,12 +535,12 @@ async def test_a_job_is_named_once_to_each_who_listens(wire: Wire, start: Start)
     steps = await logged()
     for address in ("first", "second"):
         frames = [step[address] for step in steps if address in step]
-        (number,) = frames[0].names
-        assert frames[0].names == {number: job.id} and {row.stream for row in frames[0].rows} == {number}
-        again = [frame for frame in frames[1:] if frame.names]
+        (number,) = frames[0].openings
+        assert frames[0].openings == {number: Opening(job.id)} and {row.stream for row in frames[0].rows} == {number}
+        again = [frame for frame in frames[1:] if frame.openings]
         assert len(again) == (address == "first"), "the first listener hears it once more when another comes"
         assert {row.stream for frame in frames for row in frame.rows} == {number}
-    assert len(await journal.deltas(await journal.record(job.id))) == 300
+    assert len(await deltas_of(journal, await journal.record(job.id))) == 300
 
 
 async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: Wire, start: Start) -> None:
@@ -430,7 +552,7 @@ async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: Wire, s
     lease, gate = leaving.worker.lease, asyncio.Event()
 
     async def has_tokens() -> bool:
-        return len(await journal.deltas(await journal.record(job.id))) >= 200
+        return len(await deltas_of(journal, await journal.record(job.id))) >= 200
 
     await until(has_tokens)
     write = lease.calls
@@ -450,7 +572,7 @@ async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: Wire, s
     gate.set()
     await asyncio.wait_for(leaving.task, 20)
     record = await journal.record(job.id)
-    seqs = [row.seq for row in await journal.deltas(record)]
+    seqs = [row.seq for row in await deltas_of(journal, record)]
     assert record.state is State.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200
 
 
@@ -574,3 +696,344 @@ async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: Wire
 
 async def _runs(running: Running, jobs: int) -> bool:
     return running.worker.running == jobs
+
+
+async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: Wire, start: Start) -> None:
+    """It is put back unclaimed, without a dead letter and without spinning, and what this worker can read behind it
+    runs."""
+    queue = Queue(wire)
+    newer = [a_job(queue, max_queue_ms=3_600_000) for _ in range(3)]
+    for job in newer:
+        await queue.put(job)
+        fields = msgspec.msgpack.decode(encode(job))
+        body = msgspec.msgpack.encode(fields | {"v": 2, "prompt": {"kind": "new"}})
+        await wire.redis.hset(partition_key(0, "job", job.id), "body", body)
+    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=2))
+    fine = [a_job(queue) for _ in range(5)]
+    for job in fine:
+        await queue.put(job)
+    for job in fine:
+        assert (await ended(wire, job.id)).state is State.COMPLETED
+    before = (await wire.redis.info("commandstats"))["cmdstat_xreadgroup"]["calls"]
+    await asyncio.sleep(2)
+    assert (await wire.redis.info("commandstats"))["cmdstat_xreadgroup"]["calls"] - before < 40
+    for job in newer:
+        async with asyncio.timeout(20):  # it may be in a claim just now
+            while (record := await Journal(wire).record(job.id)).state is not State.QUEUED:
+                await asyncio.sleep(0.01)
+        assert (record.attempt, record.runs, record.started_ms) == (0, (), 0) and record.fault
+        assert await wire.redis.zscore(partition_key(0, "timers"), job.id) is not None
+    assert await DeadLetters(wire).recent(10) == [] and running.worker.running == 0
+    await queue.cancel(newer[0].id)
+    running.stop.set()
+    await asyncio.wait_for(running.task, 20)  # nothing of them is held
+
+
+async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: Wire, start: Start) -> None:
+    """Its body can be read, the log of its first attempt cannot: it is not begun anew, and not failed."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue, max_tokens=5)
+    await queue.put(job)
+    await lost.register()
+    await lost.claim(0, 1)
+    frame = msgspec.msgpack.encode(["f2", lost.id, 1, {}])
+    await wire.redis.xadd(partition_key(0, "log", lost.id), {"-": frame}, id="1-0")
+    await lost.release(job.id, 1)
+    await start()
+    fine = a_job(queue)
+    await queue.put(fine)
+    assert (await ended(wire, fine.id)).state is State.COMPLETED
+    async with asyncio.timeout(20):
+        while (record := await Journal(wire).record(job.id)).state is not State.QUEUED:
+            await asyncio.sleep(0.01)
+    assert record.attempt == 1 and [logged.run.worker for logged in record.runs] == [lost.id]
+
+
+@pytest.mark.parametrize("spoiled", ["runs", "body"])
+async def test_a_record_spoiled_between_two_attempts_ends_no_worker(wire: Wire, start: Start, spoiled: str) -> None:
+    """The second claim finds a record it cannot read, or a job that has failed since; the worker goes on."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue)
+    await queue.put(job)
+    await lost.register()
+    await lost.claim(0, 1)
+    await lost.release(job.id, 1)
+    await wire.redis.hset(partition_key(0, "job", job.id), spoiled, b"\xc1x")
+    running, fine = await start(), a_job(queue)
+    await queue.put(fine)
+    assert (await ended(wire, fine.id)).state is State.COMPLETED
+    assert (await ended(wire, job.id)).state is State.FAILED and not running.task.done()
+    (letter,) = await DeadLetters(wire).recent(10)
+    assert letter.job == job.id and "unreadable" in letter.reason
+
+
+async def test_a_store_that_is_away_at_the_start_is_waited_for(tmp_path: Path, recorder: Recorder) -> None:
+    """The model is loaded: a store that comes late, or goes while the lease is taken, is no reason to load it again."""
+    port, workers = free_port(), list[Worker]()
+    wire = Wire.open(WireSettings(url=f"redis://127.0.0.1:{port}/0", lease_ms=1_000, timeout_s=0.5))
+    engine, stop = SimEngine("m", FAST), asyncio.Event()
+    card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
+    worker = Worker(wire, engine, card, WorkerSettings(), recorder)
+    workers.append(worker)
+    task = asyncio.create_task(worker.run(stop))
+    await asyncio.sleep(1)
+    assert not task.done()
+    with redis_process(tmp_path, port):
+        queue = Queue(wire)
+        job = a_job(queue)
+        await queue.put(job)
+        assert (await ended(wire, job.id)).state is State.COMPLETED
+        stop.set()
+        await asyncio.wait_for(task, 20)
+    await engine.stop()
+    await wire.close()
+
+
+async def test_a_worker_that_never_reached_the_store_ends_when_told(recorder: Recorder) -> None:
+    """Nothing is drained where nothing was begun."""
+    wire = Wire.open(WireSettings(url=f"redis://127.0.0.1:{free_port()}/0", timeout_s=0.5))
+    engine, stop = SimEngine("m", FAST), asyncio.Event()
+    worker = Worker(wire, engine, await engine.start(lambda _: None, lambda _: None), WorkerSettings(), recorder)
+    task = asyncio.create_task(worker.run(stop))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    stop.set()
+    await asyncio.wait_for(task, 20)
+    await engine.stop()
+    await wire.close()
+
+
+GGUF_HEAD = b"GGUF" + struct.pack("<IQQ", 3, 0, 2)
+
+
+def gguf_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+BAD_CONTEXT = (
+    gguf_text(b"general.architecture") + struct.pack("<I", 8) + gguf_text(b"llama")
+    + gguf_text(b"llama.context_length") + struct.pack("<I", 8) + gguf_text(b"many")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "Check the path"),
+        (b"", "Delete it and get it again"),
+        (b"not a model", "Delete it and get it again"),
+        (GGUF_HEAD + b"\xff" * 8, "Delete it and get it again"),
+        (GGUF_HEAD + BAD_CONTEXT, "Get it again"),
+        ("data folder", "choose another data directory"),
+    ],
+)
+def test_weights_that_cannot_be_had_are_told_and_the_fix(
+    tmp_path: Path, content: bytes | str | None, words: str
+) -> None:
+    """A worker process with no file, a damaged file, or nowhere to keep the default model: one line, no traceback."""
+    path = tmp_path / "model.gguf"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environ["PENSTOCK_REDIS_URL"] = f"redis://127.0.0.1:{free_port()}/0"
+    toml = 'models.m.engine = "llamacpp"\n'
+    if isinstance(content, str):
+        path.write_bytes(b"")  # a file where the folder would be
+    else:
+        toml += f'models.m.options.path = "{path}"\n'
+        if content is not None:
+            path.write_bytes(content)
+    (tmp_path / "penstock.toml").write_text(toml)
+    command = [sys.executable, "-m", "workers", "--data-dir", str(path)]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode in (2, 75) and words in ran.stderr and "Traceback" not in ran.stderr
+
+
+async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Wire, start: Start) -> None:
+    """The claim is under way, its reply addresses are read already: the follow is remembered until the job begins."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue, "late", 30, stream=True)
+    await queue.put(job)
+    await lost.register()
+    await lost.claim(0, 1)
+    await lost.release(job.id, 1)
+    running = await start()
+    journal, reading, followed = running.worker._claimer._journal, asyncio.Event(), asyncio.Event()
+    read, obey = journal.records, running.worker._obey
+
+    async def slow(job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
+        reading.set()
+        await followed.wait()
+        return await read(job_ids, bodies=bodies)
+
+    def obeyed(control: Control) -> None:
+        obey(control)
+        if isinstance(control, Follow):
+            followed.set()
+
+    journal.records = slow  # type: ignore[method-assign]
+    running.worker._obey = obeyed  # type: ignore[method-assign]
+    address = channel("api", "reader")
+    async with wire.subscribe(address) as subscription:
+        await asyncio.wait_for(reading.wait(), 20)
+        await queue.follow(job.id, address)
+        reply = decode_reply(await asyncio.wait_for(subscription.message(), 20))
+        assert isinstance(reply, Frame) and job.id in [each.job for each in reply.openings.values()]
+
+
+@pytest.mark.parametrize("draining", [False, True])
+async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
+    redis_url: str, recorder: Recorder, draining: bool
+) -> None:
+    """Fenced in one of two partitions, before or in its drain: the other's jobs finish, and none counts as lost."""
+    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, partitions=2))
+    queue, reasons, stop, workers = Queue(wire), list[str](), asyncio.Event(), list[Worker]()
+    engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1, slots=8))
+    card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
+    worker = Worker(wire, engine, card, WorkerSettings(drain_s=20), recorder, reasons.append)
+    workers.append(worker)
+    task = asyncio.create_task(worker.run(stop))
+    jobs = [a_job(queue, "x", 300, id=new_job_id(partition)) for partition in (0, 1)]
+    for job in jobs:
+        await queue.put(job)
+
+    async def both_run() -> bool:
+        return engine.stats().running == 2
+
+    await until(both_run)
+    if draining:
+        stop.set()
+    await wire.redis.zadd(partition_key(0, "leases"), {worker.lease.id: 1})
+    await Reaper(wire).sweep()  # the worker's own may come first
+    with pytest.raises(Fenced, match=r"\[0\]"):
+        await asyncio.wait_for(task, 30)
+    taken, kept = [await Journal(wire).record(job.id) for job in jobs]
+    assert (taken.state, kept.state) == (State.QUEUED, State.COMPLETED) and text_of(kept) == expected("x", 300)
+    assert await wire.redis.hget(partition_key(1, "job", jobs[1].id), "losses") is None
+    assert reasons == ["its lease in partition 0 was taken"]
+    assert await wire.redis.zscore(partition_key(1, "leases"), worker.lease.id) is None
+    await engine.stop()
+    await wire.close()
+
+
+async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: Wire, start: Start) -> None:
+    """There is nothing left to drain, however long the grace time is."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))
+    job = a_job(queue, max_tokens=4000)
+    await queue.put(job)
+
+    async def runs() -> bool:
+        return running.engine.stats().running == 1
+
+    await until(runs)
+    await wire.redis.zadd(partition_key(0, "leases"), {running.worker.lease.id: 1})
+    await Reaper(wire).sweep()
+    with pytest.raises(Fenced):
+        await asyncio.wait_for(running.task, 20)
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+class DeafEngine(SimEngine):
+    """Claims to hold its output to JSON, and does not: what llama.cpp does once it has dropped a grammar."""
+
+    def __init__(self, model: str, settings: SimSettings) -> None:
+        super().__init__(model, settings)
+        self.pasts: dict[str, int] = {}
+        """Tokens of earlier attempts, by request."""
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        card = await super().start(on_step, on_phase)
+        return replace(card, capabilities=replace(card.capabilities, json_schema=True))
+
+    def submit(self, request: Request) -> None:
+        self.pasts[request.id] = request.past_tokens
+        super().submit(request)
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_an_answer_that_is_not_the_json_asked_for_fails(
+    wire: Wire, start: Start, stop: tuple[str, ...], n: int
+) -> None:
+    """Cut by its length or not, streamed or not; jobs that ask for nothing are as before."""
+    queue = Queue(wire)
+    await start(engine=DeafEngine)
+    jobs = [
+        a_job(queue, sampling=Sampling(max_tokens=10, json_schema={}, stop=stop, n=n), stream=stream)
+        for stream in (False, True)
+    ]
+    plain = a_job(queue)
+    for job in (*jobs, plain):
+        await queue.put(job)
+    for job in jobs:
+        record = await ended(wire, job.id)
+        assert record.state is State.FAILED and record.terminal is not None
+        assert record.terminal.failure is not None and record.terminal.failure.code == "constraint_violated"
+    assert (await ended(wire, plain.id)).state is State.COMPLETED
+
+
+async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(wire: Wire, start: Start) -> None:
+    """Cancelled, out of time, or with a check that breaks: the check of one never holds a job for ever."""
+    queue, running = Queue(wire), await start(engine=DeafEngine)
+    checked = Sampling(max_tokens=10, json_schema={})
+    cancelled, late, broken = (a_job(queue, sampling=checked, **more) for more in ({}, {"deadline_ms": 1500}, {}))
+
+    async def failure(attempt: Attempt) -> Failure | None:
+        if attempt.job.id == broken.id:
+            raise LookupError("nobody thought of this")
+        await asyncio.Event().wait()
+        return None
+
+    running.worker._failure = failure  # type: ignore[method-assign]
+    for job in (cancelled, late, broken):
+        await queue.put(job)
+
+    async def is_checked() -> bool:
+        held = running.worker._attempts.get(cancelled.id)
+        return held is not None and held.is_checked
+
+    await until(is_checked)
+    await queue.cancel(cancelled.id)
+    states = [(await ended(wire, job.id)).state for job in (cancelled, late, broken)]
+    assert states == [State.CANCELLED, State.EXPIRED, State.FAILED]
+    record = await Journal(wire).record(broken.id)
+    assert record.terminal is not None and record.terminal.failure is not None
+    assert record.terminal.failure.code == "constraint_unchecked" and running.worker.running == 0
+
+
+async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: Wire, start: Start) -> None:
+    """Not only when all its tokens are computed."""
+    queue = Queue(wire)
+    await start(LONG, engine=DeafEngine)
+    job = a_job(queue, sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
+    await queue.put(job)
+    record = await ended(wire, job.id)
+    assert record.terminal is not None and record.terminal.failure is not None
+    assert (record.terminal.failure.status, record.terminal.failure.param) == (400, "response_format")
+    assert record.terminal.usage.completion < 3000
+
+
+async def test_json_that_another_worker_began_is_computed_from_its_first_token(wire: Wire, start: Start) -> None:
+    """A job without a schema goes on behind the logged tokens."""
+    queue = Queue(wire)
+    plain, schema = a_job(queue, max_tokens=400), a_job(queue, sampling=Sampling(max_tokens=400, json_schema={}))
+    first = await start(LONG, WorkerSettings(drain_s=0), engine=DeafEngine)
+    for job in (plain, schema):
+        await queue.put(job)
+    journal = Journal(wire)
+
+    async def begun() -> bool:
+        return all([len(await deltas_of(journal, await journal.record(job.id))) > 3 for job in (plain, schema)])
+
+    await until(begun)
+    first.stop.set()
+    await first.task
+    second = await start(engine=DeafEngine)
+    assert isinstance(second.engine, DeafEngine)
+    for job in (plain, schema):
+        record = await ended(wire, job.id)
+        assert text_of(record) == expected("hello", 400)
+        assert record.terminal is not None and record.terminal.usage.completion == 400
+    pasts = {job.id: past for name, past in second.engine.pasts.items() for job in (plain, schema) if job.id in name}
+    assert pasts[plain.id] > 3 and pasts[schema.id] == 0

@@ -12,7 +12,7 @@ from flow import delta
 from streaming.journal import Journal
 from streaming.keys import partition_key
 from streaming.lease import SILENT, Finish, Lease
-from streaming.messages import encode
+from streaming.messages import encode_delta
 from streaming.settings import WireSettings
 from streaming.wire import Wire
 from workers.writer import Step, Writer
@@ -31,7 +31,7 @@ class Writing:
     def step(self) -> None:
         """One more delta, sent."""
         self.seq += 1
-        self.writer.step.rows[SILENT].append(encode(delta("job", self.seq)))
+        self.writer.step.rows[SILENT].append(encode_delta(delta(1, self.seq)))
         self.writer.send()
 
     async def written(self) -> None:

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from streaming.background import keep_going
 from streaming.config import FILE, Config, ConfigError, load
-from streaming.durability import check_level
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
+from streaming.keys import new_life
 from streaming.messages import ModelCard, Process
+from streaming.monitor import StoreMonitor
 from streaming.presence import present
 from streaming.settings import ModelSettings, WireSettings, served_models
 from streaming.wire import Wire
@@ -40,6 +42,7 @@ log = logging.getLogger("workers")
 
 EXIT_LOST = 75
 """The lease or the engine was lost: start a fresh process."""
+STORE_RETRY_S = 1.0
 LINGER_S = 60.0
 """How long a cordoned worker that has finished waits to be stopped by whoever replaces it."""
 
@@ -73,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         logs.setup("worker", telemetry.log_level)
         metrics = Metrics.start(telemetry.metrics_dir, "worker")
         engine = build(model, settings, config, args.data_dir)
-    except ConfigError as error:
+    except (ConfigError, EngineDead) as error:
         lifeline.say("failed", str(error))
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -133,7 +136,7 @@ class WorkerProcess:
         self._worker: Worker | None = None
         self._tally = Tally()
         self._state = "starting"
-        self._since = time.time()
+        self._life, self._since = new_life(), time.time()
         self._cordoned = ""
         self._stop = asyncio.Event()
         self._signalled = asyncio.Event()
@@ -149,7 +152,9 @@ class WorkerProcess:
         if telemetry.metrics_port:
             self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         wire = Wire.open(self._config.section("redis", WireSettings))
+        self._store = StoreMonitor(wire)
         try:
+            await self._store.try_to_enter()  # before the model is loaded: that takes minutes
             return await self._serve(wire, Recorder(self._model, self._metrics, tracing, self._tally))
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
@@ -166,7 +171,7 @@ class WorkerProcess:
             card = await self._load()
             if card is None:
                 return 0
-            await _patiently(lambda: _check(wire), self._lifeline, self._stop)
+            await _patiently(self._store.require, self._lifeline, self._stop)
             await _patiently(lambda: fleet.publish_card(card), self._lifeline, self._stop)
             return await self._work(wire, card, recorder)
 
@@ -189,6 +194,7 @@ class WorkerProcess:
         _collect_rarely()
         self._worker = Worker(wire, self._engine, card, settings, recorder, self._on_cordon)
         run = asyncio.ensure_future(guard(asyncio.ensure_future(self._worker.run(self._stop))))
+        watching = asyncio.ensure_future(keep_going(self._store.keep_looking, STORE_RETRY_S))
         self._state = "ready"
         self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)
@@ -198,6 +204,7 @@ class WorkerProcess:
             recorder.load(stats.slots, stats.running, self._worker.reserved)
             self._metrics.fold()
             await asyncio.wait([run], timeout=1.0)
+        watching.cancel()
         if run.result():
             return self._failed(run.result())
         return await self._linger() if self._cordoned else 0
@@ -247,6 +254,7 @@ class WorkerProcess:
         return Process(
             role="worker",
             id=self._name,
+            life=self._life,
             pid=os.getpid(),
             host=socket.gethostname(),
             state=self._state,
@@ -281,12 +289,6 @@ def _loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-async def _check(wire: Wire) -> None:
-    """Whether the store can keep what is promised. Raises ConfigError, Unavailable."""
-    for warning in await check_level(wire):
-        log.warning("%s", warning)
 
 
 async def _patiently(action: Callable[[], Awaitable[None]], lifeline: Lifeline, stop: asyncio.Event) -> None:

@@ -6,26 +6,33 @@ It knows neither Redis nor which engine runs it; it decides nothing but when the
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from streaming.history import NOTHING, History
 from streaming.lease import SILENT, Claim
 from streaming.messages import (
     Chat,
     Delta,
     Failure,
     Generated,
+    Opening,
+    PlainDelta,
+    Run,
+    Section,
     State,
     Terminal,
     Text,
     Turn,
     Usage,
-    encode,
     encode_delta,
+    encode_plain,
     packed,
     unpacked,
 )
+from workers.constraint import complete_texts
 from workers.engine import Piece, Request
 from workers.stamps import AttemptStamps
 
@@ -34,24 +41,29 @@ CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 
 class Attempt:
-    """`stream` is the number that stands for the job in this worker's frames, `history` are the deltas that earlier
-    attempts logged."""
+    """`history` is what earlier runs logged; this one goes on behind it."""
 
-    def __init__(self, claim: Claim, stream: int, history: Sequence[Delta]) -> None:
+    def __init__(self, claim: Claim, history: History = NOTHING) -> None:
         self.claim = claim
-        self.stream = stream
+        self.number = claim.number
+        """Of its run: stands for the job in this worker's frames."""
         self.job = claim.job
         self.partition = claim.partition
-        self._history = history
-        self._record = bytearray(b"".join([encode(replace(row, stream=stream)) for row in history]))
+        self._history, self._sections = history.rows, history.sections
+        self.opening = Opening(claim.job.id, len(history.rows) + 1, history.last_run)
+        self._record = bytearray(b"".join([encode_delta(replace(row, stream=claim.number)) for row in history.rows]))
         """All deltas of the job as they are logged, one behind the other. Kept as objects, each in a place of its own,
         they would leave nothing of what a token needs in the processor's cache."""
-        self._completion = sum([row.n for row in history])
+        self._completion = sum([row.n for row in history.rows])
         """Tokens generated."""
-        self.seq = history[-1].seq if history else 0
+        self.seq = len(history.rows)
         """The last delta's number."""
-        self._lost = self.seq - len(history)
-        """Deltas of earlier attempts that no log holds any more: none, unless a store lost them."""
+        self.first_frame = claim.first_frame
+        """The first frame of the log that is still needed for it."""
+        self.check: asyncio.Task[None] | None = None
+        """The check of its answer against the schema it asked for."""
+        self.checkpointing = False
+        """Its deltas are being logged anew."""
         self.stamps = AttemptStamps()
         self._begun = False
         self.deadline: asyncio.TimerHandle | None = None
@@ -59,22 +71,21 @@ class Attempt:
         self.addresses: Sequence[str] = (claim.reply if claim.job.stream else ()) or (SILENT,)
         """Where its deltas go."""
         self.unnamed = True
-        """Some of them have not been told yet what its number is."""
+        """Some of them have not been told yet which run its number stands for."""
         self._choices = choices = self.job.choices
         self._finishes = [""] * choices
-        for row in history:
+        self._prompts: dict[int, tuple[int, int]] = {}
+        """By choice: tokens of its prompt and the cached ones of them, as the first engine that ran it counted."""
+        self._uncarried: dict[int, tuple[int, int]] = {}
+        """Those that no delta carries yet: a choice that is not run again is counted by what the log says."""
+        for row in history.rows:
             if row.finish:
                 self._finishes[row.index] = row.finish
-        self._prompt_tokens = [0] * choices
-        self._cached_tokens = [0] * choices
+            if row.prompt is not None:
+                self._prompts.setdefault(row.index, row.prompt)
         self._stopped: tuple[State, Failure] | None = None
         self._open: set[int] = set()
         """Choices the engine still owes a last piece."""
-
-    @property
-    def _count(self) -> int:
-        """Of deltas in the record."""
-        return self.seq - self._lost
 
     @property
     def over(self) -> bool:
@@ -82,8 +93,18 @@ class Attempt:
         return not self._open
 
     @property
+    def is_checked(self) -> bool:
+        """Whether its answer is being checked just now."""
+        return self.check is not None and not self.check.done()
+
+    @property
     def stopped(self) -> bool:
         return self._stopped is not None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether its texts must be JSON, as far as they are complete."""
+        return self.job.sampling.json_schema is not None and not self.stopped
 
     def follow(self, address: str) -> None:
         """One more reader."""
@@ -91,11 +112,18 @@ class Attempt:
             self.addresses = (*(known for known in self.addresses if known != SILENT), address)
             self.unnamed = True
 
+    def unfollow(self, address: str) -> None:
+        """One reader less."""
+        self.addresses = tuple(known for known in self.addresses if known != address) or (SILENT,)
+
     def requests(self) -> dict[int, Request]:
         """What is still to be generated: by its index, a request for each choice that has not finished."""
         requests = {}
+        pasts: defaultdict[int, list[tuple[str, Sequence[int], int]]] = defaultdict(list)
+        for row in self._history:
+            pasts[row.index].append((row.text, row.ids, row.n))
         for index in range(self._choices):
-            past = [(row.text, row.ids, row.n) for row in self._history if row.index == index]
+            past = pasts[index]
             if not self._finishes[index] and self._spent(past):
                 self._finishes[index] = "length"
             if not self._finishes[index]:
@@ -117,7 +145,7 @@ class Attempt:
         return Request(self._request_id(index), prompt, sampling, past)
 
     def _request_id(self, index: int) -> str:
-        return f"{self.job.id}/{index}"
+        return f"{self.job.id}/{self.number}/{index}"
 
     def _prompt(self, number: int) -> Sequence[Turn] | str | Sequence[int]:
         prompt = self.job.prompt
@@ -133,6 +161,8 @@ class Attempt:
         """One piece of one choice, which came `now` (monotonic), as a numbered delta, encoded, or None if it shows
         nothing. What comes after a stop is not shown. Done once a token."""
         finish = piece.finish
+        if piece.prompt_tokens:
+            self._count_prompt(index, piece)
         if finish or piece.failure is not None:
             self._close(index, piece, now)
         if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids):
@@ -142,17 +172,32 @@ class Attempt:
             self.stamps.begin(now)
         self.seq += 1
         n = piece.n
-        delta = encode_delta(Delta(self.stream, self.seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
+        if self._uncarried and index in self._uncarried:
+            delta = self._counted(index, piece)
+        else:
+            delta = encode_plain(
+                PlainDelta(self.number, self.seq, index, piece.text, piece.ids, n, finish, piece.logprobs)
+            )
         self._completion += n
         self._record += delta
         return delta
+
+    def _count_prompt(self, index: int, piece: Piece) -> None:
+        """Take note of a prompt's size; the first that is known of it stands, whatever a later attempt counts."""
+        if index not in self._prompts:
+            self._prompts[index] = self._uncarried[index] = piece.prompt_tokens, piece.cached_tokens
+
+    def _counted(self, index: int, piece: Piece) -> bytes:
+        """A delta that says how large its choice's prompt is."""
+        prompt, stream, seq = self._uncarried.pop(index), self.number, self.seq
+        return encode_delta(
+            Delta(stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt)
+        )
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
         """Take note of a choice's last piece."""
         self._open.discard(index)
         self.stamps.finish(piece.times, now)
-        self._prompt_tokens[index] = piece.prompt_tokens
-        self._cached_tokens[index] = piece.cached_tokens
         if piece.failure is not None:
             self.stop(State.FAILED, piece.failure)
         elif piece.finish == "cancelled":
@@ -161,8 +206,31 @@ class Attempt:
             self._finishes[index] = piece.finish
 
     def logged(self) -> list[bytes]:
-        """All deltas of the job, each encoded, as they were given out."""
-        return [encode(delta) for delta in unpacked(self._count, self._record)]
+        """All deltas of the job, each encoded: this run's as they were given out, earlier ones as copies."""
+        first = self.opening.first
+        deltas = unpacked(self.seq, self._record)
+        return [encode_delta(row if row.seq >= first else replace(row, stream=-self.number)) for row in deltas]
+
+    def own(self) -> list[bytes]:
+        """The deltas of this run, each encoded."""
+        return [encode_delta(row) for row in unpacked(self.seq, self._record) if row.seq >= self.opening.first]
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether its deltas were logged anew since its claim."""
+        return self.first_frame != self.claim.first_frame
+
+    @property
+    def copies(self) -> Opening | None:
+        """What stands for the copies of earlier runs' deltas, if there are any."""
+        return Opening(self.job.id, copied=self._sections) if self._history else None
+
+    def complete_texts(self) -> list[str] | Failure:
+        """Of a constrained job that is over: its texts that must follow the schema, or why it fails."""
+        texts = [""] * self._choices
+        for delta in unpacked(self.seq, self._record):
+            texts[delta.index] += delta.text
+        return complete_texts(texts, self._finishes, stops=any(self.job.sampling.stop))
 
     def stop(self, state: State, failure: Failure) -> None:
         """Nothing more is shown; the first reason stands. The engine still owes its last pieces."""
@@ -184,13 +252,17 @@ class Attempt:
             failure,
             worker,
             generated.first // 1000,
-            packed(self._count, self._record),
+            (*self._sections, Section(self.opening.first, Run(worker, self.number))),
+            packed(self.seq, self._record),
             generated,
         )
 
     def _usage(self) -> Usage:
         """Each prompt is counted once, whatever `n`; tokens of earlier attempts count like the others."""
-        return Usage(self._once(self._prompt_tokens), self._completion, self._once(self._cached_tokens))
+        prompts = [self._prompts.get(index, (0, 0)) for index in range(self._choices)]
+        return Usage(
+            self._once([size for size, _ in prompts]), self._completion, self._once([each for _, each in prompts])
+        )
 
     def _once(self, tokens: Sequence[int]) -> int:
         """Of every prompt those of the choice that counts most."""

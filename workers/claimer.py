@@ -11,17 +11,23 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from streaming.errors import Unavailable
+from streaming.errors import Fenced, NewerMessage, Unavailable
+from streaming.history import NOTHING, History
 from streaming.journal import Journal
 from streaming.lease import Broken, Claim, Lease
-from streaming.messages import Delta
+from streaming.messages import Capabilities
 from workers.engine import Stats
+from workers.resume import restart_reason
 from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 KV_BATCH = 4
 """Jobs claimed at once when the engine is limited by its KV cache, whose room is known only after a submit."""
+
+MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
+"""How long a worker claims nothing after a claim brought jobs that only a newer version can read: at first, and when
+claims bring nothing else. So these jobs wait for a newer worker without being claimed over and over."""
 
 
 class Hands(Protocol):
@@ -41,6 +47,11 @@ class Hands(Protocol):
         ...
 
     @property
+    def capabilities(self) -> Capabilities:
+        """The engine's."""
+        ...
+
+    @property
     def texts(self) -> int:
         """What the engine runs, or queues, of all lanes."""
         ...
@@ -49,12 +60,16 @@ class Hands(Protocol):
         """The engine's."""
         ...
 
-    def begin(self, claim: Claim, history: Sequence[Delta]) -> None:
+    def begin(self, claim: Claim, history: History) -> None:
         """A job, with what earlier attempts at it generated."""
         ...
 
     def refuse(self, broken: Broken) -> None:
         """One that cannot be read."""
+        ...
+
+    def lose(self, partition: int) -> None:
+        """The lease of a partition was taken."""
         ...
 
 
@@ -88,18 +103,24 @@ class Claimer:
         """Partitions where a claim is under way, or what it gave is being begun."""
         self._cancelled: set[str] = set()
         """Jobs whose cancel was heard before their claim's answer was."""
+        self._followers: dict[str, list[str]] = {}
+        """By job, addresses of readers who came before their claim's answer did."""
         self._suspects: set[int] = set()
         """Partitions whose suspects this worker is to run, each alone."""
         self._unanswered: set[int] = set()
         """Partitions whose last claim has no answer that we know."""
         self._held_until = -math.inf
         """Until then new jobs are left to workers of another shape."""
+        self._newer_until, self._pause_s = dict[int, float](), MIN_PAUSE_S
+        """By partition: until then its jobs of a newer version are left to newer workers."""
+        self._fenced: set[int] = set()
+        """Partitions where the worker's lease was taken."""
         self._ending = False
 
     async def run(self, partitions: Sequence[int]) -> None:
         """Ask the partitions in turn, each time beginning with another: no lane starves for its number.
 
-        Raises Fenced."""
+        One whose lease was taken is asked no more."""
         turn = deque(partitions)
         try:
             while not self._ending:
@@ -136,13 +157,22 @@ class Claimer:
         if self._under_way:
             self._cancelled.add(job_id)
 
+    def note_follow(self, job_id: str, address: str) -> None:
+        """The same for a reader who has come."""
+        if self._under_way:
+            self._followers.setdefault(job_id, []).append(address)
+
+    def followers(self, job_id: str) -> Sequence[str]:
+        """The addresses of readers who came before the job did."""
+        return self._followers.get(job_id, ())
+
     def was_cancelled(self, job_id: str) -> bool:
         """Whether its cancel came before it."""
         return job_id in self._cancelled
 
     async def _ask(self, partition: int) -> bool:
         """Claim from one partition; True if there may be more. One that is slow to answer holds up no other: what its
-        claim brings is begun when it comes. Raises Fenced."""
+        claim brings is begun when it comes."""
         claim = self._claims.get(partition)
         if claim is None:
             want = self._wanted(partition)
@@ -165,11 +195,11 @@ class Claimer:
             claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest)
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
-            for claim in claimed.jobs:
-                if isinstance(claim, Broken):
-                    hands.refuse(claim)
-                else:
-                    hands.begin(claim, await self._history(claim) if claim.past else ())
+            await self._take(partition, claimed.jobs)
+        except Fenced:
+            hands.lose(partition)
+            self._fenced.add(partition)
+            return False
         except Unavailable as error:
             log.warning("no work can be claimed from partition %d, trying again: %s", partition, error)
             self._unanswered.add(partition)
@@ -178,23 +208,73 @@ class Claimer:
             self._under_way.discard(partition)
             if not self._under_way:
                 self._cancelled.clear()
+                self._followers.clear()
         if claimed is None:
             await asyncio.sleep(self._settings.poll_ms / 1000)
             return False
         return len(claimed.jobs) == want or (claimed.suspects and not alone)
 
-    async def _history(self, claim: Claim) -> list[Delta]:
-        """What earlier attempts generated."""
-        return await self._journal.deltas(await self._journal.record(claim.job.id))
+    async def _take(self, partition: int, jobs: Sequence[Claim | Broken]) -> None:
+        """Begin what can be read, fail what cannot, put back what only a newer version can. Raises Unavailable."""
+        newer: list[Broken] = []
+        behind: list[Claim] = []
+        for job in jobs:
+            if isinstance(job, Broken):
+                (newer.append if job.newer else self._hands.refuse)(job)
+            elif job.past:
+                behind.append(job)
+            else:
+                self._hands.begin(job, NOTHING)
+        if behind:
+            newer += await self._go_on(behind)
+        if newer:
+            log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)
+            await self._lease.decline(newer)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S) if newer and len(newer) == len(jobs) else MIN_PAUSE_S
+        if newer:
+            self._newer_until[partition] = time.monotonic() + self._pause_s
+
+    async def _go_on(self, claims: Sequence[Claim]) -> list[Broken]:
+        """Begin jobs that others have begun before, each log read once for all of them. Returns those whose logs are
+        of a newer version. Raises Unavailable."""
+        newer: list[Broken] = []
+        records = await self._journal.records([claim.job.id for claim in claims], bodies=False)
+        histories = await asyncio.gather(
+            *(self._journal.history(claim.job.id, claim.past) for claim in claims), return_exceptions=True
+        )
+        for claim, record, history in zip(claims, records, histories, strict=True):
+            if record is None or record.state.final:
+                log.warning("a claimed job has ended, or the store has lost it", extra={"job": claim.job.id})
+            elif isinstance(history, NewerMessage):
+                newer.append(Broken(claim.job.id, claim.number, str(history), newer=True))
+            elif isinstance(history, BaseException):
+                raise history
+            else:
+                self._hands.begin(claim, await self._continuable(claim, history))
+                await asyncio.sleep(0)  # each takes a while where much was said: what runs already gets its step
+        return newer
+
+    async def _continuable(self, claim: Claim, history: History) -> History:
+        """What earlier runs generated, if this one can go on from there; else the job begins anew."""
+        reason = "" if history.whole else "the store has lost a part of what was logged"
+        reason = reason or restart_reason(claim.job, self._hands.capabilities, history.rows)
+        if not reason:
+            return history
+        log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
+        await self._lease.restart(claim.job.id, claim.number)
+        return NOTHING
 
     def _wanted(self, partition: int) -> int:
         """What fits now. When jobs that killed their workers wait in a partition, what runs is finished first, then
         they run singly."""
-        if self._is_held(partition):
+        if partition in self._fenced or self._is_held(partition) or self._leaves_newer(partition):
             return 0
         if self._suspects and (self._hands.running or self._claims or partition not in self._suspects):
             return 0
         return room(self._hands.stats(), self._hands.texts, self._settings.prefetch)
+
+    def _leaves_newer(self, partition: int) -> bool:
+        return time.monotonic() < self._newer_until.get(partition, -math.inf)
 
     def _is_held(self, partition: int) -> bool:
         """Whether new jobs there are another shape's. Not while this worker is, or may be without knowing it, the one

@@ -24,7 +24,8 @@ class Request(msgspec.Struct, frozen=True):
     """`n` and prompt lists are already expanded: one request is one text."""
     past: Sequence[tuple[str, Sequence[int], int]] = ()
     """What earlier attempts generated: (text, known token ids, token count) each, oldest first. The engine goes on
-    after it and never emits it again; `sampling.max_tokens` still counts from the beginning."""
+    after it and never emits it again; `sampling.max_tokens` still counts from the beginning. With a JSON schema only
+    an engine whose capabilities say `json_resume` is given one."""
 
     @property
     def past_tokens(self) -> int:
@@ -58,7 +59,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     finish: str = ""
     """"stop" | "length" | "cancelled"."""
     prompt_tokens: int = 0
-    """Given with the last piece (and 0 before)."""
+    """Given with the first piece that has tokens and with the last one, 0 between: so it is in the log when the worker
+    is lost."""
     cached_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
     failure: Failure | None = None

@@ -11,7 +11,7 @@ from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings
 
 
 def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -> Engine:
-    """An engine that is not started yet. Raises ConfigError, workers.weights errors."""
+    """An engine that is not started yet. Raises ConfigError, EngineDead."""
     match settings.engine:
         case "sim":
             from workers.sim import SimEngine  # noqa: PLC0415

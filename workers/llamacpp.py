@@ -14,6 +14,7 @@ import os
 import queue
 import secrets
 import shutil
+import struct
 import tempfile
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming.messages import Capabilities, ModelCard
 from workers import gguf
+from workers.constraint import begins_json
 from workers.engine import EngineDead, Health, Piece, Request, Stats, Step
 from workers.llamacpp_request import Generation, engine_error, invalid
 from workers.settings import LlamacppSettings
@@ -42,6 +44,14 @@ STOP_S = 5.0
 
 CACHE_MIB = 64
 """Prompts of finished requests kept in memory (llama.cpp would keep 8 GiB)."""
+
+TRIAL_TOKENS = 3
+"""Generated to see whether a schema constrains them."""
+
+UNUSABLE_SCHEMA = (
+    "llama.cpp cannot hold its output to this JSON schema: simplify it (fewer optional properties in one object, "
+    "no references to other documents, no look-around in patterns)"
+)
 
 KNOWN_SCHEMAS = 256
 """Schemas remembered as usable or not."""
@@ -170,9 +180,13 @@ class LlamacppEngine:
         try:
             file = gguf.read(self._path)
             self._prompts = Prompts(file)
+            self._context = min(self._settings.context, file.context_length or self._settings.context)
         except gguf.GgufError as error:
             raise EngineDead(str(error)) from error
-        self._context = min(self._settings.context, file.context_length or self._settings.context)
+        except (TypeError, ValueError, struct.error) as error:  # metadata of other types than the format says
+            raise EngineDead(
+                f"cannot use the model file {self._path}: it is damaged ({error}). Get it again."
+            ) from error
 
     def _load(self) -> None:
         # Read once, when the library is loaded: its threads must not spin at barriers, others need the cores.
@@ -182,7 +196,10 @@ class LlamacppEngine:
             import xllamacpp  # noqa: PLC0415 - after the environment is set
         except ImportError as error:
             raise _not_installed(error) from error
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
+        except OSError as error:
+            raise EngineDead(f"no folder can be made in {tempfile.gettempdir()}: {error}. Make room there.") from error
         try:
             self._server = xllamacpp.Server(self._parameters(xllamacpp.CommonParams(), self._folder))
         except Exception as error:  # the library raises what its C++ side happens to throw
@@ -247,7 +264,7 @@ class LlamacppEngine:
     def _generate(self, generation: Generation) -> None:
         """Blocks until the request has ended. Raises what the library or our own callback raised."""
         if generation.schema is not None and not self._constrains(generation.schema):
-            generation.fail(invalid("llama.cpp cannot follow this JSON schema: simplify it", "response_format"))
+            generation.fail(invalid(UNUSABLE_SCHEMA, "response_format"))
             return
         errors: list[Exception] = []
 
@@ -271,8 +288,10 @@ class LlamacppEngine:
     def _constrains(self, schema: dict[str, Any]) -> bool:
         """Whether this schema has an effect.
 
-        A schema it cannot use llama.cpp ignores without a word. So it is tried once: one token, with a strong bias to
-        a word no JSON begins with, which only a working constraint can withstand.
+        A schema that it cannot use llama.cpp ignores without a word, and a grammar that has too many ways to go on (an
+        object of 600 optional properties, after its brace) it drops in the middle. So each schema is tried once: a few
+        tokens, with a strong bias to a word that no JSON begins with and that follows no brace, which only a working
+        constraint can withstand. A grammar that is dropped later than that is found when the text is checked.
         """
         key = json.dumps(schema, sort_keys=True)
         if key not in self._schemas:
@@ -280,11 +299,11 @@ class LlamacppEngine:
                 "prompt": [0],
                 "json_schema": schema,
                 "logit_bias": [["The", 100]],
-                "n_predict": 1,
+                "n_predict": TRIAL_TOKENS,
                 "temperature": 0,
             }
             answer = self._server.handle_completions(trial)
-            works = "error" not in answer and not answer["choices"][0]["text"].lstrip().startswith("T")
+            works = "error" not in answer and begins_json(answer["choices"][0]["text"])
             with self._lock:
                 if len(self._schemas) >= KNOWN_SCHEMAS:
                     self._schemas.clear()

@@ -62,7 +62,7 @@ class Generation:
         """The call. Stop strings stay here: what llama.cpp holds back for one is lost when a length limit ends it."""
         sampling, remaining = self._request.sampling, self.remaining
         body: dict[str, Any] = {
-            "prompt": [*self._prompt, *_past(self._request)],
+            "prompt": _one_prompt([*self._prompt, *_past(self._request)]),
             "n_predict": -1 if remaining is None else remaining,
             "temperature": settings.temperature if sampling.temperature is None else sampling.temperature,
             "top_p": settings.top_p if sampling.top_p is None else sampling.top_p,
@@ -103,18 +103,25 @@ class Generation:
     def last(self) -> Piece:
         """The piece that ends it, once it is done."""
         held = Piece(self.id) if self.cancelled or self._failure else self._gate.flush(self.id)
+        prompt, cached = self._prompt_size()
         return Piece(
             self.id,
             held.text,
             held.ids,
             held.n,
             finish="" if self._failure else "cancelled" if self.cancelled else self._finish,
-            prompt_tokens=max(0, self.prompt_tokens - self._request.past_tokens),
-            cached_tokens=self._cached,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
             logprobs=held.logprobs,
             failure=self._failure,
             times=Times(self.scheduled, self._first, time.monotonic()),
         )
+
+    def _prompt_size(self) -> tuple[int, int]:
+        """Tokens of the prompt, and how many of them were cached: without what earlier attempts generated, which
+        llama.cpp counts too."""
+        tokens = max(0, self.prompt_tokens - self._request.past_tokens)
+        return tokens, min(self._cached, tokens)
 
     def _admit(self, prompt_tokens: int, cached: int) -> None:
         """The first that is known of the prompt's length."""
@@ -131,11 +138,13 @@ class Generation:
     def _tokens(self, choice: Mapping[str, Any], verbose: Mapping[str, Any]) -> Piece:
         count = verbose["tokens_predicted"] - self.generated
         self.generated += count
+        prompt, cached = (0, 0) if self._first else self._prompt_size()
         self._first = self._first or time.monotonic()
         text = choice["text"]
         # A token without text ends the generation, and is none of the answer's.
         logprobs = self._logprobs(choice) if text else ()
-        piece = self._gate.feed(Piece(self.id, text, tuple(verbose["tokens"]), count, logprobs=logprobs))
+        ids = tuple(verbose["tokens"])
+        piece = self._gate.feed(Piece(self.id, text, ids, count, "", prompt, cached, logprobs))
         if self._gate.hit:
             self._finish = "stop"
         elif choice["finish_reason"]:
@@ -195,3 +204,14 @@ def _past(request: Request) -> list[str | int]:
         else:
             parts.append("".join(text for text, _, _ in rows))
     return [part for part in parts if part != ""]
+
+
+def _one_prompt(parts: Sequence[str | int]) -> list[str | int]:
+    """Texts that follow each other as one: a list of nothing but texts would be that many prompts to llama.cpp."""
+    prompt: list[str | int] = []
+    for part in parts:
+        if prompt and isinstance(part, str) and isinstance(before := prompt[-1], str):
+            prompt[-1] = before + part
+        else:
+            prompt.append(part)
+    return prompt

@@ -20,6 +20,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     reserved_slots: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Slots that lane batch may not fill, so that a chat does not wait for a line of a batch to end. None: one in
     sixty-four, at least one: where there are many slots, one is free again in no time."""
+    checkpoint_frames: Positive = 4096
+    """Steps that a running job may keep in its worker's log: then its tokens are logged anew in one piece, and the
+    steps before are trimmed. A job of very many tokens may keep a quarter as many steps."""
     poll_ms: Positive = 250
     """How often an idle worker looks at its lanes even if nobody woke it."""
 
@@ -38,6 +41,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Simulated time to load the weights."""
     faults: bool = False
     """Obey fault words in prompts ([[crash@5]], [[hang@5]], [[fail@5]], [[slow@5]]). For tests only."""
+    authors: bool = False
+    """Put four capital letters, drawn anew for each request the engine is given, behind each token: a text shows which
+    run of an engine gave which token, as sampled text would. For tests only."""
 
 
 class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):

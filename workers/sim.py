@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import signal
+import string
 import time
 import zlib
 from collections import deque
@@ -73,6 +75,8 @@ class _Sequence:
     gate: TokenGate | None
     """None: there are no stop strings."""
     fault: tuple[str, int] | None
+    begun: bool = False
+    """Its first token, and with it the size of its prompt, was given."""
     ready_at: float = 0.0
     scheduled_at: float = 0.0
     cancelled: bool = False
@@ -112,16 +116,20 @@ class SimEngine:
         self._stepped_at = 0.0
         self._hung = False
         self._drag = 1.0
+        self._signs: dict[str, str] = {}
+        """By request, with the setting `authors`."""
+        self._random = random.SystemRandom()
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         on_phase("loading simulated weights")
         await asyncio.sleep(self._settings.load_ms / 1000)
-        self._task = asyncio.create_task(self._run(on_step))
+        self._task = asyncio.create_task(self._run(self._signing(on_step) if self._settings.authors else on_step))
         return ModelCard(
             name=self._model,
             engine="sim",
             context=self._settings.context,
             max_output=self._settings.context - 1,
+            default_output=DEFAULT_MAX_TOKENS,
             capabilities=Capabilities(chat=True, logprobs=-1, json_schema=False, penalties=False, token_prompts=True),
             created=int(time.time()),
         )
@@ -129,6 +137,8 @@ class SimEngine:
     def submit(self, request: Request) -> None:
         sequence = self._sequence(request)
         self._by_id[request.id] = sequence
+        if self._settings.authors:
+            self._signs[request.id] = "".join(self._random.choices(string.ascii_uppercase, k=4))
         self._batch.waiting.append(sequence)
         self._work.set()
 
@@ -167,6 +177,18 @@ class SimEngine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def _signing(self, on_step: Step) -> Step:
+        """The same step with each token signed by the run that gave it."""
+
+        def step(pieces: list[Piece]) -> None:
+            signs = self._signs
+            on_step([replace(p, text=p.text + signs.get(p.id, "")) if p.text else p for p in pieces])
+            for piece in pieces:
+                if piece.last:
+                    signs.pop(piece.id, None)
+
+        return step
 
     def _sequence(self, request: Request) -> _Sequence:
         prompt = prompt_text(request.prompt)
@@ -267,7 +289,11 @@ class SimEngine:
         sequence.done = index + 1
         number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
         text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]
-        piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
+        if sequence.begun:
+            piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
+        else:
+            sequence.begun = True
+            piece = Piece(sequence.id, text, (number & 0xFFFF,), 1, prompt_tokens=sequence.prompt_tokens)
         if sequence.gate is not None:
             return self._gated(sequence, sequence.gate, piece)
         return self._last(sequence, piece, "length") if sequence.done >= sequence.max_tokens else piece

@@ -118,8 +118,11 @@ def joined(request_id: str, pieces: Iterable[Piece]) -> Piece:
     if len(pieces) == 1:
         return pieces[0]
     last = pieces[-1] if pieces else Piece(request_id)
+    counted = next((piece for piece in pieces if piece.prompt_tokens), last)
     return replace(
         last,
+        prompt_tokens=counted.prompt_tokens,
+        cached_tokens=counted.cached_tokens,
         text="".join(piece.text for piece in pieces),
         ids=tuple(number for piece in pieces for number in piece.ids),
         n=sum(piece.n for piece in pieces),

@@ -1,7 +1,8 @@
 """TensorRT-LLM behind the engine protocol, through its `LLM` API with in-flight batching.
 
 The only file that imports tensorrt_llm, and only when an engine starts. TensorRT-LLM decides what runs in which step;
-what is queued, fenced, delivered and tried again is the worker's. Used from one event loop, on the main thread.
+what is queued, fenced, delivered and tried again is the worker's. Used from one event loop; only the import and the
+construction of LLM, which take minutes, run in a thread.
 """
 
 from __future__ import annotations
@@ -69,14 +70,16 @@ class TrtllmEngine:
         self._stopping = False
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
-        """Blocks the event loop while it loads: the LLM class wants the main thread, and nothing runs yet."""
+        """Load in a thread, as NVIDIA's Triton backend does, so that the process goes on saying that it is there."""
         on_phase("importing TensorRT-LLM")
-        library = load_library()
+        library = await asyncio.to_thread(load_library)
         reasons = trtllm_args.refusals(self._settings, library.gpus, on_disk)
         if reasons:
             raise EngineDead("TensorRT-LLM cannot serve this configuration: " + "; ".join(reasons))
         checkpoint = self._checkpoint()
-        llm = self._load(library, self._settings.max_seq_len or checkpoint.context, on_phase)
+        load = self._loader(library, self._settings.max_seq_len or checkpoint.context)
+        on_phase("loading weights")
+        llm = await self._loaded(load)
         self._engine = self._inspect(llm, library, checkpoint, on_step)
         return self._card(self._engine)
 
@@ -89,7 +92,8 @@ class TrtllmEngine:
             raise EngineDead("the checkpoint does not say how long its context is: set trtllm.max_seq_len")
         return checkpoint
 
-    def _load(self, library: Library, context: int, on_phase: Callable[[str], None]) -> Any:
+    def _loader(self, library: Library, context: int) -> Callable[[], Any]:
+        """What loads the engine. Raises EngineDead for settings that this version does not have."""
         plain = trtllm_args.fields(self._settings, context)
         lacking = trtllm_args.missing(plain, library)
         if lacking:
@@ -97,9 +101,18 @@ class TrtllmEngine:
                 f"the installed TensorRT-LLM {library.version} does not have {', '.join(lacking)}; this adapter was "
                 f"written for about {trtllm_args.ANCHOR}: take the setting out or install a version that has it"
             )
-        on_phase("loading weights")
+        return lambda: library.llm(**trtllm_args.arguments(plain, library))
+
+    async def _loaded(self, load: Callable[[], Any]) -> Any:
+        """Run `load` in a thread. Nothing can stop it: cancelled, this waits for its end and shuts the engine down."""
+        loading = asyncio.ensure_future(asyncio.to_thread(load))
         try:
-            return library.llm(**trtllm_args.arguments(plain, library))
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            await asyncio.wait({loading})
+            if not loading.cancelled() and loading.exception() is None:
+                await ends_in_time(loading.result().shutdown, self._shutdown_s)
+            raise
         except Exception as error:
             raise EngineDead(f"TensorRT-LLM could not load {self._settings.model}: {error}") from error
 
@@ -133,6 +146,7 @@ class TrtllmEngine:
             engine="trtllm",
             context=engine.limits.context,
             max_output=engine.limits.context,
+            default_output=self._settings.default_output,
             capabilities=Capabilities(
                 chat=engine.codec.chats,
                 logprobs=trtllm_sampling.MAX_LOGPROBS,

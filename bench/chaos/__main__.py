@@ -32,15 +32,21 @@ def _run(run: Run) -> int:
     args = run.args
     before = msgspec.json.decode(args.out.read_bytes()) if args.again else None
     rows = _chosen(args.rows if before is None else ",".join(failed_in(before)))
+    if args.list:
+        for row in rows:
+            run.console.print(f"{row.id:6} {row.title}: {row.proves}", markup=False, soft_wrap=True)
+        return 0
     folder = Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     try:
-        outcomes, seconds = asyncio.run(play_all(rows, folder, LONG if args.long else 1, args.jobs, run.console))
+        times = LONG if args.long else 0 if args.short else 1
+        outcomes, seconds = asyncio.run(play_all(rows, folder, times, args.jobs, run.console))
     except KeyboardInterrupt:
         run.console.print(f"histories and logs so far: {folder}")
         raise
     run.console.print(table(outcomes, seconds))
     found = as_document(outcomes, seconds)
-    write(args.out, found if before is None else merged(before, found))
+    if not args.short:
+        write(args.out, found if before is None else merged(before, found))
     for outcome in outcomes:
         if outcome.passed:
             shutil.rmtree(outcome.folder)
@@ -62,8 +68,12 @@ def _chosen(names: str | None) -> list[Row]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
     parser.add_argument("--rows", help="only these, e.g. F01,F10 (default: all)")
-    parser.add_argument("--again", action="store_true", help="only those that failed in --out; it keeps the others")
+    parser.add_argument(
+        "--again", action="store_true", help="only those that failed in --out; it keeps the others and each failure"
+    )
     parser.add_argument("--long", action="store_true", help=f"{LONG} times the trials")
+    parser.add_argument("--short", action="store_true", help="a few trials of each row; no figures are written")
+    parser.add_argument("--list", action="store_true", help="what each row proves")
     parser.add_argument("--jobs", type=int, default=3, help="rows played at the same time (default: 3)")
     parser.add_argument("--out", type=Path, default=RESULTS / "chaos.json", help="where the figures go")
     return parser

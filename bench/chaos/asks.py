@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from bench.chaos.tenants import FIRST
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -27,6 +29,7 @@ class Ask:
     """A job's events are read, or else it is left alone."""
     retries: bool = True
     """It is asked again after 429 and 503."""
+    tenant: str = FIRST
 
     @property
     def path(self) -> str:
@@ -47,7 +50,8 @@ class Told:
     ask: Ask
     job: str = ""
     shown: int = 0
-    epoch: int = 1
+    cursor: str = ""
+    """The id of the last event it was shown: opaque, sent back as it came."""
     state: str = ""
     refused: int = 0
     """Status of the refusal it ended with."""

@@ -1,16 +1,21 @@
-"""The judge: invariants I1-I8 held against a history. Pure: it sees what clients saw and knows what the model must say.
+"""The judge: invariants I1-I8 held against a history, and every answer against the row's budget.
 
-| invariant | violations                                                                          |
-|-----------|-------------------------------------------------------------------------------------|
-| I1        | `lost`: accepted, and no final state; `untold`: a reader was never told the end      |
-| I2        | `two_ends`: two different final states; `wrong_end`: one that nobody asked for        |
-| I3        | `doubled`, `gap`: a token twice or missing at a reader; `numbering`: a wrong event id |
-| I4        | `not_prefix`: what was shown is not what is stored; `reset`: one nobody had a reason for |
-| I5        | `two_jobs`: one idempotency key, several jobs                                         |
-| I6        | `foreign`: text that is not of this request                                           |
-| I7        | `leak`: something is still held after everything has ended                            |
-| I8        | `accounting`: the tokens counted are not the tokens given                             |
-"""
+Pure: it sees what clients saw, and knows from `oracle` what the simulated engine says.
+
+| invariant | violations                                                                            |
+|-----------|---------------------------------------------------------------------------------------|
+| I1        | `lost`: accepted, and no final state; `untold`: a reader was never told the end        |
+| I2        | `two_ends`: two different final states; `wrong_end`: one that nobody asked for         |
+| I3        | `doubled`, `gap`: a token twice or missing at a reader; `numbering`: event ids that do not rise |
+| I4        | `spliced`: what was shown is not what is stored, or has parts of two texts; `not_prefix`: the stored result is not what the engine says; `reset`: one without a loss of data |
+| I5        | `two_jobs`: one idempotency key of one tenant, several jobs                            |
+| I6        | `foreign`: text that is not of this request; `crossed`: a job that another tenant could read |
+| I7        | `leak`: something is still held after everything has ended                             |
+| I8        | `accounting`: the tokens counted are not the tokens given                              |
+| answers   | `error`: an answer that is no documented refusal; `refused`, `unanswered`, `broken`: more than the row allows; `unserved`: no request came to the end it should |
+
+A `rollback` in the history says that the store lost what it was told from `since` on: only such writes may be gone.
+"""  # noqa: E501 - a table
 
 from __future__ import annotations
 
@@ -19,16 +24,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.chaos.history import Event
-from streaming.messages import Turn
-from workers.sim import prompt_text, token_text
+from bench.chaos import oracle
+from bench.chaos.budget import NOTHING, REFUSALS, Budget
+from bench.chaos.history import Event, of_kind
+from bench.chaos.oracle import Token
 
 FINAL = ("completed", "failed", "cancelled", "expired")
-TOKEN = re.compile(r" ?[a-z]+[0-9]+")
+FORGOTTEN = "forgotten"
+"""What a client was told of a job that the store does not know any more."""
+EVENT_ID = re.compile(r"(\d+):(\d+)(?::.*)?")
+"""The epoch and the number in an event id. What follows is opaque."""
 
 LOST = frozenset({"lost", "untold", "gap", "not_prefix"})
 DOUBLED = frozenset({"doubled", "two_jobs", "numbering"})
+SPLICED = frozenset({"spliced", "foreign", "crossed"})
 WRONG_END = frozenset({"two_ends", "wrong_end"})
+WRONG_ANSWER = frozenset({"error", "refused", "unanswered", "broken", "unserved"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +63,49 @@ class Life:
     events: list[Event] = field(default_factory=list)
 
     @property
-    def expected(self) -> list[str]:
-        """What the model must say, token by token."""
-        prompt = prompt_text((Turn("user", self.ask["prompt"]),))
-        return [token_text(prompt, index) for index in range(self.ask["tokens"])]
+    def prompt(self) -> str:
+        return oracle.chat(self.ask["prompt"])
+
+    @property
+    def name(self) -> str:
+        return f"request {self.ask['req']}, {self.job or 'never accepted'}"
 
     def of(self, *kinds: str) -> list[Event]:
         return [event for event in self.events if event["event"] in kinds]
 
+    def first(self, kind: str) -> float:
+        """When an event of this kind came first; infinity if none did."""
+        return next((event["t"] for event in self.events if event["event"] == kind), float("inf"))
 
-def check(events: Sequence[Event], *, resets_allowed: bool = False) -> list[Violation]:
-    """Every violation in a history."""
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """When the store forgot, and what it may have forgotten: everything between the two times of each loss."""
+
+    spans: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Losses:
+        return cls(tuple((event["since"], event["t"]) for event in of_kind(events, "rollback")))
+
+    def between(self, after: float, before: float) -> bool:
+        """Whether the store forgot something while `after` to `before` passed."""
+        return any(since <= before and after <= until for since, until in self.spans)
+
+    def hold(self, moment: float) -> bool:
+        """Whether what was written at this moment may be forgotten."""
+        return any(since <= moment <= until for since, until in self.spans)
+
+
+def check(
+    events: Sequence[Event], *, resets_allowed: bool = False, budget: Budget | None = None, trials: int = 1
+) -> list[Violation]:
+    """Every violation in a history. Without a budget only wrong answers count, not how many were refused."""
     lives = lives_of(events)
-    finals = _finals(events)
-    found = [violation for life in lives.values() for violation in _check_life(life, finals, resets_allowed)]
-    found += _keys(lives.values())
+    finals, losses = _finals(events), Losses.of(events)
+    found = [violation for life in lives.values() for violation in _check_life(life, finals, losses, resets_allowed)]
+    found += _keys(lives.values(), losses)
+    found += _answers(events, lives, budget, max(1, trials))
     found += [
         Violation("leak", event["what"], f"{event['number']} left after quiet")
         for event in events
@@ -92,35 +131,89 @@ def lives_of(events: Iterable[Event]) -> dict[int, Life]:
 def _finals(events: Iterable[Event]) -> dict[str, list[Event]]:
     finals: dict[str, list[Event]] = defaultdict(list)
     for event in events:
-        if event["event"] in ("final", "cancel"):
+        if event["event"] in ("final", "cancel", "crossed"):
             finals[event["job"]].append(event)
     return finals
 
 
-def _check_life(life: Life, finals: dict[str, list[Event]], resets_allowed: bool) -> Iterator[Violation]:
+# --- every answer -----------------------------------------------------------------------------------------------------
+
+
+def _answers(
+    events: Sequence[Event], lives: dict[int, Life], budget: Budget | None, trials: int
+) -> Iterator[Violation]:
+    """Refusals must be documented ones and few; a history in which nobody was served shows nothing."""
+    others = budget.others if budget else frozenset[int]()
+    for event in of_kind(events, "refused", "answered"):
+        status, code, who = event["status"], event["code"], f"request {event.get('req', '-')}"
+        if status in others:
+            continue
+        if (status, code) not in REFUSALS:
+            yield Violation("error", who, f"answered {status} {code!r}")
+        elif not event["retry_after"]:
+            yield Violation("error", who, f"answered {status} {code!r} without Retry-After")
+    for event in of_kind(events, "error"):
+        yield Violation("error", f"request {event['req']}", f"its stream was told {event['code']!r}")
+    if budget is not None:
+        allowed = budget or NOTHING
+        counts = {
+            "refused": sum((e["status"], e["code"]) in REFUSALS for e in of_kind(events, "refused", "answered")),
+            "unanswered": len(of_kind(events, "unknown")),
+            "broken": len(of_kind(events, "cut")),
+        }
+        for kind, count in counts.items():
+            most = getattr(allowed, kind) * trials
+            if count > most:
+                yield Violation(kind, "all clients", f"{count}, allowed: {most} ({allowed.why})")
+    if lives and not any(_served(life, events) for life in lives.values()):
+        yield Violation("unserved", "all clients", f"none of {len(lives)} requests came to an end it may meet")
+
+
+def _served(life: Life, events: Sequence[Event]) -> bool:
+    ends = [*life.of("end"), *(e for e in events if e["event"] == "final" and life.job and e["job"] == life.job)]
+    return any(event["state"] in life.ask["may"] for event in ends)
+
+
+# --- one request ------------------------------------------------------------------------------------------------------
+
+
+def _check_life(
+    life: Life, finals: dict[str, list[Event]], losses: Losses, resets_allowed: bool
+) -> Iterator[Violation]:
+    reads: list[Event] = []
     if life.job:
         told = finals.get(life.job, [])
-        yield from _end(life, told)
-        yield from _stored(life, [event for event in told if event["event"] == "final"])
-    yield from _shown(life, resets_allowed)
+        reads = [event for event in told if event["event"] == "final"]
+        yield from _end(life, told, losses)
+        yield from _stored(life, reads)
+        for event in told:
+            if event["event"] == "crossed":
+                yield Violation("crossed", life.name, f"another tenant read it: {event['status']} at {event['path']}")
+    yield from _shown(life, reads, losses, resets_allowed)
+    yield from _numbering(life)
 
 
-def _end(life: Life, told: Sequence[Event]) -> Iterator[Violation]:
+def _end(life: Life, told: Sequence[Event], losses: Losses) -> Iterator[Violation]:
     """I1 and I2."""
-    who = _name(life)
-    reads = [event for event in told if event["event"] == "final"]
+    who, reads = life.name, [event for event in told if event["event"] == "final"]
+    forgettable = losses.hold(life.first("accepted"))
     if not reads:
         yield Violation("lost", who, "accepted, and never read again")
     for read in reads:
-        if read["state"] not in FINAL:
+        gone = read["status"] in (404, 410) and forgettable
+        if read["state"] not in FINAL and not gone:
             yield Violation("lost", who, f"accepted, and in the end {read['state'] or read['status']}")
-    states = [event["state"] for event in (*life.of("end"), *reads) if event["state"] in FINAL]
+    # An end that the store forgot again may be followed by another one; any other may not.
+    ends = [event for event in life.of("end") if not losses.hold(event["t"])]
+    states = [event["state"] for event in (*ends, *reads) if event["state"] in FINAL]
     # The answer to a cancel may come before the end: only a final state in it is a word about the end.
     states += [event["state"] for event in told if event["event"] == "cancel" and event["state"] in FINAL]
     if len(set(states)) > 1:
         yield Violation("two_ends", who, f"told {sorted(set(states))}")
     for state in sorted(set(states) - set(life.ask["may"])):
         yield Violation("wrong_end", who, f"{state}, expected one of {list(life.ask['may'])}")
+    if not forgettable and any(event["state"] == FORGOTTEN for event in life.of("end")):
+        yield Violation("lost", who, "told that the store does not know the job")
     for gave_up in life.of("gave_up"):
         yield Violation("untold", who, gave_up["why"])
     for read in reads:
@@ -129,74 +222,92 @@ def _end(life: Life, told: Sequence[Event]) -> Iterator[Violation]:
 
 
 def _stored(life: Life, reads: Sequence[Event]) -> Iterator[Violation]:
-    """What is kept: exactly what the model says, counted exactly."""
-    who, expected = _name(life), life.expected
+    """What is kept: exactly what the engine says, by one author after the other, counted exactly."""
+    who, length = life.name, life.ask["tokens"]
     for read in reads:
-        replay = read["replay"]
-        yield from _tokens(replay, expected, f"{who}, replay")
+        replay = list(oracle.tokens(read["replay"]))
+        yield from _sequence(life, replay, "replay")
         if read["state"] == "completed":
-            whole = "".join(expected)
-            if read["text"] != whole or "".join(replay) != whole:
-                yield Violation("not_prefix", who, "the stored result is not what the model says")
-            if read["tokens"] != len(expected):
-                yield Violation("accounting", who, f"{read['tokens']} tokens counted, {len(expected)} given")
+            numbers = [token.number for token in oracle.tokens([read["text"]])]
+            if numbers != list(range(length)) or "".join(read["replay"]) != read["text"]:
+                yield Violation("not_prefix", who, "the stored result is not what the engine says")
+            if read["tokens"] != length:
+                yield Violation("accounting", who, f"{read['tokens']} tokens counted, {length} given")
 
 
-def _shown(life: Life, resets_allowed: bool) -> Iterator[Violation]:
-    """I3, I4 and I6: every token a reader was shown, across all its connections."""
-    who, expected = _name(life), life.expected
-    shown: list[str] = []
-    for event in life.of("token", "reset", "end"):
+def _shown(life: Life, reads: Sequence[Event], losses: Losses, resets_allowed: bool) -> Iterator[Violation]:
+    """I3, I4 and I6: every token a reader was shown. A reader that begins anew without having been told to compares:
+    what it had and what it gets must both be the text."""
+    who, length = life.name, life.ask["tokens"]
+    parts: list[list[Token]] = [[]]
+    for event in life.of("token", "reset", "resume", "end"):
         match event["event"]:
             case "token":
-                shown.append(event["text"])
-                if event["seq"] is not None and event["seq"] != len(shown):
-                    yield Violation("numbering", who, f"delta {len(shown)} has the id of {event['seq']}")
+                parts[-1] += oracle.tokens([event["text"]])
+            case "resume" if not event["after"]:
+                parts.append([])
             case "reset":
-                yield from _tokens(shown, expected, who)
-                shown = []
-                if not resets_allowed:
+                for part in parts:
+                    yield from _sequence(life, part, "before stream.reset")
+                parts = [[]]
+                if not (resets_allowed and losses.between(life.ask["t"], event["t"])):
                     yield Violation("reset", who, "stream.reset without a loss of data")
-            case "end" if event["state"] == "completed" and life.ask["reads"] and len(_split(shown)) < len(expected):
-                yield Violation("gap", who, f"completed after {len(_split(shown))} of {len(expected)} tokens")
-    yield from _tokens(shown, expected, who)
+            case "end" if event["state"] == "completed" and life.ask["reads"] and len(parts[-1]) < length:
+                yield Violation("gap", who, f"completed after {len(parts[-1])} of {length} tokens")
+    for part in parts:
+        yield from _sequence(life, part, "shown")
+    if losses.hold(life.first("end")):
+        return  # the store forgot an end this reader had been told: it has left, and nobody can tell it
+    stored = ["".join(read["replay"]) for read in reads if read["state"] == "completed"]
+    for part in parts:
+        text = "".join(token.text for token in part)
+        for whole in stored:
+            if not whole.startswith(text):
+                yield Violation("spliced", who, f"{len(part)} tokens were shown that are not how the result begins")
 
 
-def _tokens(texts: Sequence[str], expected: Sequence[str], who: str) -> Iterator[Violation]:
-    """Each token once and in order, to the byte; after a fault the count goes on behind it."""
-    places = {text: index for index, text in enumerate(expected)}
-    at = 0
-    for text in _split(texts):
-        index = places.get(text)
-        if index is None:
-            yield Violation("foreign", who, f"{text!r} where {''.join(expected[at : at + 1])!r} was due")
-        elif index < at:
-            yield Violation("doubled", who, f"token {index} again, after token {at - 1}")
-        else:
-            if index > at:
-                yield Violation("gap", who, f"token {index} after token {at - 1}")
-            at = index + 1
+def _sequence(life: Life, tokens: Sequence[Token], where: str) -> Iterator[Violation]:
+    """Each token right, once and in order; after a fault the count goes on behind it. An author who was followed by
+    another one has lost the job: no token of it may come after."""
+    who, at, length = f"{life.name}, {where}", 0, life.ask["tokens"]
+    authors: list[str] = []
+    for token in tokens:
+        if not oracle.is_right(life.prompt, token) or token.number >= length:
+            yield Violation("foreign", who, f"{token.text!r} where {oracle.plain(life.prompt, at)!r} was due")
+            continue
+        if token.number < at:
+            yield Violation("doubled", who, f"token {token.number} again, after token {at - 1}")
+            continue
+        if token.number > at:
+            yield Violation("gap", who, f"token {token.number} after token {at - 1}")
+        at = token.number + 1
+        if token.author not in authors[-1:]:
+            if token.author in authors:
+                yield Violation("spliced", who, f"token {token.number} is of an author that had lost the job")
+            authors.append(token.author)
 
 
-def _split(texts: Sequence[str]) -> list[str]:
-    """Texts as tokens; what is no token stays as it is, and is foreign."""
-    found: list[str] = []
-    for text in texts:
-        tokens = TOKEN.findall(text)
-        found += tokens if "".join(tokens) == text else [text]
-    return found
+def _numbering(life: Life) -> Iterator[Violation]:
+    """Event ids rise within an epoch, over all connections of a reader until it begins anew."""
+    last = (0, 0)
+    for event in life.of("token", "reset", "resume"):
+        if event["event"] == "reset" or (event["event"] == "resume" and not event["after"]):
+            last = (0, 0)
+        elif event["event"] == "token" and event["id"]:
+            found = EVENT_ID.fullmatch(event["id"])
+            here = (int(found[1]), int(found[2])) if found else (0, 0)
+            if here <= last:
+                yield Violation("numbering", life.name, f"the id {event['id']} after {last[0]}:{last[1]}")
+            last = here
 
 
-def _keys(lives: Iterable[Life]) -> Iterator[Violation]:
-    """I5."""
-    jobs: dict[str, set[str]] = defaultdict(set)
+def _keys(lives: Iterable[Life], losses: Losses) -> Iterator[Violation]:
+    """I5. A key may be forgotten together with its job."""
+    jobs: dict[tuple[str, str], set[str]] = defaultdict(set)
     for life in lives:
         for event in life.of("accepted"):
-            jobs[life.ask["key"] or f"request {life.ask['req']}"].add(event["job"])
-    for key, ids in jobs.items():
+            if not losses.hold(event["t"]):
+                jobs[life.ask["tenant"], life.ask["key"] or f"request {life.ask['req']}"].add(event["job"])
+    for (tenant, key), ids in jobs.items():
         if len(ids) > 1:
-            yield Violation("two_jobs", key, f"{len(ids)} jobs: {sorted(ids)}")
-
-
-def _name(life: Life) -> str:
-    return f"request {life.ask['req']}, {life.job or 'never accepted'}"
+            yield Violation("two_jobs", f"{tenant}, {key}", f"{len(ids)} jobs: {sorted(ids)}")

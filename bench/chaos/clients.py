@@ -7,28 +7,36 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from bench.chaos.asks import Ask, Told
+from bench.chaos.budget import BREAKS, RESETS
+from bench.chaos.checker import FORGOTTEN
 from bench.chaos.history import History
 from bench.chaos.http import Cut, Exchange
-from bench.chaos.readings import PAUSE_S, Readings
+from bench.chaos.readings import GONE, PAUSE_S, Readings, code_of
+from bench.chaos.tenants import authorization
 
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 
-ENDS = {"job_cancelled": "cancelled", "deadline_exceeded": "expired", "deadline_exceeded_in_queue": "expired"}
+ENDS = {
+    "job_cancelled": "cancelled",
+    "deadline_exceeded": "expired",
+    "deadline_exceeded_in_queue": "expired",
+    "job_lost": FORGOTTEN,
+}
 """Error codes that are an end other than failed."""
-PASSING = frozenset({"draining", "store_unavailable", "internal_error"})
-"""Error codes that say nothing about the job: read on elsewhere."""
 
 
 class Clients(Readings):
     """All clients of one house; `ports` are the API processes they know, in the order they try them."""
 
-    def __init__(self, history: History, ports: Sequence[int]) -> None:
+    def __init__(self, history: History, ports: Sequence[int], patience_s: float = PATIENCE_S) -> None:
         super().__init__(history, ports)
+        self._patience_s = patience_s
         self._numbers = itertools.count(1)
 
     def tell(self, ask: Ask) -> Told:
@@ -42,21 +50,25 @@ class Clients(Readings):
             may=list(ask.may),
             key=ask.key,
             reads=ask.reads,
+            tenant=ask.tenant,
         )
         return told
 
     async def run(self, told: Told, port: int | None = None) -> Told:
         """From the request to the end it is told, through every break, as long as patience lasts."""
         ports = itertools.cycle(self._from(port))
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self._patience_s
         try:
-            await self._until_accepted(told, ports, deadline)
-            while told.job and not told.state and told.ask.reads and time.monotonic() < deadline:
-                await self._read_events(told, next(ports))
-                if not told.state:
-                    await asyncio.sleep(PAUSE_S)
+            # A stream may stay open, with signs of life, and say nothing more.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s):
+                    await self._until_accepted(told, ports, deadline)
+                    while told.job and not told.state and told.ask.reads:
+                        await self._read_events(told, next(ports))
+                        if not told.state:
+                            await asyncio.sleep(PAUSE_S)
             if told.job and not told.state and told.ask.reads:
-                self.history.add("gave_up", req=told.req, why=f"no end within {PATIENCE_S:.0f} s")
+                self.history.add("gave_up", req=told.req, why=f"no end within {self._patience_s:.0f} s")
         finally:
             told.begun.set()
             told.accepted.set()
@@ -77,7 +89,7 @@ class Clients(Readings):
     async def _ask(self, told: Told, port: int) -> float | None:
         """One try; how long to wait for the next one, None for no next one."""
         began = time.monotonic()
-        headers = {"Idempotency-Key": told.ask.key} if told.ask.key else {}
+        headers = authorization(told.ask.tenant) | ({"Idempotency-Key": told.ask.key} if told.ask.key else {})
         try:
             exchange = await Exchange.begin(port, "POST", told.ask.path, told.ask.body, headers)
         except Cut:
@@ -101,16 +113,15 @@ class Clients(Readings):
 
     def _accepted(self, told: Told, job: str, status: int, spent: float) -> None:
         told.job = job
+        self.owners[job] = told.ask.tenant
         self.history.add("accepted", req=told.req, job=job, status=status, ms=spent)
         told.accepted.set()
 
     async def _refused(self, told: Told, exchange: Exchange, spent: float) -> float | None:
-        error = msgspec.json.decode(await exchange.body())["error"]
+        code = code_of(await exchange.body())
         told.refused = exchange.status
         after = exchange.headers.get("retry-after")
-        self.history.add(
-            "refused", req=told.req, status=exchange.status, code=error["code"], ms=spent, retry_after=after
-        )
+        self.history.add("refused", req=told.req, status=exchange.status, code=code, ms=spent, retry_after=after)
         if not told.ask.retries or exchange.status not in (429, 503):
             return None
         return float(exchange.headers.get("retry-after-ms", 1000)) / 1000
@@ -121,11 +132,12 @@ class Clients(Readings):
             self._error(told, msgspec.json.decode(await exchange.body())["error"])
         elif told.ask.chat:
             async for block in exchange.blocks():
-                self._take_chunk(told, block.get("data", ""))
+                self._take_chunk(told, block)
         else:
             await exchange.body()
 
-    def _take_chunk(self, told: Told, data: str) -> None:
+    def _take_chunk(self, told: Told, block: Mapping[str, str]) -> None:
+        data = block.get("data", "")
         if data == "[DONE]":
             self._end(told, "completed", "")
             return
@@ -134,13 +146,13 @@ class Clients(Readings):
             self._error(told, chunk["error"])
         for choice in chunk.get("choices", ()):
             if text := choice["delta"].get("content"):
-                self._token(told, text, None)
+                self._token(told, text, "")
 
     async def _read_events(self, told: Told, port: int) -> None:
         """Behind what was shown, at any API process."""
-        after = f"{told.epoch}:{told.shown}" if told.shown else ""
-        headers = {"Last-Event-ID": after} if after else {}
-        self.history.add("resume", req=told.req, after=after)
+        headers = authorization(told.ask.tenant) | ({"Last-Event-ID": told.cursor} if told.cursor else {})
+        self.history.add("resume", req=told.req, after=told.cursor)
+        told.shown = told.shown if told.cursor else 0
         try:
             exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{told.job}/events", headers=headers)
         except Cut as cut:
@@ -149,41 +161,58 @@ class Clients(Readings):
         try:
             await exchange.answer()
             if exchange.status != 200:
-                self.history.add("cut", req=told.req, why=f"HTTP {exchange.status}")
+                await self._not_read(told, exchange)
                 return
             async for block in exchange.blocks():
-                self._take_event(told, block)
+                self.take_event(told, block)
         except Cut as cut:
             self.history.add("cut", req=told.req, why=str(cut))
         finally:
             exchange.close()
 
-    def _take_event(self, told: Told, block: Mapping[str, str]) -> None:
+    def take_event(self, told: Told, block: Mapping[str, str]) -> None:
+        """One block of a job's events, as its reader sees it."""
         name = block.get("event", "")
-        if name in ("", "ping", "queued", "started"):
+        if name in ("", "ping", "queued", "queue.position", "started"):
             return
         data = msgspec.json.decode(block["data"])
-        epoch, _, seq = block["id"].partition(":")
         if name == "delta":
-            self._token(told, data["text"], int(seq))
+            self._token(told, data["text"], block["id"])
         elif name == "stream.reset":
-            told.epoch, told.shown = int(epoch), 0
-            self.history.add("reset", req=told.req, epoch=told.epoch)
+            self._reset(told, name)
+        elif name == "error":
+            self._error(told, data.get("error") or data)
         else:
-            self._end(told, name, (data.get("error") or {}).get("code", ""))
-        told.epoch = int(epoch)
+            code = (data.get("error") or {}).get("code", "")
+            self._end(told, FORGOTTEN if code == "job_lost" else name, code)
+        told.cursor = block.get("id", told.cursor)
 
-    def _token(self, told: Told, text: str, seq: int | None) -> None:
+    async def _not_read(self, told: Told, exchange: Exchange) -> None:
+        """The events were refused. A job that the store does not know has ended for its reader."""
+        code = code_of(await exchange.body())
+        if exchange.status in GONE:
+            self._end(told, FORGOTTEN, code)
+            return
+        self.answered(f"GET /v1/jobs/{told.job}/events", exchange, code)
+        self.history.add("cut", req=told.req, why=f"HTTP {exchange.status}")
+
+    def _token(self, told: Told, text: str, event_id: str) -> None:
         told.shown += 1
-        self.history.add("token", req=told.req, text=text, seq=seq)
+        self.history.add("token", req=told.req, text=text, id=event_id)
         told.begun.set()
+
+    def _reset(self, told: Told, code: str) -> None:
+        told.cursor, told.shown = "", 0
+        self.history.add("reset", req=told.req, code=code)
 
     def _error(self, told: Told, error: Mapping[str, Any]) -> None:
         code = str(error["code"])
-        if code == "stream_reset":
-            told.shown = 0
-            self.history.add("reset", req=told.req, epoch=told.epoch)
-        elif code in PASSING:
+        if code in RESETS:
+            self._reset(told, code)
+        elif code in BREAKS:
+            self.history.add("cut", req=told.req, why=code)
+        elif code == "internal_error":
+            self.history.add("error", req=told.req, code=code)
             self.history.add("cut", req=told.req, why=code)
         else:
             self._end(told, ENDS.get(code, "failed"), code)

@@ -4,21 +4,26 @@ Nothing in it is the server's own word about itself; the checker judges from thi
 
 | event    | fields                                          | meaning                                              |
 |----------|-------------------------------------------------|------------------------------------------------------|
-| ask      | req, prompt, tokens, may, key, how              | a client begins; `may`: final states it may meet     |
+| ask      | req, prompt, tokens, may, key, reads, tenant    | a client begins; `may`: final states it may meet     |
 | accepted | req, job, status, ms                            | a 2xx with a job id                                  |
-| refused  | req, status, code, ms, retry_after              | an answer that is no 2xx                             |
+| refused  | req, status, code, ms, retry_after              | an answer to a request that is no 2xx                |
+| answered | what, status, code, retry_after                 | an answer to anything else that is no 2xx            |
+| error    | req, code                                       | an error in a stream that is no documented one       |
 | unknown  | req, why                                        | no answer: nobody can say whether it was accepted    |
-| token    | req, text, seq                                  | text shown; `seq` where the event had an id          |
+| token    | req, text, id                                   | text shown; the event's id where it had one          |
 | cut      | req, why                                        | the connection ended before the end was told         |
-| resume   | req, after                                      | reading goes on, behind this event id                |
-| reset    | req, epoch                                      | stream.reset: what was shown no longer counts        |
+| resume   | req, after                                      | reading goes on behind this event id, or anew        |
+| reset    | req, code                                       | stream.reset: what was shown no longer counts        |
 | end      | req, state, code                                | a terminal frame or answer                           |
 | gave_up  | req, why                                        | the client's patience was over                       |
 | left     | req                                             | the client went away on purpose                      |
 | cancel   | job, status                                     | a cancel was answered with this state of the job     |
 | final    | job, status, state, code, text, tokens, attempts, replay, ends | read afterwards through the public API |
 | quiet    | what, number                                    | what was still held after everything had ended       |
+| crossed  | job, status, path                               | another tenant's key opened it                       |
 | fault    | trial, what                                     | injected now                                         |
+| missed   | trial, why                                      | that fault did not bite: the trial does not count    |
+| rollback | since                                           | the store has now forgotten what came since then     |
 """
 
 from __future__ import annotations
@@ -44,9 +49,13 @@ class History:
 
     def add(self, kind: str, **fields: Any) -> None:
         """One event, now."""
-        event = {"t": round(time.monotonic() - self._began, 5), "event": kind, **fields}
+        event = {"t": round(self.now(), 5), "event": kind, **fields}
         self.events.append(event)
         self._file.write(msgspec.json.encode(event) + b"\n")
+
+    def now(self) -> float:
+        """The time an event would have that is added now."""
+        return time.monotonic() - self._began
 
     def close(self) -> None:
         """Flush."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from redis.exceptions import RedisError
 
 from bench.chaos.asks import Ask, Told
@@ -17,6 +18,7 @@ from bench.chaos.clients import Clients
 from bench.chaos.history import History
 from bench.chaos.http import Cut, fetch
 from bench.chaos.processes import Child
+from bench.chaos.tenants import configuration
 from bench.chaos.waiting import until
 from bench.processes import free_port
 from streaming.errors import Unavailable
@@ -48,13 +50,17 @@ class House:
         models: Sequence[str] = ("sim",),
         lease_ms: int = LEASE_MS,
         environ: Mapping[str, str] | None = None,
+        urls: Mapping[str, str] | None = None,
+        engine: str = "sim",
     ) -> None:
         self.folder, self.history, self.lease_ms, self.models = folder, history, lease_ms, models
+        self._urls, self._engine = dict(urls or {}), engine
         own = {
             "PENSTOCK_REDIS_URL": url,
             "PENSTOCK_REDIS_LEASE_MS": str(lease_ms),
             "PENSTOCK_SIM_STEP_MS": "10",
             "PENSTOCK_SIM_PREFILL_MS": "10",
+            "PENSTOCK_SIM_AUTHORS": "true",
             "PENSTOCK_TELEMETRY_METRICS_DIR": str(folder / "metrics"),
             **(environ or {}),
         }
@@ -67,6 +73,7 @@ class House:
         self.scheduler = self._child("scheduler-1", "scheduler")
         self._begun: list[Begun] = []
         self.clients = Clients(history, [int(api.environ["PENSTOCK_API_PORT"]) for api in self.apis])
+        self.clients.guarded = True
 
     @property
     def ports(self) -> Sequence[int]:
@@ -77,7 +84,10 @@ class House:
         return [self.scheduler, *self.workers, *self.apis]
 
     def _child(self, name: str, role: str, *args: str, **environ: str) -> Child:
-        return Child(name, [sys.executable, "-m", role, *args], {**self.environ, **environ}, self.folder)
+        # A role may have a way to the store of its own, through a proxy.
+        url = self._urls.get(role, self.environ["PENSTOCK_REDIS_URL"])
+        whole = {**self.environ, "PENSTOCK_REDIS_URL": url, **environ}
+        return Child(name, [sys.executable, "-m", role, *args], whole, self.folder)
 
     def _api(self, number: int) -> Child:
         return self._child(f"api-{number}", "api", "--id", f"api-{number}", PENSTOCK_API_PORT=str(free_port()))
@@ -88,11 +98,19 @@ class House:
 
     async def start(self) -> None:
         """Until every API process answers and every worker has its lease."""
-        rows = "".join(f'[models.{model}]\nengine = "sim"\n' for model in self.models)
-        (self.folder / "penstock.toml").write_text(rows)
+        rows = "".join(f'[models.{model}]\nengine = "{self._engine}"\n' for model in self.models)
+        (self.folder / "penstock.toml").write_text(rows + configuration())
         (self.folder / "metrics").mkdir()
         await asyncio.gather(*(child.start() for child in self.children))
         await self.ready()
+
+    async def add_worker(self) -> Child:
+        """One more worker of the first model; it serves when this returns."""
+        worker = self._worker(len(self.workers) + 1, self.models[0])
+        self.workers.append(worker)
+        await worker.start()
+        await self.ready()
+        return worker
 
     async def ready(self, seconds: float = 60.0) -> None:
         """Until all kept processes serve, after a fault too. Raises TimeoutError."""
@@ -114,7 +132,7 @@ class House:
         """Every kept worker's own process says so."""
         try:
             found = {p.pid: p.state for p in await Fleet(self.wire).processes("worker")}
-        except Unavailable:
+        except (Unavailable, msgspec.DecodeError):  # a row may have written what nobody can read
             return False
         return all(found.get(worker.pid) == "ready" for worker in self.workers if worker.kept)
 
@@ -137,6 +155,10 @@ class House:
             begun.append((told, asyncio.create_task(self.clients.run(told, at))))
         self._begun += begun
         return begun
+
+    def forget_clients(self) -> None:
+        """Let go of clients that have ended: there are very many in a soak."""
+        self._begun = [(told, task) for told, task in self._begun if not task.done()]
 
     async def finish(self, begun: Sequence[Begun]) -> None:
         """Until every client has been told an end; then each accepted job is read as anybody may."""

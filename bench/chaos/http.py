@@ -6,6 +6,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
 
+from bench.chaos.tenants import FIRST, authorization
+
 HOST = "127.0.0.1"
 ANSWER_S = 60.0
 """Longer than any fault lasts: a silent peer is not given up while it may come back."""
@@ -34,7 +36,10 @@ class Exchange:
         *,
         receive_buffer: int = 0,
     ) -> Exchange:
-        """Send a request; the answer is not waited for. Raises Cut."""
+        """Send a request, as the first tenant unless headers say otherwise; the answer is not waited for.
+
+        Raises Cut.
+        """
         try:
             async with asyncio.timeout(ANSWER_S):
                 sock, limit = await _connected(port, receive_buffer), receive_buffer or 1 << 16
@@ -119,7 +124,7 @@ def _head(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> by
     lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}", "Connection: close", f"Content-Length: {len(body)}"]
     if body:
         lines.append("Content-Type: application/json")
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"{name}: {value}" for name, value in {**authorization(FIRST), **headers}.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 

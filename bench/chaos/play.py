@@ -11,12 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.chaos.checker import check
+from bench.chaos.history import of_kind
 from bench.chaos.stage import Outcome, Row, Stage
 from bench.chaos.stalls import stalls_ms
 
 
 async def play_all(
-    rows: Sequence[Row], folder: Path, times: int, jobs: int, console: Console
+    rows: Sequence[Row], folder: Path, times: float, jobs: int, console: Console
 ) -> tuple[list[Outcome], float]:
     """Outcomes in the order of `rows`, and seconds taken. Rows that measure latency come last, one by one."""
     began = time.monotonic()
@@ -37,26 +38,33 @@ async def play_all(
     return sorted(outcomes, key=lambda outcome: order[outcome.row.id]), time.monotonic() - began
 
 
-async def play_row(row: Row, folder: Path, times: int = 1) -> Outcome:
+async def play_row(row: Row, folder: Path, times: float = 1) -> Outcome:
     """Play one row and judge it."""
     stage = Stage(row, folder / row.id, times)
     began = time.monotonic()
     try:
-        async with asyncio.timeout(row.limit_s * times) as limit:
+        async with asyncio.timeout(row.limit_s * max(1, times)) as limit:
             await row.play(stage)
     except Exception as error:  # noqa: BLE001 - a row that breaks is a row that failed; the others are still played
-        over = f"not over within {row.limit_s * times:.0f} s"
+        over = f"not over within {row.limit_s * max(1, times):.0f} s"
         stage.wrong.append(over if limit.expired() else f"broke off: {error!r}")
         (stage.folder / "traceback.txt").write_text(traceback.format_exc())
     stage.history.close()
     if stage.trials < stage.wanted:
-        stage.wrong.append(f"{stage.trials} trials instead of {stage.wanted}")
+        stage.wrong.append(f"{stage.trials} trials instead of {stage.wanted}; {stage.missed} faults did not bite")
+    events = stage.history.events
     return Outcome(
         row=row,
         trials=stage.trials,
-        violations=check(stage.history.events, resets_allowed=row.resets_allowed),
+        missed=stage.missed,
+        violations=check(events, resets_allowed=row.resets_allowed, budget=row.budget, trials=stage.trials),
+        answers={
+            "refused": len(of_kind(events, "refused", "answered")),
+            "unanswered": len(of_kind(events, "unknown")),
+            "broken": len(of_kind(events, "cut")),
+        },
         wrong=stage.wrong,
-        stalls=stalls_ms(stage.history.events),
+        stalls=stalls_ms(events),
         lease_ms=stage.lease_ms,
         figures=stage.figures,
         seconds=time.monotonic() - began,

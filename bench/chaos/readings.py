@@ -12,9 +12,20 @@ import msgspec
 
 from bench.chaos.asks import Ask
 from bench.chaos.history import History
-from bench.chaos.http import Cut, Exchange, fetch
+from bench.chaos.http import Cut, Exchange
+from bench.chaos.tenants import FIRST, authorization, other
 
 PAUSE_S = 0.05
+GONE = (404, 410)
+"""The store does not know the job, or its result any more: whether that may be is judged from when it was accepted."""
+
+
+def code_of(body: bytes) -> str:
+    """The code of an error's body, or what it begins with where it has none."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["code"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body[:80].decode(errors="replace")
 
 
 class Readings:
@@ -22,11 +33,36 @@ class Readings:
 
     def __init__(self, history: History, ports: Sequence[int]) -> None:
         self.history, self.ports = history, ports
+        self.owners: dict[str, str] = {}
+        """The tenants of accepted jobs."""
+        self.guarded = False
+        """There are API keys: what another tenant may read is tried with each job."""
+
+    def answered(self, what: str, exchange: Exchange, code: str) -> None:
+        """An answer that is no success, for the judge."""
+        after = exchange.headers.get("retry-after")
+        self.history.add("answered", what=what, status=exchange.status, code=code, retry_after=after)
+
+    async def fetch(self, job: str, port: int, method: str, path: str) -> tuple[int, bytes]:
+        """Status and body of an answer about a job, asked for by its owner. Raises Cut."""
+        exchange = await Exchange.begin(port, method, path, headers=authorization(self.owner(job)))
+        try:
+            await exchange.answer()
+            body = await exchange.body()
+        finally:
+            exchange.close()
+        if exchange.status >= 400 and exchange.status not in GONE:
+            self.answered(f"{method} {path}", exchange, code_of(body))
+        return exchange.status, body
+
+    def owner(self, job: str) -> str:
+        """Whose job it is."""
+        return self.owners.get(job, FIRST)
 
     async def cancel(self, job: str, port: int) -> str:
         """Cancel a job; the state it was answered with, "" without an answer."""
         try:
-            status, _, body = await fetch(port, "POST", f"/v1/jobs/{job}/cancel")
+            status, body = await self.fetch(job, port, "POST", f"/v1/jobs/{job}/cancel")
         except Cut:
             return ""
         state = msgspec.json.decode(body)["status"] if status == 200 else ""
@@ -34,12 +70,23 @@ class Readings:
         return str(state)
 
     async def put_unread(self, ask: Ask, port: int) -> int:
-        """Put a job that nobody looks at again, and that is not judged; the status it was refused with, or 0."""
+        """Put a job that nobody reads; only its answer is judged. The status it was refused with, or 0."""
         try:
-            status, _, _ = await fetch(port, "POST", "/v1/jobs", ask.body)
+            exchange = await Exchange.begin(port, "POST", "/v1/jobs", ask.body, authorization(ask.tenant))
         except Cut:
             return 0
-        return status if status >= 400 else 0
+        try:
+            await exchange.answer()
+            body = await exchange.body()
+        except Cut as cut:
+            self.history.add("unknown", why=str(cut))
+            return 0
+        finally:
+            exchange.close()
+        if exchange.status >= 400:
+            self.answered("POST /v1/jobs", exchange, code_of(body))
+            return exchange.status
+        return 0
 
     async def read_finally(self, job: str, patience_s: float = 20.0) -> str:
         """Read a job as anybody may who has its id, until it has ended or patience is over; its state."""
@@ -47,11 +94,13 @@ class Readings:
         for port in itertools.cycle(self.ports):
             late = time.monotonic() > deadline
             try:
-                status, _, body = await fetch(port, "GET", f"/v1/jobs/{job}?wait=2")
+                status, body = await self.fetch(job, port, "GET", f"/v1/jobs/{job}?wait=2")
                 view = msgspec.json.decode(body) if status == 200 else {}
-                if late or view.get("completed_at"):
+                if late or view.get("completed_at") or status in GONE:
                     replay, ends = await self._replay(job, port) if view.get("completed_at") else ([], [])
                     self._final(job, status, view, replay, ends)
+                    if self.guarded:
+                        await self._read_as_other(job, port)
                     return str(view.get("status", ""))
             except Cut:
                 if late:
@@ -62,7 +111,8 @@ class Readings:
 
     async def _replay(self, job: str, port: int) -> tuple[list[str], list[str]]:
         """The texts of a job's deltas, and its terminal events."""
-        exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}/events")
+        headers = authorization(self.owner(job))
+        exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}/events", headers=headers)
         try:
             await exchange.answer()
             if exchange.status != 200:
@@ -74,15 +124,27 @@ class Readings:
         others = ("ping", "queued", "started", "delta")
         return texts, [block["event"] for block in blocks if block.get("event", "ping") not in others]
 
+    async def _read_as_other(self, job: str, port: int) -> None:
+        """I6: to the other tenant's key the job does not exist."""
+        for path in (f"/v1/jobs/{job}", f"/v1/jobs/{job}/events"):
+            exchange = await Exchange.begin(port, "GET", path, headers=authorization(other(self.owner(job))))
+            try:
+                await exchange.answer()
+            finally:
+                exchange.close()
+            if exchange.status < 400:
+                self.history.add("crossed", job=job, status=exchange.status, path=path)
+
     def _final(self, job: str, status: int, view: Mapping[str, Any], replay: list[str], ends: list[str]) -> None:
-        choices = (view.get("result") or {}).get("choices") or [{"message": {"content": ""}}]
+        first = ((view.get("result") or {}).get("choices") or [{}])[0]
+        text = (first.get("message") or {}).get("content", first.get("text", ""))
         self.history.add(
             "final",
             job=job,
             status=status,
             state=view.get("status", ""),
             code=(view.get("error") or {}).get("code", ""),
-            text=choices[0]["message"]["content"],
+            text=text,
             tokens=(view.get("usage") or {}).get("completion_tokens", 0),
             attempts=view.get("attempts", 0),
             replay=replay,

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from bench.chaos.checker import DOUBLED, LOST, WRONG_END
+from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END
 from bench.chaos.stage import Outcome
 from bench.chaos.stalls import percentile
 from bench.report import Machine
 
 MOST_SHOWN = 12
+COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
 
 
 def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
@@ -24,12 +25,13 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
     view = Table(title=title)
     view.add_column("fault")
     view.add_column("injected", max_width=44)
-    for name in ("trials", "lost", "doubled", "wrong ends", "stall p50 ms", "p99 ms", "p99 x lease"):
+    counts = ("trials", "repeated", "lost", "doubled", "spliced", "wrong ends", "wrong answers", "refused")
+    for name in (*counts, "stall p50 ms", "p99 ms", "p99 x lease"):
         view.add_column(name, justify="right")
     view.add_column("", no_wrap=True)
     for outcome in outcomes:
         row = _figures(outcome)
-        cells = ("lost", "doubled", "wrong_ends", "stall_p50_ms", "stall_p99_ms", "stall_p99_leases")
+        cells = (*COUNTS[1:], "refused", "stall_p50_ms", "stall_p99_ms", "stall_p99_leases")
         numbers = ["-" if row[name] is None else str(row[name]) for name in cells]
         verdict = "[green]pass[/]" if outcome.passed else "[red]FAIL[/]"
         view.add_row(
@@ -41,23 +43,42 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
 def as_markdown(found: Mapping[str, Any]) -> str:
     """The table of a run that was written with `as_json`."""
     repeated = [fault["id"] for fault in found["faults"] if fault.get("wrong_before") and fault["passed"]]
-    again = f" {', '.join(repeated)} failed at first and passed when repeated alone." if repeated else ""
+    again = f" {', '.join(repeated)} failed at first and passed when repeated." if repeated else ""
+    verdict = "NOT ALL PASSED" if not found["passed"] else "NOT ALL PASSED AT ONCE" if repeated else "every one passed"
     lines = [
         f"Run of {found['date']}, {found['cores']} cores, Python {found['python']}: {len(found['faults'])} rows in "
-        f"{found['seconds']} s, {'every one passed' if found['passed'] else 'NOT ALL PASSED'}.{again}",
+        f"{found['seconds']} s, {verdict}.{again} Repeated: trials whose fault did not bite, and that were made again.",
         "",
-        "| row | fault | trials | lost | doubled | wrong ends | stall p50 / p99 ms | also measured |",
-        "|---|---|---|---|---|---|---|---|",
+        "| row | fault | trials | repeated | lost | doubled | spliced | wrong ends | wrong answers | "
+        "refused / unanswered / broken | stall p50 / p99 ms | also measured |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for fault in found["faults"]:
-        stall = "-" if fault["stall_p50_ms"] is None else f"{fault['stall_p50_ms']} / {fault['stall_p99_ms']}"
-        also = ", ".join(f"{name} {value}" for name, value in fault["measured"].items())
-        counts = " | ".join(str(fault[name]) for name in ("trials", "lost", "doubled", "wrong_ends"))
-        verdict = "" if fault["passed"] else " **failed**"
-        lines.append(
-            f"| {fault['id']}{verdict} | {fault['title']}: {fault['injected']} | {counts} | {stall} | {also} |"
-        )
+        lines += [_line({**fault, **earlier}, failed=True) for earlier in _failures_before(fault)]
+        lines.append(_line(fault, failed=not fault["passed"]))
     return "\n".join(lines)
+
+
+def _failures_before(fault: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a row that was repeated had shown before, oldest first."""
+    if "before" in fault:
+        return list(fault["before"])
+    # A run of an older form kept only the reasons of a failure.
+    unknown = dict.fromkeys((*COUNTS, "refused", "unanswered", "broken"), "-")
+    why: dict[str, Any] = {"measured": {}, "stall_p50_ms": None, "wrong": fault.get("wrong_before")}
+    return [unknown | why] if fault.get("wrong_before") else []
+
+
+def _line(fault: Mapping[str, Any], *, failed: bool) -> str:
+    stall = "-" if fault["stall_p50_ms"] is None else f"{fault['stall_p50_ms']} / {fault['stall_p99_ms']}"
+    also = ", ".join(f"{name} {value}" for name, value in fault["measured"].items())
+    if failed:
+        also = "; ".join([*filter(None, [also]), *map(str, fault["wrong"][:2])]).replace("|", "/")
+    counts = " | ".join(str(fault.get(name, "-")) for name in COUNTS)
+    answers = " / ".join(str(fault.get(name, "-")) for name in ("refused", "unanswered", "broken"))
+    verdict = " **failed**" if failed else ""
+    what = f"{fault['title']}: {fault['injected']}"
+    return f"| {fault['id']}{verdict} | {what} | {counts} | {answers} | {stall} | {also} |"
 
 
 def what_failed(outcome: Outcome) -> str:
@@ -99,21 +120,28 @@ def failed_in(found: Mapping[str, Any]) -> list[str]:
 def merged(before: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
     """A run with some of its rows repeated; these say why they were."""
     rows = {fault["id"]: fault for fault in again["faults"]}
-    faults = [
-        {**rows[fault["id"]], "wrong_before": fault["wrong"]} if fault["id"] in rows else fault
-        for fault in before["faults"]
-    ]
+    faults = [_repeated(fault, rows[fault["id"]]) if fault["id"] in rows else fault for fault in before["faults"]]
     passed = all(fault["passed"] for fault in faults)
     return {**before, "seconds": before["seconds"] + again["seconds"], "passed": passed, "faults": faults}
+
+
+def _repeated(fault: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
+    """A row played again, with everything that it showed when it failed."""
+    failure = {name: value for name, value in fault.items() if name not in ("before", "wrong_before")}
+    return {**again, "before": [*_failures_before(fault), failure], "wrong_before": fault["wrong"]}
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:
     p50, p99 = (percentile(outcome.stalls, share) for share in (0.5, 0.99))
     return {
         "trials": outcome.trials,
+        "missed": outcome.missed,
         "lost": outcome.count(LOST),
         "doubled": outcome.count(DOUBLED),
+        "spliced": outcome.count(SPLICED),
         "wrong_ends": outcome.count(WRONG_END),
+        "wrong_answers": outcome.count(WRONG_ANSWER),
+        **outcome.answers,
         "violations": len(outcome.violations),
         "readers_across_the_fault": len(outcome.stalls),
         "stall_p50_ms": None if p50 is None else round(p50),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from bench.chaos.waiting import until
 from bench.penstock import SERVER_SETTINGS, find_server
 from bench.processes import free_port
 
+APPENDED = "appendonlydir"
 SETTINGS = f"""
 {SERVER_SETTINGS}
 repl-diskless-sync-delay 0
@@ -26,13 +29,15 @@ class Server:
     """One server with a folder of its own, and its append-only file in it. `options` are lines of its configuration,
     a file that others may have it rewrite."""
 
-    def __init__(self, folder: Path, name: str = "redis", *options: str) -> None:
+    def __init__(
+        self, folder: Path, name: str = "redis", *options: str, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.port = free_port()
         self.folder = folder / name
         self.folder.mkdir()
         config = self.folder / "server.conf"
         config.write_text("\n".join([f"port {self.port}", f"dir {self.folder}", SETTINGS, *options, ""]))
-        self.child = Child(name, [find_server(), str(config)], os.environ, folder)
+        self.child = Child(name, [find_server(), str(config)], {**os.environ, **(environ or {})}, folder)
 
     @property
     def url(self) -> str:
@@ -60,10 +65,35 @@ class Server:
 
     async def down(self, seconds: float) -> None:
         """kill -9, and a restart from the file after so many seconds."""
+        await self.kill()
+        await asyncio.sleep(seconds)
+        await self.back()
+
+    async def kill(self) -> None:
+        """kill -9, and no restart before `back`."""
         lives = len(self.child.exits)
         self.child.patient.clear()
         self.child.kill()
         await self.child.exited(lives + 1)
-        await asyncio.sleep(seconds)
+
+    async def back(self) -> None:
+        """Start again from the file."""
         self.child.patient.set()
         await self.answers()
+
+    async def copy_file(self) -> Path:
+        """Copy the append-only folder as it is now, with everything that was answered before."""
+        await until(self._has_written, 5, 0.005)
+        target = self.folder.parent / f"{self.folder.name}-copy"
+        shutil.rmtree(target, ignore_errors=True)
+        await asyncio.to_thread(shutil.copytree, self.folder / APPENDED, target)
+        return target
+
+    async def _has_written(self) -> bool:
+        """Whether the server holds no write back from its file: it does so while a sync is slow."""
+        return int((await self.command("INFO", "persistence"))["aof_buffer_length"]) == 0
+
+    def put_back(self, copy: Path) -> None:
+        """Replace the append-only folder of a server that is down."""
+        shutil.rmtree(self.folder / APPENDED)
+        shutil.copytree(copy, self.folder / APPENDED)

@@ -17,12 +17,16 @@ READERS = 8
 """Jobs read at the same time, at the end."""
 
 
+PATIENCE_S = 900.0
+"""People here wait for workers that are only started for them."""
+
+
 class Crowd:
     """`size` sets how many ask; those sent away finish what they read."""
 
     def __init__(self, folder: Path, port: int, *, tokens: int, priority: str = "interactive") -> None:
         self.history = History(folder / "history.jsonl")
-        self.clients = Clients(self.history, [port])
+        self.clients = Clients(self.history, [port], PATIENCE_S)
         self.told: list[Told] = []
         self._tokens, self._priority = tokens, priority
         self._numbers = itertools.count(1)

@@ -1,4 +1,11 @@
-"""`python -m bench.gateway`: Penstock and other gateways in front of the same simulated engine."""
+"""`python -m bench.gateway`: Penstock and other gateways in front of the same simulated engine.
+
+With --base REF: this tree against the tree of another commit. Both are deployed at once, from copies outside the
+checkout, and loaded in turn (ABBA, then BAAB, and so on) at c = 1, 16 and 256, in at least nine rounds. In each round
+the CPU microseconds per token of all processes of this tree (store, API, worker) are divided by those of the other.
+Shown are the median of these ratios and an interval that contains the true median with probability 95 % or more. The
+exit code is 1 if a whole interval lies above --bound, or if a request to this tree failed.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import plots, program, report
-from bench.gateway import burst, idle, sweep
+from bench.gateway import base, burst, idle, sweep
 from bench.gateway.catalogue import chosen, names_of, systems
 from bench.gateway.options import Options
 from bench.load.child import LoadFailed
 from bench.processes import Died
-from bench.program import Run, count, counts
+from bench.program import Refused, Run, count, counts
 
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
@@ -24,11 +31,13 @@ BURST_SYSTEMS = ("floor", "penstock", "plain", "router", "dynamo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if everything asked for was measured, whatever the figures say."""
+    """Returns the exit code: 0 if everything asked for was measured, and no bound of --base is missed."""
     return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
 
 
 def _run(run: Run) -> int:
+    if run.args.base is not None:
+        return _compare(run)
     args, options = run.args, _options(run.args)
     names = args.systems or (QUICK_SYSTEMS if args.quick else ())
     program.check_names("system", names, [system.name for system in systems()])
@@ -48,6 +57,20 @@ def _run(run: Run) -> int:
         told = idle.idle(options, run.command, run.console)
         run.tell(told, args.out / told.file)
     return 0
+
+
+def _compare(run: Run) -> int:
+    """1 if a bound is missed."""
+    args = run.args
+    if args.systems or args.all or args.rivals or args.burst or args.idle:
+        raise Refused(
+            "--base compares two trees and nothing else: leave out --systems, --rivals, --burst, --idle, --all"
+        )
+    if args.rounds and args.rounds < base.MIN_ROUNDS and not args.quick:
+        raise Refused(f"--base is judged by {base.MIN_ROUNDS} rounds or more; with --quick fewer are shown, not judged")
+    found = base.compare(args.base, args.bound, _of_base(args, _options(args)), run.command, run.console)
+    run.tell(found, args.out / found.file)
+    return 1 if any(ratio.holds is False for ratio in found.ratios) else 0
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -75,8 +98,20 @@ def _of_rivals(args: argparse.Namespace, options: Options) -> Options:
     )
 
 
+def _of_base(args: argparse.Namespace, options: Options) -> Options:
+    """Short answers in many rounds: what varies is the machine, from one moment to the next."""
+    return replace(
+        options,
+        levels=tuple(args.levels or base.LEVELS),
+        rounds=args.rounds or (1 if args.quick else base.MIN_ROUNDS),
+        requests_per_stream=args.requests_per_stream or 1,
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench gateway", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="penstock bench gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--systems", type=_names, help=f"only these, separated by commas: {names_of(systems())}")
     parser.add_argument("--quick", action="store_true", help="c = 1, 64, 256, two requests a stream, one round")
     parser.add_argument("--levels", type=counts, help="concurrent streams, e.g. 1,64,256")
@@ -92,6 +127,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--burst", action="store_true", help="64 requests at once, 5 ms steps: only their TTFT")
     parser.add_argument("--idle", type=count, metavar="N", help="N open streams that wait: only their memory and CPU")
     parser.add_argument("--all", action="store_true", help="the sweep, the rivals, the burst and 10,000 idle streams")
+    parser.add_argument(
+        "--base", metavar="REF", help="this tree against that of a git commit, in nine rounds: CPU per token"
+    )
+    parser.add_argument("--bound", type=float, default=base.BOUND, help="of --base: the most this/base may be (1.03)")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON files")
     parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
     return parser

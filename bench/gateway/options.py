@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.gateway.system import Serving
+from bench.load.plan import Plan
 from workers.settings import SimSettings
 
 OVERHEAD_S = 4.0
@@ -43,6 +45,19 @@ class Options:
     @property
     def burst_engine(self) -> SimSettings:
         return SimSettings(step_ms=self.burst_ms, prefill_ms=self.burst_ms, slots=max(256, self.burst_streams))
+
+    def plan(self, serving: Serving, streams: int) -> Plan:
+        """So many streams in a closed loop."""
+        return Plan(
+            port=serving.port,
+            model=serving.model,
+            headers=dict(serving.headers),
+            streams=streams,
+            requests=streams * self.requests_per_stream,
+            tokens=self.tokens,
+            limit_s=self.limit_s,
+            watch=serving.watch,
+        )
 
     def minutes(self, systems: int) -> int:
         """About how long a sweep takes, if every system keeps up with the engine."""

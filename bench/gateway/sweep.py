@@ -13,8 +13,7 @@ from bench.gateway.figures import COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
 from bench.gateway.options import Options
 from bench.gateway.play import Played, play, prepare
 from bench.gateway.stage import Stage
-from bench.gateway.system import Serving, System
-from bench.load.plan import Plan
+from bench.gateway.system import System
 from bench.load.scripted import GOOD_MS, ClockError, clock_error
 from bench.processes import Processes
 from bench.report import Ratio, Report
@@ -36,19 +35,8 @@ def sweep(systems: Sequence[System], options: Options, command: str, console: Co
         with Processes(stage.folder) as processes:
             clock = clock_error(processes)
 
-        def plan(serving: Serving, streams: int) -> Plan:
-            return Plan(
-                port=serving.port,
-                model=serving.model,
-                headers=dict(serving.headers),
-                streams=streams,
-                requests=streams * options.requests_per_stream,
-                tokens=options.tokens,
-                limit_s=options.limit_s,
-                watch=serving.watch,
-            )
-
-        play(ready, options.rounds, options.levels, plan, options.engine, stage.folder, played, stage.say, stage.done)
+        plan, engine = options.plan, options.engine
+        play(ready, options.rounds, options.levels, plan, engine, stage.folder, played, stage.say, stage.done)
         if played.failed:
             stage.keep()
     found = rows(played.readings, names)

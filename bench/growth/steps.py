@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from bench.processes import Processes, spent
 from streaming.keys import channel
 from streaming.lease import Lease
-from streaming.messages import Delta, encode
+from streaming.messages import Delta, encode_delta
 from streaming.settings import WireSettings
 from streaming.wire import Wire
 
@@ -53,7 +53,7 @@ async def step_us(store: Processes, url: str, tokens: int, readers: int, seconds
 def _rows(tokens: int, addresses: Sequence[str]) -> Mapping[str, Sequence[bytes]]:
     rows: dict[str, list[bytes]] = {}
     for number, address in zip(range(tokens), itertools.cycle(addresses), strict=False):
-        rows.setdefault(address, []).append(encode(Delta(number, number + 1, 0, f" word{number}", (number,), 1)))
+        rows.setdefault(address, []).append(encode_delta(Delta(number, number + 1, 0, f" word{number}", (number,), 1)))
     return rows
 
 
@@ -61,7 +61,7 @@ async def _write(wire: Wire, rows: Mapping[str, Sequence[bytes]], written: list[
     lease = Lease(wire, "bench")
     await lease.register()
     while True:
-        await lease.calls([lease.append_call(0, rows, max(1, lease.next_frame(0) - 100), names={})])
+        await lease.calls([lease.append_call(0, rows, max(1, lease.next_frame(0) - 100), openings={})])
         written[0] += 1
 
 

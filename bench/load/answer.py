@@ -201,10 +201,12 @@ def fault_of(text: Text, tokens: int) -> str:
     """What is wrong with a whole text; "" if nothing is."""
     if text.error:
         return f"error in the stream: {text.error}"
-    words = text.words
-    misplaced = next((i for i, word in enumerate(words) if word.lstrip(string.ascii_letters) != str(i)), None)
-    if misplaced is not None:
-        return f"{words[misplaced]!r} where token {misplaced} belongs"
-    if len(words) != tokens:
-        return f"{len(words)} tokens instead of {tokens}"
-    return "" if text.done else "no [DONE]"
+    return misplaced(text.words, tokens) or ("" if text.done else "no [DONE]")
+
+
+def misplaced(words: Sequence[str], tokens: int) -> str:
+    """The first word that is not the token that belongs there, or how many tokens there are instead of `tokens`."""
+    wrong = next((i for i, word in enumerate(words) if word.lstrip(string.ascii_letters) != str(i)), None)
+    if wrong is not None:
+        return f"{words[wrong]!r} where token {wrong} belongs"
+    return "" if len(words) == tokens else f"{len(words)} tokens instead of {tokens}"

@@ -11,18 +11,29 @@ LUA = "streaming/lua/"
 PROTOCOL = "tests/test_streaming_protocol.py::test_"
 REGRESSIONS = "tests/test_streaming_regressions.py::test_"
 RELAY = "tests/test_streaming_relay.py::test_"
+EVENTS = "tests/test_api_events.py::test_"
 WORKER = "tests/test_workers_worker.py::test_"
+MEMORY = "tests/test_streaming_memory.py::test_"
 WRITER = "tests/test_workers_writer.py::test_"
 ATTEMPT = "tests/test_workers_attempt.py::test_"
 WALK = "tests/test_walk.py::test_"
 RENDER = "tests/test_api_render.py::test_"
 KEYS = "tests/test_api_keys.py::test_"
+IDEMPOTENCY = "tests/test_streaming_idempotency.py::test_"
+RETRIES = "tests/test_api_idempotency.py::test_"
 BATCHES = "tests/test_streaming_batches.py::test_"
 LEDGER = "tests/test_streaming_ledger.py::test_"
 PLANS = "tests/test_streaming_plans.py::test_"
 PODS = "tests/test_scheduler_kubernetes.py::test_"
 LINE = "tests/test_streaming_line.py::test_"
+TIDY = "tests/test_offline_tidy.py::test_"
+IDENTITY = "tests/test_streaming_identity.py::test_"
 SURVEY = "tests/test_offline_survey.py::test_"
+MALFORMED = "tests/test_streaming_malformed.py::test_"
+ERRORS = "tests/test_api_errors.py::test_"
+LISTS = "tests/test_api_lists.py::test_"
+SUMMARIES = "tests/test_streaming_summaries.py::test_"
+HISTORY = "tests/test_streaming_history.py::test_"
 
 
 def _lua(script: str, old: str, new: str) -> Edit:
@@ -46,18 +57,18 @@ FENCING = (
         "finish without its owner",
         "Any live worker can end a job that another one runs.",
         (_lua("finish", " or s[2] ~= worker", ""),),
-        (REGRESSIONS + "a_job_is_ended_by_its_holder_in_its_attempt_only",),
+        (REGRESSIONS + "a_job_is_ended_by_its_holder_and_its_run_only",),
     ),
     Bug(
-        "finish without its attempt",
+        "finish without its run",
         "The end of an earlier attempt counts for a later one.",
-        (_lua("finish", " or s[3] ~= attempt", ""),),
-        (REGRESSIONS + "a_job_is_ended_by_its_holder_in_its_attempt_only",),
+        (_lua("finish", " or s[3] ~= run", ""),),
+        (REGRESSIONS + "a_job_is_ended_by_its_holder_and_its_run_only",),
     ),
     Bug(
-        "release without its attempt",
+        "release without its run",
         "A hand-back that arrives late takes the job from the worker that has claimed it again and runs it.",
-        (_lua("release", " or s[3] ~= attempt", ""),),
+        (_lua("release", "if s[3] ~= run then return 0 end\n", ""),),
         (REGRESSIONS + "a_release_that_arrives_late_leaves_the_next_attempt_alone",),
     ),
     Bug(
@@ -81,6 +92,18 @@ FENCING = (
         (REGRESSIONS + "the_time_the_store_was_away_ends_no_lease",),
     ),
     Bug(
+        "a lease made by a clock that was ahead",
+        "The store's clock is set back: whoever dies then holds its jobs for as long as it was set back by.",
+        (
+            _lua(
+                "reap",
+                "redis.call('ZADD', leases_key(), now + lease, worker)\nend\n\nlocal lapsed",
+                "end\n\nlocal lapsed",
+            ),
+        ),
+        (REGRESSIONS + "a_clock_that_is_set_back_keeps_no_dead_worker",),
+    ),
+    Bug(
         "a lease that is spared for ever",
         "Where sweeps are rare, a dead worker's jobs wait without end.",
         (_lua("reap", "tonumber(redis.call('HGET', worker_key(held[i]), 'spared')) ~= tonumber(held[i + 1])", "true"),),
@@ -95,8 +118,8 @@ ENDS = (
         (
             _lua(
                 "finish",
-                "if s[1] ~= 'in_progress' or s[2]",
-                "drop_entry(s[4], s[5])\nif s[1] ~= 'in_progress' or s[2]",
+                "if s.err or s[1] ~= 'in_progress' or s[2]",
+                "drop_entry(s[4], s[5])\nif s.err or s[1] ~= 'in_progress' or s[2]",
             ),
         ),
         (REGRESSIONS + "a_finish_behind_the_hand_back_leaves_the_job_in_the_queue",),
@@ -145,6 +168,78 @@ ENDS = (
         (PROTOCOL + "cancel_ends_a_waiting_job_and_marks_a_running_one",),
     ),
     Bug(
+        "one record that cannot be read deafens all",
+        "The readers of a whole API process hear nothing more from the log because of one spoiled job.",
+        (
+            Edit(
+                "streaming/journal.py",
+                "            return _malformed(job_id, fields, await fail_malformed(self._wire, job_id, error))",
+                "            raise",
+            ),
+        ),
+        (MALFORMED + "a_record_that_cannot_be_read_fails_its_job_alone",),
+    ),
+    Bug(
+        "an unreadable job is nobody's",
+        "Its reader gets an error, but it is no dead letter and stays running in the store.",
+        (
+            Edit(
+                "streaming/journal.py",
+                '    return int(await wire.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))\n',
+                "    return 0\n",
+            ),
+        ),
+        (MALFORMED + "a_record_that_cannot_be_read_fails_its_job_alone",),
+    ),
+    Bug(
+        "an unreadable job without a time of its end",
+        "Who asks for a job until it has an end in time asks for ever: it has failed, and is never said to be over.",
+        (
+            _lua(
+                "fail_malformed",
+                "return tonumber(string.match(redis.call('HGET', job, 'done') or '', '^%d+$')) or now",
+                "return 0",
+            ),
+        ),
+        (MALFORMED + "a_job_that_cannot_be_read_has_an_end_in_time",),
+    ),
+    Bug(
+        "one record stops every sweep",
+        "A dead worker's jobs stay with it because one of them cannot be read.",
+        (
+            _lua(
+                "reap",
+                "local ran, problem = pcall(step, id, worker, back)",
+                "local ran, problem = true, step(id, worker, back)",
+            ),
+        ),
+        (MALFORMED + "a_sweep_puts_the_other_jobs_back",),
+    ),
+    Bug(
+        "a replay that doubles",
+        "Two people replay one dead letter, and its job runs twice.",
+        (
+            Edit(
+                "streaming/deadletters.py",
+                "replay_job_id(letter_id, letter.job)",
+                "self._queue.new_id(record.job.tenant)",
+            ),
+        ),
+        (MALFORMED + "a_dead_letter_replayed_twice_is_one_job",),
+    ),
+    Bug(
+        "a replay of nothing",
+        "A dead letter whose body cannot be read becomes a job with an empty prompt.",
+        (
+            Edit(
+                "streaming/deadletters.py",
+                "        if record.fault:\n            raise MalformedJob(record.fault)\n",
+                "",
+            ),
+        ),
+        (MALFORMED + "a_dead_letter_without_a_body_is_not_replayed",),
+    ),
+    Bug(
         "an expired job is run",
         "Work that nobody waits for any more costs engine steps.",
         (_lua("claim", " or past(s[3], now) then", " then"),),
@@ -156,7 +251,7 @@ QUEUE = (
     Bug(
         "a put that does not know its repetition",
         "A put whose answer was lost, sent again, makes a second entry: the job runs twice.",
-        (_lua("put", "if redis.call('EXISTS', job) == 1 then return {'queued', now, 0} end\n", ""),),
+        (_lua("put", "if redis.call('EXISTS', job) == 1 then return {'queued', now, 0, epoch} end\n", ""),),
         (REGRESSIONS + "a_put_that_is_repeated_late_runs_nothing_again",),
     ),
     Bug(
@@ -175,15 +270,93 @@ QUEUE = (
         "an idempotency key of everybody",
         "Two tenants with the same key share one job and read each other's answer.",
         (
-            _lua("put", "redis.call('GET', idem_key(tenant, idem))", "redis.call('GET', idem_key('', idem))"),
-            _lua("put", "redis.call('SET', idem_key(tenant, idem),", "redis.call('SET', idem_key('', idem),"),
+            Edit("streaming/keys.py", "joined(tenant, key).encode()", 'joined("", key).encode()'),
+            _lua("prelude", "s[1] ~= tenant or ", ""),
         ),
         (PROTOCOL + "an_idempotency_key_leads_to_one_job",),
     ),
     Bug(
+        "names joined by a separator",
+        "Tenant a with key b:K is tenant a:b with key K.",
+        (Edit("streaming/keys.py", '"".join(f"{len(name)}:{name}" for name in names)', '":".join(names)'),),
+        (IDEMPOTENCY + "no_key_leads_to_another_tenants_job", IDEMPOTENCY + "joined_names_can_be_told_apart"),
+    ),
+    Bug(
+        "a join that does not look whose job it is",
+        "A stored key that leads to another tenant's job delivers its answer.",
+        (_lua("prelude", "s[1] ~= tenant or ", ""),),
+        (IDEMPOTENCY + "a_stored_key_of_another_tenants_job_delivers_nothing",),
+    ),
+    Bug(
+        "an idempotency key that expires before its job",
+        "A retry of a request that waits longer than results are kept makes a second job.",
+        (_lua("put", "id .. ':' .. digest)\n", "id .. ':' .. digest, 'EX', keep)\n"),),
+        (IDEMPOTENCY + "a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs",),
+    ),
+    Bug(
+        "an idempotency key that outlives its finished job",
+        "The store keeps the key of every job that was ever completed.",
+        (_lua("finish", "if s[9] then redis.call('EXPIRE', s[9], tonumber(s[7]) or 3600) end\n", ""),),
+        (IDEMPOTENCY + "a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs",),
+    ),
+    Bug(
+        "an idempotency key that outlives its cancelled job",
+        "The same, of jobs that no worker ends.",
+        (_lua("prelude", "  if s[7] then redis.call('EXPIRE', s[7], tonumber(s[5]) or 3600) end\n", ""),),
+        (IDEMPOTENCY + "whatever_ends_a_job_bounds_the_life_of_its_key",),
+    ),
+    Bug(
+        "an idempotency key of a job that is gone",
+        "It answers every retry with the id of a job that nobody can read.",
+        (
+            _lua(
+                "prelude",
+                "  if not s.err and not s[1] then return nil end\n",
+                "  if not s.err then s[1], s[2], s[3] = s[1] or tenant, s[2] or 'queued', s[3] or '0' end\n",
+            ),
+        ),
+        (IDEMPOTENCY + "a_key_whose_job_is_gone_is_free",),
+    ),
+    Bug(
+        "a lost connection that keeps its key",
+        "The next try of a client that lost its connection is told that the job was cancelled.",
+        (_lua("cancel", "  if s[5] then redis.call('DEL', s[5]) end\n", ""),),
+        (
+            IDEMPOTENCY + "a_job_that_lost_its_client_leaves_its_key_free",
+            RETRIES + "a_request_that_lost_its_connection_is_computed_when_it_comes_again",
+        ),
+    ),
+    Bug(
+        "a lost connection that ends what others wait for",
+        "One client's leaving cancels the job that another one follows under the same key, or was told of with a 202.",
+        (_lua("cancel", "  if #others > 0 or s[4] == '1' then return 'kept' end\n", ""),),
+        (
+            IDEMPOTENCY + "a_lost_client_ends_no_job_that_others_wait_for",
+            IDEMPOTENCY + "a_lost_client_ends_no_job_whose_id_was_answered",
+        ),
+    ),
+    Bug(
+        "a join that comes too late",
+        "A request that finds its job cancelled for want of a client waits for that job and is told of the cancel.",
+        (_lua("follow", "if s[4] and ARGV[3] == '1' then return 'abandoned' end\n", ""),),
+        (IDEMPOTENCY + "whoever_joins_too_late_is_told",),
+    ),
+    Bug(
+        "a 202 that needs a second look",
+        "The store goes between a put and the answer, and an accepted job is denied.",
+        (
+            Edit(
+                "api/jobs.py",
+                "    view = _accepted_view(services, admitted)\n",
+                "    view = await view_of(services, await services.journal.record(accepted.id))\n",
+            ),
+        ),
+        (RETRIES + "a_job_is_accepted_by_its_put_alone",),
+    ),
+    Bug(
         "an idempotency key for any body",
         "Another request under the same key gets the first one's answer.",
-        (_lua("put", "    if string.sub(known, 38) ~= digest then return {'reused'} end\n", ""),),
+        (_lua("prelude", " or string.sub(known, 38) ~= digest)", ")"),),
         (PROTOCOL + "an_idempotency_key_leads_to_one_job",),
     ),
     Bug(
@@ -218,10 +391,202 @@ QUEUE = (
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),
     ),
     Bug(
+        "one record stops every claim",
+        "No worker of the model gets a job any more because one that waits cannot be read.",
+        (
+            _lua(
+                "claim",
+                "local ran, job = pcall(take, lane, item[1], fields[2])",
+                "local ran, job = true, take(lane, item[1], fields[2])",
+            ),
+        ),
+        (MALFORMED + "a_claim_gives_the_other_jobs",),
+    ),
+    Bug(
+        "a newer job fails",
+        "During an upgrade the old workers fail the jobs of the new API processes.",
+        (Edit("streaming/lease.py", "str(error), newer=True)", "str(error))"),),
+        (WORKER + "a_job_of_a_newer_version_waits_for_a_newer_worker",),
+    ),
+    Bug(
+        "a newer job spins",
+        "An old worker claims a newer job and puts it back, over and over.",
+        (
+            Edit(
+                "workers/claimer.py",
+                "            self._newer_until[partition] = time.monotonic() + self._pause_s\n",
+                "            self._look.set()\n",
+            ),
+        ),
+        (WORKER + "a_job_of_a_newer_version_waits_for_a_newer_worker",),
+    ),
+    Bug(
+        "a model loaded for nothing",
+        "A store that is away for a moment while a worker registers ends the worker.",
+        (
+            Edit(
+                "workers/worker.py",
+                "                await asyncio.sleep(REGISTER_AGAIN_S)\n",
+                "                raise\n",
+            ),
+        ),
+        (WORKER + "a_store_that_is_away_at_the_start_is_waited_for",),
+    ),
+    Bug(
+        "weights errors as a traceback",
+        "Nobody is told why the model cannot be had, and what to do.",
+        (Edit("workers/__main__.py", "except (ConfigError, EngineDead) as error:", "except ConfigError as error:"),),
+        (WORKER + "weights_that_cannot_be_had_are_told_and_the_fix",),
+    ),
+    Bug(
+        "one partition's loss is everybody's",
+        "A worker that is fenced in one partition abandons its jobs in all others.",
+        (
+            Edit(
+                "workers/worker.py",
+                "            self.lose(partition)\n            await asyncio",
+                "            raise\n            await asyncio",
+            ),
+        ),
+        (WORKER + "a_lease_lost_in_one_partition_abandons_no_job_of_another",),
+    ),
+    Bug(
         "losses that are not counted",
         "A request that kills its engine kills one worker after another, for ever.",
         (_lua("reap", "redis.call('HINCRBY', job_key(id), 'losses', 1)", "0"),),
         (PROTOCOL + "a_job_given_up_after_too_many_lost_workers_is_a_dead_letter",),
+    ),
+    Bug(
+        "a full store fences its workers",
+        "Leases cannot be renewed while the store is full; innocent jobs are put back again and again, and given up.",
+        (_lua("beat", "#!lua flags=allow-oom\n", ""),),
+        (MEMORY + "a_store_that_refuses_writes_costs_no_job_an_attempt",),
+    ),
+    Bug(
+        "a full store takes no worker",
+        "Workers that start while the store is full cannot register: nothing drains it.",
+        (_lua("register", "#!lua flags=allow-oom\n", ""),),
+        (MEMORY + "what_drains_a_full_store_runs",),
+    ),
+    Bug(
+        "a spared lease that looks renewed",
+        "A worker whose lease was spared and renewed in one millisecond is fenced when the store is away again.",
+        (_lua("reap", "local till = now + lease - 0.5", "local till = now + lease"),),
+        (REGRESSIONS + "a_spared_lease_that_was_renewed_at_once_may_be_spared_again",),
+    ),
+    Bug(
+        "a room that many promise",
+        "Each API process reserves the same memory: together they accept more than the store can hold.",
+        (_lua("put", "if owed_now() + owed > most_owed then", "if owed > most_owed then"),),
+        (MEMORY + "what_is_accepted_leaves_room_for_its_output",),
+    ),
+    Bug(
+        "a put that brings nothing and keeps its reservation",
+        "One client that repeats a request under its idempotency key has everybody refused: the store seems full.",
+        (
+            Edit(
+                "streaming/queue.py",
+                "            if not _brought_work(answer):\n                reserved.give_back()",
+                "            pass",
+            ),
+        ),
+        (MEMORY + "what_brings_nothing_into_the_store_takes_no_room",),
+    ),
+    Bug(
+        "a full store that refuses whoever comes back",
+        "A retry that would only fetch the answer of an accepted job is told that nothing more is accepted.",
+        (
+            Edit(
+                "streaming/queue.py",
+                "found = await self._join(job, idempotency_key, digest) if idempotency_key else None",
+                "found = None",
+            ),
+        ),
+        (MEMORY + "a_full_store_answers_a_key_whose_job_it_has",),
+    ),
+    Bug(
+        "a malformed job that still owes",
+        "The room of a job that failed as malformed is never given back, and each such job has less accepted.",
+        (_lua("prelude", "  if lane and string.match(s[10] or '', '^%d+$') then owe(s[2], -s[10]) end\n", ""),),
+        (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
+    ),
+    Bug(
+        "a malformed job that keeps its idempotency key",
+        "The key has no expiry and leads to a failed job for ever.",
+        (_lua("prelude", "  free_key(s[9], id)\n", ""),),
+        (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
+    ),
+    Bug(
+        "an idempotency key of a job that cannot be read",
+        "Every retry with the key breaks on the record it leads to, and is answered with 500.",
+        (_lua("prelude", "  if s.err or not STATES[s[2]] or not tonumber(s[3]) or not created or", "  if"),),
+        (MALFORMED + "a_key_that_leads_to_what_cannot_be_read_is_free",),
+    ),
+    Bug(
+        "messages joined by a separator",
+        "A broker message is counted with another one's redeliveries and rejected for them.",
+        (Edit("streaming/redeliveries.py", "joined(queue, message_id)", 'f"{queue}\\0{message_id}"'),),
+        ("tests/test_streaming_redeliveries.py::test_each_message_of_each_queue_is_counted_by_itself",),
+    ),
+    Bug(
+        "a schema that is tried again and again",
+        "One tenant's schema that takes all the time of a check holds up the checks of every tenant.",
+        (Edit("workers/checker.py", "            if self._exhausting.has(schema):", "            if False:"),),
+        ("tests/test_workers_checker.py::test_a_schema_whose_check_was_ended_is_not_tried_again",),
+    ),
+    Bug(
+        "a child that has the worker's secrets",
+        "A fault of the validator of strangers' schemas gives the password of Redis away.",
+        (Edit("workers/checker.py", "stdout=PIPE, env=environ, cwd", "stdout=PIPE, cwd"),),
+        ("tests/test_workers_checker.py::test_the_child_is_given_no_secrets",),
+    ),
+    Bug(
+        "a refusal that tells clients to reset the store",
+        "Whoever sends a request while the store is unfit reads the operator's command that deletes everything.",
+        (Edit("api/services.py", "        return self.store.brief\n", "        return self.store.reason\n"),),
+        (ERRORS + "a_client_is_told_no_command_of_the_operators",),
+    ),
+    Bug(
+        "a reservation that is never given back",
+        "With every finished job less is accepted, in the end nothing.",
+        (_lua("finish", "if s[10] then owe(s[4], -s[10]) end\n", ""),),
+        (MEMORY + "what_ends_gives_its_reservation_back",),
+    ),
+    Bug(
+        "a sum that outlives its jobs",
+        "What was reserved for jobs that the store has lost is never free again.",
+        (_lua("reap", "if unfinished == 0 then", "if false then"),),
+        (MEMORY + "a_sum_that_outlived_its_jobs_is_forgotten",),
+    ),
+    Bug(
+        "the log of a lost worker kept for a day",
+        "Every worker that ends leaves its log behind although no job needs it.",
+        (_lua("prelude", "redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_TAIL_S", "keep"),),
+        (REGRESSIONS + "a_lost_workers_log_lives_as_long_as_its_jobs",),
+    ),
+    Bug(
+        "rows for nobody",
+        "The log holds a copy of every row for each API process that has died.",
+        (Edit("workers/worker.py", "        loops.append(self._listener_loop())\n", ""),),
+        ("tests/test_workers_listeners.py::test_an_address_nobody_listens_at_is_dropped",),
+    ),
+    Bug(
+        "a reader dropped for good",
+        "A reader that was away when a worker looked hears nothing more until the end.",
+        (
+            Edit(
+                "streaming/relay.py",
+                "if record.state is State.RUNNING and not inbox.whole and self",
+                "if False and self",
+            ),
+        ),
+        ("tests/test_workers_listeners.py::test_a_reader_that_was_dropped_by_mistake_follows_again",),
+    ),
+    Bug(
+        "a list of jobs that only grows",
+        "Ids of forgotten jobs pile up in a list nobody reads.",
+        (_lua("prelude", "    redis.call('EXPIRE', jobs_key(tenant), listed_s)\n", ""),),
+        (REGRESSIONS + "a_list_of_jobs_is_as_long_as_its_time",),
     ),
 )
 
@@ -247,14 +612,177 @@ TOKENS = (
     Bug(
         "a gap that is not seen",
         "Frames that pub/sub has lost are missing from the stream.",
-        (Edit("streaming/inbox.py", "if row.seq == self.seq + 1 and len", "if row.seq > self.seq and len"),),
+        (Edit("streaming/inbox.py", "elif row.seq == self.seq + 1 and not", "elif row.seq > self.seq and not"),),
         (RELAY + "an_inbox_puts_what_comes_in_order_and_takes_each_once",),
     ),
     Bug(
         "a spliced stream",
         "Where the store has lost what was shown, another text goes on in its place.",
         (Edit("streaming/inbox.py", "self.rewound, self.flow = True, None", "self.rewound, self.flow = False, None"),),
-        (RELAY + "other_deltas_in_the_place_of_given_ones_stop_the_stream",),
+        (RELAY + "a_run_that_contradicts_what_was_given_is_never_spliced_to_it",),
+    ),
+    Bug(
+        "a run behind any other",
+        "After a failover a second worker's text is put behind the first one's, whatever it goes on from.",
+        (
+            Edit(
+                "streaming/inbox.py",
+                "return opening.parent in self._parents if self.seq else opening.parent is None",
+                "return True",
+            ),
+        ),
+        (RELAY + "a_run_that_contradicts_what_was_given_is_never_spliced_to_it",),
+    ),
+    Bug(
+        "an end by anybody",
+        "A reader who saw one worker's text is given the end of another's as its own.",
+        (Edit("streaming/inbox.py", "if not self._agrees(terminal):", "if False:"),),
+        (RELAY + "an_end_that_does_not_begin_with_what_was_given_is_no_end_of_it",),
+    ),
+    Bug(
+        "a reader who listens to a worker that has lost the job",
+        "Deltas that the record does not know reset readers who had seen nothing wrong.",
+        (Edit("streaming/inbox.py", "if valid.issuperset(held.runs) and not valid & held.disputed:", "if False:"),),
+        (RELAY + "a_run_that_contradicts_what_was_given_is_never_spliced_to_it",),
+    ),
+    Bug(
+        "an end in pieces",
+        "Of a long answer in one piece only the first deltas are taken from its record.",
+        (
+            Edit(
+                "streaming/inbox.py",
+                "rest = [row for row in terminal.rows if row.seq > self.seq]",
+                "rest = [row for row in terminal.rows if row.seq > self.seq][:MOST_ROWS]",
+            ),
+        ),
+        (RELAY + "the_end_hands_over_every_delta_at_once",),
+    ),
+    Bug(
+        "a checkpoint that nobody is told of",
+        "The log is trimmed to a copy of a long job's tokens, and readers still look for them before it.",
+        (_lua("checkpoint", "redis.call('HSET', job_key(id), 'runs',", "tostring("),),
+        (PROTOCOL + "a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log",),
+    ),
+    Bug(
+        "a checkpoint without the latest tokens",
+        "What a step gave while the checkpoint waited to be written is trimmed with the steps before it.",
+        (
+            Edit("workers/worker.py", "attempt.number, attempt.own, written)", "attempt.number, rows.copy, written)"),
+            Edit(
+                "workers/worker.py",
+                "attempt.checkpointing = True\n",
+                "attempt.checkpointing, rows = True, attempt.own()\n",
+            ),
+        ),
+        (WORKER + "a_long_job_does_not_keep_the_whole_log",),
+    ),
+    Bug(
+        "a log that one long job keeps",
+        "As long as one job runs, every step of all its neighbours stays in the store.",
+        (Edit("workers/worker.py", "            self._checkpoint(partition)\n", ""),),
+        (WORKER + "a_long_job_does_not_keep_the_whole_log",),
+    ),
+    Bug(
+        "a job with a hole in its log goes on",
+        "What the store lost is missing from the result, or the job never ends.",
+        (Edit("workers/claimer.py", "if history.whole else", "if history.rows else"),),
+        (WORKER + "a_job_whose_log_has_a_hole_begins_anew",),
+    ),
+    Bug(
+        "JSON that goes on at its grammar's root",
+        "After the loss of a worker a second JSON text begins inside the first one, and the job completes.",
+        (
+            Edit(
+                "workers/claimer.py",
+                "        reason = reason or restart_reason(claim.job, self._hands.capabilities, history.rows)\n",
+                "",
+            ),
+        ),
+        (WORKER + "json_that_another_worker_began_is_computed_from_its_first_token",),
+    ),
+    Bug(
+        "a check that holds its job for ever",
+        "A job whose answer waits to be checked can neither be cancelled nor run out of time.",
+        (Edit("workers/worker.py", "elif not attempt.over or attempt.is_checked:", "elif not attempt.over:"),),
+        (WORKER + "a_job_whose_answer_is_being_checked_ends_whatever_the_check_does",),
+    ),
+    Bug(
+        "JSON that nobody looks at",
+        "An engine drops a constraint in the middle of an answer, and the job completes with any text.",
+        (
+            Edit(
+                "workers/worker.py",
+                "            if attempt.constrained:\n                attempt.check",
+                "            if False:\n                attempt.check",
+            ),
+        ),
+        (WORKER + "an_answer_that_is_not_the_json_asked_for_fails",),
+    ),
+    Bug(
+        "a grammar that is dropped after its first token",
+        "llama.cpp generates text outside the schema, and its requester is not told before it ends.",
+        (Edit("workers/llamacpp.py", "TRIAL_TOKENS = 3", "TRIAL_TOKENS = 1"),),
+        ("tests/test_workers_llamacpp.py::test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refused",),
+    ),
+    Bug(
+        "two prompts out of one",
+        "A request goes on from text alone, and llama.cpp answers prompt and past each by itself.",
+        (
+            Edit(
+                "workers/llamacpp_request.py",
+                "_one_prompt([*self._prompt, *_past(self._request)])",
+                "[*self._prompt, *_past(self._request)]",
+            ),
+        ),
+        ("tests/test_workers_llamacpp.py::test_a_past_without_token_ids_is_continued_as_one_prompt",),
+    ),
+    Bug(
+        "an engine that takes two runs for one",
+        "The same worker is given a job that it still runs: the end of the old run ends the new one.",
+        (Edit("workers/attempt.py", 'f"{self.job.id}/{self.number}/{index}"', 'f"{self.job.id}/{index}"'),),
+        (WORKER + "a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go",),
+    ),
+    Bug(
+        "a log of runs that the store has forgotten",
+        "A reader is given what a void run of its job wrote, told so, begins again and is given it again, for ever.",
+        (Edit("streaming/relay.py", "self._deal(frame, runs)", "self._deal(frame)"),),
+        (EVENTS + "what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody",),
+    ),
+    Bug(
+        "a newer worker's job is told anew without end",
+        "Each reader of a job that a newer worker runs has its epoch changed as fast as it can ask.",
+        (Edit("api/events.py", "if terminal is not None and terminal.failure is NEWER:", "if False:"),),
+        (EVENTS + "the_reader_of_a_newer_workers_job_is_told_once",),
+    ),
+    Bug(
+        "one number for two runs",
+        "A job that fails in its claim uses up no place but a number: another job of the worker gets it too.",
+        (_lua("claim", "job_key(id), number + begun + 1\n", "job_key(id), number + begun + 1\n  begun = begun + 1\n"),),
+        (REGRESSIONS + "a_run_has_a_number_of_its_own_whatever_fails_beside_it",),
+    ),
+    Bug(
+        "a job of nobody that keeps its worker",
+        "A worker that drains waits for ever for a job that the store has lost.",
+        (_lua("release", "redis.call('SREM', claims_key(worker), id)", "tostring(id)"),),
+        (REGRESSIONS + "a_worker_leaves_though_the_store_has_lost_its_job",),
+    ),
+    Bug(
+        "an event's id twice",
+        "The end of a job has the id of its last delta: who drops what it has seen never hears of the end.",
+        (Edit("api/cursor.py", "+ len(runs) + 2, str(runs[-1]))", "+ len(runs) + 1, str(runs[-1]))"),),
+        ("tests/test_api_cursor.py::test_ids_grow_and_each_leads_back_to_its_place",),
+    ),
+    Bug(
+        "a reset within its epoch",
+        "After a loss the ids that a reader has seen stand for other deltas.",
+        (Edit("api/events.py", "if seen is None or seen.epoch == record.epoch:", "if seen is None:"),),
+        (EVENTS + "a_store_that_lost_what_was_shown_resets_its_readers",),
+    ),
+    Bug(
+        "a started that is told twice",
+        "Who comes back to a running job hears again of the workers that it has heard of.",
+        (Edit("api/events.py", "self._started = len(place.runs)", "self._started = 0"),),
+        (EVENTS + "a_running_job_is_taken_up_behind_any_id",),
     ),
     Bug(
         "a running job resumed one too early",
@@ -263,13 +791,13 @@ TOKENS = (
         (RELAY + "a_late_follower_gets_everything_and_then_the_rest",),
     ),
     Bug(
-        "an event's id ahead of its reader",
-        "Whoever comes back behind `started` of a job that was further by then misses the tokens before.",
+        "a started with the id of its first delta",
+        "Whoever comes back behind `started` misses the first token after it.",
         (
             Edit(
-                "api/render.py",
-                'return Event("started", event_id(view.epoch, after), data)',
-                'return Event("started", event_id(view.epoch, view.seq), data)',
+                "api/cursor.py",
+                "return Cursor(epoch, first + place, str(run))",
+                "return Cursor(epoch, first + place + 1, str(run))",
             ),
         ),
         (WALK + "events_can_be_taken_up_behind_any_of_them",),
@@ -279,12 +807,12 @@ TOKENS = (
         "The same, read from the record.",
         (
             Edit(
-                "streaming/journal.py",
-                "for row in record.terminal.rows if row.seq > after]",
-                "for row in record.terminal.rows if row.seq >= after]",
+                "streaming/inbox.py",
+                "for row in terminal.rows if row.seq > self.seq]",
+                "for row in terminal.rows if row.seq >= self.seq]",
             ),
         ),
-        (PROTOCOL + "a_job_is_put_claimed_logged_and_finished",),
+        (WALK + "events_can_be_taken_up_behind_any_of_them",),
     ),
     Bug(
         "a log trimmed too early",
@@ -305,21 +833,42 @@ TOKENS = (
         (WRITER + "nothing_is_written_once_its_run_is_over",),
     ),
     Bug(
-        "a record that counts what no log holds",
-        "After a store lost a delta, the job's record cannot be read by anybody.",
-        (Edit("workers/attempt.py", "return self.seq - self._lost", "return self.seq"),),
-        (ATTEMPT + "the_record_holds_what_was_logged_before_and_what_was_given_out",),
+        "prompts counted by the last worker alone",
+        "A choice that ended before its worker was lost is not run again, and its prompt counts nothing.",
+        (
+            Edit(
+                "workers/attempt.py",
+                "                self._prompts.setdefault(row.index, row.prompt)\n",
+                "                pass\n",
+            ),
+        ),
+        (
+            ATTEMPT + "a_prompt_is_counted_once_whatever_ran_it",
+            "tests/test_losses.py::test_a_prompt_whose_answer_had_ended_is_counted_after_its_worker_was_killed",
+        ),
     ),
     Bug(
-        "a log written anew under earlier numbers",
-        "After a failover, what earlier attempts said belongs to nobody, and readers miss it.",
-        (Edit("workers/attempt.py", "encode(replace(row, stream=stream)) for row", "encode(row) for row"),),
+        "prompts that no log holds",
+        "What the engine says of a prompt's size is known to its worker alone, and lost with it.",
+        (Edit("workers/attempt.py", "piece.finish, piece.logprobs, prompt)", "piece.finish, piece.logprobs)"),),
+        (ATTEMPT + "a_prompt_is_counted_once_whatever_ran_it",),
+    ),
+    Bug(
+        "a log written anew without its prompts",
+        "After a failover the rewritten log has lost how large the prompts were.",
+        (Edit("streaming/messages.py", "    if delta.prompt is not None:\n", "    if not delta:\n"),),
+        (ATTEMPT + "a_prompt_is_counted_once_whatever_ran_it",),
+    ),
+    Bug(
+        "copies that pass for one's own",
+        "After a failover, what earlier attempts said is logged as the last one's, and resets its readers.",
+        (Edit("workers/attempt.py", "replace(row, stream=-self.number)", "row"),),
         (ATTEMPT + "the_record_holds_what_was_logged_before_and_what_was_given_out",),
     ),
     Bug(
         "a worker that forgets what was said",
         "It begins a lost job anew, and its readers see other tokens under the same numbers.",
-        (Edit("workers/claimer.py", "if claim.past else ()", "if not claim.past else ()"),),
+        (Edit("workers/claimer.py", "await self._continuable(claim, history))", "NOTHING)"),),
         (WORKER + "the_next_worker_numbers_on_where_the_log_ends",),
     ),
     Bug(
@@ -329,16 +878,189 @@ TOKENS = (
         (LINE + "who_waits_while_it_is_closed_goes_on",),
     ),
     Bug(
+        "a closed connection that is no lost one",
+        "A request that is sent as the store dies is answered with 500 instead of 503.",
+        (
+            Edit(
+                "streaming/line.py",
+                "except RuntimeError as error:  # uvloop",
+                "except ZeroDivisionError as error:  # uvloop",
+            ),
+        ),
+        (LINE + "one_that_is_closed_without_a_word_counts_as_lost",),
+    ),
+    Bug(
         "a dead connection at hand",
         "After a failover a process takes up a connection whose end nobody will hear of: its users break or wait.",
         (Edit("streaming/line.py", "if writer is None or writer.transport.is_closing():", "if writer is None:"),),
         (LINE + "one_that_was_lost_before_it_was_used_is_not_waited_for",),
     ),
     Bug(
+        "one frame that cannot be read deafens all",
+        "A worker's log is read to the bad frame and no further.",
+        (
+            Edit(
+                "streaming/history.py",
+                'cannot be read and is left out: %s", worker, error)\n        return None',
+                'cannot be read and is left out: %s", worker, error)\n        raise',
+            ),
+        ),
+        (MALFORMED + "a_frame_that_cannot_be_read_is_left_out",),
+    ),
+    Bug(
+        "a newer worker's readers hang",
+        "An API process leaves the frames of a newer worker out and says nothing to their readers.",
+        (
+            Edit(
+                "streaming/relay.py",
+                "                self._end_newer(worker, zip(inboxes, records, strict=True))\n",
+                "                pass\n",
+            ),
+        ),
+        (MALFORMED + "the_readers_of_a_newer_worker_are_told_so",),
+    ),
+    Bug(
+        "one message ends the subscription",
+        "A control message that a worker cannot read has it miss those that come next.",
+        (
+            Edit(
+                "streaming/lease.py",
+                '                    log.warning("a message to this worker is ignored: %s", error)\n',
+                "                    raise\n",
+            ),
+        ),
+        (MALFORMED + "a_message_that_cannot_be_read_ends_no_subscription",),
+    ),
+    Bug(
+        "a reader who came too early",
+        "A follow that arrives while the job's history is read is forgotten.",
+        (
+            Edit(
+                "workers/worker.py",
+                "                    self._claimer.note_follow(job_id, address)\n",
+                "                    pass\n",
+            ),
+        ),
+        (WORKER + "a_reader_who_comes_while_the_history_is_read_is_heard",),
+    ),
+    Bug(
         "a task that broke for good",
         "One fault nobody expected, and the readers of a whole process wait without a word.",
         (Edit("streaming/background.py", "            await asyncio.sleep(pause_s)", "            return"),),
         (RELAY + "a_fault_nobody_expected_costs_no_reader",),
+    ),
+)
+
+LOOKS = (
+    Bug(
+        "a list that reads bodies",
+        "A page of jobs with long prompts is more than a process has memory for.",
+        (
+            _lua("recent", "'epoch', 'runs')", "'epoch', 'runs', 'body')"),
+            Edit(
+                "streaming/summaries.py",
+                '*("metadata", "epoch", "runs"),',
+                '*("metadata", "epoch", "runs", "body"),',
+            ),
+        ),
+        (LISTS + "a_list_reads_summaries",),
+    ),
+    Bug(
+        "a list that looks without end",
+        "Whoever asks for a state that few jobs are in has every job of theirs read, in one request.",
+        (Edit("streaming/summaries.py", "ROUNDS = 4", "ROUNDS = 4_000"),),
+        (LISTS + "a_status_that_no_job_has_is_looked_for_in_bounds",),
+    ),
+    Bug(
+        "an end of a newer version that counts as malformed",
+        "While a new version is rolled out lists say of its jobs that they failed.",
+        (
+            Edit(
+                "streaming/journal.py",
+                "    except NewerMessage:\n        return Terminal(job_id, State.FAILED, 0, failure=NEWER)\n",
+                "",
+            ),
+        ),
+        (SUMMARIES + "a_list_says_what_a_look_says_of_an_end_that_cannot_be_read",),
+    ),
+    Bug(
+        "a cursor whose id alone is looked up",
+        "A cursor of an old time and the id of a new job has one script walk the whole list of a tenant.",
+        (
+            _lua(
+                "recent",
+                "local low, high = redis.call('ZCOUNT', jobs, '(' .. time, '+inf'), ",
+                "local low, high = redis.call('ZREVRANK', jobs, id) or 0, ",
+            ),
+            _lua("recent", "  while low < high do", "  while false do"),
+        ),
+        (SUMMARIES + "a_made_up_cursor_reads_no_more_than_a_page",),
+    ),
+    Bug(
+        "a list that shows what is not next",
+        "Jobs of a partition that stopped looking are passed over: no page ever shows them.",
+        (Edit("streaming/summaries.py", "if reached is None or job[0] >= reached]", "]"),),
+        (SUMMARIES + "pages_hold_every_job_once_in_order",),
+    ),
+    Bug(
+        "a look at the lane for every reader",
+        "Each reader of a waiting job has a thousand entries read twice a second.",
+        (Edit("streaming/places.py", "look is None or look.began < asked - old_s or old_s == 0:", "True:"),),
+        (LISTS + "readers_who_wait_share_one_look_at_their_lane",),
+    ),
+    Bug(
+        "a body for every look at a silent reader",
+        "Whoever waits has the whole prompt read again, twice a second.",
+        (
+            Edit(
+                "api/events.py",
+                "record = await services.journal.again(record)",
+                "record = await services.journal.record(record.job.id)",
+            ),
+        ),
+        (LISTS + "readers_who_wait_share_one_look_at_their_lane",),
+    ),
+    Bug(
+        "a round trip for every lane",
+        "With many models and partitions, a look at the lanes takes longer than a tick.",
+        (
+            Edit(
+                "streaming/backlog.py",
+                "        args: list[str | int] = [deadlines, *models]\n",
+                "        args: list[str | int] = [deadlines, *models]\n        await self._wire.now_ms()\n",
+            ),
+        ),
+        ("tests/test_streaming_backlog.py::test_a_look_is_one_call_for_each_partition",),
+    ),
+    Bug(
+        "a pass over the log for every job",
+        "After the loss of a worker with hundreds of jobs, its log is read hundreds of times until the last goes on.",
+        (
+            Edit(
+                "streaming/rounds.py",
+                "waiting, self._waiting = self._waiting, []",
+                "waiting, self._waiting = self._waiting[:1], self._waiting[1:]",
+            ),
+        ),
+        (HISTORY + "one_pass_serves_all_jobs_of_a_claim",),
+    ),
+    Bug(
+        "a log read in one piece",
+        "While a long log is decoded, nothing else runs: every stream of the process stands still.",
+        (Edit("streaming/history.py", "if rows >= ROWS_AT_ONCE:", "if rows < 0:"),),
+        (HISTORY + "others_have_their_turn_while_a_log_is_read",),
+    ),
+    Bug(
+        "a look that reads the log",
+        "To show a running job, all that its worker wrote since is read.",
+        (
+            Edit(
+                "api/jobs.py",
+                "latest=latest_of(record),",
+                "latest=latest_of(record) if await services.journal.history(record.job.id, record.runs) else None,",
+            ),
+        ),
+        (LISTS + "a_running_jobs_log_is_not_read_to_show_it",),
     ),
 )
 
@@ -362,15 +1084,45 @@ CALLERS = (
         (KEYS + "no_key_or_hash_is_kept_readable",),
     ),
     Bug(
+        "a tenant of any name",
+        "A tenant's name may hold what separates names in keys and messages.",
+        (Edit("api/settings.py", '        check_tenant("tenant", self.tenant)\n', "        pass\n"),),
+        (KEYS + "a_tenants_name_is_checked_wherever_it_is_set",),
+    ),
+    Bug(
+        "a constraint that has no effect",
+        "A field by which other servers constrain an answer is ignored, and the answer is taken for a constrained one.",
+        (Edit("api/schemas.py", "if name in CONSTRAINTS:", "if False:"),),
+        ("tests/test_api_schemas.py::test_constraints_of_other_servers_are_refused_with_what_to_use_instead",),
+    ),
+    Bug(
         "jobs of other tenants",
         "Who knows a job's id can read and cancel it.",
         (Edit("api/jobs.py", "if record.job.tenant == caller.tenant:", "if record.job.tenant:"),),
         ("tests/test_api_admin.py::test_keys_say_who_may_come_in_how_high_and_who_may_administer",),
     ),
     Bug(
+        "a joined job that is lost",
+        "Whoever joined a job by its key waits for ever when the store has lost it.",
+        (
+            Edit(
+                "api/admission.py",
+                "    inbox.accepted = True\n    try:\n        await services",
+                "    try:\n        await services",
+            ),
+        ),
+        (ERRORS + "a_joined_job_that_is_lost_ends_its_reader",),
+    ),
+    Bug(
+        "a poison message of a broker",
+        "A message that makes its taker fail comes again and again, and nothing behind it is taken.",
+        (Edit("offline/intake.py", "if count > MAX_REDELIVERIES:", "if count < 0:"),),
+        ("tests/test_offline_events.py::test_a_message_that_makes_its_taker_fail_is_put_aside",),
+    ),
+    Bug(
         "a reader that leaves is not heard",
         "The engine goes on for a client that is gone.",
-        (Edit("api/reply.py", "await cancel_quietly(self._services, job_id)", "await self._readers()"),),
+        (Edit("api/reply.py", "await abandon_quietly(self._services, job_id)", "await asyncio.sleep(0)"),),
         ("tests/test_walk.py::test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on",),
     ),
 )
@@ -431,10 +1183,209 @@ LINES = (
         (SURVEY + "equal_lines_are_computed_once_if_their_answer_is_sure",),
     ),
     Bug(
+        "the file of the first try",
+        "A batch whose create is tried again with another file computes the first one.",
+        (
+            Edit(
+                "streaming/shelf.py",
+                'return self.work(batch_id) / f"input.{_safe(file_id)}"',
+                'return self.work(batch_id) / "input"',
+            ),
+        ),
+        ("tests/test_api_batches.py::test_a_create_tried_again_with_another_file_computes_that_one",),
+    ),
+    Bug(
+        "a line cancelled by the turn before",
+        "A line whose job an overtaken turn has cancelled gets that as its answer.",
+        (
+            Edit(
+                "offline/lines.py",
+                "        elif record.state is State.CANCELLED:\n",
+                "        elif record.state is State.QUEUED:\n",
+            ),
+        ),
+        ("tests/test_api_batches.py::test_a_line_whose_job_was_cancelled_is_computed",),
+    ),
+    Bug(
+        "a refused create that keeps its file",
+        "Every refused try to create a batch leaves a link to its input, so a deleted file takes room on the disk.",
+        (Edit("api/batches.py", "        await _take_back(services, batch)\n", ""),),
+        ("tests/test_api_batches.py::test_a_refused_create_leaves_no_link_to_its_file",),
+    ),
+    Bug(
+        "a refused offer that takes the input away",
+        "A refused try with the file of the batch that has not begun removes the input of that batch.",
+        (
+            Edit(
+                "streaming/shelf.py",
+                'if file_id != used or (self.work(batch_id) / "input").exists():',
+                "if file_id:",
+            ),
+        ),
+        ("tests/test_api_batches.py::test_the_other_offers_go_when_a_batch_takes_its_input",),
+    ),
+    Bug(
+        "one batch that cannot be read fails the list",
+        "Its owner sees none of the others.",
+        (
+            Edit(
+                "streaming/batches.py",
+                "        return BatchRecord(nothing, BatchState.FAILED",
+                "        raise\n        return BatchRecord(nothing, BatchState.FAILED",
+            ),
+        ),
+        (MALFORMED + "a_batch_that_cannot_be_read_fails_and_is_shown",),
+    ),
+    Bug(
+        "one webhook message ends the deliveries",
+        "A message whose record cannot be read ends the process that would deliver the others.",
+        (
+            Edit(
+                "streaming/webhooks.py",
+                "                except (ValueError, TypeError, AttributeError) as error:\n",
+                "                except LookupError as error:\n",
+            ),
+        ),
+        (MALFORMED + "a_webhook_message_that_cannot_be_read_is_given_up",),
+    ),
+    Bug(
         "a custom_id twice",
         "Two lines of the output have the same name, and nobody knows which is which.",
         (Edit("offline/survey.py", "return earlier if earlier != number else 0", "return 0"),),
         (SURVEY + "a_bad_line_is_named",),
+    ),
+)
+
+STORE = (
+    Bug(
+        "tidy that removes what the store forgot",
+        "A store restored to an earlier moment destroys the files that were uploaded since.",
+        (
+            Edit(
+                "offline/desk.py",
+                "asyncio.to_thread(self._bench.shelf.set_aside, part, name)",
+                "asyncio.to_thread(self._bench.shelf.remove, name)",
+            ),
+        ),
+        (TIDY + "what_the_store_forgot_is_quarantined",),
+    ),
+    Bug(
+        "a plain file that ends the emptying",
+        "One file that somebody put into the quarantine, and nothing is ever removed from it again.",
+        (
+            Edit(
+                "streaming/shelf.py", "for part in day.iterdir() if part.is_dir() for", "for part in day.iterdir() for"
+            ),
+        ),
+        (TIDY + "what_lies_in_the_quarantine_ends_no_emptying",),
+    ),
+    Bug(
+        "a day that ends the emptying",
+        "What cannot be removed on one day keeps what was set aside on all later ones.",
+        (
+            Edit(
+                "streaming/shelf.py",
+                '            except OSError as error:\n                log.warning("what was quar',
+                '            except LookupError as error:\n                log.warning("what was quar',
+            ),
+        ),
+        (TIDY + "what_lies_in_the_quarantine_ends_no_emptying",),
+    ),
+    Bug(
+        "a look at adoption that writes",
+        "`penstock store adopt` without --yes gives an identity to whatever store its settings lead to.",
+        (
+            Edit(
+                "cli/store.py",
+                "await enter_store(wire) if yes else await read_identity(wire)",
+                "await enter_store(wire)",
+            ),
+        ),
+        ("tests/test_cli_store.py::test_adopt_without_yes_writes_nothing",),
+    ),
+    Bug(
+        "tidy for another deployment",
+        "Penstock pointed at another or an emptied Redis clears the folder of files.",
+        (
+            Edit(
+                "offline/desk.py",
+                "        if not await self._agreed():\n            return\n        while",
+                "        while",
+            ),
+        ),
+        (TIDY + "an_emptied_store_touches_nothing",),
+    ),
+    Bug(
+        "a folder that any store takes",
+        "Files of a deployment that nobody named are handed to the first store that comes.",
+        (
+            Edit(
+                "streaming/shelf.py", "if owner or not deployment or not self.is_empty:", "if owner or not deployment:"
+            ),
+        ),
+        (TIDY + "a_folder_with_files_of_nobody_is_not_taken",),
+    ),
+    Bug(
+        "an emptied store under its old name",
+        "Nobody can tell that the store has forgotten everything.",
+        (Edit("streaming/identity.py", "new_deployment_id())\n    return _parsed", '"dep_0")\n    return _parsed'),),
+        (IDENTITY + "an_emptied_store_has_another_deployment",),
+    ),
+    Bug(
+        "an identity that each start writes",
+        "Processes that start at once disagree on which deployment this is.",
+        (_lua("identify", "if redis.call('EXISTS', store_key()) == 0 then", "do"),),
+        (IDENTITY + "processes_that_start_at_once_agree",),
+    ),
+    Bug(
+        "partitions that nobody compares",
+        "Two processes spread jobs over different numbers of partitions; some are never claimed.",
+        (
+            Edit(
+                "streaming/identity.py", "if identity.partitions != settings.partitions:", "if identity.partitions < 1:"
+            ),
+        ),
+        (IDENTITY + "another_number_of_partitions_is_refused",),
+    ),
+    Bug(
+        "an earlier version's store taken for an empty one",
+        "Keys and messages of two versions are mixed.",
+        (
+            Edit(
+                "streaming/identity.py", "if found is None and await _is_used(wire):", "if found is None and not wire:"
+            ),
+        ),
+        (IDENTITY + "a_store_of_an_earlier_version_is_refused",),
+    ),
+    Bug(
+        "a store that is checked once",
+        "A server that evicts or has no append-only file is given jobs if it was not the first.",
+        (
+            Edit(
+                "streaming/monitor.py",
+                "if servers == self._servers and time.monotonic() - self._checked_at < CHECK_S:",
+                "if self._servers:",
+            ),
+        ),
+        ("tests/test_streaming_monitor.py::test_settings_that_change_are_seen_a_little_later",),
+    ),
+    Bug(
+        "a promoted replica taken for the primary before it",
+        "Nobody looks at the settings of the server that Sentinel has named.",
+        (
+            Edit(
+                "streaming/monitor.py",
+                "if servers == self._servers and time.monotonic()",
+                "if self._servers and time.monotonic()",
+            ),
+        ),
+        ("tests/test_streaming_sentinel.py::test_a_promoted_replica_is_checked",),
+    ),
+    Bug(
+        "processes known by their names",
+        "Two machines run the documented commands, and each hides the other's worker.",
+        (Edit("streaming/fleet.py", "{process.role}:{process.life}", "{process.role}:{process.id}"),),
+        ("tests/test_streaming_presence.py::test_machines_may_use_the_same_name",),
     ),
 )
 
@@ -477,6 +1428,48 @@ POOLS = (
         (PODS + "a_pod_is_drained_before_it_goes",),
     ),
     Bug(
+        "one Deployment for two pools",
+        "Two models whose names differ only in a dot or a capital scale the same pods against each other.",
+        (Edit("scheduler/settings.py", "            if other != pool:\n", "            if not other:\n"),),
+        ("tests/test_scheduler_process.py::test_two_pools_of_one_deployment_are_refused",),
+    ),
+    Bug(
+        "every machine starts them all",
+        "Two machines that follow one plan run twice the workers that are wanted.",
+        (
+            Edit(
+                "cli/pool.py",
+                "size = await plans.share(plan.epoch, pool, by, len(members), total)",
+                "size = total if len(members) < 99 else None",
+            ),
+        ),
+        ("tests/test_cli_pool.py::test_two_machines_share_what_is_wanted",),
+    ),
+    Bug(
+        "one entry ends the scheduler",
+        "A process, plan or card that cannot be read ends whoever looks at the fleet.",
+        (
+            Edit(
+                "streaming/entries.py",
+                'is left out: %s", name, kind.__name__, error)\n        return None',
+                'is left out: %s", name, kind.__name__, error)\n        raise',
+            ),
+        ),
+        (MALFORMED + "an_entry_of_the_fleet_that_cannot_be_read_is_left_out",),
+    ),
+    Bug(
+        "an unreadable override is none",
+        "The scheduler decides over the head of somebody whose word it cannot read.",
+        (Edit("streaming/overrides.py", ' or Override(by="unreadable")', ' or Override(want=1, by="unreadable")'),),
+        (MALFORMED + "an_override_that_cannot_be_read_is_a_pause",),
+    ),
+    Bug(
+        "loading holds up the loop",
+        "While TensorRT-LLM loads, its worker does not say that it is there.",
+        (Edit("workers/trtllm.py", "library = await asyncio.to_thread(load_library)", "library = load_library()"),),
+        ("tests/test_workers_trtllm.py::test_the_event_loop_goes_on_while_it_loads",),
+    ),
+    Bug(
         "a sleeper nobody wakes at once",
         "The first request at zero workers waits for the next tick.",
         (_lua("put", "wake_scheduler(model)", "is_read(lane)"),),
@@ -484,4 +1477,4 @@ POOLS = (
     ),
 )
 
-BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *CALLERS, *LINES, *POOLS)
+BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS)

@@ -6,10 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGES = ("api", "workers", "scheduler", "offline", "streaming", "telemetry", "cli", "bench")
-ORIGINS = f"import importlib; print(*(importlib.import_module(name).__file__ for name in {PACKAGES}), sep='\\n')"
+ORIGINS = "import importlib; print(*(importlib.import_module(name).__file__ for name in {!r}), sep='\\n')"
 
 
 class Strayed(Exception):
@@ -17,9 +18,9 @@ class Strayed(Exception):
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Packages, tests and their settings."""
+    """Packages, tests and their settings, and the docs that tests hold against the code."""
     ignore = shutil.ignore_patterns("__pycache__", "results")
-    for name in (*PACKAGES, "tests"):
+    for name in (*PACKAGES, "tests", "docs"):
         shutil.copytree(source / name, target / name, ignore=ignore)
     shutil.copy2(source / "pyproject.toml", target)
 
@@ -29,9 +30,9 @@ def environment(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tree), "COLUMNS": "250"}
 
 
-def check_origins(tree: Path) -> None:
-    """Every package comes from this tree. Raises Strayed."""
-    command = [sys.executable, "-c", ORIGINS]
+def check_origins(tree: Path, packages: Sequence[str] = PACKAGES) -> None:
+    """These packages come from this tree. Raises Strayed, CalledProcessError if one cannot be imported."""
+    command = [sys.executable, "-c", ORIGINS.format(tuple(packages))]
     ran = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True, check=True)
     strays = [origin for origin in ran.stdout.split() if tree.resolve() not in Path(origin).resolve().parents]
     if strays:

@@ -19,6 +19,8 @@ from bench.planted.tree import check_origins, copy_tree, environment
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
+ALL_LIMIT_S = 900.0
+"""For the tests of all bugs, one after the other."""
 PASSED, FAILED, TIMED_OUT = 0, 1, -1
 """Exit codes of pytest (2 to 5: it could not run the tests), and ours for a run that was ended."""
 
@@ -58,7 +60,7 @@ def try_none(tree: Path, bugs: Sequence[Bug]) -> Run:
     check_origins(tree)
     for bug in bugs:
         bug.patched(tree)
-    return run_tests(tree, sorted({test for bug in bugs for test in bug.tests}))
+    return run_tests(tree, sorted({test for bug in bugs for test in bug.tests}), limit_s=ALL_LIMIT_S)
 
 
 def try_bug(tree: Path, bug: Bug) -> Trial:
@@ -69,7 +71,7 @@ def try_bug(tree: Path, bug: Bug) -> Trial:
         return Trial(bug, run_tests(Path(folder), bug.tests, "-x"))
 
 
-def run_tests(tree: Path, tests: Sequence[str], *options: str) -> Run:
+def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = LIMIT_S) -> Run:
     """Run these tests of a tree; whatever they started ends with them."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", *options, *tests]
     began = time.monotonic()
@@ -83,10 +85,10 @@ def run_tests(tree: Path, tests: Sequence[str], *options: str) -> Run:
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=LIMIT_S)
+            output, _ = process.communicate(timeout=limit_s)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            output, code = f"not done after {LIMIT_S:.0f} s", TIMED_OUT
+            output, code = f"not done after {limit_s:.0f} s", TIMED_OUT
         finally:
             _end_group(process.pid)
     return Run(code, time.monotonic() - began, output)

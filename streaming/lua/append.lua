@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Write one engine step to the worker's log, then show it. Refused when the worker was fenced; harmless when repeated.
 -- ARGV: worker, frame number, lease in ms (0: not renewed), oldest frame still needed, '1' if earlier frames may be missing,
 --       then pairs of reply address ('-' for none), frame

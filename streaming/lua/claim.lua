@@ -1,10 +1,12 @@
+#!lua flags=allow-oom
 -- Give a live worker up to `want` waiting jobs of its model, highest lane first, lost ones before new ones.
 -- Suspects (jobs whose workers keep dying) are run alone: one worker of a model at a time takes them, singly.
--- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most of them from the lowest lane | ''
+-- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most of them from the lowest lane | '',
+--       the number before those of the runs that begin here
 -- Returns: 'fenced' | {now, frame number, 1 if this worker is to finish what it has and then take suspects,
---                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at}...}
+--                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
 local worker, model, want, lease, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
-local spare = tonumber(ARGV[6]) or want
+local spare, number = tonumber(ARGV[6]) or want, tonumber(ARGV[7])
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame')
 if mine[1] ~= 'live' then return 'fenced' end
 local exact = exact_ms()
@@ -22,10 +24,13 @@ local function read(lane, count)
   return got and got[1] and got[1][2] or {}
 end
 
+local STATES = {queued = 1, in_progress = 1, completed = 1, failed = 1, cancelled = 1, expired = 1}
+local begun = 0 -- jobs that this call gives to the worker: a number is used up by one of these, and by no failed one
 local function take(lane, entry, id)
-  local job = job_key(id)
+  local job, run = job_key(id), number + begun + 1
   local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'entry', 'created', 'attempt',
     'events')
+  if s[1] and not STATES[s[1]] then error('attempt to claim a job in state ' .. s[1], 0) end
   if s[1] ~= 'queued' or s[6] ~= entry then
     drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
     return nil
@@ -36,12 +41,12 @@ local function take(lane, entry, id)
   end
   local attempt, runs = (s[8] or 0) + 1, s[8] and redis.call('HGET', job, 'runs') or ''
   if attempt == 2 then redis.call('HSET', job, 'started', redis.call('HGET', job, 'claimed')) end
-  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'claimed', exact,
-    'runs', runs .. worker .. ':' .. (mine[2] + 1) .. ';')
+  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'run', run, 'claimed', exact,
+    'runs', runs .. worker .. ':' .. (mine[2] + 1) .. ':' .. run .. ';')
   if alone then redis.call('HSET', job, 'alone', 1) end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
-  if s[9] and attempt == 1 then emit(s[9], id, redis.call('HGET', job, 'tenant'), 'job.started') end
-  return {id, s[4], attempt, s[3] or '', s[5], runs, tonumber(s[7])}
+  if s[9] and attempt == 1 then emit(s[9], id, redis.call('HGET', job, 'tenant') or '', 'job.started') end
+  return {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, tonumber(s[7]) or 0, run}
 end
 
 -- Only jobs that were never begun may wait too long; a lane read to its end is left for the next.
@@ -57,8 +62,15 @@ local function take_from(lane, most)
         bury('lane', lane, 'entry', item[1], 'reason', 'not an entry of ours')
         drop_entry(lane, item[1])
       else
-        local job = take(lane, item[1], fields[2])
-        if job then out[#out + 1], taken[#taken + 1] = job, job[1] end
+        local ran, job = pcall(take, lane, item[1], fields[2])
+        if not ran then -- that job alone fails, unless it is the server that refuses
+          local why = fault_of(job)
+          if not why then error(job, 0) end
+          drop_entry(lane, item[1])
+          fail_malformed(fields[2], why, now)
+        elseif job then
+          out[#out + 1], taken[#taken + 1], begun = job, job[1], begun + 1
+        end
       end
     end
     if #taken > 0 then redis.call('SADD', claims_key(worker), unpack(taken)) end

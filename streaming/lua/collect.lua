@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Take events that nobody has passed on yet; those of a process that took them and was lost come first.
 -- ARGV: whom they are for, who takes them, most of them, ms after which whoever took them counts as lost
 -- Returns: {entry, id, tenant, type}...

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- The batches somebody must be told to work on now. Each is told once, and again when nothing came of it for a while.
 -- ARGV: most of them, ms until it is told again
 -- Returns: {id, number of this telling, why}...; whoever is told by an earlier number need not begin. Why: 'due', or

@@ -1,7 +1,7 @@
 -- Which of these jobs have ended, or are not kept. ARGV: ids. Returns: their ids.
 local over = {}
 for _, id in ipairs(ARGV) do
-  local state = redis.call('HGET', job_key(id), 'state')
+  local state = redis.pcall('HGET', job_key(id), 'state')
   if state ~= 'queued' and state ~= 'in_progress' then over[#over + 1] = id end
 end
 return over

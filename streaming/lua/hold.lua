@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Take a batch to work on it. ARGV: id, number of the telling, lease in ms
 -- Returns: 'gone' | 'stale' (told anew since, or nothing is due) | 'held' (another works on it)
 --          | {epoch, now, status, paused, created, expires | '', asked, progress}

@@ -4,7 +4,7 @@
 -- Returns: {epoch, holder} of whoever leads now, '' for nobody
 local holder, keep = ARGV[1], tonumber(ARGV[2])
 local leader = redis.call('GET', leader_key())
-local epoch = tonumber(redis.call('GET', leader_epoch_key()) or 0)
+local epoch = tonumber(redis.call('GET', leader_epoch_key()) or 0) or 0
 if leader == holder then
   if keep == 0 then
     redis.call('DEL', leader_key())

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- A worker ends in good order. Refused while it still holds jobs. ARGV: worker, seconds to keep its log
 -- Returns: how many jobs it still holds (0: it has left)
 local worker, keep = ARGV[1], ARGV[2]
@@ -6,7 +7,7 @@ if held > 0 then return held end
 local model = redis.call('HGET', worker_key(worker), 'model')
 redis.call('HSET', worker_key(worker), 'state', 'left')
 redis.call('EXPIRE', worker_key(worker), 3600)
-redis.call('EXPIRE', log_key(worker), keep)
+end_log(worker, keep)
 redis.call('ZREM', leases_key(), worker)
 if model then
   redis.call('ZREM', idle_key(model), worker)

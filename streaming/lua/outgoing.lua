@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Take webhook messages whose time has come. Whoever takes one has the lease to say what came of it; then it is due again.
 -- ARGV: endpoint, most of them, lease in ms
 -- Returns: {now, {id, attempt, attempts before this round, ms this round began, event, type, subject, ms of the event}...}
@@ -9,8 +10,12 @@ for _, id in ipairs(redis.call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0
   if s[1] == 'pending' then
     redis.call('ZADD', due, now + lease, id)
     redis.call('HSET', hook_key(id), 'due', now + lease, 'tried', now)
-    taken[#taken + 1] = {id, redis.call('HINCRBY', hook_key(id), 'attempt', 1), tonumber(s[2]), tonumber(s[3]), s[4],
-      s[5], s[6], tonumber(s[7])}
+    local attempt = redis.pcall('HINCRBY', hook_key(id), 'attempt', 1)
+    if type(attempt) == 'table' then -- it was no number
+      redis.call('HSET', hook_key(id), 'attempt', 1)
+      attempt = 1
+    end
+    taken[#taken + 1] = {id, attempt, tonumber(s[2]), tonumber(s[3]), s[4], s[5], s[6], tonumber(s[7])}
   else
     redis.call('ZREM', due, id)
   end

@@ -15,16 +15,28 @@ local function past(when, now)
 end
 
 -- What many calls do to one key is done by one command, behind the last call or when it has grown long: entries dropped by
--- lane, jobs let go by worker, scores and jobs listed by tenant.
-local dropped, let_go, listed = {}, {}, {}
+-- lane, jobs let go by worker, scores and jobs listed by tenant, bytes owed by model and priority.
+local dropped, let_go, listed, owing = {}, {}, {}, {}
+local listed_s = 86400 -- put says for how long jobs are listed
 local function do_gathered()
   for lane, entries in pairs(dropped) do
     redis.call('XACK', lane, GROUP, unpack(entries))
     redis.call('XDEL', lane, unpack(entries))
   end
   for worker, ids in pairs(let_go) do redis.call('SREM', claims_key(worker), unpack(ids)) end
-  for tenant, words in pairs(listed) do redis.call('ZADD', jobs_key(tenant), unpack(words)) end
-  dropped, let_go, listed = {}, {}, {}
+  for tenant, words in pairs(listed) do
+    redis.call('ZADD', jobs_key(tenant), unpack(words))
+    if now_ms() % 8 == 0 then -- one in eight, which is often enough to trim what the others add
+      redis.call('ZREMRANGEBYSCORE', jobs_key(tenant), '-inf', now_ms() - 1000 * listed_s)
+    end
+    redis.call('EXPIRE', jobs_key(tenant), listed_s)
+  end
+  for place, amounts in pairs(owing) do
+    local sum = 0
+    for _, bytes in ipairs(amounts) do sum = sum + bytes end
+    redis.call('HINCRBY', owed_key(), place, sum)
+  end
+  dropped, let_go, listed, owing = {}, {}, {}, {}
 end
 
 local function gather(lists, key, word, second)
@@ -33,6 +45,22 @@ local function gather(lists, key, word, second)
   words[#words + 1] = word
   words[#words + 1] = second
   if #words >= 1000 then do_gathered() end
+end
+
+-- Count bytes that an accepted job may still write (less than 0: it has ended), by model and priority, which are what
+-- the names of its lane, retry and suspects streams have in common.
+local function owe(lane, bytes)
+  if lane and bytes then gather(owing, string.match(lane, '^%a+:(.*)$', #P + 1), tonumber(bytes)) end
+end
+
+-- The bytes that all unfinished jobs may still write. Of what a call adds it tells `owed_now` itself.
+local owed_sum = nil
+local function owed_now()
+  if not owed_sum then
+    owed_sum = 0
+    for _, bytes in ipairs(redis.call('HVALS', owed_key())) do owed_sum = owed_sum + math.max(0, bytes) end
+  end
+  return owed_sum
 end
 
 -- Tell every process that holds a response of this job. `reply` is a list of addresses joined by commas.
@@ -122,30 +150,70 @@ local function bury(...)
 end
 
 local function drop_entry(lane, entry)
-  if lane and entry and lane ~= '' then
+  if lane and entry and string.sub(lane, 1, #P) == P and string.find(entry, '^%d+%-%d+$') then
     gather(dropped, lane, entry)
   end
 end
 
 -- An event, for those its record names: b the broker, w webhooks, which hear of ends alone. `what` is as in job.completed.
+-- What nobody has passed on for a week is dropped: it must not fill the store of whoever runs no offline process.
+local OUTBOX_S = 7 * 86400
+local function post(box, id, tenant, what)
+  local oldest = string.format('%d-0', now_ms() - 1000 * OUTBOX_S)
+  redis.call('XADD', box, 'MINID', '~', oldest, '*', 'id', id, 'tenant', tenant, 'type', what)
+  redis.call('EXPIRE', box, OUTBOX_S)
+end
+
 local function emit(for_whom, id, tenant, what, final)
-  if string.find(for_whom, 'b', 1, true) then
-    redis.call('XADD', outbox_key('broker'), '*', 'id', id, 'tenant', tenant, 'type', what)
+  if string.find(for_whom, 'b', 1, true) then post(outbox_key('broker'), id, tenant, what) end
+  if final and string.find(for_whom, 'w', 1, true) then post(outbox_key('webhooks'), id, tenant, what) end
+end
+
+-- A webhook message is due, and kept, with its place among those of its endpoint, longer than attempts may go on. What
+-- follows its end sets a shorter time. Nobody asks for the messages of an endpoint that is no longer configured.
+local HOOK_S = 31 * 86400
+local function plan_hook(id, endpoint, due)
+  redis.call('HSET', hook_key(id), 'due', due)
+  redis.call('EXPIRE', hook_key(id), HOOK_S)
+  redis.call('ZADD', hook_due_key(endpoint), due, id)
+  redis.call('EXPIRE', hook_due_key(endpoint), HOOK_S)
+end
+
+-- A log is needed while a job lives whose tokens it holds; when the last such job of a worker that is gone has ended it
+-- goes too, a minute later, for whoever reads it just now.
+local LOG_TAIL_S = 60
+local function inherit(worker, ids, keep)
+  if #ids > 0 then
+    redis.call('SADD', heirs_key(worker), unpack(ids))
+    redis.call('EXPIRE', heirs_key(worker), keep)
   end
-  if final and string.find(for_whom, 'w', 1, true) then
-    redis.call('XADD', outbox_key('webhooks'), '*', 'id', id, 'tenant', tenant, 'type', what)
+end
+
+local function end_log(worker, keep)
+  redis.call('EXPIRE', log_key(worker), redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_TAIL_S)
+end
+
+local function disown(id, runs)
+  for worker in string.gmatch(runs or '', '([^:;]+):[^;]*;') do
+    if redis.call('SREM', heirs_key(worker), id) == 1 and redis.call('EXISTS', heirs_key(worker)) == 0
+      and redis.call('HGET', worker_key(worker), 'state') ~= 'live' then
+      redis.call('EXPIRE', log_key(worker), LOG_TAIL_S)
+    end
   end
 end
 
 -- End a job that no worker ends: cancelled in the queue, expired, given up.
 local function end_job(id, state, reason, now)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs')
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   drop_entry(s[1], s[2])
+  if s[8] then owe(s[1], -s[8]) end
+  disown(id, s[9])
   if s[4] then gather(let_go, s[4], id) end
   redis.call('ZREM', timers_key(), id)
-  redis.call('EXPIRE', job, s[5] or 3600)
+  redis.call('EXPIRE', job, tonumber(s[5]) or 3600)
+  if s[7] then redis.call('EXPIRE', s[7], tonumber(s[5]) or 3600) end
   if s[6] then emit(s[6], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end
   tell(s[3], cmsgpack.pack({'e', id}))
 end
@@ -169,4 +237,69 @@ local function keep_file(id, tenant, record, now, expires)
   redis.call('SET', file_key(id), record)
   redis.call('ZADD', files_key(tenant), now, id)
   redis.call('ZADD', expiring_key(), expires, id)
+end
+
+-- Free an idempotency key, if it is one and still leads to this job.
+local function free_key(key, id)
+  local start = idem_key('')
+  if string.sub(key or '', 1, #start) ~= start then return end
+  local known = redis.pcall('GET', key)
+  if type(known) == 'string' and string.sub(known, 1, 36) == id then redis.call('DEL', key) end
+end
+
+-- Fail a job whose record holds what no script can work with: nothing of it is trusted but its id, and each field that
+-- can be read is used for what it is. People may look at it; a request that comes again with its idempotency key is
+-- computed anew. Returns 0 if it had ended, or is not kept.
+local function fail_malformed(id, reason, now)
+  local job = job_key(id)
+  local s = redis.pcall('HMGET', job, 'state', 'lane', 'entry', 'worker', 'keep', 'events', 'tenant', 'reply', 'idem',
+    'owed', 'runs')
+  if s.err then
+    redis.call('DEL', job) -- not a hash
+    s = {'?'}
+  end
+  if not s[1] or s[1] == 'completed' or s[1] == 'failed' or s[1] == 'cancelled' or s[1] == 'expired' then return 0 end
+  redis.call('HSET', job, 'state', 'failed', 'reason', 'malformed', 'done', now)
+  redis.call('HSETNX', job, 'body', '')
+  drop_entry(s[2], s[3])
+  local lane = string.sub(s[2] or '', 1, #P) == P and string.match(s[2], '^%a+:.+:%a+$', #P + 1)
+  if lane and string.match(s[10] or '', '^%d+$') then owe(s[2], -s[10]) end
+  pcall(disown, id, s[11])
+  free_key(s[9], id)
+  if (s[4] or '') ~= '' then gather(let_go, s[4], id) end
+  redis.call('ZREM', timers_key(), id)
+  redis.call('EXPIRE', job, string.match(s[5] or '', '^%d+$') or 3600)
+  if s[6] and s[7] then emit(s[6], id, s[7], 'job.failed', true) end
+  bury('job', id, 'reason', 'unreadable: ' .. reason)
+  tell(s[8], cmsgpack.pack({'e', id}))
+  return 1
+end
+
+-- What an idempotency key leads to. It is free if its job is gone, or cannot be read: that one fails, and the request
+-- is computed anew. `pin`: the request does not wait and is told the id, so that nobody's leaving may end the job.
+-- Returns: nil | {'joined', id, state, accepted at, attempt, epoch} | {'reused'}
+local STATES = {queued = true, in_progress = true, completed = true, failed = true, cancelled = true, expired = true}
+local function job_of_key(key, tenant, digest, pin, epoch)
+  local known = redis.pcall('GET', key)
+  if type(known) ~= 'string' then return nil end
+  local found = string.sub(known, 1, 36)
+  local s = redis.pcall('HMGET', job_key(found), 'tenant', 'state', 'created', 'attempt')
+  if not s.err and not s[1] then return nil end
+  if not s.err and (s[1] ~= tenant or string.sub(known, 38) ~= digest) then return {'reused'} end
+  local created, attempt = string.match(s[3] or '', '^%d+'), string.match(s[4] or '0', '^%d+$')
+  if s.err or not STATES[s[2]] or not tonumber(s[3]) or not created or not attempt then
+    fail_malformed(found, s.err or 'its state, its time or its attempt is none', now_ms())
+    return nil
+  end
+  if pin then redis.call('HSET', job_key(found), 'pinned', 1) end
+  return {'joined', found, s[2], tonumber(created), tonumber(attempt), epoch}
+end
+
+-- Why what a job's record holds makes a command or a computation fail; nil where the server refuses, whatever it holds.
+local function fault_of(problem)
+  local text = type(problem) == 'table' and problem.err or tostring(problem)
+  for _, sign in ipairs({'WRONGTYPE', 'not an integer', 'not a float', 'attempt to', 'must be strings or integers'}) do
+    if string.find(text, sign, 1, true) then return text end
+  end
+  return nil
 end

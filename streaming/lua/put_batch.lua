@@ -1,12 +1,16 @@
 -- Accept a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', whom its end is for | ''
--- Returns: 'new' | 'there' (the same was asked before under this id) | 'reused' (something else was)
+-- Returns: 'reused' (something else was asked before under this id, or by another tenant) | the fields that say how the
+--          batch stands, new or not: asked, status, paused, created, expires, cancelling, progress, tenant
 local id, tenant, asked, digest, window = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local events = ARGV[6]
-local known = redis.call('HGET', batch_key(id), 'digest')
-if known then return known == digest and 'there' or 'reused' end
+local known = redis.call('HMGET', batch_key(id), 'digest', 'tenant')
+if known[1] and (known[1] ~= digest or known[2] ~= tenant) then return 'reused' end
 local now = now_ms()
-redis.call('HSET', batch_key(id), 'asked', asked, 'digest', digest, 'tenant', tenant, 'status', 'validating',
-  'paused', '', 'created', now, 'expires', window ~= '' and now + window or '', 'turn', 0, 'epoch', 0, 'progress', '', 'events', events)
-redis.call('ZADD', batches_key(tenant), now, id)
-redis.call('ZADD', due_key(), now, id)
-return 'new'
+if not known[1] then
+  redis.call('HSET', batch_key(id), 'asked', asked, 'digest', digest, 'tenant', tenant, 'status', 'validating',
+    'paused', '', 'created', now, 'expires', window ~= '' and now + window or '', 'turn', 0, 'epoch', 0, 'progress', '', 'events', events)
+  redis.call('ZADD', batches_key(tenant), now, id)
+  redis.call('ZADD', due_key(), now, id)
+end
+return redis.call('HMGET', batch_key(id), 'asked', 'status', 'paused', 'created', 'expires', 'cancelling', 'progress',
+  'tenant')

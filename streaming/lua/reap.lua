@@ -13,7 +13,7 @@ local function give_up(id, reason)
   given_up = given_up + 1
 end
 
-local function take_from_dead(id, worker)
+local function take_from_dead(id, worker, back)
   local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'alone')
   if s[1] ~= 'in_progress' or s[2] ~= worker then return end
   local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
@@ -25,8 +25,18 @@ local function take_from_dead(id, worker)
     give_up(id, 'attempts_exhausted')
   else
     requeue(id, now, losses == most_attempts - 1)
+    back[#back + 1] = id
     requeued = requeued + 1
   end
+end
+
+-- Of a job whose record cannot be worked with only that job fails.
+local function or_malformed(id, step, worker, back)
+  local ran, problem = pcall(step, id, worker, back)
+  if ran then return end
+  local why = fault_of(problem)
+  if not why then error(problem, 0) end
+  fail_malformed(id, why, now)
 end
 
 -- No sweep for so long: the store was away, and nobody could renew a lease that was good before. Once, for each.
@@ -35,11 +45,17 @@ if now - before > lease / 2 then
   local held = redis.call('ZRANGE', leases_key(), string.format('(%d', before), now + lease / 2, 'BYSCORE', 'WITHSCORES')
   for i = 1, #held, 2 do
     if tonumber(redis.call('HGET', worker_key(held[i]), 'spared')) ~= tonumber(held[i + 1]) then
-      redis.call('HSET', worker_key(held[i]), 'spared', now + lease)
-      redis.call('ZADD', leases_key(), now + lease, held[i])
+      local till = now + lease - 0.5 -- no whole number: a lease renewed in this very millisecond is another one
+      redis.call('HSET', worker_key(held[i]), 'spared', till)
+      redis.call('ZADD', leases_key(), till, held[i])
       spared = spared + 1
     end
   end
+end
+
+-- No lease ends so late unless the clock was set back; a dead worker's would stand for as long as it was set back by.
+for _, worker in ipairs(redis.call('ZRANGE', leases_key(), string.format('(%d', now + 2 * lease), '+inf', 'BYSCORE')) do
+  redis.call('ZADD', leases_key(), now + lease, worker)
 end
 
 local lapsed = redis.call('ZRANGE', leases_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_workers)
@@ -47,9 +63,11 @@ for _, worker in ipairs(lapsed) do
   redis.call('HSET', worker_key(worker), 'state', 'dead') -- the fence: from here on it can write nothing
   redis.call('EXPIRE', worker_key(worker), 3600)
   redis.call('ZREM', leases_key(), worker)
-  for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do take_from_dead(id, worker) end
+  local back = {}
+  for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do or_malformed(id, take_from_dead, worker, back) end
   redis.call('DEL', claims_key(worker))
-  redis.call('EXPIRE', log_key(worker), keep)
+  inherit(worker, back, keep)
+  end_log(worker, keep)
   local model = redis.call('HGET', worker_key(worker), 'model')
   if model then
     redis.call('ZREM', idle_key(model), worker)
@@ -59,12 +77,28 @@ for _, worker in ipairs(lapsed) do
   end
 end
 
-for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_jobs)) do
+local function expire(id)
   if redis.call('HGET', job_key(id), 'state') == 'queued' then
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
     expired = expired + 1
   else
     redis.call('ZREM', timers_key(), id)
   end
+end
+for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_jobs)) do
+  or_malformed(id, expire)
+end
+
+-- What is owed follows from the jobs that are there. Where none is left it is nothing: a sum that is not has outlived jobs
+-- that were lost, or deleted by hand.
+do_gathered()
+local owed = redis.call('HGETALL', owed_key())
+for i = 1, #owed, 2 do
+  local model, priority = string.match(owed[i], '^(.+):(%a+)$')
+  local unfinished = 0
+  for _, key in ipairs({lane_key, retry_key, suspects_key}) do
+    unfinished = unfinished + (model and redis.call('XLEN', key(model, priority)) or 0)
+  end
+  if unfinished == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
 return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key())}

@@ -4,8 +4,7 @@ local hook = hook_key(ARGV[1])
 local s = redis.call('HMGET', hook, 'endpoint', 'attempt')
 if not s[1] then return 0 end
 local now = now_ms()
-redis.call('HSET', hook, 'state', 'pending', 'before', s[2], 'began', now, 'due', now)
+redis.call('HSET', hook, 'state', 'pending', 'before', s[2], 'began', now)
 redis.call('HDEL', hook, 'done')
-redis.call('PERSIST', hook)
-redis.call('ZADD', hook_due_key(s[1]), now, ARGV[1])
+plan_hook(ARGV[1], s[1], now)
 return 1

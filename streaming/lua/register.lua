@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- A worker takes its lease. ARGV: worker, model, lease in ms. Returns now.
 local worker, model, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local now = now_ms()

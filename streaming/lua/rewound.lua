@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Somebody has seen a later tick than the store knows: it has lost data. Begin a new epoch, once.
 -- ARGV: the latest tick seen. Returns the epoch.
 local seen = tonumber(ARGV[1])

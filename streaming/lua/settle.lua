@@ -10,8 +10,7 @@ if s[1] ~= 'pending' or (s[2] ~= attempt and state ~= 'delivered') then return 0
 local now = now_ms()
 redis.call('HSET', hook, 'state', state, 'status', status, 'problem', problem)
 if state == 'pending' then
-  redis.call('HSET', hook, 'due', now + wait)
-  redis.call('ZADD', hook_due_key(s[3]), now + wait, id)
+  plan_hook(id, s[3], now + wait)
 else
   redis.call('HSET', hook, 'due', 0, 'done', now)
   redis.call('ZREM', hook_due_key(s[3]), id)

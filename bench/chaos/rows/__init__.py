@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
-from bench.chaos.rows import doors, failover, leaving, operations, overload, requests, slow, store, workers
+from bench.chaos.rows import (
+    clock,
+    crowds,
+    doors,
+    failover,
+    leaving,
+    operations,
+    overload,
+    partition,
+    real,
+    requests,
+    results,
+    rollback,
+    slow,
+    store,
+    strange,
+    workers,
+)
 from bench.chaos.stage import Row
 
-_FAMILIES = (workers, doors, leaving, slow, requests, store, operations, overload, failover)
+_FAMILIES = (
+    workers,
+    doors,
+    leaving,
+    slow,
+    requests,
+    store,
+    operations,
+    overload,
+    failover,
+    rollback,
+    partition,
+    clock,
+    crowds,
+    results,
+    strange,
+    real,
+)
 
 ROWS: tuple[Row, ...] = tuple(sorted((row for family in _FAMILIES for row in family.ROWS), key=lambda row: row.id))

@@ -103,4 +103,10 @@ async def _end_of(house: House, job: str) -> float:
     return float(msgspec.json.decode(body)["completed_at"] or 0)
 
 
-ROWS = (Row("F08", "client leaves", f"in {', '.join(PHASES)}; cancel, continue, grace", 40, f08, 120),)
+ROWS = (
+    Row(
+        *("F08", "client leaves", f"in {', '.join(PHASES)}; cancel, continue, grace", 40, f08, 120),
+        proves="A client that leaves frees its slot as it asked, at whatever moment it goes.",
+        short=20,
+    ),
+)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from itertools import count
 
 from bench.chaos.asks import Ask
+from bench.chaos.budget import ANY, Budget
 from bench.chaos.checker import Life, lives_of
 from bench.chaos.history import of_kind
 from bench.chaos.house import House
@@ -39,19 +41,20 @@ async def f15(stage: Stage) -> None:
     numbers = count()
     async with stage.house(workers=WORKERS, environ=environ) as house, yardstick(stage) as bare_ms:
         calm = await _offer(house, numbers, capacity, {"interactive": 0.3}, 5.0)
-        began = house.history.events[-1]["t"]
-        stage.fault(f"{TIMES} times the load")
-        bare_ms.clear()
-        offered = asyncio.create_task(_offer(house, numbers, capacity, SHARES, SECONDS))
-        deepest = 0.0
-        while not offered.done():
-            deepest = max(deepest, (await house.leftovers())["lane"])
-            await asyncio.sleep(0.5)
-        lives = await offered
-        bare = percentile(sorted(bare_ms), 0.99) or 0.0
-    _judge(stage, capacity, calm, lives, began, bare)
-    cap = LANE_LIMIT * len(SHARES) + WORKERS * (SLOTS + 1)
-    stage.must(deepest <= cap, f"{deepest:.0f} jobs in the lanes, allowed: {cap}")
+        for _ in stage.tries():
+            began = house.history.events[-1]["t"]
+            stage.fault(f"{TIMES} times the load")
+            bare_ms.clear()
+            offered = asyncio.create_task(_offer(house, numbers, capacity, SHARES, SECONDS))
+            deepest = 0.0
+            while not offered.done():
+                deepest = max(deepest, (await house.leftovers())["lane"])
+                await asyncio.sleep(0.5)
+            lives = await offered
+            _judge(stage, capacity, calm, lives, began, percentile(sorted(bare_ms), 0.99) or 0.0)
+            cap = LANE_LIMIT * len(SHARES) + WORKERS * (SLOTS + 1)
+            stage.must(deepest <= cap, f"{deepest:.0f} jobs in the lanes, allowed: {cap}")
+            stage.bit(any(life.of("refused") for life in lives), "nothing was refused: that was no overload")
 
 
 async def _offer(
@@ -84,15 +87,12 @@ def _judge(stage: Stage, capacity: float, calm: list[Life], lives: list[Life], b
     slow = percentile(sorted(event["ms"] for event in refusals), 0.99) or 0.0
     unloaded, loaded = (percentile(sorted(_first_token_ms(some)), 0.99) or 0.0 for some in (calm, lives))
     share = lanes["batch"] / max(1, len(done))
-    stage.figures |= {
-        "served of capacity": round(goodput / capacity, 2),
-        "refused": len(refusals),
-        "refusal p99 ms": round(slow, 1),
-        "refusal p99 ms, bare server": round(bare, 1),
-        "TTFT p99 ms, high lane": round(loaded),
-        "TTFT p99 ms, unloaded": round(unloaded),
-        "share of the lowest lane": round(share, 3),
-    }
+    _note(stage, min, "served of capacity", round(goodput / capacity, 2))
+    _note(stage, max, "refusal p99 ms", round(slow, 1))
+    _note(stage, max, "refusal p99 ms, bare server", round(bare, 1))
+    _note(stage, max, "TTFT p99 ms, high lane", round(loaded))
+    _note(stage, max, "TTFT p99 ms, unloaded", round(unloaded))
+    _note(stage, min, "share of the lowest lane", round(share, 3))
     stage.must(goodput >= 0.9 * capacity, f"{goodput:.1f} jobs/s served of {capacity:.1f}")
     stage.must(all(event["retry_after"] for event in refusals), "a refusal without Retry-After")
     quick = REFUSED_MS + PASSES * bare
@@ -103,10 +103,23 @@ def _judge(stage: Stage, capacity: float, calm: list[Life], lives: list[Life], b
     stage.must(share >= 0.05, f"the lowest lane got {share:.1%} of the work, at least 5% is due")
 
 
+def _note(stage: Stage, worse: Callable[[float, float], float], name: str, value: float) -> None:
+    """The worst of all trials."""
+    stage.figures[name] = worse(float(stage.figures.get(name, value)), value)
+
+
 def _first_token_ms(lives: list[Life]) -> list[float]:
     """Of streamed requests."""
     firsts = ((life, life.of("token")) for life in lives)
     return [1000 * (tokens[0]["t"] - life.ask["t"]) for life, tokens in firsts if tokens]
 
 
-ROWS = (Row("F15", "overload", f"{TIMES} times the capacity for {SECONDS:.0f} s, three lanes", 1, f15, 90, alone=True),)
+ROWS = (
+    Row(
+        *("F15", "overload", f"{TIMES} times the capacity for {SECONDS:.0f} s, three lanes", 5, f15, 300),
+        alone=True,
+        proves="Overload is refused quickly, and what is accepted is served in the order of its lanes.",
+        budget=Budget(refused=ANY, why="four of five requests cannot be served; the row judges their number"),
+        short=1,
+    ),
+)

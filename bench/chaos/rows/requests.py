@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 
 from bench.chaos.asks import Ask, Told
+from bench.chaos.budget import Budget
 from bench.chaos.history import of_kind
 from bench.chaos.house import House
 from bench.chaos.http import Exchange, fetch
 from bench.chaos.stage import Row, Stage
+from bench.chaos.tenants import SECOND, TENANTS
 from bench.chaos.waiting import becomes
 from streaming.keys import prefix as partition_prefix
 
@@ -62,7 +65,9 @@ async def f13(stage: Stage) -> None:
                 await asyncio.sleep(stage.rng.uniform(0, 0.01))
                 lost.close()
             stage.fault(f"{COPIES} times {key}")
-            await house.finish(house.begin([ask] * COPIES))
+            # The other tenant means another job by the same key.
+            theirs = replace(ask, prompt=f"theirs, {key}", tenant=SECOND)
+            await house.finish(house.begin([*[ask] * COPIES, theirs]))
             other = Ask(f"something else, {key}", 20, chat=ask.chat)
             status, _, body = await fetch(house.ports[1], "POST", other.path, other.body, headers)
             stage.must(status == 422, f"another body with {key} was answered {status}: {body[:80]!r}")
@@ -119,14 +124,19 @@ async def f22(stage: Stage) -> None:
     may = ("completed", "cancelled")
     async with stage.house(workers=2, environ=environ) as house:
         for turn in range(-(-stage.wanted // 20)):
-            asks = [Ask(f"cancel {turn} {n}", 40, n % 2 == 0, may=may, reads=n % 4 != 3) for n in range(20)]
+            asks = [
+                Ask(f"cancel {turn} {n}", 40, n % 2 == 0, may=may, reads=n % 4 != 3, tenant=TENANTS[n // 10])
+                for n in range(20)
+            ]
             begun = house.begin(asks)
             await asyncio.gather(*(_cancel(stage, house, told) for told, _ in begun))
             await house.finish(begun)
         ends = [event["state"] for event in of_kind(stage.history.events, "final")]
     for state in may:
         stage.figures[state] = ends.count(state)
-        stage.must(ends.count(state) >= 20, f"only {ends.count(state)} jobs were {state}: no race was run")
+        stage.must(
+            ends.count(state) >= stage.wanted // 10, f"only {ends.count(state)} jobs were {state}: no race was run"
+        )
 
 
 async def _cancel(stage: Stage, house: House, told: Told) -> None:
@@ -176,11 +186,15 @@ redis.call('HSET', KEYS[2], 'lane', KEYS[1], 'entry', entry, unpack(ARGV, 2))
 
 async def _old_schema(house: House, lane: str, prefix: str, trial: int) -> None:
     """A job whose body nobody can read any more: it must end, as failed."""
-    job = f"job_00{trial:030x}"
+    await put_raw(house.wire.redis, lane, prefix, f"job_00{trial:030x}", b"\x93old")
+
+
+async def put_raw(redis: Any, lane: str, prefix: str, job: str, body: bytes) -> None:
+    """A job with any body, as if a process had put it."""
     fields: dict[str, str | bytes | int] = {
         "state": "queued",
-        "body": b"\x93old",
-        "tenant": "",
+        "body": body,
+        "tenant": "first",
         "model": "sim",
         "priority": "interactive",
         "reply": "",
@@ -191,13 +205,37 @@ async def _old_schema(house: House, lane: str, prefix: str, trial: int) -> None:
         "runs": "",
     }
     flat = [part for pair in fields.items() for part in pair]
-    await cast(Any, house.wire.redis.eval(_PUT_OLD, 2, lane, f"{prefix}job:{job}", job, *flat))
+    await cast(Any, redis.eval(_PUT_OLD, 2, lane, f"{prefix}job:{job}", job, *flat))
 
 
 ROWS = (
-    Row("F11", "poison request", "kills its engine, among 63 others", 20, f11, 300),
-    Row("F13", "duplicates", f"one key {COPIES} times at once; after a lost answer; another body", 20, f13, 90),
-    Row("F16", "deadlines", "300 ms in the queue, 1 s in all", 48, f16, 60),
-    Row("F22", "cancel races", "cancel at random moments, twice, and at the end", 200, f22, 120),
-    Row("F24", "corrupt entries", "random bytes, alien fields, 10 MB, an old schema", 20, f24, 120),
+    Row(
+        *("F11", "poison request", "kills its engine, among 63 others", 20, f11, 300),
+        proves="A request that kills engines fails alone.",
+        short=4,
+    ),
+    Row(
+        *("F13", "duplicates", f"one key {COPIES} times at once; after a lost answer; another body", 20, f13, 90),
+        proves="One key of one tenant is one job; the same key of another tenant is another.",
+        budget=Budget(
+            refused=50, why="a request may meet its twin that is being accepted (409, idempotency_in_progress)"
+        ),
+        short=4,
+    ),
+    Row(
+        *("F16", "deadlines", "300 ms in the queue, 1 s in all", 48, f16, 60),
+        proves="A job whose time is over costs no engine step.",
+        budget=Budget(others=frozenset({408}), why="a job that expired in the queue is answered 408"),
+        short=24,
+    ),
+    Row(
+        *("F22", "cancel races", "cancel at random moments, twice, and at the end", 200, f22, 120),
+        proves="A job completes or is cancelled, never both.",
+        budget=Budget(others=frozenset({409}), why="a chat that was cancelled before its first token is answered 409"),
+        short=40,
+    ),
+    Row(
+        *("F24", "corrupt entries", "random bytes, alien fields, 10 MB, an old schema", 20, f24, 120),
+        proves="What is no job becomes a dead letter and stops nothing.",
+    ),
 )

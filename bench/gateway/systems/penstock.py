@@ -31,14 +31,17 @@ KEPT: dict[Durability, str] = {
     "D3": "everysec, every answer waits for a replica",
 }
 
+DEFAULTS = msgspec.to_builtins(SimSettings())
+
 
 @dataclass(frozen=True)
 class Penstock:
-    """Redis, API and worker, with the durable log on."""
+    """Redis, API and worker, with the durable log on; out of source tree `tree` instead of the one installed."""
 
     name: str
     level: Durability = "D1"
     apis: int = 1
+    tree: Path | None = None
 
     @property
     def title(self) -> str:
@@ -57,7 +60,11 @@ class Penstock:
             if self.level == "D3":
                 start_redis(store, f"replicaof 127.0.0.1 {url.split(':')[-1].split('/')[0]}", name="replica")
             with Deployment(
-                folder / "penstock", apis=self.apis, redis_url=url, settings=self._settings(folder, engine)
+                folder / "penstock",
+                apis=self.apis,
+                redis_url=url,
+                settings=self._settings(folder, engine),
+                tree=self.tree,
             ) as penstock:
                 yield Serving(penstock.port, [store, penstock.processes])
 
@@ -65,5 +72,6 @@ class Penstock:
         return {
             "redis.durability": self.level,
             "telemetry.metrics_dir": folder / "metrics",
-            **{f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items()},
+            # Only what differs from the defaults: a tree of another commit may not know the rest.
+            **{f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items() if value != DEFAULTS[key]},
         }

@@ -1,0 +1,167 @@
+"""F30, F31: a worker lost with all its slots full, and thousands of readers that come back at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench.chaos.asks import Ask, Told
+from bench.chaos.house import House
+from bench.chaos.http import Cut, Exchange, fetch
+from bench.chaos.rows.workers import BEYOND_LEASE_MS, requests
+from bench.chaos.stage import Row, Stage
+from bench.chaos.stalls import percentile, stalls_ms
+from bench.chaos.tenants import TENANTS, authorization
+
+SLOTS, READ = 256, 24
+READERS, JOBS = 2000, 40
+BACK_S = 5.0
+MIB = 1 << 20
+MAX_GROWTH = 400 * MIB
+"""Of an API process, for a thousand readers."""
+
+
+async def f30(stage: Stage) -> None:
+    """Every slot of a worker is taken by a long output; it is killed when another one is there."""
+    tokens, step_ms = (300, 40) if stage.short else (1000, 40)
+    environ = {"PENSTOCK_SIM_SLOTS": str(SLOTS), "PENSTOCK_SIM_STEP_MS": str(step_ms)}
+    async with stage.house(workers=1, environ=environ) as house:
+        for trial in stage.tries():
+            begun = house.begin(
+                Ask(f"{stage.row.id} {trial} {n}", tokens, chat=n < READ // 2, reads=n < READ, tenant=TENANTS[n % 2])
+                for n in range(SLOTS)
+            )
+            await asyncio.gather(*(told.begun.wait() for told, _ in begun[:READ]))
+            await asyncio.gather(*(told.accepted.wait() for told, _ in begun))
+            await asyncio.sleep(tokens * step_ms / 3000)
+            doomed = house.workers[0] if trial == 0 else (await house.holders())[0]
+            if trial == 0:
+                await house.add_worker()
+            async with _asking(house) as waits:
+                stage.fault(f"kill -9 {doomed.name}")
+                doomed.kill()
+                await asyncio.gather(*(task for _, task in begun))
+            await house.finish(begun)
+            moved = stage.moved(requests(begun))
+            stage.bit(moved >= SLOTS // 2, f"only {moved} jobs lost their worker")
+            stage.figures["jobs moved"] = max(moved, float(stage.figures.get("jobs moved", 0)))
+            worst = max(waits, default=0.0)
+            stage.figures["health answered in ms, worst"] = max(
+                round(worst), float(stage.figures.get("health answered in ms, worst", 0))
+            )
+            await house.ready()
+    p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
+    allowed = stage.lease_ms + BEYOND_LEASE_MS
+    stage.must(p99 <= allowed, f"streams waited p99 {p99:.0f} ms, allowed: {allowed} ms")
+
+
+@asynccontextmanager
+async def _asking(house: House) -> AsyncIterator[list[float]]:
+    """How long an API process takes to say that it is well, in milliseconds, asked all the time."""
+    waits: list[float] = []
+
+    async def ask() -> None:
+        while True:
+            began = time.monotonic()
+            await fetch(house.ports[0], "GET", "/healthz")
+            waits.append(1000 * (time.monotonic() - began))
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(ask())
+    try:
+        yield waits
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def f31(stage: Stage) -> None:
+    """Readers of running jobs are all cut off at once and come back at once with their cursors."""
+    readers, jobs = (READERS // 10, 10) if stage.short else (READERS, JOBS)
+    async with stage.house(workers=1, environ={"PENSTOCK_SIM_STEP_MS": "100"}) as house:
+        for trial in stage.tries():
+            asks = [
+                Ask(f"{stage.row.id} {trial} {n}", 400, chat=False, reads=False, tenant=TENANTS[n % 2])
+                for n in range(jobs)
+            ]
+            begun = house.begin(asks)
+            await asyncio.gather(*(task for _, task in begun))
+            owners = [told for told, _ in begun]
+            crowd = [_reader(house, owners[n % jobs]) for n in range(readers)]
+            before = max(_rss(api.pid) for api in house.apis)
+            first = await asyncio.gather(*(_come(house, told, n, 3) for n, told in enumerate(crowd)))
+            stage.fault(f"{readers} readers are cut off")
+            back = await asyncio.gather(*(_come(house, told, n + 1, 3) for n, told in enumerate(crowd)))
+            grown = max(_rss(api.pid) for api in house.apis) - before
+            stage.bit(all(each is not None for each in first), "some readers had seen nothing yet")
+            slowest = max((each for each in back if each is not None), default=0.0)
+            missing = sum(each is None for each in back)
+            stage.figures |= {
+                "readers": readers,
+                "all back after s": round(slowest, 2),
+                "memory of an API process, MiB more": round(grown / MIB),
+            }
+            stage.must(not missing, f"{missing} readers got nothing when they came back")
+            stage.must(slowest <= BACK_S, f"the last reader went on after {slowest:.1f} s, allowed: {BACK_S} s")
+            stage.must(grown <= MAX_GROWTH, f"an API process grew by {grown / MIB:.0f} MiB")
+            ends = [house.clients.read_finally(told.job, patience_s=90.0) for told, _ in begun]
+            await asyncio.gather(*ends)
+            await house.ready()
+
+
+def _reader(house: House, owner: Told) -> Told:
+    """One more client of a job, which only reads."""
+    told = house.clients.tell(Ask(owner.ask.prompt, owner.ask.tokens, reads=False, tenant=owner.ask.tenant))
+    told.job = owner.job
+    house.history.add("accepted", req=told.req, job=told.job, status=200, ms=0)
+    return told
+
+
+async def _come(house: House, told: Told, number: int, events: int) -> float | None:
+    """Read some deltas behind the cursor, then go; seconds to the first one, or None if there was none."""
+    began, first, port = time.monotonic(), None, house.ports[number % len(house.ports)]
+    headers = authorization(told.ask.tenant) | ({"Last-Event-ID": told.cursor} if told.cursor else {})
+    house.history.add("resume", req=told.req, after=told.cursor)
+    try:
+        exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{told.job}/events", headers=headers)
+    except Cut:
+        return None
+    try:
+        await exchange.answer()
+        async for block in exchange.blocks():
+            before = told.shown
+            house.clients.take_event(told, block)
+            if told.shown > before and first is None:
+                first = time.monotonic() - began
+            events -= told.shown > before
+            if not events or told.state:
+                break
+    except Cut as cut:
+        house.history.add("cut", req=told.req, why=str(cut))
+    finally:
+        exchange.close()
+    house.history.add("left", req=told.req)
+    return first
+
+
+def _rss(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+ROWS = (
+    Row(
+        *("F30", "full worker killed", f"kill -9 of a worker that runs {SLOTS} long outputs", 2, f30, 420),
+        alone=True,
+        proves="The loss of a worker with all slots full stalls its readers no longer than that of an idle one.",
+        short=1,
+    ),
+    Row(
+        *("F31", "readers come back at once", f"{READERS} readers of {JOBS} jobs cut off and resumed", 2, f31, 300),
+        alone=True,
+        proves="Thousands of readers resume in seconds and in bounded memory, each with exactly what follows.",
+        short=1,
+    ),
+)

@@ -1,0 +1,119 @@
+"""F07: the network between two roles is cut by a proxy, in one direction or both; connections stay open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bench.chaos.asks import Ask
+from bench.chaos.budget import Budget
+from bench.chaos.history import of_kind
+from bench.chaos.house import House
+from bench.chaos.proxy import Proxy
+from bench.chaos.rows.workers import asks, requests
+from bench.chaos.servers import Server
+from bench.chaos.stage import Row, Stage
+from bench.chaos.tenants import TENANTS
+from bench.chaos.waiting import becomes, until
+
+ROLES = ("api", "workers", "scheduler")
+WAYS: tuple[dict[str, bool], ...] = ({}, {"to_server": False}, {"to_client": False})
+"""Both directions, only to the client, only to the server."""
+WORDS = ("black hole", "answers lost", "questions lost")
+TOKENS = 300
+
+
+@asynccontextmanager
+async def _behind_proxies(stage: Stage) -> AsyncIterator[tuple[House, dict[str, Proxy]]]:
+    server = Server(stage.folder)
+    await server.start()
+    proxies = {role: Proxy(server.port) for role in ROLES}
+    await asyncio.gather(*(proxy.start() for proxy in proxies.values()))
+    environ = {"PENSTOCK_REDIS_TIMEOUT_S": "1"}
+    urls = {role: proxy.url for role, proxy in proxies.items()}
+    async with stage.house(server, environ=environ, urls=urls) as house:
+        yield house, proxies
+    await asyncio.gather(*(proxy.stop() for proxy in proxies.values()))
+    await server.child.end()
+
+
+async def f07(stage: Stage) -> None:
+    """Each role is cut off in each way, for less than a lease and for longer."""
+    async with _behind_proxies(stage) as (house, proxies):
+        for trial in stage.tries():
+            role, way = ROLES[trial % 3], trial // 3 % 3
+            begun = house.begin(asks(stage.row.id, trial, tokens=TOKENS))
+            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+            proxy = proxies[role]
+            before = proxy.swallowed
+            stage.fault(f"{role}: {WORDS[way]}")
+            proxy.cut(**WAYS[way])
+            meanwhile = [Ask(f"{stage.row.id} cut {trial} {n}", 20, n == 0, tenant=TENANTS[n]) for n in range(2)]
+            begun += house.begin(meanwhile)
+            await asyncio.sleep(stage.rng.choice([0.6, 2.5, 5.0]))
+            proxy.heal()
+            await house.finish(begun)
+            crossed = role == "scheduler" or stage.across(requests(begun))
+            stage.bit(proxy.swallowed > before and crossed, "nothing was swallowed, or nobody read across it")
+            await house.ready()
+
+
+async def f07_replica(stage: Stage) -> None:
+    """At D3 the replica is cut off: nothing may be accepted that only the primary knows."""
+    primary, replica = (Server(stage.folder, f"server-{number}") for number in (1, 2))
+    await asyncio.gather(primary.start(), replica.start())
+    between = Proxy(primary.port)
+    await between.start()
+    await replica.command("REPLICAOF", "127.0.0.1", between.port)
+
+    async def is_in_step() -> bool:
+        info = await primary.command("INFO", "replication")
+        return int(info["connected_slaves"]) == 1 and info["slave0"]["state"] == "online"
+
+    await until(is_in_step, 30, 0.05)
+    environ = {"PENSTOCK_REDIS_DURABILITY": "D3", "PENSTOCK_REDIS_TIMEOUT_S": "1"}
+    async with stage.house(primary, environ=environ) as house:
+        for trial in stage.tries():
+            begun = house.begin(asks(stage.row.id, trial, 4, 200))
+            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+            stage.fault("the replica hears nothing")
+            between.cut()
+            await asyncio.sleep(0.1)
+            began = stage.history.now()
+            late = house.begin(
+                [Ask(f"{stage.row.id} alone {trial} {n}", 10, n % 2 == 0, key=f"alone {trial} {n}") for n in range(4)]
+            )
+            await asyncio.sleep(stage.rng.choice([1.5, 3.0]))
+            refused = [event for event in of_kind(stage.history.events, "refused") if event["t"] > began]
+            accepted = [event for event in of_kind(stage.history.events, "accepted") if event["t"] > began]
+            stage.must(not accepted, f"{len(accepted)} requests were accepted that no replica had")
+            between.heal()
+            stage.must(await becomes(is_in_step, 30, 0.05), "the replica did not come back")
+            await house.finish([*begun, *late])
+            stage.bit(refused, "nothing was refused while the replica was cut off")
+            await house.ready()
+    await between.stop()
+    await asyncio.gather(primary.child.end(), replica.child.end())
+
+
+CUT_OFF = Budget(
+    refused=90,
+    unanswered=8,
+    broken=120,
+    why="a process that cannot reach the store refuses, and ends its streams",
+)
+
+ROWS = (
+    Row(
+        *("F07", "role cut off", f"{', '.join(ROLES)} from the store: {', '.join(WORDS)}", 27, f07, 600),
+        proves="A role that cannot reach the store, or cannot hear it, loses and doubles nothing.",
+        budget=CUT_OFF,
+        short=9,
+    ),
+    Row(
+        *("F07b", "replica cut off", "a proxy swallows replication; D3", 10, f07_replica, 240),
+        proves="At D3 nothing is accepted that no replica has.",
+        budget=CUT_OFF,
+    ),
+)

@@ -1,0 +1,222 @@
+"""F36: the real llama.cpp engine under kills, held against the same requests undisturbed (greedy)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.chaos.budget import ANY, Budget
+from bench.chaos.house import House
+from bench.chaos.http import Cut, Exchange
+from bench.chaos.rows.workers import victim
+from bench.chaos.stage import Row, Stage
+from bench.chaos.tenants import TENANTS, authorization
+from workers import weights
+
+TOKENS = 48
+MODEL = "smollm"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TIE = 0.15
+"""Two tokens whose log-probabilities are no further apart may change places: sums depend on the rest of the batch."""
+PATIENCE_S = 120.0
+
+
+def requests(trial: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """By name: path and body of what is asked."""
+    chat = {"messages": [{"role": "user", "content": f"Tell me about the number {trial + 2}."}]}
+    text = f"The {trial + 2} largest rivers of the world are"
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    both = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0}
+    person = {"messages": [{"role": "user", "content": f"Describe person {trial} as JSON."}]}
+    return {
+        "chat": ("/v1/chat/completions", both | chat),
+        "n": ("/v1/chat/completions", both | chat | {"n": 2}),
+        "prompts": ("/v1/completions", both | {"prompt": [text, "Once upon a time"], "logprobs": 2}),
+        "logprobs": ("/v1/chat/completions", both | chat | {"logprobs": True, "top_logprobs": 2}),
+        "schema": (
+            "/v1/chat/completions",
+            both | person | {"response_format": schema, "max_tokens": 64, "logprobs": True, "top_logprobs": 2},
+        ),
+    }
+
+
+async def f36(stage: Stage) -> None:
+    """The same requests undisturbed and while workers are killed: every answer is the same, text for text."""
+    path = await asyncio.to_thread(_weights)
+    environ = {
+        "PENSTOCK_LLAMACPP_PATH": str(path),
+        "PENSTOCK_LLAMACPP_THREADS": "1",
+        "PENSTOCK_LLAMACPP_CONTEXT": "512",
+        # With it the likeliest token is not the one that is taken, and ties could not be told from logprobs.
+        "PENSTOCK_LLAMACPP_REPEAT_PENALTY": "1",
+    }
+    models = (MODEL,)
+    async with stage.house(workers=2, models=models, engine="llamacpp", environ=environ, lease_ms=2000) as house:
+        for trial in stage.tries():
+            wanted = requests(trial % 3)
+            whole = {name: await _ask(house, trial, name, *asked) for name, asked in wanted.items()}
+            stop = _across_a_token(whole["chat"])
+            wanted["stop"] = (wanted["chat"][0], wanted["chat"][1] | {"stop": [stop]})
+            whole["stop"] = await _ask(house, trial, "stop", *wanted["stop"])
+            answers = {name: asyncio.create_task(_ask(house, trial, name, *asked)) for name, asked in wanted.items()}
+            await asyncio.sleep(stage.rng.uniform(0.3, 2.0))
+            doomed = await victim(stage, house)
+            stage.fault(f"kill -9 {doomed.name}, which computes")
+            doomed.kill()
+            for name, task in answers.items():
+                reference = whole["prompts" if name == "prompts" else "schema" if name == "schema" else "logprobs"]
+                _compare(stage, f"{name} of trial {trial}", whole[name], await task, _ties(reference))
+            begun = [body["_attempts"] for body in [await task for task in answers.values()]]
+            stage.bit(max(begun) > 1, "no answer was begun twice")
+            await house.ready(120.0)
+
+
+def _weights() -> Path:
+    """The default model, where the tests keep it."""
+    folder = Path(os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests")
+    folder.mkdir(parents=True, exist_ok=True)
+    return weights.fetch(folder, lambda _what, _done, _of: None)
+
+
+def _across_a_token(answer: Mapping[str, Any]) -> str:
+    """A stop string out of the middle of an undisturbed answer; it begins and ends within words."""
+    text = _texts(answer)[0]
+    middle = len(text) * 2 // 3
+    return text[middle : middle + 7] or "never"
+
+
+async def _ask(house: House, trial: int, name: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer, and how often its job was begun."""
+    tenant = TENANTS[trial % 2]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            exchange = await Exchange.begin(
+                house.ports[trial % 2], "POST", path, msgspec.json.encode(body), authorization(tenant)
+            )
+            await exchange.answer()
+            answer: dict[str, Any] = msgspec.json.decode(await exchange.body())
+    except (Cut, TimeoutError) as error:
+        return {"_error": f"{name}: {error!r}", "_attempts": 0}
+    if exchange.status != 200:
+        return {"_error": f"{name}: {exchange.status} {answer}", "_attempts": 0}
+    job = exchange.headers["x-job-id"]
+    house.clients.owners[job] = tenant
+    _, view = await house.clients.fetch(job, house.ports[0], "GET", f"/v1/jobs/{job}")
+    return answer | {"_attempts": msgspec.json.decode(view)["attempts"]}
+
+
+def _texts(answer: Mapping[str, Any]) -> list[str]:
+    choices = answer.get("choices", ())
+    return [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
+
+
+def _ties(answer: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
+    """By choice: where in the text two tokens were about equally likely."""
+    found = []
+    for choice in answer.get("choices", ()):
+        at, ties = 0, []
+        for token, best in _best(choice.get("logprobs") or {}):
+            if len(best) > 1 and abs(best[0] - best[1]) < TIE:
+                ties.append((at, at + max(1, len(token))))
+            at += len(token)
+        found.append(ties)
+    return found
+
+
+def _best(logprobs: Mapping[str, Any]) -> list[tuple[str, list[float]]]:
+    """Tokens with their best log-probabilities, of a chat or of a completion."""
+    if content := logprobs.get("content"):
+        return [(token["token"], [top["logprob"] for top in token["top_logprobs"]]) for token in content]
+    pairs = zip(logprobs.get("tokens") or (), logprobs.get("top_logprobs") or (), strict=False)
+    return [(token, sorted((best or {}).values(), reverse=True)) for token, best in pairs]
+
+
+def _part_at_ties(one: Sequence[str], other: Sequence[str], ties: list[list[tuple[int, int]]]) -> bool:
+    """Whether every two texts that differ do so first where two tokens were about equally likely."""
+    for number, (a, b) in enumerate(zip(one, other, strict=True)):
+        at = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        if a != b and not any(first <= at < last for first, last in ties[min(number, len(ties) - 1)]):
+            return False
+    return True
+
+
+def _apart(one: Sequence[Any], other: Sequence[Any]) -> str:
+    """Where two answers part, and how."""
+    for number, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b and isinstance(a, str | list) and isinstance(b, str | list):
+            at = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            first = max(0, at - 5)
+            return f"of choice {number} parts at {at}: {b[first : at + 20]!r}, undisturbed {a[first : at + 20]!r}"
+    return f"{other!r:.150}, undisturbed {one!r:.150}"
+
+
+def _compare(
+    stage: Stage,
+    name: str,
+    undisturbed: Mapping[str, Any],
+    disturbed: Mapping[str, Any],
+    ties: list[list[tuple[int, int]]],
+) -> None:
+    stage.must("_error" not in undisturbed, str(undisturbed.get("_error")))
+    stage.must("_error" not in disturbed, str(disturbed.get("_error")))
+    if "_error" in undisturbed or "_error" in disturbed:
+        return
+    texts = _texts(undisturbed), _texts(disturbed)
+    if name.startswith("schema"):
+        stage.must(_is_person(texts[1][0]), f"{name}: not of its schema: {texts[1][0]!r}")
+    if texts[0] != texts[1] and len(texts[0]) == len(texts[1]) and _part_at_ties(*texts, ties):
+        stage.figures["answers that part at a tie"] = int(stage.figures.get("answers that part at a tie", 0)) + 1
+        return
+    for what, told in (("text", _texts), ("finish", _finishes), ("tokens of logprobs", _logprobs), ("usage", _usage)):
+        one, other = told(undisturbed), told(disturbed)
+        stage.must(one == other, f"{name}: {what} {_apart(one, other)}")
+
+
+def _finishes(answer: Mapping[str, Any]) -> list[str]:
+    return [choice["finish_reason"] for choice in answer["choices"]]
+
+
+def _logprobs(answer: Mapping[str, Any]) -> list[list[str]]:
+    found = [(choice.get("logprobs") or {}).get("content") or () for choice in answer["choices"]]
+    return [[token["token"] for token in content] for content in found]
+
+
+def _usage(answer: Mapping[str, Any]) -> tuple[int, int]:
+    return answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
+
+
+def _is_person(text: str) -> bool:
+    """Whether a text is JSON of the schema."""
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("name"), str) and isinstance(found.get("age"), int)
+
+
+ROWS = (
+    Row(
+        *(
+            "F36",
+            "real engine killed",
+            "kill -9 of a worker with llama.cpp: n, prompts, logprobs, stop, schema",
+            6,
+            f36,
+            900,
+        ),
+        alone=True,
+        proves="Greedy answers of the real engine are the same with and without a kill, but where two tokens tie.",
+        budget=Budget(refused=ANY, why="the answers are compared with undisturbed ones"),
+        short=1,
+    ),
+)

@@ -1,0 +1,150 @@
+"""F32, F35: the results of accepted jobs fill the store; retention passes while a job waits or is read."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bench.chaos.asks import Ask, Told
+from bench.chaos.budget import ANY, Budget
+from bench.chaos.checker import Life, lives_of
+from bench.chaos.history import of_kind
+from bench.chaos.house import House
+from bench.chaos.http import Exchange
+from bench.chaos.rows.workers import requests
+from bench.chaos.servers import Server
+from bench.chaos.stage import Row, Stage
+from bench.chaos.tenants import TENANTS, authorization
+from bench.chaos.waiting import becomes
+
+WAVES, TOKENS = (400, 50, 50, 50), 1000
+"""Jobs of each wave, which comes when the jobs of the one before have ended: so the store really fills with results.
+Those of the first wave alone would fill it, and it could be accepted before the first of them is long."""
+JOBS = sum(WAVES)
+MOST = 8 << 20
+"""maxmemory, before the first process starts. What the results of all jobs would take is measured, and is more."""
+MAX_PEAK = 1.25
+"""Times maxmemory. The peak counts the buffers of hundreds of clients at once: it was 97 % of maxmemory, and 306 %
+where admission reserved nothing for the output."""
+RETENTION_S = 3
+
+
+async def f32(stage: Stage) -> None:
+    """More jobs than the store has room for with their results: admission must end before they are all in."""
+    environ = {"PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_SLOTS": "64"}
+    for _ in stage.tries():
+        server = Server(stage.folder, f"redis-{stage.trials}-{stage.missed}", f"maxmemory {MOST}")
+        await server.start()
+        async with stage.house(server, workers=2, environ=environ) as house:
+            before = await _used(server)
+            stage.fault(f"{JOBS} jobs, and room for the results of some")
+            told = [one for wave in WAVES for one in await _wave(stage, house, wave)]
+            accepted, growth = sum(bool(one.job) for one in told), await _used(server) - before
+            needed = growth * JOBS // max(1, accepted)
+            stage.figures |= {
+                "jobs accepted": accepted,
+                "memory used at the end, % of maxmemory": round(100 * (before + growth) / MOST),
+                "results of all jobs would take, % of maxmemory": round(100 * needed / MOST),
+            }
+            stage.bit(needed > MOST, "the results of all jobs would fit")
+            stage.must(accepted < JOBS, "nothing was refused")
+            stage.must(before + growth > MOST / 2, "the store was left half empty: admission refuses too early")
+            peak = int((await server.command("INFO", "memory"))["used_memory_peak"])
+            stage.figures["most memory used, % of maxmemory"] = round(100 * peak / MOST)
+            stage.must(peak < MAX_PEAK * MOST, f"accepted jobs filled the store: {peak} bytes of {MOST}")
+            full = (await server.command("INFO", "errorstats")).get("errorstat_OOM")
+            stage.must(full is None, f"the store was full before admission ended: {full}")
+            await server.command("CONFIG", "SET", "maxmemory", 0)  # what is left over is looked at with room again
+        await server.child.end()
+    refused = of_kind(stage.history.events, "refused")
+    others = {(event["status"], event["code"]) for event in refused} - {(503, "no_capacity")}
+    stage.must(not others, f"refused as {others} instead of 503 no_capacity")
+    poison = [event for event in of_kind(stage.history.events, "final") if event["code"] == "poison"]
+    stage.must(not poison, f"{len(poison)} innocent jobs were given up as poison")
+
+
+async def _wave(stage: Stage, house: House, jobs: int) -> list[Told]:
+    """Put jobs as fast as it goes, and wait until those that were accepted have ended."""
+    begun = house.begin(
+        Ask(f"{stage.row.id} {stage.trials} {n}", TOKENS, False, reads=False, retries=False, tenant=TENANTS[n % 2])
+        for n in range(jobs)
+    )
+    told = await asyncio.gather(*(task for _, task in begun))
+    await asyncio.gather(*(house.clients.read_finally(one.job, patience_s=90.0) for one in told if one.job))
+    return told
+
+
+async def _used(server: Server) -> int:
+    return int((await server.command("INFO", "memory"))["used_memory"])
+
+
+async def f35(stage: Stage) -> None:
+    """Retention is three seconds: a job waits longer with its key, and another one is read more slowly."""
+    environ = {
+        "PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S),
+        "PENSTOCK_SIM_SLOTS": "2",
+        "PENSTOCK_WORKER_PREFETCH": "0",
+    }
+    async with stage.house(workers=1, environ=environ) as house:
+        for trial in stage.tries():
+            hogs = house.begin(Ask(f"hog {trial} {n}", 600, chat=False, reads=False) for n in range(2))
+            await asyncio.gather(*(told.accepted.wait() for told, _ in hogs))
+            reads = house.clients.read_finally
+            ends = [asyncio.create_task(reads(told.job, patience_s=60.0)) for told, _ in hogs]
+            ask = Ask(f"{stage.row.id} waits {trial}", 100, False, key=f"waits {trial}", tenant=TENANTS[trial % 2])
+            first = house.begin([ask])
+            await asyncio.gather(*(told.accepted.wait() for told, _ in first))
+            accepted_at = stage.history.now()
+            stage.fault("retention passes while a job waits")
+            await asyncio.sleep(RETENTION_S + 1)
+            again = house.begin([ask])  # the same key: the same job, for as long as that waits
+            waited = not any(life.of("token") for life in _lives(stage, requests(first)))
+            slow = asyncio.create_task(_read_slowly(stage, house.ports[0], first[0][0].job, ask.tenant))
+            await house.finish([*first, *again])
+            stage.bit(waited and stage.history.now() - accepted_at > RETENTION_S, "the job did not wait so long")
+            stage.must(await slow, "a reader that had begun was cut off when retention passed")
+            await asyncio.gather(*ends)
+            told = first[0][0]
+            gone = await becomes(lambda t=told: _is_gone(house.ports[1], t.job, t.ask.tenant), 10, 0.2)  # type: ignore[misc]
+            stage.must(gone, "a result outlived its retention by far")
+
+
+def _lives(stage: Stage, reqs: list[int]) -> list[Life]:
+    lives = lives_of(stage.history.events)
+    return [lives[req] for req in reqs]
+
+
+async def _read_slowly(stage: Stage, port: int, job: str, tenant: str) -> bool:
+    """Read a job's events with a pause after each; whether the end came."""
+    exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}/events", headers=authorization(tenant))
+    try:
+        await exchange.answer()
+        async for block in exchange.blocks():
+            if block.get("event") in ("completed", "failed"):
+                return block["event"] == "completed"
+            await asyncio.sleep(0.06)
+    finally:
+        exchange.close()
+    return False
+
+
+async def _is_gone(port: int, job: str, tenant: str) -> bool:
+    exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}", headers=authorization(tenant))
+    try:
+        await exchange.answer()
+    finally:
+        exchange.close()
+    return exchange.status in (404, 410)
+
+
+ROWS = (
+    Row(
+        *("F32", "results fill the store", f"{JOBS} jobs whose results need more than maxmemory", 2, f32, 300),
+        proves="Admission leaves room for the output it owes: every accepted job ends, none is given up.",
+        budget=Budget(refused=ANY, why="more is asked than the store can hold; the row judges what was accepted"),
+        short=1,
+    ),
+    Row(
+        *("F35", "retention passes", f"{RETENTION_S} s, while a job waits and while it is read", 6, f35, 180),
+        proves="A key lives as long as its job, however long that waits; a reader that has begun reads to the end.",
+    ),
+)

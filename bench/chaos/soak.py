@@ -1,0 +1,179 @@
+"""`python -m bench.chaos.soak --minutes 30`: F29. Load, kills and cancels for a long time; what is left is counted.
+
+The number of keys and the memory of the store and of every process must return to what they were: a job's keys live for
+its retention, and what is left then depends on the number of workers and models, not on the number of jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import program
+from bench.chaos.asks import Ask
+from bench.chaos.budget import ANY, Budget
+from bench.chaos.house import House
+from bench.chaos.play import play_row
+from bench.chaos.report import as_document, table, what_failed
+from bench.chaos.servers import Server
+from bench.chaos.stage import Row, Stage
+from bench.chaos.tenants import TENANTS
+from bench.processes import memory_mib
+from bench.program import Run
+from bench.report import RESULTS, write
+
+RETENTION_S = 10
+SETTLE_S = 4 * RETENTION_S
+CLIENTS = 12
+KILL_EVERY_S = 45.0
+MORE_KEYS, MORE_ENTRIES = 6, 10
+"""Than after warming up. 2652 requests and 6 kills in 5 minutes left 3 keys more, the lanes for jobs of killed workers
+(one per priority), and no entry more. One key that stayed for every hundredth job would be 26."""
+APART = frozenset({"worker", "log", "actions", "procs"})
+"""Counted apart: what dead workers leave for a day, the names of dead processes, which are kept for an hour, and the
+record of actions, which is kept at a thousand."""
+MORE_MIB = 8
+"""Than after warming up, of a process or the store. The most that one grew in 5 minutes was 3, an API process that was
+never killed."""
+
+
+def soak(minutes: float) -> Row:
+    """The row, as long as asked."""
+
+    async def play(stage: Stage) -> None:
+        await _soak(stage, 60 * minutes)
+
+    return Row(
+        *("F29", "soak", f"{minutes:g} minutes of load, cancels and kills", 1, play, 60 * minutes + 400),
+        proves="Keys and memory do not grow with the number of jobs.",
+        budget=Budget(refused=ANY, unanswered=ANY, broken=ANY, why="processes are killed all the time"),
+        short=1,
+    )
+
+
+async def _soak(stage: Stage, seconds: float) -> None:
+    server = Server(stage.folder)
+    await server.start()
+    environ = {"PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S), "PENSTOCK_SIM_STEP_MS": "40"}
+    async with stage.house(server, workers=2, environ=environ) as house:
+        numbers = itertools.count()
+        await _load(house, numbers, min(30.0, seconds / 4), stage, kills=False)
+        await asyncio.sleep(SETTLE_S)
+        held, memory = await _held(house), await _memory(house, server)
+        stage.fault("the soak begins")
+        await _load(house, numbers, seconds, stage, kills=True)
+        await asyncio.sleep(SETTLE_S)
+        _judge_keys(stage, held, await _held(house))
+        _judge_memory(stage, memory, await _memory(house, server))
+    await server.child.end()
+    stage.figures["requests"] = next(numbers)
+
+
+async def _load(house: House, numbers: itertools.count[int], seconds: float, stage: Stage, *, kills: bool) -> None:
+    """Clients of both tenants that ask one request after the other; every fifth is cancelled."""
+    over = time.monotonic() + seconds
+
+    async def client(number: int) -> None:
+        while time.monotonic() < over:
+            asked = next(numbers)
+            may = ("completed", "cancelled") if asked % 5 == 0 else ("completed",)
+            ask = Ask(f"soak {asked}", 40, asked % 3 != 0, may=may, tenant=TENANTS[number % 2], key=f"soak {asked}")
+            begun = house.begin([ask])
+            if asked % 5 == 0:
+                await begun[0][0].begun.wait()
+                if begun[0][0].job:
+                    await house.clients.cancel(begun[0][0].job, house.ports[0])
+            await house.finish(begun)
+            house.forget_clients()
+
+    async def killer() -> None:
+        # The first of each role lives to the end, so that what it holds is that of all the work it has done.
+        turns = itertools.cycle((*house.workers[1:], *house.apis[1:]))
+        while kills and time.monotonic() + KILL_EVERY_S < over:
+            await asyncio.sleep(min(KILL_EVERY_S, seconds / 4))
+            child = next(turns)
+            stage.history.add("fault", trial=stage.trials, what=f"kill -9 {child.name}")
+            child.kill()
+
+    await asyncio.gather(killer(), *(client(number) for number in range(CLIENTS)))
+    await house.ready()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the store holds, by kind of key: what stands behind the hash tag, without ids."""
+
+    keys: Counter[str]
+    entries: Counter[str]
+
+
+async def _held(house: House) -> Held:
+    redis: Any = house.wire.redis
+    sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen, b"hash": redis.hlen, b"list": redis.llen}
+    found = Held(Counter(), Counter())
+    async for key in redis.scan_iter(count=1000):
+        name, size = key.decode(), sizes.get(await redis.type(key))
+        kind = name.partition("}:")[2].partition(":")[0] or name
+        found.keys[kind] += 1
+        found.entries[kind] += await size(key) if size else 1
+    return found
+
+
+async def _memory(house: House, server: Server) -> dict[str, float]:
+    """MiB of the store and of every process."""
+    used = int((await server.command("INFO", "memory"))["used_memory"]) / (1 << 20)
+    return {"store": used, **{child.name: memory_mib(child.pid) for child in house.children}}
+
+
+def _judge_keys(stage: Stage, then: Held, now: Held) -> None:
+    for what, before, after, more in (
+        ("keys", then.keys, now.keys, MORE_KEYS),
+        ("entries", then.entries, now.entries, MORE_ENTRIES),
+    ):
+        was, is_now = (sum(n for kind, n in each.items() if kind not in APART) for each in (before, after))
+        grown = {kind: f"{before[kind]} -> {n}" for kind, n in after.items() if n > before[kind] and kind not in APART}
+        stage.figures[what] = f"{was} before, {is_now} after, grown: {grown or 'none'}"
+        stage.must(is_now <= was + more, f"{is_now} {what} are left, {was} before; grown: {grown}")
+    stage.figures["keys of dead workers"] = now.keys["worker"] + now.keys["log"]
+    stage.figures["names of processes"] = f"{then.entries['procs']} before, {now.entries['procs']} after"
+
+
+def _judge_memory(stage: Stage, then: dict[str, float], now: dict[str, float]) -> None:
+    for name, mib in now.items():
+        stage.figures[f"{name} MiB"] = f"{then[name]:.0f} -> {mib:.0f}"
+        stage.must(mib <= then[name] + MORE_MIB, f"{name} holds {mib:.0f} MiB, {then[name]:.0f} before")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.chaos.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="default: 30")
+    parser.add_argument("--out", type=Path, default=RESULTS / "soak.json", help="where the figures go")
+    return program.play(parser, argv, _run)
+
+
+def _run(run: Run) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
+    outcome = asyncio.run(play_row(soak(run.args.minutes), folder))
+    run.console.print(table([outcome], outcome.seconds))
+    write(run.args.out, as_document([outcome], outcome.seconds))
+    run.console.print(", ".join(f"{name}: {value}" for name, value in outcome.figures.items()))
+    if outcome.passed:
+        shutil.rmtree(folder)
+        return 0
+    run.console.print(what_failed(outcome), soft_wrap=True, markup=False)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

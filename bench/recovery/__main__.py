@@ -1,0 +1,70 @@
+"""`python -m bench.recovery`: kill a worker with hundreds of jobs, and an API process with thousands of readers.
+
+How long readers hear nothing, until all of them have gone on, and how long the API process stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import program, report
+from bench.gateway.stage import Stage
+from bench.processes import Died
+from bench.program import Run
+from bench.recovery.figures import COLUMNS, Seen
+from bench.recovery.readers import Refused
+from bench.recovery.shows import FULL, LEASE_S, QUICK, api_killed, worker_killed
+from bench.report import Report
+
+NAME = "recovery"
+SHOWS = {"worker": worker_killed, "api": api_killed}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if everything was measured and every goal was reached."""
+    return program.play(_parser(), argv, _run, Died, Refused, OSError, TimeoutError)
+
+
+def _run(run: Run) -> int:
+    names = run.args.shows.split(",")
+    program.check_names("show", names, SHOWS)
+    size = QUICK if run.args.quick else FULL
+    seen: list[Seen] = []
+    with Stage(run.console, "starting", len(names)) as stage:
+        for name in names:
+            stage.say(f"{name} killed")
+            folder = stage.folder / name
+            folder.mkdir()
+            seen.append(asyncio.run(SHOWS[name](folder, size)))
+            stage.done()
+    found = Report(
+        name=f"{NAME}-quick" if run.args.quick else NAME,
+        title="What readers notice of a kill",
+        command=run.command,
+        settings={"lease_s": LEASE_S, "jobs": size.jobs, "tokens": size.tokens, "readers": size.readers},
+        columns=COLUMNS,
+        rows=[row for each in seen for row in each.rows],
+        ratios=tuple(goal for each in seen for goal in each.goals),
+        notes=(
+            "An answer's time is that of GET /healthz, asked every 5 ms from a process of its own: the API process "
+            "stands still for at most so long. The bare server beside it is asked in the same way.",
+        ),
+    )
+    run.tell(found, run.args.out / found.file)
+    return int(any(goal.holds is False for goal in found.ratios))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock bench recovery", description=__doc__)
+    parser.add_argument("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="few readers")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Readers of streams, who note when each token came, and come back behind their last event when they are cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.penstock import MODEL
+from streaming.messages import Turn
+from workers.sim import prompt_text, token_text
+
+HOST = "127.0.0.1"
+LINE = 1 << 20
+
+
+class Refused(RuntimeError):
+    """A request was not answered with a 2xx."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """One request and what its reader has."""
+
+    prompt: str
+    tokens: int
+    job: str = ""
+    cursor: str = ""
+    """The id of its last event."""
+    text: str = ""
+    came: list[float] = field(default_factory=list)
+    """When each token did (monotonic)."""
+    resets: int = 0
+    ended: str = ""
+    """The name of its last event."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"model": MODEL, "messages": [{"role": "user", "content": self.prompt}], "max_tokens": self.tokens}
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has every token of its answer once and in order."""
+        prompt = prompt_text((Turn("user", self.prompt),))
+        return self.text == "".join(token_text(prompt, index) for index in range(self.tokens))
+
+    def silence_s(self, since: float) -> float | None:
+        """The longest time between two tokens that ended after `since`; None if none came after it."""
+        gaps = [after - before for before, after in itertools.pairwise(self.came) if after > since]
+        return max(gaps, default=None)
+
+    async def chat(self, port: int) -> None:
+        """Stream a chat to its end. Raises Refused, OSError."""
+        reader, writer = await _asked(port, "POST", "/v1/chat/completions", {**self.body, "stream": True})
+        try:
+            while line := await reader.readline():
+                if line.startswith(b"data: [DONE]"):
+                    self.ended = "completed"
+                    return
+                if line.startswith(b"data: "):
+                    self._take_chunk(json.loads(line[6:]))
+        finally:
+            writer.close()
+
+    def _take_chunk(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            self.ended = str(chunk["error"]["code"])
+        elif chunk["choices"] and (text := chunk["choices"][0]["delta"].get("content")):
+            self.text += text
+            self.came.append(time.monotonic())
+
+    async def put(self, port: int) -> None:
+        """As a job. Raises Refused, OSError."""
+        reader, writer = await _asked(port, "POST", "/v1/jobs", self.body, close=True)
+        try:
+            self.job = json.loads(await reader.read())["id"]
+        finally:
+            writer.close()
+
+    async def follow(self, port: int) -> None:
+        """The job's events behind the last one, to its end or until the connection is cut. Raises Refused, OSError."""
+        headers = {"Last-Event-ID": self.cursor} if self.cursor else {}
+        reader, writer = await _asked(port, "GET", f"/v1/jobs/{self.job}/events", None, headers)
+        name = ""
+        try:
+            while line := await reader.readline():
+                if line.startswith(b"event: "):
+                    name = line[7:].strip().decode()
+                elif line.startswith(b"id: "):
+                    self.cursor = line[4:].strip().decode()
+                elif line.startswith(b"data: ") and self._take_event(name, line[6:]):
+                    return
+        finally:
+            writer.close()
+
+    def _take_event(self, name: str, data: bytes) -> bool:
+        """Whether it was the last one."""
+        if name == "delta":
+            self.text += json.loads(data)["text"]
+            self.came.append(time.monotonic())
+        elif name == "stream.reset":
+            self.resets, self.text = self.resets + 1, ""
+        elif name in ("completed", "failed", "cancelled", "expired"):
+            self.ended = name
+        return bool(self.ended)
+
+
+async def _asked(
+    port: int,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    headers: dict[str, str] | None = None,
+    *,
+    close: bool = False,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request, and its answer from behind its head. Raises Refused, OSError."""
+    data = json.dumps(body).encode() if body is not None else b""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: bench",
+        f"Content-Length: {len(data)}",
+        "Content-Type: application/json",
+    ]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    lines += ["Connection: close"] if close else []
+    reader, writer = await asyncio.open_connection(HOST, port, limit=LINE)
+    writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        writer.close()
+        raise ConnectionResetError("cut before an answer") from error
+    if not head.startswith(b"HTTP/1.1 2"):
+        writer.close()
+        raise Refused(head.split(b"\r\n")[0].decode())
+    return reader, writer

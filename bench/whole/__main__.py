@@ -1,0 +1,166 @@
+"""`python -m bench.whole`: answers in one piece, and how long after the engine's last token the client has them.
+
+Two sizes: one long text, and many choices at once. Each is asked for several times, of a Penstock with the simulated
+engine and of a control, the same engine behind a bare socket server. Penstock's time runs from the engine's last token,
+as the job's timing stamps it, to the last byte at the client. The exit code is 1 if an answer came too late or not at
+all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from bench import program, report
+from bench.breakdown.target import Target, Unsuitable
+from bench.gateway.stage import Stage
+from bench.penstock import MODEL, Penstock
+from bench.processes import Died, Processes, free_port
+from bench.program import Run, count
+from bench.report import Column, Ratio, Report
+from bench.whole.ask import Came, Size, ask
+from workers.settings import SimSettings
+
+NAME = "whole"
+CONTROL, PENSTOCK = "control", "penstock"
+LIMIT_MS = 50.0
+"""From the engine's last token to the client, at most, for one long text."""
+
+Row = dict[str, Any]
+
+COLUMNS = (
+    Column("system", "system"),
+    Column("choices", "choices"),
+    Column("tokens", "tokens of each"),
+    Column("asked", "asked"),
+    Column("came", "came"),
+    Column("behind_ms", "behind the last token: median, ms", 2),
+    Column("behind_max_ms", "longest", 2),
+    Column("spent_ms", "whole request: median, ms", 0),
+    Column("clock_error_ms", "clock error, ms", 2),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 1 if a goal is missed."""
+    return program.play(_parser(), argv, _run, Died, Unsuitable, OSError)
+
+
+def _run(run: Run) -> int:
+    args = run.args
+    engine = SimSettings(step_ms=args.step_ms, prefill_ms=args.step_ms, slots=max(256, args.choices))
+    rows, wrong = _measured(args, engine, run.console)
+    found = Report(
+        name=NAME,
+        title=f"Answers in one piece: simulated engine, {args.step_ms:g} ms steps",
+        command=run.command,
+        settings={"answers": args.answers, "limit_s": args.limit, "engine": msgspec.to_builtins(engine)},
+        columns=COLUMNS,
+        rows=rows,
+        ratios=tuple(ratios_of(rows)),
+        notes=tuple(wrong),
+    )
+    run.tell(found, args.out / found.file)
+    return 1 if any(ratio.holds is False for ratio in found.ratios) else 0
+
+
+def _measured(args: argparse.Namespace, engine: SimSettings, console: Console) -> tuple[list[Row], list[str]]:
+    """A row for each system and size, and what was wrong."""
+    sizes = [Size(1, args.tokens), Size(args.choices, args.choice_tokens)]
+    rows: list[Row] = []
+    wrong: list[str] = []
+    with Stage(console, "starting", 2 * len(sizes)) as stage:
+        for system, serve in ((CONTROL, _control), (PENSTOCK, _penstock)):
+            folder = stage.folder / system
+            folder.mkdir()
+            with serve(folder, engine) as target:
+                for size in sizes:
+                    what = f"{system}, {size.choices} x {size.tokens} tokens"
+                    stage.say(what)
+                    came = _asked(target, size, args.answers, args.limit)
+                    rows.append(row_of(system, size, came))
+                    wrong += [f"{what}: {each.wrong}" for each in came if each.wrong]
+                    stage.done()
+    return rows, wrong
+
+
+def _asked(target: Target, size: Size, answers: int, limit_s: float) -> list[Came]:
+    """One after the other; an answer that does not come is the last one asked for."""
+    came: list[Came] = []
+    while len(came) < answers and not (came and came[-1].wrong):
+        came.append(ask(target, size, len(came), limit_s))
+    return came
+
+
+@contextmanager
+def _control(folder: Path, engine: SimSettings) -> Iterator[Target]:
+    with Processes(folder) as processes:
+        port, settings = free_port(), msgspec.json.encode(engine).decode()
+        processes.start(CONTROL, [sys.executable, "-m", "bench.whole.control", str(port), settings])
+        processes.wait_port(port)
+        yield Target("127.0.0.1", port, MODEL)
+
+
+@contextmanager
+def _penstock(folder: Path, engine: SimSettings) -> Iterator[Target]:
+    settings = {f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items()}
+    with Penstock(folder, settings=settings) as penstock:
+        yield Target("127.0.0.1", penstock.port, MODEL)
+
+
+def row_of(system: str, size: Size, came: Sequence[Came]) -> Row:
+    """All answers of one size. Those that are wrong or did not come are counted and not timed."""
+    good = [each for each in came if not each.wrong]
+    behind = [each.behind_ms for each in good if each.behind_ms is not None]
+    return {
+        "system": system,
+        "choices": size.choices,
+        "tokens": size.tokens,
+        "asked": len(came),
+        "came": len(good),
+        "behind_ms": median(behind) if behind else None,
+        "behind_max_ms": max(behind, default=None),
+        "behind_ms_of_answers": behind,
+        "spent_ms": median(each.spent_ms for each in good) if good else None,
+        "clock_error_ms": max((each.clock_error_ms for each in good), default=None),
+    }
+
+
+def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
+    """One long text in time, and every answer there."""
+    ratios = []
+    for row in rows:
+        if row["system"] == PENSTOCK and row["choices"] == 1:
+            what = f"{row['tokens']:,} tokens in one piece: longest time behind the engine's last token, ms"
+            late = row["behind_max_ms"] if row["came"] == row["asked"] else None
+            ratios.append(Ratio(what=what, value=late, at_most=LIMIT_MS))
+        missing = float(row["asked"] - row["came"])
+        what = f"{row['system']}: answers of {row['choices']:,} choices that did not come whole"
+        ratios.append(Ratio(what=what, value=missing, at_most=0, digits=0))
+    return ratios
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock bench whole", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=count, default=4000, help="of the long text (default 4000)")
+    parser.add_argument("--choices", type=count, default=1024, help="of the other answer (default 1024)")
+    parser.add_argument("--choice-tokens", type=count, default=64, help="of each of its choices (default 64)")
+    parser.add_argument("--answers", type=count, default=5, help="of each size and system (default 5)")
+    parser.add_argument("--step-ms", type=float, default=2.0, help="of the simulated engine (default 2)")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for an answer (default 60)")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""`penstock store`: what the store is and holds, whose the folder of files is, and the end of both's disagreement."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import click
+
+from cli.child import Program
+from cli.embedded import Embedded, end_orphan, find_server
+from cli.errors import DONE, UNREACHABLE, USAGE, Problem
+from cli.instance import DataDir
+from cli.options import Command, Where, json_option, where_options
+from cli.output import note, print_json, print_table
+from cli.supervisor import Supervisor
+from streaming.errors import Unavailable
+from streaming.identity import FORMAT, check_identity, enter_store, read_identity
+from streaming.reset import Contents, count_contents, live_processes, reset_store
+from streaming.settings import FilesSettings, WireSettings
+from streaming.shelf import Shelf
+from streaming.wire import Wire
+
+T = TypeVar("T")
+REDIS_GRACE_S, REDIS_START_S = 10.0, 60.0
+WORDS = {
+    "keys": "keys",
+    "unfinished": "jobs that wait or run",
+    "running": "of these, held by workers",
+    "jobs": "records of jobs",
+    "batches_unfinished": "batches that have not ended",
+    "batches": "records of batches",
+    "files": "records of files",
+    "dead_letters": "dead letters",
+    "events": "events not passed on",
+    "webhooks": "webhook messages not delivered",
+}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def store() -> None:
+    """Show what the store is, adopt a folder of files, or delete everything."""
+
+
+@store.command("show", cls=Command)
+@where_options(url=False)
+@json_option
+def show(where: Where, as_json: bool) -> int:
+    """Show format, partitions and deployment of the store, and the deployment of the folder of files."""
+    return _with_wire(where, lambda wire: _show(wire, _shelf(where), as_json=as_json))
+
+
+@store.command("adopt", cls=Command)
+@click.option("--yes", is_flag=True, help="Do it.")
+@where_options(url=False)
+def adopt(yes: bool, where: Where) -> int:
+    """Say that the folder of files belongs to this store.
+
+    For a store that was emptied or replaced on purpose. From then on files that the store has no record of are moved
+    into the folder `quarantine` beside them, and removed after [files] quarantine_s.
+    """
+    return _with_wire(where, lambda wire: _adopt(wire, _shelf(where), yes=yes))
+
+
+@store.command("reset", cls=Command)
+@click.option("--yes", is_flag=True, help="Delete it; without this it is only counted.")
+@where_options(url=False)
+@json_option
+def reset(yes: bool, where: Where, as_json: bool) -> int:
+    """Delete everything Penstock keeps in its store: jobs, results, batches, records of files.
+
+    Nothing else in that Redis is touched, and no file is. Without --yes it only says what would be deleted.
+    """
+    return _with_wire(where, lambda wire: _reset(wire, yes=yes, as_json=as_json))
+
+
+async def _show(wire: Wire, shelf: Shelf, *, as_json: bool) -> int:
+    identity = await read_identity(wire)
+    quarantined = sum(number for _, number in shelf.quarantined())
+    facts: dict[str, Any] = {
+        "format": identity.format if identity else None,
+        "needed_format": FORMAT,
+        "partitions": identity.partitions if identity else None,
+        "deployment": identity.deployment if identity else None,
+        "files": str(shelf.folder),
+        "files_deployment": shelf.owner or None,
+        "files_quarantined": quarantined,
+    }
+    if as_json:
+        print_json(facts)
+        return DONE
+    rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
+    print_table(("FIELD", "VALUE"), rows)
+    return DONE
+
+
+async def _adopt(wire: Wire, shelf: Shelf, *, yes: bool) -> int:
+    """Raises ConfigError if this version must not use the store. Without `yes` nothing is written."""
+    identity = await enter_store(wire) if yes else await read_identity(wire)
+    if identity is not None:
+        check_identity(identity, wire.settings)
+    before = shelf.owner
+    if identity is not None and before == identity.deployment:
+        note(f"{shelf.folder} belongs to this store already")
+        return DONE
+    if not yes or identity is None:
+        raise Problem(
+            f"nothing was changed: {shelf.folder} belongs to {before or 'no deployment'}, "
+            f"the store is {identity.deployment if identity else 'of no deployment yet: it is given one with --yes'}",
+            cause="once it is adopted, files that this store has no record of are moved into quarantine",
+            next_step="penstock store adopt --yes",
+            exit_code=USAGE,
+            code="not_confirmed",
+        )
+    shelf.adopt(identity.deployment)
+    note(f"{shelf.folder} belongs to {identity.deployment} now")
+    return DONE
+
+
+async def _reset(wire: Wire, *, yes: bool, as_json: bool) -> int:
+    names = await live_processes(wire)
+    if names and yes:
+        raise Problem(
+            f"{len(names)} process(es) use this store: {', '.join(names[:5])}",
+            next_step="stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later",
+            code="in_use",
+        )
+    contents = await count_contents(wire)
+    if not yes:
+        _print(contents, as_json=as_json)
+        raise Problem(
+            "nothing was deleted; the table says what would be",
+            next_step="penstock store reset --yes",
+            exit_code=USAGE,
+            code="not_confirmed",
+        )
+    deleted = await reset_store(wire)
+    _print(contents, as_json=as_json)
+    note(f"{deleted} keys deleted. No file was: to use their folder with the emptied store, penstock store adopt --yes")
+    return DONE
+
+
+def _print(contents: Contents, *, as_json: bool) -> None:
+    counts = dataclasses.asdict(contents)
+    if as_json:
+        print_json(counts)
+    else:
+        print_table(("WHAT", "NUMBER"), [(words, str(counts[name])) for name, words in WORDS.items()])
+
+
+# --- which store, which folder ---------------------------------------------------------------------------------------
+
+
+def _shelf(where: Where) -> Shelf:
+    """The folder that the processes of this deployment use. Raises ConfigError."""
+    config = where.config()
+    if "dir" in config.raw.get("files", {}):
+        return Shelf(config.section("files", FilesSettings).dir)
+    return Shelf(where.home().files)
+
+
+def _with_wire(where: Where, work: Callable[[Wire], Awaitable[T]]) -> T:
+    """Raises Problem when Redis does not answer."""
+    try:
+        return asyncio.run(_run(where, work))
+    except Unavailable as error:
+        raise Problem(
+            "the store cannot be reached",
+            cause=str(error),
+            next_step="check --redis-url or PENSTOCK_REDIS_URL",
+            exit_code=UNREACHABLE,
+            code="redis_unreachable",
+        ) from None
+
+
+async def _run(where: Where, work: Callable[[Wire], Awaitable[T]]) -> T:
+    async with _store(where) as settings:
+        wire = Wire.open(settings)
+        try:
+            return await work(wire)
+        finally:
+            await wire.close()
+
+
+@asynccontextmanager
+async def _store(where: Where) -> AsyncIterator[WireSettings]:
+    """By --redis-url, the instance of the data folder, the configured Redis; else the server embedded in the data
+    folder, started for the moment. Raises Problem, ConfigError."""
+    config, home = where.config(), where.home()
+    instance = None if where.redis_url else home.read()
+    if instance is not None and instance.redis_url:
+        yield config.section("redis", WireSettings, {"url": instance.redis_url})
+    elif "url" in config.raw.get("redis", {}):
+        yield config.section("redis", WireSettings)
+    elif not home.redis.exists():
+        raise Problem(f"there is no store in {home.path}", next_step="name one: --redis-url or --data-dir")
+    else:
+        with home.lock():
+            async with _embedded(home) as url:
+                yield config.section("redis", WireSettings, {"url": url})
+
+
+@asynccontextmanager
+async def _embedded(home: DataDir) -> AsyncIterator[str]:
+    """The data folder's own server while no `penstock up` runs it. Raises Problem."""
+    server = find_server()
+    if server is None:
+        raise Problem("the embedded server is not installed", next_step='pip install "penstock[embedded]"')
+    await end_orphan(home.redis)
+    home.prepare()
+    embedded, supervisor = Embedded.prepare(server, home.redis, 0), Supervisor(lambda _child: None)
+    child = supervisor.start(
+        Program(
+            role="redis",
+            id="redis-1",
+            argv=embedded.argv,
+            log=home.log("redis-1"),
+            env=dict(os.environ),
+            cwd=home.redis,
+            grace_s=REDIS_GRACE_S,
+            probe=embedded.probe,
+        )
+    )
+    try:
+        async with asyncio.timeout(REDIS_START_S):
+            await supervisor.until(lambda: child.status.state == "ready")
+        yield embedded.url
+    except TimeoutError:
+        raise Problem("the embedded server does not start", next_step=f"its log is {home.log('redis-1')}") from None
+    finally:
+        await supervisor.stop("redis")

@@ -1,0 +1,8 @@
+#!lua flags=allow-oom
+-- Read what this store is; the first process that comes writes it. Processes that start at once get the same answer.
+-- ARGV: format, partitions and deployment id to write if the store has none
+-- Returns: {format, partitions, deployment}
+if redis.call('EXISTS', store_key()) == 0 then
+  redis.call('HSET', store_key(), 'format', ARGV[1], 'partitions', ARGV[2], 'deployment', ARGV[3], 'created', now_ms())
+end
+return redis.call('HMGET', store_key(), 'format', 'partitions', 'deployment')

@@ -1,0 +1,52 @@
+#!lua flags=no-writes
+-- What waits and runs in every lane of these models, and the nearest deadlines of waiting jobs.
+-- ARGV: most deadlines, model...
+-- Returns: {now, {{waiting, running, time (ms) of the oldest that waits | 0, ever put}, by model and priority...},
+--           {{lane, accepted at, expires at}...}}
+local most = tonumber(ARGV[1])
+
+-- Entries leave a stream at their job's end, so what is in it and was not delivered waits.
+local function look(stream)
+  if redis.call('TYPE', stream).ok ~= 'stream' then return 0, 0, 0 end
+  local waiting = waiting_in(stream)
+  local running = redis.call('XLEN', stream) - waiting
+  if waiting <= 0 then return 0, math.max(running, 0), 0 end
+  local behind, groups = '-', redis.pcall('XINFO', 'GROUPS', stream)
+  for _, group in ipairs(groups.err and {} or groups) do
+    for i = 1, #group, 2 do
+      if group[i] == 'last-delivered-id' then behind = '(' .. group[i + 1] end
+    end
+  end
+  local first = redis.call('XRANGE', stream, behind, '+', 'COUNT', 1)
+  return waiting, running, first[1] and tonumber(string.match(first[1][1], '^%d+')) or 0
+end
+
+local function ever_put(lane)
+  local about = redis.pcall('XINFO', 'STREAM', lane)
+  for i = 1, about.err and 0 or #about, 2 do
+    if about[i] == 'entries-added' then return about[i + 1] end
+  end
+  return 0
+end
+
+local lanes = {}
+for i = 2, #ARGV do
+  for _, priority in ipairs(PRIORITIES) do
+    local waiting, running, oldest = 0, 0, math.huge
+    -- What was put back is counted as waiting, but was put only once.
+    for _, key in ipairs({suspects_key(ARGV[i], priority), retry_key(ARGV[i], priority), lane_key(ARGV[i], priority)}) do
+      local here, there, first = look(key)
+      waiting, running = waiting + here, running + there
+      if first > 0 then oldest = math.min(oldest, first) end
+    end
+    lanes[#lanes + 1] = {waiting, running, oldest < math.huge and oldest or 0, ever_put(lane_key(ARGV[i], priority))}
+  end
+end
+
+local due = {}
+local nearest = most > 0 and redis.call('ZRANGE', timers_key(), 0, most - 1, 'WITHSCORES') or {}
+for i = 1, #nearest, 2 do
+  local s = redis.pcall('HMGET', job_key(nearest[i]), 'lane', 'created')
+  if s[1] then due[#due + 1] = {s[1], s[2], nearest[i + 1]} end
+end
+return {now_ms(), lanes, due}

@@ -1,0 +1,371 @@
+"""GET /v1/jobs/{id}/events through an API process, while the test itself writes what workers would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from flow import append, delta
+from house import House, eventually, redis_process
+
+from streaming.history import NOTHING, History
+from streaming.journal import Journal
+from streaming.keys import partition_key
+from streaming.lease import SILENT, Claim, Finish, Lease
+from streaming.messages import Delta, Opening, Run, Section, State, Terminal
+from streaming.reaper import Reaper
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+BODY = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 99}
+
+
+@dataclass
+class Event:
+    name: str
+    id: str
+    data: dict[str, Any]
+
+
+def events_in(lines: Iterator[str]) -> Iterator[Event]:
+    """The logged events of a stream."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.rstrip("\n").partition(": ")
+        if name:
+            fields[name] = value
+            continue
+        if fields.get("id"):
+            yield Event(fields["event"], fields["id"], json.loads(fields["data"]))
+        fields = {}
+
+
+class Listener(threading.Thread):
+    """Reads a job's events in the background, as they come."""
+
+    def __init__(self, house: House, job_id: str, query: str = "") -> None:
+        super().__init__(daemon=True)
+        self.events: list[Event] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
+        self._connection.request("GET", f"/v1/jobs/{job_id}/events{query}")
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.closing(self._connection), self._connection.getresponse() as response:
+            for event in events_in(line.decode() for line in response):
+                self.events.append(event)
+
+    async def until(self, name: str, count: int = 1) -> None:
+        """Wait until so many events of a kind have come."""
+        async with asyncio.timeout(30):
+            while [event.name for event in self.events].count(name) < count:
+                await asyncio.sleep(0.01)
+
+    async def ended(self) -> list[Event]:
+        await asyncio.to_thread(self.join, 60)
+        assert not self.is_alive()
+        return self.events
+
+
+@dataclass
+class Hand:
+    """A worker by hand: one run of one job."""
+
+    lease: Lease
+    claim: Claim
+    history: History = NOTHING
+    rows: list[Delta] = field(default_factory=list)
+
+    @classmethod
+    async def claiming(cls, wire: Wire) -> Hand:
+        lease = Lease(wire, "sim")
+        await lease.register()
+        claimed = await lease.claim(0, 1)
+        (claim,) = claimed.jobs or (await lease.claim(0, 1, alone=claimed.suspects)).jobs
+        assert isinstance(claim, Claim)
+        history = await Journal(wire).history(claim.job.id, claim.past) if claim.past else NOTHING
+        return cls(lease, claim, history)
+
+    async def write(self, texts: str, *, shown: bool = True) -> None:
+        """A delta for each letter, in a frame of its own."""
+        opening = Opening(self.claim.job.id, len(self.history.rows) + 1, self.history.last_run)
+        for text in texts:
+            row = delta(self.claim, len(self.history.rows) + len(self.rows) + 1, text)
+            self.rows.append(row)
+            addresses = (self.claim.reply if shown else ()) or (SILENT,)
+            rows = {address: [row] for address in addresses}
+            await self.lease.calls([append(self.lease, rows, (self.claim.number, opening))])
+
+    async def finish(self, state: State = State.COMPLETED) -> None:
+        rows = (*self.history.rows, *self.rows)
+        section = Section(len(self.history.rows) + 1, Run(self.lease.id, self.claim.number))
+        sections = (*self.history.sections, section)
+        end = Terminal(self.claim.job.id, state, len(rows), ("stop",), sections=sections, rows=rows)
+        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.number, False))])
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """An API process without workers, on a server of its own."""
+    folder: Path = tmp_path_factory.mktemp("door")
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        try:
+            house.start_api()
+            yield house
+        finally:
+            house.close()
+
+
+@pytest.fixture
+async def door_wire(door: House) -> AsyncIterator[Wire]:
+    wire = Wire.open(WireSettings(url=door.redis_url, lease_ms=3_600_000))
+    yield wire
+    await wire.close()
+
+
+async def put(house: House, **changes: object) -> str:
+    answer = await asyncio.to_thread(house.post, "/v1/jobs", BODY | changes)
+    assert answer[0] == 202
+    job_id: str = json.loads(answer[2])["id"]
+    return job_id
+
+
+async def read(house: House, job_id: str, after: str = "") -> list[Event]:
+    """All that follows a cursor, of a job that has ended."""
+    status, data = await asyncio.to_thread(house.get, f"/v1/jobs/{job_id}/events?after={after}".removesuffix("?after="))
+    assert status == 200, data
+    return list(events_in(iter(data.decode().splitlines(keepends=True))))
+
+
+async def lapse(wire: Wire, lease: Lease) -> None:
+    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+    assert (await Reaper(wire).sweep()).lapsed_workers == 1
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(event.data["text"] for event in events if event.name == "delta")
+
+
+async def test_events_are_one_log_with_an_id_each(door: House, door_wire: Wire) -> None:
+    """Live and afterwards the same, through two workers that wrote and one that did not; behind each id its suffix."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    await live.until("queued")
+    first = await Hand.claiming(door_wire)
+    await first.write("abc")
+    await lapse(door_wire, first.lease)
+    idle = await Hand.claiming(door_wire)
+    await lapse(door_wire, idle.lease)
+    second = await Hand.claiming(door_wire)
+    await second.write("de", shown=False)
+    behind = Listener(door, job_id)
+    await behind.until("delta", 5)
+    await second.finish()
+    whole = await live.ended()
+    assert [event.name for event in whole] == [
+        *("queued", "started", "delta", "delta", "delta", "started", "started", "delta", "delta", "completed")
+    ]
+    assert [int(event.id.split(":")[1]) for event in whole] == list(range(1, 11))
+    assert text_of(whole) == "abcde"
+    workers = [event.data["worker"] for event in whole if event.name == "started"]
+    assert workers == [first.lease.id, idle.lease.id, second.lease.id]
+    ids = [event.id for event in whole]
+    assert [event.id for event in await behind.ended()] == ids
+    assert [event.id for event in await read(door, job_id)] == ids
+    for place, event in enumerate(whole, 1):
+        assert [each.id for each in await read(door, job_id, event.id)] == ids[place:]
+    job = json.loads(door.get(f"/v1/jobs/{job_id}")[1])
+    assert job["last_event_id"] == ids[-1]
+
+
+async def test_a_running_job_is_taken_up_behind_any_id(door: House, door_wire: Wire) -> None:
+    """Each reader gets what it has not seen, no `started` a second time, and then what is still to come."""
+    job_id = await put(door)
+    first = await Hand.claiming(door_wire)
+    await first.write("abc")
+    await lapse(door_wire, first.lease)
+    second = await Hand.claiming(door_wire)
+    await second.write("d")
+    live = Listener(door, job_id)
+    await live.until("delta", 4)
+    ids = [event.id for event in live.events]
+    readers = [Resumed(door, job_id, event_id) for event_id in ids]
+    await second.write("e")
+    await second.finish()
+    ids = [event.id for event in await live.ended()]
+    for place, reader in enumerate(readers, 1):
+        assert [event.id for event in await reader.ended()] == ids[place:]
+
+
+class Resumed(Listener):
+    """A reader that comes back with a cursor."""
+
+    def __init__(self, house: House, job_id: str, after: str) -> None:
+        super().__init__(house, job_id, f"?after={after}")
+
+
+async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: Wire) -> None:
+    """Another worker has begun anew what was shown: a new epoch, from the start, and never a splice."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    first = await Hand.claiming(door_wire)
+    await first.write("abc")
+    await live.until("delta", 3)
+    seen = live.events[-1].id
+    await door_wire.redis.xtrim(partition_key(0, "log", first.lease.id), maxlen=0, approximate=False)
+    await lapse(door_wire, first.lease)
+    second = await Hand.claiming(door_wire)
+    assert not second.history.rows
+    await second.write("ABCDE")
+    await second.finish()
+    whole = await live.ended()
+    names = [event.name for event in whole]
+    reset = names.index("stream.reset")
+    assert text_of(whole[:reset]) == "abc" and text_of(whole[reset:]) == "ABCDE"
+    cursors = [tuple(map(int, event.id.split(":")[:2])) for event in whole]
+    assert cursors == sorted(set(cursors)), "no id stands for two events"
+    again = await read(door, job_id, seen)
+    assert again[0].name == "stream.reset" and text_of(again) == "ABCDE"
+    assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
+
+
+async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: House, door_wire: Wire) -> None:
+    """After a failover two workers run it: the record says who does, and what the other writes reaches nobody."""
+    job_id = await put(door)
+    zombie = await Hand.claiming(door_wire)
+    await zombie.write("x", shown=False)
+    # As after the loss of the claim: the job waits again, and its first worker's lease is as good as before.
+    job, lane = partition_key(0, "job", job_id), partition_key(0, "lane", "sim", "standard")
+    entry = await door_wire.redis.xadd(lane, {"job": job_id})
+    await door_wire.redis.hdel(job, "worker", "attempt", "run", "runs")
+    await door_wire.redis.hset(job, mapping={"state": "queued", "entry": entry})
+    holder = await Hand.claiming(door_wire)
+    live = Listener(door, job_id)
+    await holder.write("ab")
+    await live.until("delta", 2)
+    address = (await door_wire.redis.hget(job, "reply")).decode()
+    run, rows = (zombie.claim.number, Opening(job_id)), [delta(zombie.claim, seq, "X") for seq in (1, 2, 3)]
+    await zombie.lease.calls([append(zombie.lease, {address: rows}, run)])
+    await holder.write("c", shown=False)
+    await zombie.finish()
+    await holder.finish()
+    whole = await live.ended()
+    assert "stream.reset" not in [event.name for event in whole] and text_of(whole) == "abc"
+
+
+async def test_a_two_part_id_of_an_earlier_version_is_answered_with_a_reset(door: House, door_wire: Wire) -> None:
+    job_id = await put(door)
+    worker = await Hand.claiming(door_wire)
+    await worker.write("ab")
+    await worker.finish()
+    events = await read(door, job_id, "1:1")
+    assert events[0].name == "stream.reset" and text_of(events) == "ab"
+
+
+async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, door_wire: Wire) -> None:
+    """Cancelled while it waited for its next worker: the end is no earlier than what was shown, and has one id."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    first = await Hand.claiming(door_wire)
+    await first.write("abc")
+    await live.until("delta", 3)
+    await lapse(door_wire, first.lease)
+    assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
+    whole = await live.ended()
+    assert [event.name for event in whole] == ["queued", "started", "delta", "delta", "delta", "cancelled"]
+    ids = [event.id for event in whole]
+    assert [event.id for event in await read(door, job_id)] == ids
+    for place, event in enumerate(whole, 1):
+        assert [each.id for each in await read(door, job_id, event.id)] == ids[place:]
+    await door_wire.redis.delete(partition_key(0, "log", first.lease.id))
+    left = await read(door, job_id, ids[3])
+    assert [event.id for event in left] == ids[-1:], "whatever became of its log"
+
+
+async def test_a_chat_stream_whose_text_was_lost_ends_with_an_error(door: House, door_wire: Wire) -> None:
+    """Its text cannot be taken back, so it is told, and the job goes on for others."""
+    chunks: list[Any] = []
+
+    def chat() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(BODY | {"stream": True}), headers)
+        for line in connection.getresponse():
+            if line.startswith(b"data: {"):
+                chunks.append(json.loads(line[6:]))
+        connection.close()
+
+    reading = asyncio.create_task(asyncio.to_thread(chat))
+    async with asyncio.timeout(30):
+        while not await door_wire.redis.xlen(partition_key(0, "lane", "sim", "interactive")):
+            await asyncio.sleep(0.01)
+    first = await Hand.claiming(door_wire)
+    await first.write("abc")
+    await asyncio.to_thread(eventually, lambda: len(chunks) >= 3)
+    await door_wire.redis.delete(partition_key(0, "log", first.lease.id))
+    await lapse(door_wire, first.lease)
+    second = await Hand.claiming(door_wire)
+    await second.write("ABCDE")
+    await second.finish()
+    await reading
+    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if "choices" in chunk)
+    assert said == "abc" and chunks[-1]["error"]["code"] == "stream_reset"
+
+
+async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: House, door_wire: Wire) -> None:
+    """The same worker was given the job twice, and the void run's deltas lie in the same log as the valid one's."""
+    job_id = await put(door)
+    void = await Hand.claiming(door_wire)
+    job, lane = partition_key(0, "job", job_id), partition_key(0, "lane", "sim", "standard")
+    entry = await door_wire.redis.xadd(lane, {"job": job_id})
+    await door_wire.redis.hdel(job, "worker", "attempt", "run", "runs")
+    await door_wire.redis.hset(job, mapping={"state": "queued", "entry": entry})
+    (claim,) = (await void.lease.claim(0, 1)).jobs
+    assert isinstance(claim, Claim) and claim.number != void.claim.number
+    await void.write("XY", shown=False)
+    valid = Hand(void.lease, claim)
+    await valid.write("abc", shown=False)
+    live = Listener(door, job_id)
+    await live.until("delta", 3)
+    await valid.finish()
+    whole = await live.ended()
+    assert "stream.reset" not in [event.name for event in whole] and text_of(whole) == "abc"
+
+
+async def test_the_reader_of_a_newer_workers_job_is_told_once(door: House, door_wire: Wire) -> None:
+    """Its tokens cannot be read here: an error ends the stream, and nothing of the job changes."""
+    job_id = await put(door)
+    newer = await Hand.claiming(door_wire)
+    frame = msgspec.msgpack.encode(["f2", newer.lease.id, 1, {"rows": []}])
+    await door_wire.redis.xadd(partition_key(0, "log", newer.lease.id), {"-": frame}, id="1-0")
+
+    def told() -> bytes:
+        """The stream to its end, or far enough to see that it has none."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", door.port, timeout=60)) as connection:
+            connection.request("GET", f"/v1/jobs/{job_id}/events")
+            return connection.getresponse().read(1_500)
+
+    data = await asyncio.to_thread(told)
+    assert data.count(b"event: error\n") == 1 and b"newer_version" in data
+    assert b"stream.reset" not in data
+    assert (await Journal(door_wire).record(job_id)).resets == 0
+
+
+async def test_a_job_lost_while_it_waits_ends_its_reader(door: House, door_wire: Wire) -> None:
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    await live.until("queued")
+    await door_wire.redis.delete(partition_key(0, "job", job_id))
+    whole = await live.ended()
+    assert [event.name for event in whole] == ["queued", "failed"]
+    assert whole[-1].data["error"]["code"] == "job_lost"

@@ -1,0 +1,152 @@
+"""What lists and looks at jobs cost the store, in a house of real processes: they read no bodies and no logs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+
+import pytest
+from house import House, eventually
+from msgspec.structs import replace
+from redis import Redis
+
+from streaming.messages import Text, decode_job, encode
+
+BODY = 400_000
+JOBS = 12
+
+
+def put(house: House, text: str, **more: Any) -> str:
+    body = {"model": "sim", "messages": [{"role": "user", "content": text}], **more}
+    status, _, answer = house.post("/v1/jobs", body)
+    assert status == 202, answer
+    return str(json.loads(answer)["id"])
+
+
+def jobs(house: House, query: str = "") -> dict[str, Any]:
+    status, data = house.get(f"/v1/jobs?{query}")
+    assert status == 200, data
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def enlarge(store: Redis, job_id: str) -> None:
+    """As if its prompt were as long as one may be."""
+    key = f"penstock:{{0}}:job:{job_id}"
+    job = decode_job(store.hget(key, "body"))
+    store.hset(key, "body", encode(replace(job, prompt=Text(("x" * BODY,)))))
+
+
+def sent_by(store: Redis) -> int:
+    """Bytes the server has sent to everybody."""
+    return int(store.info("stats")["total_net_output_bytes"])
+
+
+@pytest.fixture
+def store(empty_house: House) -> Any:
+    with Redis.from_url(empty_house.redis_url) as client:
+        yield client
+
+
+def test_a_list_reads_summaries(empty_house: House, store: Redis) -> None:
+    """A page of jobs with large prompts costs the store a few kB, and shows what each job shows itself."""
+    house = empty_house
+    house.start("workers")
+    house.start_api()
+    house.wait_ready()
+    done = put(house, "hello", max_tokens=4, metadata={"who": "me"}, queue={"priority": "batch"})
+    assert json.loads(house.get(f"/v1/jobs/{done}?wait=30")[1])["status"] == "completed"
+    refused = put(house, "hello", max_tokens=2000, queue={"deadline_ms": 50})
+    assert json.loads(house.get(f"/v1/jobs/{refused}?wait=30")[1])["status"] == "expired"
+    large = [put(house, "hello", max_tokens=1) for _ in range(JOBS)]
+    for job in large:
+        assert json.loads(house.get(f"/v1/jobs/{job}?wait=30")[1])["status"] == "completed"
+    for job in large:
+        enlarge(store, job)
+    before = sent_by(store)
+    listed = jobs(house, "limit=100")["data"]
+    assert sent_by(store) - before < BODY / 2
+    assert [each["id"] for each in listed] == [*reversed(large), refused, done]
+    for job in (done, refused):
+        shown = json.loads(house.get(f"/v1/jobs/{job}")[1])
+        (row,) = [each for each in listed if each["id"] == job]
+        assert row == shown | {"result": None}
+
+
+def test_a_status_that_no_job_has_is_looked_for_in_bounds(empty_house: House, store: Redis) -> None:
+    """A page may be short or empty: it says that there are more, and where to go on; every job is found in the end."""
+    house = empty_house
+    house.start_api()
+    waiting = [put(house, "hello", max_tokens=1) for _ in range(3)]
+    pipeline = store.pipeline()
+    now = int(store.time()[0]) * 1000
+    for number in range(2_500):
+        job = f"job_00{number:030x}"
+        pipeline.hset(
+            f"penstock:{{0}}:job:{job}",
+            mapping={"state": "cancelled", "body": "", "lane": "penstock:{0}:lane:sim:batch", "created": now + 10_000},
+        )
+        pipeline.zadd("penstock:{0}:jobs:local", {job: now + 10_000 + number // 7})
+    pipeline.execute()
+    assert len(jobs(house, "limit=1&status=cancelled")["data"]) == 1
+    pages, cursor, found = 0, "", []
+    while True:
+        page = jobs(house, f"status=queued&limit=100{cursor}")
+        pages, found = pages + 1, found + [each["id"] for each in page["data"]]
+        if not page["has_more"]:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+        assert pages < 50
+    assert sorted(found) == sorted(waiting) and pages == 3
+    assert page["next_cursor"] is None
+
+
+def test_a_running_jobs_log_is_not_read_to_show_it(empty_house: House, store: Redis) -> None:
+    """A look at a job among many costs the same however long it has run; the id of its last event is not known."""
+    house = empty_house
+    house.start("workers", PENSTOCK_SIM_STEP_MS="1", PENSTOCK_SIM_SLOTS="8")
+    house.start_api()
+    house.wait_ready()
+    running = [put(house, f"run {number}", max_tokens=7000) for number in range(8)]
+    try:
+        eventually(lambda: [key for key in store.keys("penstock:{0}:log:*") if store.xlen(key) > 400])
+        before = store.info("commandstats").get("cmdstat_xrange", {"calls": 0})["calls"]
+        shown = json.loads(house.get(f"/v1/jobs/{running[0]}")[1])
+        assert (shown["status"], shown["last_event_id"]) == ("in_progress", None)
+        assert store.info("commandstats").get("cmdstat_xrange", {"calls": 0})["calls"] == before
+    finally:
+        for job in running:
+            house.post(f"/v1/jobs/{job}/cancel", b"")
+
+
+def test_readers_who_wait_share_one_look_at_their_lane(empty_house: House, store: Redis) -> None:
+    """However many there are and however long their prompts: a lane is read twice a second, a body once a reader."""
+    house = empty_house
+    house.start_api()
+    waiting = [put(house, "hello", max_tokens=1) for _ in range(20)]
+    for job in waiting:
+        enlarge(store, job)
+    before, began = store.info("all"), time.monotonic()
+    readers = []
+    for job in waiting:
+        connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
+        connection.request("GET", f"/v1/jobs/{job}/events")
+        readers.append(connection)
+    heard = [reader.getresponse() for reader in readers]
+    first = [[answer.readline() for _ in range(3)] for answer in heard]
+    assert [json.loads(lines[2].removeprefix(b"data: "))["position"] for lines in first] == list(range(20))
+    time.sleep(2)
+    after, seconds = store.info("all"), time.monotonic() - began
+    looks = after["cmdstat_xrange"]["calls"] - before.get("cmdstat_xrange", {"calls": 0})["calls"]
+    assert looks <= 2 * (2 * seconds + 2), f"{looks} looks in {seconds:.1f} s"
+    assert after["total_net_output_bytes"] - before["total_net_output_bytes"] < 2 * len(waiting) * BODY
+    house.post(f"/v1/jobs/{waiting[0]}/cancel", b"")
+    for number, answer in enumerate(heard[1:]):
+        lines = iter(answer.readline, b"")
+        found = next(line for line in lines if b'"position"' in line)
+        assert json.loads(found.removeprefix(b"data: "))["position"] == number
+    for answer, reader in zip(heard, readers, strict=True):
+        answer.close()
+        reader.close()

@@ -1,0 +1,231 @@
+"""Idempotency keys on a real server: how long one lives, whom it leads to, and when it is free again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from flow import until
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming.errors import Abandoned, KeyReused
+from streaming.journal import Journal
+from streaming.keys import CATALOGUE, idempotency_digest, joined, partition_key
+from streaming.lease import Claim, Finish, Lease
+from streaming.messages import Chat, Job, Priority, State, Terminal, Turn
+from streaming.queue import Accepted, Queue
+from streaming.reaper import Reaper
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+RETENTION_S = 1
+HERE, THERE = "penstock:api:here", "penstock:api:there"
+
+
+@pytest.fixture
+async def brief(redis_url: str) -> AsyncIterator[Wire]:
+    """A wire whose results and keys are kept for a second."""
+    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, retention_s=RETENTION_S, max_attempts=1))
+    yield wire
+    await wire.close()
+
+
+def a_job(queue: Queue, key: str, tenant: str = "t", **changes: object) -> Job:
+    fields = {"id": queue.new_id(tenant, key), "model": "m", "tenant": tenant, "priority": Priority.STANDARD}
+    return Job(**{**fields, "prompt": Chat((Turn("user", "hello"),)), **changes})  # type: ignore[arg-type]
+
+
+async def put(queue: Queue, key: str, tenant: str = "t", **changes: object) -> Accepted:
+    return await queue.put(a_job(queue, key, tenant, **changes), idempotency_key=key, digest="d")
+
+
+async def claim_one(wire: Wire) -> tuple[Lease, Claim]:
+    lease = Lease(wire, "m")
+    await lease.register()
+    (claim,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    return lease, claim
+
+
+async def finish(lease: Lease, claim: Claim) -> None:
+    end = Terminal(claim.job.id, State.COMPLETED, 0, ("stop",))
+    await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+
+
+async def ttl_ms(wire: Wire, key: str, tenant: str = "t") -> int:
+    """Of a stored key: -1 if it has no expiry, -2 if it is not there."""
+    return int(await wire.redis.pttl(partition_key(0, "idem", idempotency_digest(tenant, key))))
+
+
+async def test_a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs(brief: Wire) -> None:
+    """Longer than the retention time, which only begins with the job's end; then the key goes with the job's record."""
+    queue = Queue(brief)
+    first = await put(queue, "k")
+    await asyncio.sleep(1.2 * RETENTION_S)
+    assert (await put(queue, "k")).id == first.id
+    lease, claim = await claim_one(brief)
+    await asyncio.sleep(1.2 * RETENTION_S)
+    await lease.beat(0)
+    assert (await put(queue, "k")).id == first.id
+    await finish(lease, claim)
+    again = await put(queue, "k")
+    assert (again.id, again.joined, again.state) == (first.id, True, State.COMPLETED)
+    assert 0 < await ttl_ms(brief, "k") <= 1000 * RETENTION_S
+    assert await brief.redis.pexpiretime(partition_key(0, "job", first.id)) == await brief.redis.pexpiretime(
+        partition_key(0, "idem", idempotency_digest("t", "k"))
+    )
+
+    async def is_new() -> bool:
+        return not (await put(queue, "k")).joined
+
+    await until(is_new)
+
+
+async def test_whatever_ends_a_job_bounds_the_life_of_its_key(brief: Wire) -> None:
+    """Cancelled or expired in the queue, given up, cancelled while it runs: no key is left for ever."""
+    queue, reaper = Queue(brief), Reaper(brief)
+    await put(queue, "given up")
+    lease, _ = await claim_one(brief)
+    await put(queue, "cancelled")
+    await put(queue, "expired", max_queue_ms=1)
+    assert [await ttl_ms(brief, key) for key in ("given up", "cancelled", "expired")] == [-1, -1, -1]
+    await queue.cancel((await put(queue, "cancelled")).id)
+    await brief.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+
+    async def all_bounded() -> bool:
+        await reaper.sweep()
+        return -1 not in [await ttl_ms(brief, key) for key in ("given up", "cancelled", "expired")]
+
+    await until(all_bounded)
+
+
+async def test_a_key_whose_job_is_gone_is_free(wire: Wire) -> None:
+    """Whoever took the record away by hand: the key leads nowhere, so the next request with it computes."""
+    queue = Queue(wire)
+    first = await put(queue, "k")
+    await wire.redis.delete(partition_key(0, "job", first.id))
+    second = await put(queue, "k")
+    assert not second.joined and second.id != first.id
+    assert (await put(queue, "k")).id == second.id
+
+
+async def test_no_key_leads_to_another_tenants_job(wire: Wire) -> None:
+    """Wherever the border between a tenant's name and its key lies."""
+    queue = Queue(wire)
+    ids = {(await put(queue, key, tenant)).id for tenant, key in (("a", "b:K"), ("a:b", "K"), ("", "a:b:K"))}
+    assert len(ids) == 3
+
+
+async def test_a_stored_key_of_another_tenants_job_delivers_nothing(wire: Wire) -> None:
+    """The job found is compared with the caller, too."""
+    queue = Queue(wire)
+    first = await put(queue, "k", "owner")
+    stored = partition_key(0, "idem", idempotency_digest("thief", "k"))
+    await wire.redis.set(stored, f"{first.id}:d")
+    with pytest.raises(KeyReused):
+        await put(queue, "k", "thief")
+
+
+async def test_a_job_that_lost_its_client_leaves_its_key_free(wire: Wire) -> None:
+    """Waiting or running: the next request with the key is a new job, and the end of the old one does not touch it."""
+    queue, journal = Queue(wire), Journal(wire)
+    waiting = await put(queue, "k", reply_to=HERE)
+    assert await queue.abandon(waiting.id, HERE)
+    running = await put(queue, "k", reply_to=HERE)
+    assert not running.joined and (await journal.record(waiting.id)).state is State.CANCELLED
+    lease, claim = await claim_one(wire)
+    assert await queue.abandon(running.id, HERE)
+    third = await put(queue, "k", reply_to=HERE)
+    assert not third.joined and len({waiting.id, running.id, third.id}) == 3
+    await finish(lease, claim)
+    assert await ttl_ms(wire, "k") == -1 and (await put(queue, "k", reply_to=HERE)).id == third.id
+
+
+async def test_a_cancel_that_somebody_asked_for_keeps_the_key(wire: Wire) -> None:
+    """Its owner said so: the same key finds the cancelled job."""
+    queue = Queue(wire)
+    first = await put(queue, "k", reply_to=HERE)
+    await queue.cancel(first.id)
+    again = await put(queue, "k", reply_to=HERE)
+    assert (again.id, again.state) == (first.id, State.CANCELLED)
+
+
+async def test_a_lost_client_ends_no_job_that_others_wait_for(wire: Wire) -> None:
+    """Until the last process whose clients followed it has lost them too."""
+    queue = Queue(wire)
+    job = await put(queue, "k", reply_to=HERE)
+    await queue.follow(job.id, THERE, joining=True)
+    assert not await queue.abandon(job.id, HERE)
+    assert (await put(queue, "k", reply_to=HERE)).id == job.id
+    assert await queue.abandon(job.id, THERE)
+
+
+@pytest.mark.parametrize("first", ["", HERE])
+async def test_a_lost_client_ends_no_job_whose_id_was_answered(wire: Wire, first: str) -> None:
+    """A 202 says that it is kept, whichever of two requests with the same key had made the job."""
+    queue = Queue(wire)
+    job = await put(queue, "k", reply_to=first)
+    again = await put(queue, "k", reply_to="" if first else HERE)
+    assert again.id == job.id
+    await queue.follow(job.id, HERE, joining=True)
+    assert not await queue.abandon(job.id, HERE)
+    assert (await Journal(wire).record(job.id)).state is State.QUEUED
+
+
+async def test_whoever_joins_too_late_is_told(wire: Wire) -> None:
+    """Between a put that joined and its follow the job may have lost its client: then it must not be waited for."""
+    queue = Queue(wire)
+    first = await put(queue, "k", reply_to=HERE)
+    assert (await put(queue, "k", reply_to=THERE)).joined
+    assert await queue.abandon(first.id, HERE)
+    with pytest.raises(Abandoned):
+        await queue.follow(first.id, THERE, joining=True)
+    assert await queue.follow(first.id, THERE) is State.CANCELLED
+    assert not (await put(queue, "k", reply_to=THERE)).joined
+
+
+async def test_a_put_says_all_that_its_answer_needs(wire: Wire) -> None:
+    """State, time and epoch of a job that was there, as its record has them."""
+    queue, journal = Queue(wire), Journal(wire)
+    await wire.redis.set(partition_key(0, "epoch"), 4)
+    first = await put(queue, "k")
+    again = await put(queue, "k")
+    record = await journal.record(first.id)
+    assert first == Accepted(first.id, 0, record.created_ms, epoch=5) and record.epoch == 5
+    assert again == Accepted(first.id, 0, record.created_ms, joined=True, epoch=5)
+    await claim_one(wire)
+    assert (await put(queue, "k")).state is State.RUNNING
+
+
+names = st.text(alphabet="ab:1", max_size=6)
+
+
+@given(st.lists(names, max_size=3), st.lists(names, max_size=3))
+def test_joined_names_can_be_told_apart(some: list[str], others: list[str]) -> None:
+    """Two lists of names give one text only if they are the same."""
+    assert (joined(*some) == joined(*others)) == (some == others)
+
+
+@given(names, names, names, names)
+def test_tenants_and_keys_never_meet(tenant: str, key: str, other: str, other_key: str) -> None:
+    """Not with the border elsewhere, nor with separators inside."""
+    assert (idempotency_digest(tenant, key) == idempotency_digest(other, other_key)) == (
+        (tenant, key) == (other, other_key)
+    )
+
+
+def test_every_key_of_the_catalogue_tells_its_names_apart() -> None:
+    """Free names, separators and priorities within them: different arguments are different keys, of all kinds."""
+    free = ["a", "b", "a:b", "b:a", ":", "", "a:", ":a", "m:standard", "standard", "a:standard:batch"]
+    made: dict[str, tuple[str, ...]] = {}
+    for key in CATALOGUE:
+        count = key.pattern.count("{}")
+        assert count <= 2
+        for name in free if count else [""]:
+            for last in list(Priority) if count == 2 else [""]:
+                args = tuple(str(each) for each in (name, last)[:count])
+                text = partition_key(0, key.name, *args)
+                assert text not in made, f"{key.name}{args} is also {made[text]}"
+                made[text] = (key.name, *args)

@@ -1,0 +1,239 @@
+"""The identity of a store: who writes it, who is refused, and what raises its format."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from enum import Enum
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import pytest
+from house import House, redis_process
+from redis import Redis
+
+from streaming import identity, keys, messages, overrides, plans, scripts
+from streaming.config import ConfigError
+from streaming.fleet import Fleet
+from streaming.identity import FORMAT, FORMAT_DIGEST, Identity, enter_store, identify, read_identity
+from streaming.keys import new_life
+from streaming.messages import Process
+from streaming.monitor import StoreMonitor
+from streaming.reaper import Reaper
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+
+@asynccontextmanager
+async def opened(url: str, partitions: int = 1) -> AsyncIterator[Wire]:
+    wire = Wire.open(WireSettings(timeout_s=30, url=url, partitions=partitions))
+    try:
+        yield wire
+    finally:
+        await wire.close()
+
+
+@pytest.fixture
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A starting process gives running ones half a second to write a lost identity again."""
+    monkeypatch.setattr(identity, "LOST_S", 0.5)
+
+
+async def test_processes_that_start_at_once_agree(redis_url: str) -> None:
+    """Each over connections of its own; the reaper of those that are through writes keys meanwhile."""
+
+    async def start() -> Identity:
+        async with opened(redis_url) as wire:
+            found = await enter_store(wire)
+            await Reaper(wire).sweep()
+            return found
+
+    found = await asyncio.gather(*(start() for _ in range(20)))
+    assert len(set(found)) == 1 and (found[0].format, found[0].partitions) == (FORMAT, 1)
+    assert found[0].deployment.startswith("dep_")
+
+
+async def test_another_number_of_partitions_is_refused(redis_url: str) -> None:
+    async with opened(redis_url, 4) as four, opened(redis_url) as one:
+        await enter_store(four)
+        with pytest.raises(
+            ConfigError, match=r"this store has 4 partitions, the settings say 1 \(set redis.partitions = 4"
+        ):
+            await enter_store(one)
+        assert (await enter_store(four)).partitions == 4
+
+
+async def test_a_store_of_an_earlier_version_is_refused(redis_url: str, short_wait: None) -> None:
+    """It has keys and no format. What such a version writes first is its sweep, and that it is there."""
+    async with opened(redis_url) as wire:
+        await Reaper(wire).sweep()
+        with pytest.raises(ConfigError, match=r"no format version: an earlier version of Penstock .*store reset --yes"):
+            await enter_store(wire)
+        assert await read_identity(wire) is None
+        await wire.redis.flushall()
+        await Fleet(wire).report(
+            Process(role="api", id="api-1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
+        )
+        with pytest.raises(ConfigError, match="no format version"):
+            await enter_store(wire)
+
+
+async def test_a_store_of_a_later_version_is_refused(redis_url: str) -> None:
+    async with opened(redis_url) as wire:
+        await enter_store(wire)
+        await wire.redis.hset(keys.fleet_key("store"), "format", FORMAT + 1)
+        with pytest.raises(ConfigError, match=f"format {FORMAT + 1}: a later version"):
+            await enter_store(wire)
+
+
+async def test_keys_of_other_programs_are_not_ours(redis_url: str) -> None:
+    async with opened(redis_url) as wire:
+        await wire.redis.mset({"user:1": "x", "penstock-like": "y"})
+        assert (await enter_store(wire)).format == FORMAT
+
+
+async def test_an_emptied_store_has_another_deployment(redis_url: str) -> None:
+    """A process that runs writes a new identity, and one that starts just then waits for it."""
+    async with opened(redis_url) as running, opened(redis_url) as starting:
+        before = await enter_store(running)
+        monitor = StoreMonitor(running)
+        await monitor.require()
+        await running.redis.flushall()
+        await Reaper(running).sweep()
+        late = asyncio.create_task(enter_store(starting))
+        await asyncio.sleep(0.1)
+        assert not late.done()
+        await monitor.look()
+        after = await late
+        assert after == await identify(running) and after.deployment == monitor.deployment != before.deployment
+        assert monitor.reason == ""
+
+
+async def test_a_start_costs_one_round_trip_more(redis_url: str) -> None:
+    """In a store that has its identity: one command."""
+    async with opened(redis_url) as wire, opened(redis_url) as other:
+        await enter_store(other)
+        await other.redis.config_resetstat()
+        await enter_store(wire)
+        stats = await other.redis.info("commandstats")
+        ran = {name: row["calls"] for name, row in stats.items() if not name.startswith("cmdstat_client")}
+        assert set(ran) <= {"cmdstat_hmget", "cmdstat_config|resetstat", "cmdstat_info"} and ran["cmdstat_hmget"] == 1
+
+
+# --- every role ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def four_partitions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A store of four partitions, and settings that say one."""
+    folder = tmp_path_factory.mktemp("four")
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        with Redis.from_url(url) as client:
+            client.hset(keys.fleet_key("store"), mapping={"format": FORMAT, "partitions": 4, "deployment": "dep_other"})
+        house = House(url, folder)
+        try:
+            yield house
+        finally:
+            house.close()
+
+
+@pytest.mark.parametrize("role", ["api", "workers", "scheduler", "offline"])
+def test_every_role_refuses_to_start(four_partitions: House, role: str) -> None:
+    """It ends before it has written anything, and says what to do."""
+    process = four_partitions.start(role, PENSTOCK_API_PORT=str(four_partitions.port))
+    assert process.wait(60) != 0
+    assert "set redis.partitions = 4" in four_partitions.log(role)
+    with Redis.from_url(four_partitions.redis_url) as client:
+        assert client.keys("*") == [keys.fleet_key("store").encode()]
+
+
+def test_up_refuses_too(four_partitions: House, tmp_path: Path) -> None:
+    """Before it starts a process."""
+    command = [sys.executable, "-m", "cli", "up", "--engine", "sim", "--port", "0", "--data-dir", str(tmp_path / "d")]
+    ran = subprocess.run(
+        command, env=four_partitions.environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 2 and "set redis.partitions = 4" in ran.stderr
+
+
+# --- what raises the format ------------------------------------------------------------------------------------------
+
+CALL = re.compile(r"redis\.p?call\(")
+WORD = re.compile(r"'([^']*)'|\b(\w+_key)\b")
+
+
+def key_use(script: str) -> list[str]:
+    """What a script asks of Redis: of each call the words in quotes and the keys, in order."""
+    text = re.sub(r"--.*", "", script)
+    return sorted(
+        {
+            " ".join(one or two for one, two in WORD.findall(text[at.end() : _closed(text, at.end())]))
+            for at in CALL.finditer(text)
+        }
+    )
+
+
+def _closed(text: str, start: int) -> int:
+    """Where the bracket that was opened before `start` is closed; brackets in quotes do not count."""
+    depth, quoted, at = 1, False, start
+    while depth:
+        quoted ^= text[at] == "'"
+        depth += 0 if quoted else {"(": 1, ")": -1}.get(text[at], 0)
+        at += 1
+    return at
+
+
+def shapes() -> Iterator[str]:
+    """Every struct and enumeration that is written into the store or sent through it, field by field."""
+    for module in (messages, plans, overrides):
+        for name, kind in sorted(inspect.getmembers(module, inspect.isclass)):
+            if kind.__module__ != module.__name__:
+                continue
+            if issubclass(kind, Enum):
+                yield f"{name} {[each.value for each in kind]}"
+            elif issubclass(kind, msgspec.Struct):
+                config = kind.__struct_config__
+                fields = [(field.name, field.encode_name) for field in msgspec.structs.fields(kind)]
+                annotations = [kind.__annotations__.get(field) for field, _ in fields]
+                yield f"{name} {config.tag} {config.array_like} {config.omit_defaults} {fields} {annotations}"
+
+
+def digest() -> str:
+    """Of all that another version would have to agree on."""
+    folder = files("streaming") / "lua"
+    names = ["prelude", *scripts.NAMES]
+    parts = [
+        *(f"{key.name} {key.pattern} {key.kind}" for key in (*keys.CATALOGUE, *keys.FLEET)),
+        *(f"{kind} {text.partition(': ')[0]}" for kind, text in keys.CHANNELS.items()),
+        keys.prefix(0),
+        keys.prefix(keys.FLEET_SLOT),
+        keys.GROUP,
+        *shapes(),
+        *(f"{name} {key_use((folder / f'{name}.lua').read_text('utf-8'))}" for name in names),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def test_every_change_of_the_store_raises_its_format() -> None:
+    found = digest()
+    assert found == FORMAT_DIGEST, (
+        "Keys, messages or what the scripts read and write have changed: raise FORMAT in streaming/identity.py, say in "
+        f'CHANGELOG.md that this version does not work beside earlier ones, and set FORMAT_DIGEST = "{found}". '
+        "Only a change of a FORMAT that was never released leaves the number as it is."
+    )
+
+
+def test_the_digest_sees_fields_and_keys() -> None:
+    """Of a script, what it asks of Redis and not how it is written."""
+    before = "local a = redis.call('HSET', job_key(id), 'state', x) -- redis.call('DEL', other_key())"
+    assert key_use(before) == ["HSET job_key state"]
+    assert key_use(before) == key_use("local b = redis.call('HSET',   job_key(name), 'state', y)")
+    assert key_use(before) != key_use(before.replace("'state'", "'status'"))
+    assert key_use(before) != key_use(before.replace("job_key", "worker_key"))

@@ -1,0 +1,556 @@
+"""One record, frame or message that cannot be read: only its own job fails, and everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from flow import a_job, append, delta, deltas_of
+
+from streaming.backlog import Backlog
+from streaming.batches import Batches
+from streaming.deadletters import DeadLetters
+from streaming.errors import MalformedJob, Stale, UnknownFile
+from streaming.events import Event, Outbox
+from streaming.files import UNREADABLE, Files
+from streaming.fleet import Fleet
+from streaming.inbox import Inbox
+from streaming.journal import Journal
+from streaming.keys import channel, fleet_key, idempotency_digest, message_id, partition_key
+from streaming.leader import Leadership
+from streaming.lease import Broken, Claim, Finish, Lease
+from streaming.messages import (
+    Batch,
+    BatchState,
+    Capabilities,
+    ModelCard,
+    Priority,
+    Process,
+    Run,
+    Section,
+    State,
+    StoredFile,
+    Terminal,
+    Wake,
+    encode,
+)
+from streaming.overrides import Overrides
+from streaming.plans import Action, Plan, Plans
+from streaming.queue import Queue
+from streaming.reaper import Reaper
+from streaming.relay import Relay
+from streaming.summaries import Summaries
+from streaming.webhooks import Webhooks
+from streaming.wire import Wire
+
+FAULTS = {
+    "state": b"\xffno state",
+    "created": b"yesterday",
+    "attempt": b"one",
+    "runs": b"somebody;",
+    "lane": b"\xfe",
+    "queue_deadline": b"soon",
+    "deadline": b"soon",
+    "keep": b"for ever",
+}
+"""What stands in a field of a job's record where it should not."""
+NO_HASH = "(no hash)"
+
+
+@pytest.fixture
+async def relay(wire: Wire) -> AsyncIterator[Relay]:
+    relay = Relay(wire)
+    await relay.start()
+    await asyncio.wait_for(relay.connected.wait(), 20)
+    yield relay
+    await relay.stop()
+
+
+async def a_lease(wire: Wire) -> Lease:
+    lease = Lease(wire, "m")
+    await lease.register()
+    return lease
+
+
+async def spoil(wire: Wire, job_id: str, fault: str) -> None:
+    """Put something into a job's record that cannot be read."""
+    key = partition_key(0, "job", job_id)
+    if fault == NO_HASH:
+        await wire.redis.delete(key)
+        await wire.redis.lpush(key, b"x")
+    else:
+        await wire.redis.hset(key, fault, FAULTS[fault])
+
+
+async def end_of(inbox: Inbox) -> tuple[list[int], Terminal]:
+    """What a reader gets, to its end."""
+    seen: list[int] = []
+    async with asyncio.timeout(20):
+        while True:
+            rows, terminal = await inbox.take(0.5)
+            seen += [row.seq for row in rows]
+            if terminal is not None:
+                return seen, terminal
+
+
+async def reasons(wire: Wire) -> dict[str, str]:
+    """Why each job that is a dead letter is one."""
+    return {letter.job: letter.reason for letter in await DeadLetters(wire).recent(100)}
+
+
+async def finish(lease: Lease, claim: Claim, rows: int) -> None:
+    end = Terminal(
+        claim.job.id,
+        State.COMPLETED,
+        rows,
+        ("stop",),
+        rows=tuple(delta(claim, 1 + n) for n in range(rows)),
+        sections=(Section(1, Run(lease.id, claim.number)),),
+    )
+    await lease.calls([lease.finish_call(Finish(end, claim.number, False))])
+
+
+@pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane", NO_HASH])
+async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: Wire, relay: Relay, fault: str) -> None:
+    """Of two running jobs one record is spoiled. Its reader gets an error; the other reads what only the log holds."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    jobs = [a_job(queue, reply_to=relay.address) for _ in range(2)]
+    inboxes = [relay.open(job.id) for job in jobs]
+    for job in jobs:
+        await queue.put(job)
+    claims = {claim.job.id: claim for claim in (await lease.claim(0, 2)).jobs if isinstance(claim, Claim)}
+    bad, good = jobs
+    await spoil(wire, bad.id, fault)
+    claim = claims[good.id]
+    for seq in (1, 2, 3):  # logged, and published to nobody
+        await lease.calls([append(lease, {"-": [delta(claim, seq)]}, *([claim] if seq == 1 else []))])
+    async with asyncio.timeout(20):
+        while inboxes[1].seq < 3:
+            await asyncio.sleep(0.01)
+    seen, terminal = await end_of(inboxes[0])
+    assert terminal.state is State.FAILED and terminal.failure is not None and terminal.failure.code == "malformed_job"
+    assert seen == [] and "unreadable" in (await reasons(wire))[bad.id]
+    await finish(lease, claims[good.id], 3)
+    seen, terminal = await end_of(inboxes[1])
+    assert (seen, terminal.state) == ([1, 2, 3], State.COMPLETED)
+    await lease.calls([lease.finish_call(Finish(Terminal(bad.id, State.COMPLETED, 0), 1, True))])  # it had ended
+    records = await Journal(wire).records([bad.id, good.id])
+    assert [record and record.state for record in records] == [State.FAILED, State.COMPLETED]
+    assert set(await reasons(wire)) == {bad.id} and len(await DeadLetters(wire).recent(100)) == 1
+
+
+@pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane"])
+async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: Wire, fault: str) -> None:
+    """Who waits for a job's end by its time is told it, and until when it is kept: the same at every look and list."""
+    queue = Queue(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await spoil(wire, job.id, fault)
+    before = await wire.now_ms()
+    looks = [await Journal(wire).record(job.id) for _ in range(2)]
+    (listed,) = (await Summaries(wire).recent(job.tenant, None, 10)).jobs
+    for found in (*looks, listed):
+        assert found.state is State.FAILED and before <= found.done_ms <= await wire.now_ms()
+        assert (found.done_ms, found.keep_s) == (looks[0].done_ms, wire.settings.retention_s)
+    assert listed.created_ms > 0
+
+
+@pytest.mark.parametrize("fault", ["state", "attempt", "queue_deadline", "deadline", NO_HASH])
+async def test_a_claim_gives_the_other_jobs(wire: Wire, fault: str) -> None:
+    """A waiting job whose record is spoiled becomes a dead letter; the one behind it is claimed."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    bad, good = a_job(queue), a_job(queue)
+    for job in (bad, good):
+        await queue.put(job)
+    await spoil(wire, bad.id, fault)
+    claimed = await lease.claim(0, 2)
+    assert [claim.job.id for claim in claimed.jobs if isinstance(claim, Claim)] == [good.id]
+    assert "unreadable" in (await reasons(wire))[bad.id]
+    record = await Journal(wire).record(bad.id)
+    assert record.state is State.FAILED and record.terminal is not None and record.terminal.failure is not None
+    assert record.terminal.failure.code == "malformed_job"
+    assert (await lease.claim(0, 2)).jobs == []
+
+
+async def test_a_claimed_job_with_numbers_that_are_none_is_the_workers_to_fail(wire: Wire) -> None:
+    """What the server hands on unread the worker finds; it is told which job and which attempt."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    bad, good = a_job(queue), a_job(queue)
+    await queue.put(bad)
+    await lease.claim(0, 1)
+    await wire.redis.hset(partition_key(0, "job", bad.id), "runs", b"\xff:x;")
+    await lease.release(bad.id, 1)
+    await queue.put(good)
+    claimed = {each.id if isinstance(each, Broken) else each.job.id: each for each in (await lease.claim(0, 2)).jobs}
+    assert isinstance(claimed[bad.id], Broken) and isinstance(claimed[good.id], Claim)
+
+
+async def test_a_malformed_job_leaves_nothing_behind(wire: Wire) -> None:
+    """What it may still have written is not owed any more, its idempotency key is free, and the log of a lost worker
+    that ran it goes. It fails as its record is read, or as it is claimed."""
+    queue, lost = Queue(wire), await a_lease(wire)
+    read, claimed = (a_job(queue) for _ in range(2))
+    for name, job in (("read", read), ("claimed", claimed)):
+        await queue.put(job, idempotency_key=name, digest="d")
+    claims = [claim for claim in (await lost.claim(0, 2)).jobs if isinstance(claim, Claim)]
+    await lost.calls([append(lost, {"-": [delta(claim, 1) for claim in claims]}, *claims)])
+    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+    assert (await Reaper(wire).sweep()).requeued == 2
+    assert await wire.redis.scard(partition_key(0, "heirs", lost.id)) == 2  # type: ignore[misc]
+    await spoil(wire, read.id, "created")
+    await Journal(wire).record(read.id)
+    await spoil(wire, claimed.id, "attempt")
+    await (await a_lease(wire)).claim(0, 1)
+    assert set(await reasons(wire)) == {read.id, claimed.id}
+    assert sum(int(each) for each in await wire.redis.hvals(partition_key(0, "owed"))) == 0  # type: ignore[misc]
+    assert not await wire.redis.exists(partition_key(0, "heirs", lost.id))
+    assert 0 < await wire.redis.ttl(partition_key(0, "log", lost.id)) <= 60
+    assert await wire.redis.keys(partition_key(0, "idem", "*")) == []
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("fault", ["state", "created", "attempt", NO_HASH])
+async def test_a_key_that_leads_to_what_cannot_be_read_is_free(wire: Wire, fault: str, ended: bool) -> None:
+    """A retry is computed anew, whether its first job waited or had ended; the key then leads to the new one."""
+    queue = Queue(wire)
+    first, second, third = (a_job(queue) for _ in range(3))
+    await queue.put(first, idempotency_key="k", digest="d")
+    if ended:
+        await queue.cancel(first.id)
+    await spoil(wire, first.id, fault)
+    again = await queue.put(second, idempotency_key="k", digest="d")
+    assert (again.id, again.joined) == (second.id, False)
+    assert (await queue.put(third, idempotency_key="k", digest="d")).id == second.id
+    if not ended:
+        assert "unreadable" in (await reasons(wire))[first.id]
+
+
+async def test_a_key_that_holds_something_else_is_free(wire: Wire) -> None:
+    """Another type, or no job's id."""
+    queue = Queue(wire)
+    key = partition_key(0, "idem", idempotency_digest("t", "k"))
+    await wire.redis.lpush(key, b"x")  # type: ignore[misc]
+    first = await queue.put(a_job(queue), idempotency_key="k", digest="d")
+    assert not first.joined and (await queue.put(a_job(queue), idempotency_key="k", digest="d")).id == first.id
+    await wire.redis.set(key, b"\xffx")
+    assert not (await queue.put(a_job(queue), idempotency_key="k", digest="d")).joined
+
+
+@pytest.mark.parametrize("fault", ["lane", NO_HASH])
+async def test_a_sweep_puts_the_other_jobs_back(wire: Wire, fault: str) -> None:
+    """A dead worker held a job whose record is spoiled: it fails, the others move, and the next sweep runs too."""
+    queue, lost = Queue(wire), await a_lease(wire)
+    jobs = [a_job(queue) for _ in range(3)]
+    for job in jobs:
+        await queue.put(job)
+    await lost.claim(0, 3)
+    bad, *good = jobs
+    await spoil(wire, bad.id, fault)
+    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+    reaper = Reaper(wire)
+    assert (await reaper.sweep()).requeued == 2
+    await reaper.sweep()
+    assert "unreadable" in (await reasons(wire))[bad.id]
+    heir = await a_lease(wire)
+    claimed = (await heir.claim(0, 5)).jobs
+    assert {claim.job.id for claim in claimed if isinstance(claim, Claim)} == {job.id for job in good}
+
+
+async def test_a_job_that_is_kept_for_no_number_of_seconds_ends_all_the_same(wire: Wire) -> None:
+    """Cancelled or completed, it is kept for an hour."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    waiting, running = a_job(queue), a_job(queue)
+    await queue.put(running)
+    (claim,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    await queue.put(waiting)
+    for job in (waiting, running):
+        await spoil(wire, job.id, "keep")
+    await queue.cancel(waiting.id)
+    await finish(lease, claim, 0)
+    for job in (waiting, running):
+        assert 0 < await wire.redis.ttl(partition_key(0, "job", job.id)) <= 3600
+
+
+async def test_a_time_that_has_come_for_no_hash_ends_no_sweep(wire: Wire) -> None:
+    """The index of deadlines names a key of another type, and one that is due."""
+    queue, reaper = Queue(wire), Reaper(wire)
+    bad, good = (msgspec.structs.replace(a_job(queue), max_queue_ms=10) for _ in range(2))
+    for job in (bad, good):
+        await queue.put(job)
+    await spoil(wire, bad.id, NO_HASH)
+    async with asyncio.timeout(20):
+        while (await Journal(wire).record(good.id)).state is not State.EXPIRED:
+            await reaper.sweep()
+            await asyncio.sleep(0.01)
+    assert "unreadable" in (await reasons(wire))[bad.id]
+
+
+async def test_a_lease_is_renewed_whatever_a_held_job_looks_like(wire: Wire) -> None:
+    """Heartbeat, hand-back and end of a job that is no hash do no harm."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    bad = a_job(queue)
+    await queue.put(bad)
+    await lease.claim(0, 1)
+    await spoil(wire, bad.id, NO_HASH)
+    assert set(await lease.beat(0)) == {bad.id}
+    await lease.release(bad.id, 1)
+    await lease.calls([lease.finish_call(Finish(Terminal(bad.id, State.COMPLETED, 0), 1, True))])
+    assert (await Queue(wire).ended([bad.id])) == [bad.id]
+
+
+@pytest.mark.parametrize("data", [b"\xc1", b"", encode(Wake()), b"\x92\xa1f\x01"])
+async def test_a_frame_that_cannot_be_read_is_left_out(wire: Wire, relay: Relay, data: bytes) -> None:
+    """In the middle of a log that several readers fill their gaps from."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    job = a_job(queue, reply_to=relay.address)
+    inbox = relay.open(job.id)
+    await queue.put(job)
+    (claim,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    log = partition_key(0, "log", lease.id)
+    await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim)])
+    await wire.redis.xadd(log, {"-": data}, id="1-1")
+    await wire.redis.publish(relay.address, data)
+    await lease.calls([append(lease, {"-": [delta(claim, 2)]})])
+    async with asyncio.timeout(20):
+        while inbox.seq < 2:
+            await asyncio.sleep(0.01)
+    await finish(lease, claim, 2)
+    seen, terminal = await end_of(inbox)
+    assert (seen, terminal.state) == ([1, 2], State.COMPLETED)
+    assert [row.seq for row in await deltas_of(Journal(wire), await Journal(wire).record(job.id))] == [1, 2]
+
+
+async def test_a_log_that_is_no_stream_deafens_nobody_else(wire: Wire, relay: Relay) -> None:
+    """The key of one worker's log holds something else; the readers of another worker's go on."""
+    queue = Queue(wire)
+    first, second = await a_lease(wire), await a_lease(wire)
+    inboxes = []
+    for lease in (first, second):
+        job = a_job(queue, reply_to=relay.address)
+        inboxes.append(relay.open(job.id))
+        await queue.put(job)
+        (claim,) = (await lease.claim(0, 1)).jobs
+        assert isinstance(claim, Claim)
+        await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim)])
+    await wire.redis.set(partition_key(0, "log", first.id), b"x")
+    async with asyncio.timeout(20):
+        while inboxes[1].seq < 1:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_message_that_cannot_be_read_ends_no_subscription(wire: Wire) -> None:
+    """Nothing sent to a worker behind it is lost, and neither is what comes at once after it."""
+    lease = await a_lease(wire)
+    controls = lease.controls()
+    heard = asyncio.ensure_future(anext(controls))
+    name = channel("worker", lease.id)
+    async with asyncio.timeout(20):
+        while not await wire.redis.publish(name, b"\xc1"):
+            await asyncio.sleep(0.01)
+        for data in (b"", msgspec.msgpack.encode(["c2", "later"]), msgspec.msgpack.encode(["q", 1]), encode(Wake())):
+            await wire.redis.publish(name, data)
+        assert await heard == Wake()
+
+
+# --- newer versions --------------------------------------------------------------------------------------------------
+
+
+async def test_the_readers_of_a_newer_worker_are_told_so(wire: Wire, relay: Relay) -> None:
+    """A frame of a version that this process does not know: its job goes on, the reader here ends with an error."""
+    queue, newer, ours = Queue(wire), await a_lease(wire), await a_lease(wire)
+    job, other = (a_job(queue, reply_to=relay.address) for _ in range(2))
+    inboxes = [relay.open(each.id) for each in (job, other)]
+    for lease, each in ((newer, job), (ours, other)):
+        await queue.put(each)
+        (claim,) = (await lease.claim(0, 1)).jobs
+        assert isinstance(claim, Claim) and claim.job.id == each.id
+    frame = msgspec.msgpack.encode(["f2", newer.id, 1, {"rows": []}])
+    await wire.redis.xadd(partition_key(0, "log", newer.id), {relay.address: frame}, id="1-0")
+    await wire.redis.publish(relay.address, frame)
+    await ours.calls([append(ours, {"-": [delta(claim, 1)]}, claim)])
+    _, terminal = await end_of(inboxes[0])
+    assert terminal.failure is not None and (terminal.failure.code, terminal.failure.status) == ("newer_version", 503)
+    async with asyncio.timeout(20):
+        while inboxes[1].seq < 1:
+            await asyncio.sleep(0.01)
+    assert (await Journal(wire).record(job.id)).state is State.RUNNING and await reasons(wire) == {}
+
+
+async def test_a_result_of_a_newer_version_is_not_lost(wire: Wire) -> None:
+    """The job has completed, and whoever cannot read its record says so; nothing is changed."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await lease.claim(0, 1)
+    record = msgspec.msgpack.encode(["t2", job.id, "completed", {"seq": 1}])
+    await wire.call("finish", 0, lease.id, job.id, 1, "completed", record, record, "1", "")
+    found = await Journal(wire).record(job.id)
+    assert found.state is State.COMPLETED and found.newer and await reasons(wire) == {}
+    assert await wire.redis.hget(partition_key(0, "job", job.id), "record") == record
+
+
+# --- entries of the fleet, lists, batches, webhooks ------------------------------------------------------------------
+
+BAD = [b"\xff", b"", b"{}", b"[1]", b'{"model": 3}']
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_an_entry_of_the_fleet_that_cannot_be_read_is_left_out(wire: Wire, bad: bytes) -> None:
+    """Processes, cards, plans, cold starts and actions: the others are there."""
+    fleet, plans = Fleet(wire), Plans(wire)
+    process = Process(role="worker", id="w", life="w", pid=1, host="h", state="ready", since=0.0)
+    await fleet.report(process)
+    await wire.redis.zadd(fleet_key("procs"), {b"worker:\xff": 2e9, b"worker:bad": 2e9})
+    await wire.redis.set(fleet_key("proc", "worker:bad"), bad)
+    card = ModelCard(name="m", engine="sim", context=1, max_output=1, capabilities=Capabilities(), created=1)
+    await fleet.publish_card(card)
+    await wire.redis.hset(fleet_key("card"), "bad", bad)
+    lead = await Leadership(wire).claim("s", 1000)
+    action = Action(model="m", kind="up", reason="r", by="s")
+    assert await plans.publish(lead, [Plan(model="m", want=1, reason="r")], [action], {"m": 2.0})
+    for name in ("plan", "cold"):
+        await wire.redis.hset(fleet_key(name), mapping={"bad": bad, b"\xff": bad})
+    await wire.redis.xadd(fleet_key("actions"), {"model": "m", "epoch": "1", "action": bad})
+    await wire.redis.xadd(fleet_key("actions"), {"something": "else"})
+    assert await fleet.processes() == [process] and await fleet.cards() == {"m": card}
+    assert list(await plans.read()) == ["m"] and await plans.cold_starts() == {"m": 2.0}
+    assert [noted.action for noted in await plans.actions(10)] == [action]
+
+
+async def test_an_override_that_cannot_be_read_is_a_pause(wire: Wire) -> None:
+    """Somebody has decided something: the scheduler is not to decide otherwise."""
+    await wire.redis.set(fleet_key("override", "m"), b"\xff")
+    await Overrides(wire).put("other", 2, "me")
+    found = await Overrides(wire).of(["m", "other", "none"])
+    assert found["m"].paused and found["other"].want == 2 and len(found) == 2
+
+
+async def test_lanes_and_deadlines_are_counted_without_what_cannot_be_read(wire: Wire) -> None:
+    """What the scheduler looks at once a second."""
+    queue = Queue(wire)
+    jobs = [msgspec.structs.replace(a_job(queue), deadline_ms=60_000) for _ in range(4)]
+    for job in jobs:
+        await queue.put(job)
+    await spoil(wire, jobs[0].id, "lane")
+    await spoil(wire, jobs[1].id, "created")
+    await spoil(wire, jobs[2].id, NO_HASH)
+    await wire.redis.zadd(partition_key(0, "timers"), {b"\xff": 1})
+    await wire.redis.set(partition_key(0, "retry", "m", "standard"), b"no stream")
+    backlog = Backlog(wire)
+    assert len((await backlog.look(["m"])).due) == 1
+    assert [lane.waiting for lane in await backlog.lanes(["m"])] == [0, 4, 0]
+    await wire.redis.set(fleet_key("leader_epoch"), b"x")
+    assert (await Leadership(wire).claim("s", 1000)).holder == "s"
+
+
+async def test_a_file_that_cannot_be_read_is_shown_as_that(wire: Wire) -> None:
+    """In the list it stands in its place; alone it is not there; when its time is over it is tidied up."""
+    files = Files(wire)
+    now = await wire.now_ms()
+    ids = [files.new_id("t") for _ in range(3)]
+    for file_id in ids:
+        file = StoredFile(id=file_id, tenant="t", name="n", size=1, purpose="batch", created_ms=now, expires_ms=now + 1)
+        await files.put(file)
+    await wire.redis.set(partition_key(0, "file", ids[1]), b"\xc1")
+    listed = {file.id: file.name for file in await files.recent("t", None, 10)}
+    assert listed == {ids[0]: "n", ids[1]: UNREADABLE, ids[2]: "n"}
+    with pytest.raises(UnknownFile):
+        await files.get(ids[1], "t")
+    async with asyncio.timeout(20):
+        while len(expired := await files.expired(10)) < 3:
+            await asyncio.sleep(0.01)
+    for file in expired:
+        await files.forget(file)
+    assert await files.recent("t", None, 10) == [] and await files.expired(10) == []
+
+
+@pytest.mark.parametrize("field", ["asked", "progress", "status", "created", "expires"])
+async def test_a_batch_that_cannot_be_read_fails_and_is_shown(wire: Wire, field: str) -> None:
+    """It is told of once, ends as failed, and neither the list nor the tidying up stumbles over it."""
+    batches = Batches(wire)
+    ids = []
+    for _ in range(2):
+        batch = Batch(
+            id=batches.new_id("t"), tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions", input_file="f",
+            window="none", output_keep_ms=1,
+        )  # fmt: skip
+        await batches.create(batch, "")
+        ids.append(batch.id)
+    bad, good = ids
+    await wire.redis.hset(partition_key(0, "batch", bad), field, b"\xc1x")
+    turns = {name: turn for name, turn, _ in await batches.due(10)}
+    if field not in {"created", "expires"}:
+        with pytest.raises(Stale):
+            await batches.hold(bad, turns[bad])
+        assert await wire.redis.zscore(partition_key(0, "due"), bad) is None
+    await batches.hold(good, turns[good])
+    shown = {record.batch.id: record for record in await batches.recent("t", None, 10)}
+    assert shown[bad].state is BatchState.FAILED and shown[bad].progress.faults[0].code == "malformed_batch"
+    assert shown[good].state is BatchState.VALIDATING
+    assert (await batches.states(ids))[good] is BatchState.VALIDATING
+    await batches.forget_expired(10)
+
+
+async def test_a_webhook_message_that_cannot_be_read_is_given_up(wire: Wire) -> None:
+    """The others go out; it is not due again, and the list shows it as failed."""
+    webhooks, events = Webhooks(wire), []
+    for number in range(4):
+        entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": f"s{number}"})
+        event = Event(f"s{number}", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
+        events.append(message_id(0, event.id, "e"))
+        await webhooks.dispatch(event, ["e"])
+    for name, field in zip(events, ("subject", "before", "attempt"), strict=False):
+        await wire.redis.hset(partition_key(0, "hook", name), field, b"\xffx")
+    errands = await webhooks.outgoing("e", 10, 1)
+    assert {errand.id for errand in errands} == {events[2], events[3]}
+    for errand in errands:
+        assert await webhooks.settle(errand, "delivered", 200, "")
+    await asyncio.sleep(0.01)
+    assert await webhooks.outgoing("e", 10, 1) == []
+    assert {message.id: message.state for message in await webhooks.recent(10)} == dict(
+        zip(events, ("failed", "failed", "delivered", "delivered"), strict=True)
+    )
+
+
+async def test_an_event_that_cannot_be_read_is_dropped(wire: Wire) -> None:
+    """It is taken out of the outbox, and the one behind it is passed on."""
+    box = partition_key(0, "outbox", "broker")
+    for subject in (b"\xff", b"job_1"):
+        await wire.redis.xadd(box, {"id": subject, "tenant": "t", "type": "job.started"})
+    assert [event.subject for event in await Outbox(wire, "broker").collect("me", 10)] == ["job_1"]
+    assert await wire.redis.xlen(box) == 1
+
+
+async def test_a_dead_letter_without_a_body_is_not_replayed(wire: Wire) -> None:
+    """A job with an empty prompt is nothing that anybody asked for."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await wire.redis.hset(partition_key(0, "job", job.id), "body", b"\xc1")
+    (broken,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(broken, Broken)
+    end = Terminal(job.id, State.FAILED, 0)
+    await lease.calls([lease.finish_call(Finish(end, 1, True, dead="unreadable"))])
+    (letter,) = await DeadLetters(wire).recent(10)
+    with pytest.raises(MalformedJob):
+        await DeadLetters(wire).replay(letter.id)
+    assert await DeadLetters(wire).recent(10) == [letter]
+
+
+async def test_a_dead_letter_replayed_twice_is_one_job(wire: Wire) -> None:
+    """By several at the same time; a process lost between the put and the end of its letter is the same case."""
+    queue, letters = Queue(wire), DeadLetters(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    lease = await a_lease(wire)
+    await lease.claim(0, 1)
+    end = Terminal(job.id, State.FAILED, 0)
+    await lease.calls([lease.finish_call(Finish(end, 1, True, dead="poison"))])
+    (letter,) = await letters.recent(10)
+    accepted = await asyncio.gather(*(letters.replay(letter.id) for _ in range(3)))
+    assert len({each.id for each in accepted}) == 1 and await letters.recent(10) == []
+    assert len((await lease.claim(0, 10)).jobs) == 1

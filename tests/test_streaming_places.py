@@ -1,0 +1,107 @@
+"""The place of a waiting job in its lane: exact up to a bound, one look for all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from flow import MODEL, a_job
+
+from streaming import places
+from streaming.errors import Unavailable
+from streaming.journal import Journal
+from streaming.lease import Lease
+from streaming.queue import Queue
+from streaming.wire import Wire
+
+
+async def waiting(wire: Wire, count: int) -> list[str]:
+    queue, ids = Queue(wire), []
+    for _ in range(count):
+        ids.append((await queue.put(a_job(queue))).id)
+    return ids
+
+
+async def looks(wire: Wire) -> int:
+    stats = await wire.redis.info("commandstats")
+    return int(stats.get("cmdstat_xrange", {"calls": 0})["calls"])
+
+
+async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: Wire) -> None:
+    """Claims and cancels bring a job forward; a job that does not wait is at no place."""
+    ids, journal, lease = await waiting(wire, 8), Journal(wire), Lease(wire, MODEL)
+
+    async def positions() -> list[int]:
+        return [await journal.position(await journal.record(job)) for job in ids]
+
+    assert await positions() == list(range(8))
+    await lease.register()
+    await lease.claim(0, 3)
+    await Queue(wire).cancel(ids[5])
+    assert await positions() == [0, 0, 0, 0, 1, 0, 2, 3]
+
+
+async def test_one_look_serves_all_who_ask_at_the_same_time(wire: Wire) -> None:
+    """And for a while: but never somebody whose job was put after it."""
+    ids, journal = await waiting(wire, 50), Journal(wire)
+    records = [await journal.record(job) for job in ids]
+    before = await looks(wire)
+    for _ in range(3):
+        assert await asyncio.gather(*(journal.position(each, 60) for each in records)) == list(range(50))
+    assert await looks(wire) - before == 1
+    later = await journal.record((await waiting(wire, 2))[1])
+    assert await journal.position(later, 60) == 51
+    assert await journal.position(later) == 51
+
+
+async def test_beyond_the_bound_every_place_is_the_bound(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long lane is not read to its end, however often somebody there asks."""
+    monkeypatch.setattr(places, "MAX_COUNTED", 10)
+    ids, journal = await waiting(wire, 15), Journal(wire)
+    records = [await journal.record(job) for job in ids]
+    before = await looks(wire)
+    assert [await journal.position(each, 60) for each in records] == [*range(10), *[10] * 5]
+    assert await looks(wire) - before == 1
+
+
+async def test_a_look_that_failed_is_not_handed_on(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All who waited for it are told; the next one looks anew."""
+    (job,) = await waiting(wire, 1)
+    journal = Journal(wire)
+    record = await journal.record(job)
+
+    async def unavailable(*_: object) -> None:
+        raise Unavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "call", unavailable)
+        told = await asyncio.gather(*(journal.position(record, 60) for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(each, Unavailable) for each in told)
+    assert await journal.position(record, 60) == 0
+
+
+async def test_a_job_is_looked_at_again_without_its_body(wire: Wire) -> None:
+    """While it waits, with its new place after it was handed back; then its whole record."""
+    ids, journal, lease = await waiting(wire, 2), Journal(wire), Lease(wire, MODEL)
+    record = await journal.record(ids[0])
+    assert await journal.again(record) == record
+    await lease.register()
+    await lease.claim(0, 1)
+    running = await journal.again(record)
+    assert (running.state, running.attempt, running.worker) == ("in_progress", 1, lease.id)
+    await lease.release(ids[0], 1)
+    back = await journal.again(record)
+    assert back.state == "queued" and back.lane != record.lane and await journal.position(back) == 0
+
+
+async def test_records_may_be_read_without_their_bodies(wire: Wire) -> None:
+    """All else is the same; a job that is not kept is still none."""
+    ids, journal = await waiting(wire, 2), Journal(wire)
+    whole = await journal.records([*ids, "job_00" + 30 * "0"])
+    bare = await journal.records([*ids, "job_00" + 30 * "0"], bodies=False)
+    assert whole[2] is bare[2] is None
+    for record, without in zip(whole[:2], bare[:2], strict=True):
+        assert record is not None and without is not None
+        assert without.job.prompt != record.job.prompt and without.job.model == record.job.model
+        assert replace(without, job=record.job) == record

@@ -1,0 +1,185 @@
+"""Pages of jobs as lists show them: over partitions, in bounds, each job once, whatever an entry holds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from flow import MODEL, a_job
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from streaming.journal import Journal
+from streaming.keys import partition_key, partition_of
+from streaming.lease import Claim, Finish, Lease
+from streaming.messages import Priority, State, Terminal, Usage
+from streaming.queue import Queue
+from streaming.settings import WireSettings
+from streaming.summaries import Page, Part, Place, Summaries, Summary, merged
+from streaming.wire import Wire
+
+
+def summary(place: Place) -> Summary:
+    return Summary(place[1], "m", Priority.BATCH, State.QUEUED, 0, place[0], 0, 0, 0, 1, None)
+
+
+PLACES = st.lists(st.tuples(st.integers(0, 9), st.text("ab", min_size=1, max_size=3)), max_size=40, unique=True)
+
+
+@given(st.lists(PLACES, min_size=1, max_size=4), st.integers(1, 5), st.integers(1, 7))
+def test_pages_hold_every_job_once_in_order(partitions: list[list[Place]], limit: int, looked: int) -> None:
+    """However unevenly those of a state lie in partitions, and however few jobs a partition looks at for a page."""
+    jobs = [sorted({(time, f"{name}{number}") for time, name in each}) for number, each in enumerate(partitions)]
+
+    def is_listed(place: Place) -> bool:
+        return place[1].startswith("a")
+
+    def part(own: list[Place], before: Place | None) -> Part:
+        rest = [place for place in reversed(own) if before is None or place < before]
+        found: list[Place] = []
+        count = 0
+        while count < min(looked, len(rest)) and len(found) < limit:
+            found += [rest[count]] if is_listed(rest[count]) else []
+            count += 1
+        return Part([(place, summary(place)) for place in found], rest[count - 1] if count < len(rest) else None)
+
+    found: list[Place] = []
+    before: Place | None = None
+    while True:
+        page = merged([part(own, before) for own in jobs], limit)
+        assert len(page.jobs) <= limit
+        found += [(each.created_ms, each.id) for each in page.jobs]
+        if page.behind is None:
+            break
+        assert before is None or page.behind < before
+        before = page.behind
+    assert found == sorted((place for own in jobs for place in own if is_listed(place)), reverse=True)
+
+
+def test_nothing_is_shown_behind_a_partition_that_stopped_looking() -> None:
+    """It may have jobs there that come first; a page without any still leads on."""
+    fast = Part([((1, "a"), summary((1, "a")))], None)
+    assert merged([fast, Part([], (5, "z"))], 10) == Page([], (5, "z"))
+
+
+@pytest.fixture
+async def wide(redis_url: str) -> AsyncIterator[Wire]:
+    """A wire of several partitions."""
+    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, partitions=4))
+    yield wire
+    await wire.close()
+
+
+async def pages(wire: Wire, limit: int, state: State | None = None) -> list[str]:
+    found: list[str] = []
+    before = None
+    while True:
+        page = await Summaries(wire).recent("t", before, limit, state)
+        found += [each.id for each in page.jobs]
+        if (before := page.behind) is None:
+            return found
+
+
+async def test_a_page_says_what_was_put_and_how_it_ended(wire: Wire) -> None:
+    """Of a job that waits, one that runs, one that was cancelled, and one that ended with its answer."""
+    queue, lease = Queue(wire), Lease(wire, MODEL)
+    await lease.register()
+    jobs = [replace(a_job(queue), metadata={"n": str(number)}) for number in range(4)]
+    ended = jobs[0].id
+    await queue.put(jobs[0])
+    (claim,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    end = Terminal(ended, State.COMPLETED, 3, ("stop",), Usage(1, 2, 0), worker=lease.id, first_ms=7)
+    await lease.calls([lease.finish_call(Finish(end, claim.attempt, False))])
+    await queue.put(jobs[1])
+    await lease.claim(0, 1)
+    for job in jobs[2:]:
+        await queue.put(job)
+    await queue.cancel(jobs[2].id)
+    page = await Summaries(wire).recent("t", None, 10)
+    shown = {each.id: each for each in page.jobs}
+    assert [shown[job.id].metadata for job in jobs] == [{"n": str(number)} for number in range(4)]
+    assert [shown[job.id].state for job in jobs] == [State.COMPLETED, State.RUNNING, State.CANCELLED, State.QUEUED]
+    assert {(each.model, each.priority) for each in page.jobs} == {(MODEL, Priority.STANDARD)}
+    assert shown[ended].terminal == end and shown[ended].done_ms >= shown[ended].started_ms > 0
+    cancelled = shown[jobs[2].id].terminal
+    assert cancelled is not None and cancelled.failure is not None and cancelled.failure.code == "job_cancelled"
+    assert shown[jobs[1].id].terminal is None and page.behind is None
+    assert [each.id for each in (await Summaries(wire).recent("t", None, 10, State.QUEUED)).jobs] == [jobs[3].id]
+
+
+async def test_jobs_of_one_moment_are_told_apart(wide: Wire) -> None:
+    """Accepted in the same millisecond, in any partition, behind a job that is gone since: each is listed once."""
+    queue = Queue(wide)
+    jobs = [a_job(queue).id for _ in range(60)]
+    for job in jobs:
+        await queue.put(a_job(queue, job_id=job))
+        at = await wide.now_ms() // 10**7 * 10**7
+        await wide.redis.zadd(partition_key(partition_of(job) or 0, "jobs", "t"), {job: at})
+    assert await pages(wide, 7) == sorted(jobs, reverse=True)
+    page = await Summaries(wide).recent("t", None, 7)
+    assert page.behind is not None
+    await wide.redis.zrem(partition_key(partition_of(page.behind[1]) or 0, "jobs", "t"), page.behind[1])
+    rest = await Summaries(wide).recent("t", page.behind, 100)
+    assert [each.id for each in rest.jobs] == sorted(jobs, reverse=True)[7:]
+
+
+async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: Wire) -> None:
+    """A reader may pair any time with any id. A time before all jobs with the id of the newest one leads behind all of
+    them, and the server does not walk there."""
+    now, jobs = await wire.now_ms(), partition_key(0, "jobs", "t")
+    ids = [f"job_00{number:030x}" for number in range(20_000)]
+    await wire.redis.zadd(jobs, {job: now + number // 5_000 for number, job in enumerate(ids)})
+
+    async def entries_read() -> int:
+        stats = await wire.redis.info("commandstats")
+        return int(stats.get("cmdstat_zrange", {"calls": 0})["calls"])
+
+    before = await entries_read()
+    for time, job in ((1, ids[-1]), (now, ids[0]), (now - 1, ids[-1]), (now, "")):
+        assert await Summaries(wire).recent("t", (time, job), 10) == Page([], None)
+    assert await entries_read() - before < 60
+    for place in ((now, ids[-1]), (now + 3, "job_ff" + 30 * "f"), (now + 4, "")):
+        assert (await Summaries(wire).recent("t", place, 10)).behind is not None
+
+
+async def test_a_summary_nobody_can_read_spoils_no_list(wire: Wire) -> None:
+    """What the list says of the job's end is what a look at the job says; the others are listed as they are."""
+    queue = Queue(wire)
+    jobs = [a_job(queue) for _ in range(3)]
+    for job in jobs:
+        await queue.put(job)
+        await queue.cancel(job.id)
+    await wire.redis.hset(partition_key(0, "job", jobs[1].id), "summary", b"\xc1")  # type: ignore[misc]
+    await wire.redis.hset(partition_key(0, "job", jobs[2].id), "metadata", b"\xc1")  # type: ignore[misc]
+    listed = {each.id: each.terminal for each in (await Summaries(wire).recent("t", None, 10)).jobs}
+    assert len(listed) == 3
+    unreadable = listed[jobs[1].id]
+    assert unreadable is not None and unreadable.failure is not None
+    assert unreadable.failure.code == "malformed_job"
+
+
+async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: Wire) -> None:
+    """One that a newer version wrote, and one that nobody can read."""
+    queue = Queue(wire)
+    codes = {"newer_version": msgspec.msgpack.encode(["t2", "x", {}]), "malformed_job": b"\xc1"}
+    for end in codes.values():
+        job = a_job(queue)
+        await queue.put(job)
+        fields = {"state": "completed", "record": end, "summary": end}
+        await wire.redis.hset(partition_key(0, "job", job.id), mapping=fields)  # type: ignore[misc]
+    listed = (await Summaries(wire).recent("t", None, 10)).jobs
+    found = [each.terminal for each in listed]
+    assert {end.failure.code for end in found if end and end.failure} == codes.keys()
+    assert found == [(await Journal(wire).record(each.id)).terminal for each in listed]
+
+
+async def test_a_job_that_a_list_fails_is_in_the_log(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    queue = Queue(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await wire.redis.hset(partition_key(0, "job", job.id), "created", b"yesterday")  # type: ignore[misc]
+    assert [each.state for each in (await Summaries(wire).recent("t", None, 10)).jobs] == [State.FAILED]
+    assert [getattr(record, "job", "") for record in caplog.records if "cannot be read" in record.message] == [job.id]

@@ -1,0 +1,178 @@
+"""Finished answers held against the JSON they were to be: which are checked, and the child process that checks them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming.messages import Failure
+from workers.checker import MAX_EXHAUSTING, Checker, Exhausting
+from workers.constraint import begins_json, complete_texts
+
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[Checker]:
+    checker = Checker()
+    yield checker
+    await checker.stop()
+
+
+def code(failure: Failure | None) -> str:
+    return failure.code if failure else ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "{", '{"a', '{"a": tr', "[1, -", '"\\u12', '{"a": 1}', "[" * 500, "7" * 5000]
+)
+def test_a_text_that_was_cut_may_still_be_json(text: str) -> None:
+    """More text could complete it, as far as a parser with limits can say."""
+    assert begins_json(text)
+
+
+@pytest.mark.parametrize("text", ["{The", "John", '{"a" "b"', '{"a": 1} and', "[1,,", '{"a": NaN', "{'a'"])
+def test_a_text_that_never_was_json_is_known(text: str) -> None:
+    """Nothing that follows could make it JSON."""
+    assert not begins_json(text)
+
+
+def test_only_what_is_complete_is_checked_against_the_schema() -> None:
+    """A limit or a stop string may have cut the rest."""
+    whole, half = '{"age": 1}', '{"age": '
+    assert complete_texts([whole, half], ["stop", "length"], stops=False) == [whole]
+    assert complete_texts([half], ["stop"], stops=False) == [half]
+    assert complete_texts([half, whole], ["stop", "stop"], stops=True) == [whole]
+    assert complete_texts([whole, "1"], ["length", "length"], stops=False) == [whole]
+    failed = complete_texts([whole, "Hello"], ["stop", "length"], stops=False)
+    assert isinstance(failed, Failure) and failed.code == "constraint_violated"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({}, '{"a": 1}', ""),
+        ({}, "[1]", "constraint_violated"),
+        ({}, '{"name":{"name":"John"', "constraint_violated"),
+        ({}, '{"a": NaN}', "constraint_violated"),
+        ({}, "[" * 100_000, "constraint_violated"),
+        (PERSON, '{ "age": 3 }\n', ""),
+        (PERSON, '{"age": "3"}', "constraint_violated"),
+        (PERSON, '{"age": 3} {"age": 4}', "constraint_violated"),
+        ({"type": "string", "pattern": "^(a+)+$"}, json.dumps("a" * 50_000 + "b"), "constraint_violated"),
+        ({"type": "string", "pattern": "^(?=a)"}, '"a"', "invalid_request_error"),
+        ({"$ref": "http://127.0.0.1:1/schema"}, "1", "invalid_request_error"),
+        ({"$ref": "file:///etc/passwd"}, "1", "invalid_request_error"),
+    ],
+)
+async def test_a_text_is_held_against_its_schema(
+    checker: Checker, schema: dict[str, Any], text: str, expected: str
+) -> None:
+    """Whatever schema and text are; nothing is fetched, and no pattern takes more than linear time."""
+    assert code(await checker.failure(schema, [text])) == expected
+
+
+async def test_a_schema_is_tried_without_a_text(checker: Checker) -> None:
+    """Before an answer is there."""
+    assert await checker.failure(PERSON, ()) is None
+    failure = await checker.failure({"type": "nope"}, ())
+    assert failure is not None and (failure.status, failure.param) == (400, "response_format")
+
+
+def endless(levels: int) -> dict[str, Any]:
+    """A schema that takes twice as long to check with each level."""
+    rules: dict[str, Any] = {
+        f"a{level}": {"anyOf": [{"$ref": f"#/$defs/a{level + 1}"}, {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}]}]}
+        for level in range(levels)
+    }
+    return {"$defs": rules | {f"a{levels}": {"type": "string"}}, "$ref": "#/$defs/a0"}
+
+
+async def test_a_check_without_an_end_is_ended(checker: Checker) -> None:
+    """The job fails, the loop is not held up meanwhile, and the next check is served."""
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.01)
+
+    ticking = asyncio.create_task(tick())
+    assert code(await checker.failure(endless(60), ["1"])) == "constraint_unchecked"
+    ticking.cancel()
+    assert ticks > 20
+    assert await checker.failure({}, ["{}"]) is None
+
+
+async def test_a_schema_whose_check_was_ended_is_not_tried_again(checker: Checker) -> None:
+    """One tenant that sends it again and again holds up nobody's checks: the child never sees it twice, in whatever
+    order its keys stand. The memory of such schemas is bounded."""
+    schema = endless(60)
+    assert code(await checker.failure(schema, ["1"])) == "constraint_unchecked"
+    turned = {"$ref": schema["$ref"], "$defs": schema["$defs"]}
+    assert await checker.failure(PERSON, ['{"age": 1}']) is None
+    (child,) = children()
+    for _ in range(50):
+        assert code(await checker.failure(turned, ["1"])) == "constraint_unchecked"
+        assert await checker.failure(PERSON, ['{"age": 1}']) is None
+    assert children() == [child], "a check of this schema ends the child"
+    exhausting = Exhausting()
+    for number in range(MAX_EXHAUSTING + 1):
+        exhausting.add({"const": number})
+    assert [exhausting.has({"const": number}) for number in (0, 1, MAX_EXHAUSTING)] == [False, True, True]
+
+
+async def test_a_child_that_somebody_killed_condemns_no_schema(checker: Checker) -> None:
+    """The kernel short of memory, say: the next check of the same schema is served."""
+    assert await checker.failure(PERSON, ['{"age": 1}']) is None
+    (child,) = children()
+    os.kill(child, signal.SIGKILL)
+    await asyncio.sleep(0.1)
+    await checker.failure(PERSON, ['{"age": 1}'])
+    assert await checker.failure(PERSON, ['{"age": 1}']) is None
+
+
+def children() -> list[int]:
+    """Processes of the checker's program."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(stat[1]) == os.getpid() and b"json_check.py" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the environment is read from /proc")
+async def test_the_child_is_given_no_secrets(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works on what strangers send: it has neither the password of Redis nor the worker's folder."""
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://:secret@127.0.0.1:1")
+    assert await checker.failure(PERSON, ['{"age": 1}']) is None
+    (child,) = children()
+    names = {line.partition(b"=")[0] for line in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")}
+    assert b"PENSTOCK_REDIS_URL" not in names, "the child has it"  # a failure shows names, and no value
+    assert Path(f"/proc/{child}/cwd").readlink() == Path("/")
+
+
+async def test_a_child_that_stands_still_is_ended() -> None:
+    """A check takes at most so long, whoever is at fault; and one that was given up leaves no answer for the next."""
+    checker = Checker(timeout_s=0)
+    assert code(await checker.failure({}, ["{}"])) == "constraint_unchecked"
+    await checker.stop()
+    checker = Checker()
+    given_up = asyncio.create_task(checker.failure({}, ["1"]))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    assert await checker.failure({}, ["{}"]) is None
+    await checker.stop()
+    await checker.stop()

@@ -1,0 +1,124 @@
+"""Addresses of readers that are gone: their rows are no longer logged, and who comes back misses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from flow import numbers_read, until
+
+from streaming.inbox import Inbox
+from streaming.journal import Journal
+from streaming.keys import channel, partition_key
+from streaming.lease import SILENT
+from streaming.messages import Chat, Job, Priority, Sampling, State, Turn
+from streaming.queue import Queue
+from streaming.relay import Relay
+from streaming.wire import Wire
+from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
+from workers import worker as module
+from workers.listeners import LOOKS, Listeners, in_use
+from workers.record import Recorder
+from workers.settings import SimSettings, WorkerSettings
+from workers.sim import SimEngine
+from workers.worker import Worker
+
+GONE = channel("api", "gone")
+TOKENS = 600
+
+
+def test_an_address_is_given_up_after_silence_without_a_break() -> None:
+    """One look in which somebody listens begins the count anew; one that is no longer in use is forgotten."""
+    listeners = Listeners(looks=3)
+    rounds = [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 0, "b": 0}, {"b": 0}, {"a": 0, "b": 0}]
+    assert [listeners.given_up(each) for each in rounds] == [[], [], ["a"], [], ["b"]]
+    assert in_use([(SILENT,), ("b", "a"), ("a",)], SILENT) == ["a", "b"]
+    assert LOOKS >= 2, "a process that only connects again is not given up"
+
+
+@asynccontextmanager
+async def at_work(wire: Wire) -> AsyncIterator[Worker]:
+    """A worker with the simulated engine that takes three seconds for an answer."""
+    engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1))
+    card = await engine.start(lambda step: worker.on_step(step), lambda _: None)  # noqa: PLW0108 - it comes next
+    worker = Worker(wire, engine, card, WorkerSettings(), Recorder("m", Metrics.start("", "worker"), Tracing()))
+    task = asyncio.create_task(worker.run(asyncio.Event()))
+    try:
+        yield worker
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await engine.stop()
+
+
+async def streamed(wire: Wire, relay: Relay) -> Inbox:
+    """The inbox of a job that is being streamed to this relay."""
+    queue = Queue(wire)
+    job = Job(
+        id=queue.new_id("t"), model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "hello"),)),
+        sampling=Sampling(max_tokens=TOKENS), stream=True, reply_to=relay.address,
+    )  # fmt: skip
+    inbox = relay.open(job.id)
+    await queue.put(job)
+    inbox.accepted = True
+    await until(lambda: inbox.seq > 0)
+    return inbox
+
+
+@pytest.fixture
+async def relay(wire: Wire) -> AsyncIterator[Relay]:
+    relay = Relay(wire)
+    await relay.start()
+    await relay.connected.wait()
+    yield relay
+    await relay.stop()
+
+
+async def fields_of_the_newest_step(wire: Wire, worker: Worker) -> set[str]:
+    redis: Any = wire.redis
+    ((_, fields),) = await redis.xrevrange(partition_key(0, "log", worker.lease.id), count=1)
+    return {name.decode() for name in fields}
+
+
+async def test_an_address_nobody_listens_at_is_dropped(
+    wire: Wire, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows for a process that is gone are logged no more, those for the living one go on, and each comes once."""
+    monkeypatch.setattr(module, "LOOK_S", 0.1)
+    async with at_work(wire) as worker:
+        inbox = await streamed(wire, relay)
+        reading = asyncio.create_task(numbers_read(inbox))
+        await Queue(wire).follow(inbox.job_id, GONE)
+
+        async def logged(*addresses: str) -> bool:
+            return await fields_of_the_newest_step(wire, worker) == set(addresses)
+
+        await until(lambda: logged(relay.address, GONE))
+        await until(lambda: logged(relay.address))
+        record = await Journal(wire).record(inbox.job_id)
+        assert record.addresses == (relay.address,) and record.state is State.RUNNING
+        assert await reading == list(range(1, TOKENS + 1))
+
+
+async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: Wire, relay: Relay) -> None:
+    """It misses nothing, and hears the rest as it comes."""
+    async with at_work(wire) as worker:
+        inbox = await streamed(wire, relay)
+        reading = asyncio.create_task(numbers_read(inbox))
+        await worker._unfollow(relay.address)
+        assert (await Journal(wire).record(inbox.job_id)).addresses == ()
+
+        async def gone() -> bool:
+            return await fields_of_the_newest_step(wire, worker) == {SILENT}
+
+        async def back() -> bool:
+            return await fields_of_the_newest_step(wire, worker) == {relay.address}
+
+        await until(gone)
+        await until(back)
+        assert (await Journal(wire).record(inbox.job_id)).state is State.RUNNING
+        assert await reading == list(range(1, TOKENS + 1))
