@@ -47,7 +47,8 @@ def ended(state: str = "completed", req: int = 1, at: float = 2.0) -> Event:
 def read(job: str = JOB, prompt: str = "p", **changes: Any) -> Event:
     replay = changes.get("replay", said(prompt))
     final = {"event": "final", "job": job, "status": 200, "state": "completed", "code": "", "text": "".join(replay)}
-    return {"t": 3.0, **final, "tokens": N, "attempts": 1, "replay": replay, "ends": ["completed"], **changes}
+    more = {"tokens": N, "attempts": 1, "replay": replay, "before": [], "ends": ["completed"]}
+    return {"t": 3.0, **final, **more, **changes}
 
 
 def resumed(after: str, at: float = 1.26) -> Event:
@@ -125,6 +126,8 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("not_prefix", lambda: [*without("final"), read(text="".join(said()[:-1]))]),
     ("not_prefix", lambda: [*without("final"), read(replay=[*said(), said(count=N + 1)[-1]])]),
     ("reset", lambda: [*good(), reset(4)]),
+    ("reset", lambda: [*without("final"), read(before=[said()])]),
+    ("doubled", lambda: [*without("final"), read(replay=[*said(), *said()], text="".join(said()))]),
     ("two_jobs", lambda: [asked(key="k"), accepted(), read(), asked(2, key="k"), accepted(2, "job_2"), read("job_2")]),
     ("foreign", lambda: with_tokens(*said()[:3], said("other")[3], *said()[3:])),
     ("foreign", lambda: with_tokens(*said()[:3], "\ufffd", *said()[3:])),
@@ -225,6 +228,14 @@ def test_a_reset_needs_a_loss_while_its_reader_read() -> None:
     assert kinds(after_a_loss(reset(), *(token(t, 1.6) for t in [*said(count=2), *said(first=2, author=BOB)]))) == {
         "reset"
     }
+
+
+def test_a_replay_may_begin_anew_after_a_loss() -> None:
+    """What it showed before counts no more, and was right all the same."""
+    served = [asked(), accepted(), *(token(text, 1.2) for text in said()), ended(), rollback(2.1, 2.5)]
+    assert check([*served, read(before=[said(count=2)])], resets_allowed=True) == []
+    assert kinds([*served, read(before=[said("other")])], resets_allowed=True) == {"foreign"}
+    assert kinds([*served, read(before=[said()])]) == {"reset"}
 
 
 def test_only_what_came_since_the_copy_may_be_forgotten() -> None:

@@ -15,7 +15,7 @@ WAVES, TOKENS = (250, 50, 50, 50), 1000
 """An answer takes some 25 KB of the store, more while it is written: those of the first wave alone would fill it, and
 they all could be accepted before the first of them is long."""
 AT_ONCE = 30
-"""At least so many jobs are accepted however slowly they run: 5 MB below 80 % of maxmemory hold the reservations of 45."""
+"""At least so many jobs are accepted, however slowly they run: the room below 80 % holds the reservations of 45."""
 OPTIONS = ("--appendonly", "yes", "--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
 SIM = {"PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_PREFILL_MS": "0", "PENSTOCK_SIM_SLOTS": "128"}
 

@@ -186,6 +186,7 @@ def _check_life(
         reads = [event for event in told if event["event"] == "final"]
         yield from _end(life, told, losses)
         yield from _stored(life, reads)
+        yield from _told_anew(life, reads, losses, resets_allowed)
         for event in told:
             if event["event"] == "crossed":
                 yield Violation("crossed", life.name, f"another tenant read it: {event['status']} at {event['path']}")
@@ -233,6 +234,15 @@ def _stored(life: Life, reads: Sequence[Event]) -> Iterator[Violation]:
                 yield Violation("not_prefix", who, "the stored result is not what the engine says")
             if read["tokens"] != length:
                 yield Violation("accounting", who, f"{read['tokens']} tokens counted, {length} given")
+
+
+def _told_anew(life: Life, reads: Sequence[Event], losses: Losses, resets_allowed: bool) -> Iterator[Violation]:
+    """What a reader of a finished job was shown before it was told to begin anew, and whether it may have been."""
+    for read in reads:
+        for part in read["before"]:
+            yield from _sequence(life, list(oracle.tokens(part)), "replay before stream.reset")
+        if read["before"] and not (resets_allowed and losses.between(life.ask["t"], read["t"])):
+            yield Violation("reset", life.name, "stream.reset in the replay without a loss of data")
 
 
 def _shown(life: Life, reads: Sequence[Event], losses: Losses, resets_allowed: bool) -> Iterator[Violation]:

@@ -18,13 +18,13 @@ Nothing in it is the server's own word about itself; the checker judges from thi
 | gave_up  | req, why                                        | the client's patience was over                       |
 | left     | req                                             | the client went away on purpose                      |
 | cancel   | job, status                                     | a cancel was answered with this state of the job     |
-| final    | job, status, state, code, text, tokens, attempts, replay, ends | read afterwards through the public API |
+| final    | job, status, state, code, text, tokens, attempts, replay, before, ends | read afterwards through the public API; `before`: what came before each stream.reset |
 | quiet    | what, number                                    | what was still held after everything had ended       |
 | crossed  | job, status, path                               | another tenant's key opened it                       |
 | fault    | trial, what                                     | injected now                                         |
 | missed   | trial, why                                      | that fault did not bite: the trial does not count    |
 | rollback | since                                           | the store has now forgotten what came since then     |
-"""
+"""  # noqa: E501 - a table
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class History:
         self._file = path.open("ab")
 
     def add(self, kind: str, **fields: Any) -> None:
-        """One event, now."""
+        """One event, now. Clients of a row that broke off may go on while it is judged: that is left out."""
+        if self._file.closed:
+            return
         event = {"t": round(self.now(), 5), "event": kind, **fields}
         self.events.append(event)
         self._file.write(msgspec.json.encode(event) + b"\n")
@@ -58,7 +60,7 @@ class History:
         return time.monotonic() - self._began
 
     def close(self) -> None:
-        """Flush."""
+        """Flush, and add no more."""
         self._file.close()
 
 

@@ -97,20 +97,20 @@ class Readings:
                 status, body = await self.fetch(job, port, "GET", f"/v1/jobs/{job}?wait=2")
                 view = msgspec.json.decode(body) if status == 200 else {}
                 if late or view.get("completed_at") or status in GONE:
-                    replay, ends = await self._replay(job, port) if view.get("completed_at") else ([], [])
-                    self._final(job, status, view, replay, ends)
+                    parts, ends = await self._replay(job, port) if view.get("completed_at") else ([[]], [])
+                    self._final(job, status, view, parts, ends)
                     if self.guarded:
                         await self._read_as_other(job, port)
                     return str(view.get("status", ""))
             except Cut:
                 if late:
-                    self._final(job, 0, {}, [], [])
+                    self._final(job, 0, {}, [[]], [])
                     return ""
             await asyncio.sleep(PAUSE_S)
         raise AssertionError("cycle never ends")
 
-    async def _replay(self, job: str, port: int) -> tuple[list[str], list[str]]:
-        """The texts of a job's deltas, and its terminal events."""
+    async def _replay(self, job: str, port: int) -> tuple[list[list[str]], list[str]]:
+        """The texts of a job's deltas, anew from each `stream.reset` on, and its terminal events."""
         headers = authorization(self.owner(job))
         exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}/events", headers=headers)
         try:
@@ -120,9 +120,15 @@ class Readings:
             blocks = [block async for block in exchange.blocks()]
         finally:
             exchange.close()
-        texts = [msgspec.json.decode(block["data"])["text"] for block in blocks if block.get("event") == "delta"]
-        others = ("ping", "queued", "started", "delta")
-        return texts, [block["event"] for block in blocks if block.get("event", "ping") not in others]
+        parts: list[list[str]] = [[]]
+        for block in blocks:
+            match block.get("event"):
+                case "delta":
+                    parts[-1].append(msgspec.json.decode(block["data"])["text"])
+                case "stream.reset":
+                    parts.append([])
+        others = ("ping", "queued", "started", "delta", "stream.reset")
+        return parts, [block["event"] for block in blocks if block.get("event", "ping") not in others]
 
     async def _read_as_other(self, job: str, port: int) -> None:
         """I6: to the other tenant's key the job does not exist."""
@@ -135,7 +141,7 @@ class Readings:
             if exchange.status < 400:
                 self.history.add("crossed", job=job, status=exchange.status, path=path)
 
-    def _final(self, job: str, status: int, view: Mapping[str, Any], replay: list[str], ends: list[str]) -> None:
+    def _final(self, job: str, status: int, view: Mapping[str, Any], parts: list[list[str]], ends: list[str]) -> None:
         first = ((view.get("result") or {}).get("choices") or [{}])[0]
         text = (first.get("message") or {}).get("content", first.get("text", ""))
         self.history.add(
@@ -147,6 +153,7 @@ class Readings:
             text=text,
             tokens=(view.get("usage") or {}).get("completion_tokens", 0),
             attempts=view.get("attempts", 0),
-            replay=replay,
+            replay=parts[-1],
+            before=parts[:-1],
             ends=ends,
         )

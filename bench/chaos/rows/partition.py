@@ -84,8 +84,12 @@ async def f07_replica(stage: Stage) -> None:
             late = house.begin(
                 [Ask(f"{stage.row.id} alone {trial} {n}", 10, n % 2 == 0, key=f"alone {trial} {n}") for n in range(4)]
             )
+
+            async def is_refused(began: float = began) -> bool:
+                return any(event["t"] > began for event in of_kind(stage.history.events, "refused"))
+
             await asyncio.sleep(stage.rng.choice([1.5, 3.0]))
-            refused = [event for event in of_kind(stage.history.events, "refused") if event["t"] > began]
+            refused = await becomes(is_refused, 10, 0.05)
             accepted = [event for event in of_kind(stage.history.events, "accepted") if event["t"] > began]
             stage.must(not accepted, f"{len(accepted)} requests were accepted that no replica had")
             between.heal()
