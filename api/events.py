@@ -81,9 +81,10 @@ async def _events(services: Services, record: Record, seen: Cursor | None) -> As
 
 
 async def _new_epoch(services: Services, record: Record, seen: Cursor | None) -> Record:
-    """The job's record in a later epoch than its reader's: no event id is used for two things."""
+    """The job's record in a later epoch than its reader's: no event id is used for two things. An id without a run, of
+    an earlier version, is none of this log's: other readers need not begin anew for it."""
     record = await services.journal.record(record.job.id)
-    if seen is None or seen.epoch == record.epoch:
+    if seen is None or (seen.run and seen.epoch == record.epoch):
         await services.queue.reset(record.job.id, record.resets)
         record = await services.journal.record(record.job.id)
     return record
@@ -97,7 +98,10 @@ class EventReader:
         self._runs = [logged.run for logged in record.runs]
         self._started = len(place.runs)
         """How many of them were told of."""
-        self._seq = place.after
+        self._seq, self._last = place.after, place.runs
+        """The last delta that was told, and the runs of which the last one wrote it."""
+        self._ended: Terminal | None = None
+        """The end, once it was heard."""
 
     async def events(self) -> AsyncIterator[Event]:
         """The rest of the log, or why this process cannot tell it. Raises HistoryChanged."""
@@ -114,14 +118,31 @@ class EventReader:
             return
         async for event in self._before_start():
             yield event
-        async for event in self._deltas():
-            yield event
-        record = await self._services.journal.record(self._record.job.id)
-        if not record.state.final or record.epoch != self._record.epoch:
-            raise HistoryChanged
+        terminal = self._record.terminal
+        if not _was_cut_short(self._record):
+            async for event in self._deltas():
+                yield event
+            terminal = self._ended
+        record = await self._at_end(terminal)
+        if _was_cut_short(record):
+            async for event in self._logged(record):
+                yield event
         for event in self._starts(record, len(record.runs)):
             yield event
         yield terminal_event(await view_of(self._services, record))
+
+    async def _at_end(self, terminal: Terminal | None) -> Record:
+        """The record of the job that has ended. Where its retention has passed while the reader was taking its events,
+        its end is told by what was heard. Raises UnknownJob, HistoryChanged."""
+        try:
+            record = await self._services.journal.record(self._record.job.id)
+        except UnknownJob:
+            if terminal is None or terminal.failure is GONE:
+                raise
+            return dataclasses.replace(self._record, state=terminal.state, terminal=terminal)
+        if not record.state.final or record.epoch != self._record.epoch:
+            raise HistoryChanged
+        return record
 
     async def _before_start(self) -> AsyncIterator[Event]:
         """`queued`, the place in the lane whenever it changes, and the first `started`."""
@@ -132,7 +153,7 @@ class EventReader:
             yield queued_event(await view_of(services, record, position=position))
         inbox = services.relay.open(record.job.id, whole=True)
         try:
-            while record.state is State.QUEUED:
+            while record.state is State.QUEUED and not record.runs:
                 now = await services.journal.position(record, LOOK_EVERY_S)
                 view = await view_of(services, record, position=now)
                 if view.position != position:
@@ -155,7 +176,7 @@ class EventReader:
         inbox = services.relay.open(self._record.job.id, place.after, runs=place.runs)
         inbox.accepted = True
         try:
-            await self._follow(inbox)
+            await services.relay.follow(inbox)
             while True:
                 rows, terminal = await inbox.take(services.settings.keep_alive_s)
                 if inbox.rewound:
@@ -166,19 +187,24 @@ class EventReader:
                 if terminal is not None and terminal.failure is NEWER:
                     raise NewerMessage(b"")
                 if terminal is not None:
+                    self._ended = terminal
                     return
         finally:
             services.relay.close(inbox)
 
-    async def _follow(self, inbox: Inbox) -> None:
-        """Have the job's deltas sent here. Of a job that a script ended no result is stored: its log is shown, as far
-        as it is there."""
-        record = self._record
-        if record.terminal is None or record.terminal.sections or not record.runs:
-            await self._services.relay.follow(inbox)
-            return
+    async def _logged(self, record: Record) -> AsyncIterator[Event]:
+        """The rest of the deltas of a job that was cut short, from its log, as far as it is there."""
+        assert record.terminal is not None
         history = await self._services.journal.history(record.job.id, record.runs)
+        inbox = Inbox(record.job.id, self._seq, runs=self._last)
         inbox.end(_with_history(record.terminal, history))
+        if inbox.rewound:
+            raise HistoryChanged
+        self._record, self._runs = record, [logged.run for logged in record.runs]
+        rows, _ = await inbox.take(0)
+        for row in rows:
+            async for event in self._row(row, inbox.author(row.seq)):
+                yield event
 
     async def _row(self, row: Delta, run: Run | None) -> AsyncIterator[Event]:
         if run not in self._runs:
@@ -188,7 +214,7 @@ class EventReader:
         place = self._runs.index(run) + 1
         for event in self._starts(self._record, place):
             yield event
-        self._seq = row.seq
+        self._seq, self._last = row.seq, (run,)
         event_id = cursor.delta(self._record.epoch, place, row.seq, run)
         yield delta_event(facts_of(self._services, self._record), event_id, row)
 
@@ -211,6 +237,11 @@ class EventReader:
         terminal = Terminal(self._record.job.id, State.FAILED, 0, failure=GONE)
         lost = dataclasses.replace(self._record, state=State.FAILED, terminal=terminal)
         return terminal_event(await view_of(self._services, lost))
+
+
+def _was_cut_short(record: Record) -> bool:
+    """Whether a script ended a job that a worker had begun: no result is stored, its deltas are in the log alone."""
+    return record.terminal is not None and not record.terminal.sections and bool(record.runs)
 
 
 def _with_history(terminal: Terminal, history: History) -> Terminal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -136,7 +136,7 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
     return History([rows[seq] for seq in sorted(rows)], tuple(sections))
 
 
-async def read_log(wire: Wire, partition: int, worker: str, first: int) -> AsyncIterator[Frame]:
+async def read_log(wire: Wire, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
     """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left out.
 
     Raises Unavailable, NewerMessage (the worker is of a newer version).

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from streaming.messages import Delta, Failure, Opening, Run, Section, State, Terminal, author
 
-MOST_ROWS = 128
-"""Deltas held for one reader; a slower one loses them here and gets them from the log when it catches up."""
+MAX_ROWS = 512
+"""Deltas held for one reader, beside the rest of a frame of which the first are held; a slower one loses them here and
+gets them from the log when it catches up."""
 TICK_S, LOOKS = 0.25, 5
 """How often silent inboxes are looked at, and how often in that time those that know they miss something."""
 
@@ -102,7 +103,7 @@ class Inbox:
     @property
     def full(self) -> bool:
         """The reader has to take something first; until then the log keeps the rest."""
-        return len(self._rows) >= MOST_ROWS
+        return len(self._rows) >= MAX_ROWS
 
     def author(self, seq: int) -> Run | None:
         """The run that wrote a delta that was given; None if that is not known here."""
@@ -116,7 +117,7 @@ class Inbox:
         if row.seq <= self.seq:
             if not self._may_have_written(run, row.seq):
                 self._dispute(run)
-        elif row.seq == self.seq + 1 and not self.full and not self._disputed:
+        elif row.seq == self.seq + 1 and not self._disputed and (not self.full or 0 < number == self.number):
             if not self._goes_on(run):
                 self._dispute(run)
                 return
@@ -124,7 +125,7 @@ class Inbox:
             if self._early:
                 self._accept_early()
         else:
-            if not self.full and len(self._early) < MOST_ROWS:
+            if not self.full and len(self._early) < MAX_ROWS:
                 self._early[row.seq] = (row, run, number)
             self.stale, self.flow = True, None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from streaming.bundle import Bundle
@@ -147,7 +147,7 @@ class Journal:
         """
         return await self._histories.read(Wanted(job_id, runs))
 
-    def frames(self, partition: int, worker: str, first: int) -> AsyncIterator[Frame]:
+    def frames(self, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
         """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left
         out. Raises Unavailable, NewerMessage."""
         return read_log(self._wire, partition, worker, first)

@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from streaming.background import keep_going
@@ -313,10 +313,20 @@ class Relay:
         runs = {logged.run for record in records if record is not None for logged in record.runs}
         for (partition, worker), first in behind.items():
             try:
-                async for frame in self._journal.frames(partition, worker, first):
-                    self._deal(frame, runs)
+                async with aclosing(self._journal.frames(partition, worker, first)) as frames:
+                    async for frame in frames:
+                        self._deal(frame, runs)
+                        if all(inbox.full for inbox in inboxes):  # the rest would be read in vain
+                            self._call_again(inboxes)
+                            break
             except NewerMessage:
                 self._end_newer(worker, zip(inboxes, records, strict=True))
+
+    def _call_again(self, inboxes: Iterable[Inbox]) -> None:
+        """Have the log read further once their readers have taken what is here."""
+        for inbox in inboxes:
+            inbox.stale = True
+            self._note(inbox)
 
     async def _follow_again(self, job_id: str) -> None:
         with suppress(UnknownJob):

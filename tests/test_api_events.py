@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import http.client
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from streaming.journal import Journal
 from streaming.keys import partition_key
 from streaming.lease import SILENT, Claim, Finish, Lease
 from streaming.messages import Delta, Opening, Run, Section, State, Terminal
+from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.settings import WireSettings
 from streaming.wire import Wire
@@ -104,6 +106,14 @@ class Hand:
             addresses = (self.claim.reply if shown else ()) or (SILENT,)
             rows = {address: [row] for address in addresses}
             await self.lease.calls([append(self.lease, rows, (self.claim.number, opening))])
+
+    async def write_frame(self, count: int) -> None:
+        """So many deltas in one frame of the log."""
+        first = len(self.rows) + 1
+        rows = [delta(self.claim, seq, "x") for seq in range(first, first + count)]
+        opening = Opening(self.claim.job.id)
+        await self.lease.calls([append(self.lease, {SILENT: rows}, (self.claim.number, opening))])
+        self.rows += rows
 
     async def finish(self, state: State = State.COMPLETED) -> None:
         rows = (*self.history.rows, *self.rows)
@@ -272,6 +282,20 @@ async def test_a_two_part_id_of_an_earlier_version_is_answered_with_a_reset(door
     assert events[0].name == "stream.reset" and text_of(events) == "ab"
 
 
+async def test_a_two_part_id_makes_no_other_reader_begin_anew(door: House, door_wire: Wire) -> None:
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    worker = await Hand.claiming(door_wire)
+    await worker.write("ab")
+    await live.until("delta", 2)
+    old = Resumed(door, job_id, "1:2")
+    await old.until("delta", 2)
+    await worker.write("c")
+    await worker.finish()
+    assert (await old.ended())[0].name == "stream.reset"
+    assert "stream.reset" not in [event.name for event in await live.ended()]
+
+
 async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, door_wire: Wire) -> None:
     """Cancelled while it waited for its next worker: the end is no earlier than what was shown, and has one id."""
     job_id = await put(door)
@@ -290,6 +314,111 @@ async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, d
     await door_wire.redis.delete(partition_key(0, "log", first.lease.id))
     left = await read(door, job_id, ids[3])
     assert [event.id for event in left] == ids[-1:], "whatever became of its log"
+
+
+async def test_a_reader_that_comes_while_a_job_waits_again_misses_nothing_of_its_log(
+    door: House, door_wire: Wire
+) -> None:
+    """It is cancelled before a worker takes it up again: fresh, resumed, live or later, the events are the same."""
+    job_id = await put(door)
+    first = await Hand.claiming(door_wire)
+    await first.write("abc")
+    await lapse(door_wire, first.lease)
+    fresh = Listener(door, job_id)
+    await fresh.until("delta", 3)
+    ids = [event.id for event in fresh.events]
+    resumed = [Resumed(door, job_id, event_id) for event_id in ids]
+    await resumed[0].until("delta", 3)
+    await resumed[1].until("delta", 3)
+    assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
+    whole = await fresh.ended()
+    assert [event.name for event in whole] == ["queued", "started", "delta", "delta", "delta", "cancelled"]
+    assert [event.id for event in await read(door, job_id)] == [event.id for event in whole]
+    for place, reader in enumerate(resumed, 1):
+        assert [event.id for event in await reader.ended()] == [event.id for event in whole[place:]]
+
+
+async def test_a_cut_job_whose_log_has_a_hole_shows_none_of_it(door: House, door_wire: Wire) -> None:
+    """A text with a hole is not shown as the text."""
+    job_id = await put(door)
+    first = await Hand.claiming(door_wire)
+    await first.write("abc")
+    log = partition_key(0, "log", first.lease.id)
+    entries = await door_wire.redis.xrange(log)
+    await door_wire.redis.xdel(log, entries[1][0])
+    await lapse(door_wire, first.lease)
+    assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
+    assert [event.name for event in await read(door, job_id)] == ["queued", "started", "cancelled"]
+
+
+async def test_the_end_of_another_epoch_is_not_told_as_the_end(door: House, door_wire: Wire) -> None:
+    """The job began a new epoch between the last delta and the end: the reader is told so, and gets it all again."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    worker = await Hand.claiming(door_wire)
+    await worker.write("ab")
+    await live.until("delta", 2)
+    await Queue(door_wire).reset(job_id, (await Journal(door_wire).record(job_id)).resets)
+    await worker.finish()
+    whole = await live.ended()
+    names = [event.name for event in whole]
+    reset = names.index("stream.reset")
+    assert text_of(whole[reset:]) == "ab" and names[-1] == "completed"
+    assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
+
+
+async def test_the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has(door: House, door_wire: Wire) -> None:
+    """Its reader heard of the end, and never of the frames before it."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    first = await Hand.claiming(door_wire)
+    await first.write("a")
+    await live.until("delta")
+    await first.write("bc", shown=False)
+    await lapse(door_wire, first.lease)
+    assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
+    whole = await live.ended()
+    assert text_of(whole) == "abc" and whole[-1].name == "cancelled"
+    assert [event.id for event in await read(door, job_id)] == [event.id for event in whole]
+
+
+async def test_a_job_whose_retention_passes_while_it_is_read_keeps_its_end(door: House, door_wire: Wire) -> None:
+    """What the reader was given ended as completed: no word of a loss comes behind it."""
+    job_id = await put(door, max_tokens=9_999)
+    worker = await Hand.claiming(door_wire)
+    for _ in range(20):
+        await worker.write_frame(500)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", door.port))
+        slow.sendall(f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        lines = slow.makefile()
+        assert any(line.startswith("event: delta") for line in lines)
+        await worker.finish()
+        await heard(door, door_wire)
+        await door_wire.redis.delete(partition_key(0, "job", job_id), partition_key(0, "log", worker.lease.id))
+        names = await asyncio.to_thread(names_in, lines)
+    assert names.count("delta") == 9_999 and names[-1] == "completed"
+
+
+async def heard(house: House, wire: Wire) -> None:
+    """The API process has heard all that was published before: its readers are told in that order."""
+    job_id = await put(house)
+    live = Listener(house, job_id)
+    worker = await Hand.claiming(wire)
+    await worker.write("a")
+    await live.until("delta")
+    await worker.finish()
+    await live.ended()
+
+
+def names_in(lines: TextIO) -> list[str]:
+    """Of the events up to the end of an answer in chunks."""
+    found = []
+    while (line := lines.readline()) and line != "0\n":
+        if line.startswith("event: "):
+            found.append(line.split()[1])
+    return found
 
 
 async def test_a_chat_stream_whose_text_was_lost_ends_with_an_error(door: House, door_wire: Wire) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import pytest
 from flow import append, delta, until
 
 from streaming.errors import UnknownJob
-from streaming.inbox import MOST_ROWS, NO_RUN, Inbox
+from streaming.inbox import MAX_ROWS, NO_RUN, Inbox
 from streaming.journal import Journal, Record
-from streaming.lease import Claim, Finish, Lease
-from streaming.messages import Chat, Delta, Job, Opening, Priority, Run, Section, State, Terminal, Turn, author
+from streaming.lease import SILENT, Claim, Finish, Lease
+from streaming.messages import Chat, Delta, Frame, Job, Opening, Priority, Run, Section, State, Terminal, Turn, author
 from streaming.queue import Queue
 from streaming.relay import Relay
 from streaming.wire import Wire
@@ -58,6 +58,13 @@ class Running:
             self._told.add(address)
             await self.lease.calls([append(self.lease, {address: [row]}, *opened)])
 
+    async def write_frame(self, count: int, address: str) -> None:
+        """So many deltas in one frame."""
+        rows = [delta(self.claim, len(self.rows) + number) for number in range(1, count + 1)]
+        opened = () if self.rows else (self.claim,)
+        self.rows += rows
+        await self.lease.calls([append(self.lease, {address: rows}, *opened)])
+
     @property
     def run(self) -> Run:
         return Run(self.lease.id, self.claim.number)
@@ -100,9 +107,43 @@ def test_an_inbox_waits_for_what_is_missing_before_it_ends() -> None:
 def test_a_slow_reader_is_bounded_in_memory() -> None:
     """What it cannot take now is left in the log."""
     inbox = Inbox("j")
-    for seq in range(1, 3 * MOST_ROWS):
+    for seq in range(1, 3 * MAX_ROWS):
         inbox.push(delta(0, seq))
-    assert inbox.seq == MOST_ROWS and inbox.stale and not inbox._early
+    assert inbox.seq == MAX_ROWS and inbox.stale and not inbox._early
+
+
+def test_a_frame_that_is_begun_is_held_whole() -> None:
+    """A job of many choices has more deltas in a step than are kept otherwise: they are not read from the log again."""
+    inbox = Inbox("j")
+    for seq in range(1, 3 * MAX_ROWS):
+        inbox.push(delta(0, seq), number=7)
+    assert inbox.seq == 3 * MAX_ROWS - 1 and not inbox.stale
+    inbox.push(delta(0, 3 * MAX_ROWS), number=8)
+    assert inbox.seq == 3 * MAX_ROWS - 1 and inbox.stale
+
+
+async def test_a_late_reader_reads_a_long_log_about_once(wire: Wire, relay: Relay) -> None:
+    """Of what it cannot take yet nothing is read."""
+    frames, rows = 80, MAX_ROWS // 4
+    job_id = Queue(wire).new_id("t")
+    running = await Running.begin(wire, relay, job_id)
+    for _ in range(frames):
+        await running.write_frame(rows, SILENT)
+    read, count = relay._journal.frames, 0
+
+    async def counted(partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
+        nonlocal count
+        async for frame in read(partition, worker, first):
+            count += 1
+            yield frame
+
+    relay._journal.frames = counted  # type: ignore[method-assign]
+    inbox = relay.open(job_id)
+    await relay.follow(inbox)
+    taken = 0
+    while taken < frames * rows:
+        taken += len((await inbox.take(20))[0])
+    assert frames <= count <= 2 * frames
 
 
 async def test_lost_frames_are_filled_from_the_log(wire: Wire, relay: Relay) -> None:
@@ -310,7 +351,7 @@ async def test_the_end_hands_over_every_delta_at_once(wire: Wire, relay: Relay) 
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id, whole=True)
     running = await Running.begin(wire, relay, job_id)
-    running.rows = [delta(running.claim, seq) for seq in range(1, 40 * MOST_ROWS)]
+    running.rows = [delta(running.claim, seq) for seq in range(1, 40 * MAX_ROWS)]
     read, times = relay._journal.records, 0
 
     async def counted(job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
@@ -321,7 +362,7 @@ async def test_the_end_hands_over_every_delta_at_once(wire: Wire, relay: Relay) 
     relay._journal.records = counted  # type: ignore[method-assign]
     await running.finish()
     rows, terminal = await inbox.take(20)
-    assert terminal is not None and len(rows) == 40 * MOST_ROWS - 1
+    assert terminal is not None and len(rows) == 40 * MAX_ROWS - 1
     assert times <= 2, "once to fetch them, and perhaps once in a tick before"
 
 

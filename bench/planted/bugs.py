@@ -6,6 +6,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
+from bench.planted.readers import READERS
 
 LUA = "streaming/lua/"
 PROTOCOL = "tests/test_streaming_protocol.py::test_"
@@ -652,7 +653,7 @@ TOKENS = (
             Edit(
                 "streaming/inbox.py",
                 "rest = [row for row in terminal.rows if row.seq > self.seq]",
-                "rest = [row for row in terminal.rows if row.seq > self.seq][:MOST_ROWS]",
+                "rest = [row for row in terminal.rows if row.seq > self.seq][:MAX_ROWS]",
             ),
         ),
         (RELAY + "the_end_hands_over_every_delta_at_once",),
@@ -775,7 +776,7 @@ TOKENS = (
     Bug(
         "a reset within its epoch",
         "After a loss the ids that a reader has seen stand for other deltas.",
-        (Edit("api/events.py", "if seen is None or seen.epoch == record.epoch:", "if seen is None:"),),
+        (Edit("api/events.py", "if seen is None or (seen.run and seen.epoch == record.epoch):", "if seen is None:"),),
         (EVENTS + "a_store_that_lost_what_was_shown_resets_its_readers",),
     ),
     Bug(
@@ -1477,4 +1478,4 @@ POOLS = (
     ),
 )
 
-BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS)
+BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS, *READERS)

@@ -1,0 +1,62 @@
+"""Planted bugs of readers of events: what a script ended, what retention took, and more deltas than are held."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+EVENTS = "tests/test_api_events.py::test_"
+RELAY = "tests/test_streaming_relay.py::test_"
+
+READERS = (
+    Bug(
+        "a cut job's log is not read at its end",
+        "Whoever reads a job that is cancelled between two workers loses the deltas that only the log has.",
+        (Edit("api/events.py", "if _was_cut_short(record):", "if False:"),),
+        (
+            EVENTS + "a_reader_that_comes_while_a_job_waits_again_misses_nothing_of_its_log",
+            EVENTS + "the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has",
+        ),
+    ),
+    Bug(
+        "a log with a hole is shown as the text",
+        "Of a job that was cancelled the reader gets a text from which a part is missing.",
+        (Edit("api/events.py", "rows = tuple(history.rows) if history.whole else ()", "rows = tuple(history.rows)"),),
+        (EVENTS + "a_cut_job_whose_log_has_a_hole_shows_none_of_it",),
+    ),
+    Bug(
+        "retention that passes is a loss",
+        "A slow reader of a completed job is told in the end that the job failed.",
+        (Edit("api/events.py", "if terminal is None or terminal.failure is GONE:", "if True:"),),
+        (EVENTS + "a_job_whose_retention_passes_while_it_is_read_keeps_its_end",),
+    ),
+    Bug(
+        "the end of another epoch",
+        "A reader is told an end behind event ids that stand for something else by then.",
+        (
+            Edit(
+                "api/events.py",
+                "if not record.state.final or record.epoch != self._record.epoch:",
+                "if not record.state.final:",
+            ),
+        ),
+        (EVENTS + "the_end_of_another_epoch_is_not_told_as_the_end",),
+    ),
+    Bug(
+        "an old id resets every reader",
+        "A client with an id of an earlier version has all other readers of its job begin anew.",
+        (Edit("api/events.py", "(seen.run and seen.epoch == record.epoch)", "seen.epoch == record.epoch"),),
+        (EVENTS + "a_two_part_id_makes_no_other_reader_begin_anew",),
+    ),
+    Bug(
+        "half a frame is held",
+        "A job with more deltas in a step than are held has its log read again with every step.",
+        (Edit("streaming/inbox.py", "(not self.full or 0 < number == self.number)", "not self.full"),),
+        (RELAY + "a_frame_that_is_begun_is_held_whole",),
+    ),
+    Bug(
+        "a log is read on for a full reader",
+        "With every look a late reader has the whole log read, and takes a small part of it.",
+        (Edit("streaming/relay.py", "if all(inbox.full for inbox in inboxes):", "if False:"),),
+        (RELAY + "a_late_reader_reads_a_long_log_about_once",),
+    ),
+)
