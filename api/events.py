@@ -28,13 +28,18 @@ from streaming.errors import NewerMessage, UnknownJob
 from streaming.history import History
 from streaming.inbox import Inbox
 from streaming.journal import NEWER, Record
-from streaming.messages import Delta, Run, State, Terminal
+from streaming.messages import Delta, Failure, Run, State, Terminal
 from streaming.relay import GONE
 
 RESET_PAUSE_S = 0.1
 """Before a reader is given the log of a new epoch: whatever changes all the time is not told all the time."""
 LOOK_EVERY_S = 0.5
 """How often a waiting job's place in the lane is looked up."""
+
+
+EXPIRED = Failure(
+    "events_expired", "The job has ended, and its retention passed before all of its events were taken.", 410
+)
 
 
 class HistoryChanged(Exception):
@@ -102,6 +107,8 @@ class EventReader:
         """The last delta that was told, and the runs of which the last one wrote it."""
         self._ended: Terminal | None = None
         """The end, once it was heard."""
+        self._over = False
+        """The end was announced before the store forgot the job."""
 
     async def events(self) -> AsyncIterator[Event]:
         """The rest of the log, or why this process cannot tell it. Raises HistoryChanged."""
@@ -187,7 +194,7 @@ class EventReader:
                 if terminal is not None and terminal.failure is NEWER:
                     raise NewerMessage(b"")
                 if terminal is not None:
-                    self._ended = terminal
+                    self._ended, self._over = terminal, inbox.over
                     return
         finally:
             services.relay.close(inbox)
@@ -233,7 +240,9 @@ class EventReader:
             yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), run.worker, place)
 
     async def _lost(self) -> Event:
-        """The end of a job that the store does not know any more."""
+        """The end of a job that the store does not know any more. Of one that had ended nobody can say how."""
+        if self._over:
+            return Event("error", None, from_failure(EXPIRED).body)
         terminal = Terminal(self._record.job.id, State.FAILED, 0, failure=GONE)
         lost = dataclasses.replace(self._record, state=State.FAILED, terminal=terminal)
         return terminal_event(await view_of(self._services, lost))

@@ -50,7 +50,7 @@ class Inbox:
     __slots__ = (
         *("_direct", "_disputed", "_early", "_fault", "_haste", "_ignored", "_looked", "_parents", "_resumed"),
         *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "flow", "hung_up", "job_id", "number"),
-        *("openings", "patience", "rewound", "seq", "stale", "stream", "terminal", "whole", "worker"),
+        *("openings", "over", "patience", "rewound", "seq", "stale", "stream", "terminal", "whole", "worker"),
     )
 
     def __init__(self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False) -> None:
@@ -61,6 +61,8 @@ class Inbox:
         self.seq = after
         """The last delta given or waiting here."""
         self.terminal: Terminal | None = None
+        self.over = False
+        """Its end was announced."""
         self.stale = False
         """Something is missing: the log must be read."""
         self.checked = 0.0

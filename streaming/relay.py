@@ -162,12 +162,13 @@ class Relay:
                 self._deal(reply)
             case Terminal():
                 for inbox in self._listeners(reply.job):
+                    inbox.over = True
                     inbox.end(reply)
                     inbox.tell()
                     self._note(inbox)
             case Ended(job_id):
                 for inbox in self._listeners(job_id):
-                    inbox.stale = True
+                    inbox.over = inbox.stale = True
                     inbox.checked = 0.0
                     self._note(inbox)
 

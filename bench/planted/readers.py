@@ -27,7 +27,13 @@ READERS = (
         "retention that passes is a loss",
         "A slow reader of a completed job is told in the end that the job failed.",
         (Edit("api/events.py", "if terminal is None or terminal.failure is GONE:", "if True:"),),
-        (EVENTS + "a_job_whose_retention_passes_while_it_is_read_keeps_its_end",),
+        (EVENTS + "a_job_whose_retention_passes_while_it_is_read_never_ends_twice",),
+    ),
+    Bug(
+        "an end that was announced is forgotten",
+        "Of a completed job whose retention passed a slow reader is told that it failed.",
+        (Edit("streaming/relay.py", "inbox.over = True\n", ""),),
+        (EVENTS + "a_job_whose_retention_passes_while_it_is_read_never_ends_twice",),
     ),
     Bug(
         "the end of another epoch",
