@@ -1,4 +1,4 @@
-"""A server without keys: programs of this machine are served, web pages of other origins are not; CORS; the audit log."""
+"""A server without keys: programs of this machine are served, pages of other origins are not. CORS; the audit log."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def test_a_rebound_name_reads_nothing_and_changes_nothing(house: House) -> None:
     [
         ("localhost", True), ("LOCALHOST:1", True), ("localhost.", True), ("app.localhost:8000", True),
         ("127.0.0.1", True), ("127.8.9.10:65535", True), ("[::1]", True), ("[::1]:8000", True), ("127.0.0.1:", True),
-        ("evil.example", False), ("localhost.evil.example", False), ("evil.example:127", False), ("127.0.0.1.evil.example", False),
+        ("evil.example", False), ("localhost.evil.example", False), ("evil.example:127", False),
+        ("127.0.0.1.evil.example", False),
         ("0.0.0.0:8000", False), ("10.0.0.1", False), ("192.168.1.5", False), ("[::]", False), ("[fe80::1]", False),
         ("evil@localhost", False), ("localhost:80:80", False), ("localhost:8000/x", False), ("evillocalhost", False),
         (".localhost", False), ("evil_.localhost", False), ("", False), (" ", False), ("[::1", False),
@@ -109,7 +110,8 @@ def test_a_request_without_a_host_is_served_as_http_1_0_only(house: House) -> No
         "http://evil.example:8000", "http://0.0.0.0:8000", "file://", "chrome-extension://abc", "http://[::1", "http://localhost/x",
         "http://evil.example http://localhost",
     )] + [{"Sec-Fetch-Site": site} for site in ("cross-site", "same-site", "something-new")]
-    + [{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": dest} for dest in ("iframe", "embed", "object")]
+    + [{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": dest}
+       for dest in ("iframe", "embed", "object")]
     + [{"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}],
 )  # fmt: skip
 def test_other_origins_are_refused_on_every_route(house: House, headers: dict[str, str]) -> None:
@@ -294,8 +296,9 @@ def test_hosts_without_keys_are_refused(empty_house: House) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("cors_origins", value) for value in ("app.example", "https://app.example/", "https://*.example", "null", "https://a b",
-                                           "https://u@app.example", "HTTPS://app.example", "https://app.example?x", "https://")]
+    [("cors_origins", value) for value in ("app.example", "https://app.example/", "https://*.example", "null",
+                                           "https://a b", "https://u@app.example", "HTTPS://app.example",
+                                           "https://app.example?x", "https://")]
     + [("hosts", value) for value in ("https://a.example", "a.example:80", "a/b", "*", "a b")],
 )  # fmt: skip
 def test_origins_and_hosts_are_checked_at_the_start(field: str, value: str) -> None:

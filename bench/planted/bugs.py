@@ -6,6 +6,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
+from bench.planted.door import DOORS
 
 LUA = "streaming/lua/"
 PROTOCOL = "tests/test_streaming_protocol.py::test_"
@@ -1071,7 +1072,7 @@ CALLERS = (
         (
             Edit(
                 "api/keys.py",
-                "caller = self._callers.get(self._digest(hashlib.sha256(token.encode()).digest()))",
+                "caller = self._callers.get(self._digest(_sha256(token)))",
                 "caller = next(iter(self._callers.values()))",
             ),
         ),
@@ -1477,4 +1478,4 @@ POOLS = (
     ),
 )
 
-BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS)
+BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS, *DOORS)
