@@ -227,7 +227,8 @@ class Container:
     def __init__(self, service: str, folder: Path, differs: dict[str, str]) -> None:
         *_, shell, flag, line, zero = IMAGES[image_of(service)][1].command("ENTRYPOINT")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environ = {**environ_of(service), **differs, "PATH": path, "HOSTNAME": os.uname().nodename}
+        ours = {"PATH": path, "PYTHONPATH": str(ROOT), "HOSTNAME": os.uname().nodename}  # this tree, wherever it lies
+        self.environ = {**environ_of(service), **differs, **ours}
         self.environ.pop("PENSTOCK_TELEMETRY_OTLP_ENDPOINT")
         self.folder, self.test = folder, SERVICES[service]["healthcheck"]["test"]
         words = [shell, flag, line, zero, *SERVICES[service].get("command", ())]
