@@ -33,9 +33,9 @@ class Hosts:
             return
         if value is None and http_version == "1.0":
             return
-        name = host_name(value or b"")
-        if is_loopback(name):
+        if value is not None and _is_loopback_host(value):
             return
+        name = host_name(value or b"")
         if self._keyless:
             raise errors.foreign_host(name or _shown(value))
         if name not in self._allowed and path not in PROBES:
@@ -43,13 +43,16 @@ class Hosts:
 
 
 @lru_cache(maxsize=256)
+def _is_loopback_host(value: bytes) -> bool:
+    return is_loopback(host_name(value))
+
+
 def host_name(value: bytes) -> str:
     """The name in a Host header, in lower case and without its port; "" if it is no such header."""
     match = HOST.fullmatch(value.decode("latin-1"))
     return match[1].lower().strip("[]") if match else ""
 
 
-@lru_cache(maxsize=256)
 def is_loopback(name: str) -> bool:
     """Whether a name can only mean this machine: localhost, *.localhost, 127.0.0.0/8, ::1."""
     bare = name.removesuffix(".")
