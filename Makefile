@@ -96,6 +96,10 @@ soak: $(VENV)/.dev ## half an hour of load and kills: keys and memory must not g
 test-rabbitmq: $(VENV)/.dev ## events through a RabbitMQ of the tests' own (Debian: apt-get install rabbitmq-server)
 	@PENSTOCK_TEST_RABBITMQ=1 exec $(BIN)/python -m pytest tests/test_rabbitmq.py $(ARGS)
 
+.PHONY: test-browser
+test-browser: $(VENV)/.dev ## a real browser on a hostile page (Debian: apt-get install chromium)
+	@PENSTOCK_TEST_BROWSER=1 exec $(BIN)/python -m pytest tests/test_browser.py $(ARGS)
+
 .PHONY: chaos-batch
 chaos-batch: $(VENV)/.dev ## batches: 200 kills, lost messages, full speed, beside people, memory; ARGS="--parts kills"
 	@exec $(BIN)/python -m bench.batch $(ARGS)

@@ -10,15 +10,18 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import CancelledError
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import uvicorn
 
+from api import audit
 from api.app import build_app
 from api.connection import Connection
-from api.keys import Keyring, check_exposure
+from api.health import live_samples
+from api.keys import Keyring, check_exposure, check_keyless
 from api.server import Server
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
@@ -40,7 +43,7 @@ from streaming.settings import (
 from streaming.wire import Wire
 from telemetry import logs
 from telemetry.lifeline import Lifeline
-from telemetry.metrics import Metrics
+from telemetry.metrics import GaugeSample, Metrics
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 
@@ -56,6 +59,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "events": EventSettings,
 }
 
+LIVE_TIMEOUT_S = 5.0
+"""A reading of the metrics port is answered without lanes and batches after this."""
 SEND_BUFFER = 64 * 1024
 """Bytes the kernel keeps for a reader that takes nothing; by itself it would keep megabytes, and hide for minutes that
 the reader has stalled."""
@@ -73,9 +78,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = _config(args)
         settings = config.section("api", ApiSettings)
-        keyring = Keyring(config.table("keys", KeySettings))
+        keyring = Keyring(config.table("keys", KeySettings), settings.admin_token_sha256)
         check_exposure(settings.host, keyring)
+        check_keyless(settings, keyring)
         services = _services(config, keyring)
+        audit.begin(keyring)
         listener = _listener(settings, args.listen_fd)
     except ConfigError as error:
         return _refused(lifeline, error)
@@ -86,9 +93,13 @@ def main(argv: list[str] | None = None) -> int:
     _collect_rarely()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(services, listener, args.id, lifeline))
+            runner.run(_serve(services, listener, args.id, lifeline, config.section("telemetry", TelemetrySettings)))
     except ConfigError as error:
         return _refused(lifeline, error)
+    except OSError as error:
+        lifeline.say("failed", str(error))
+        sys.stderr.write(f"error: {error}\n")
+        return 1
     finally:
         services.metrics.close()
         services.tracing.close()
@@ -149,7 +160,9 @@ def _opened(settings: ApiSettings) -> socket.socket:
     return listener
 
 
-async def _serve(services: Services, listener: socket.socket, name: str, lifeline: Lifeline) -> None:
+async def _serve(
+    services: Services, listener: socket.socket, name: str, lifeline: Lifeline, telemetry: TelemetrySettings
+) -> None:
     """Serve until SIGTERM or SIGINT, then let open streams end within the drain time. Raises ConfigError if the store
     is one that this process must not use."""
     settings, since, life = services.settings, time.time(), new_life()
@@ -158,6 +171,8 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
     except ConfigError:
         await services.wire.close()
         raise
+    if telemetry.metrics_port:
+        _serve_metrics(services, telemetry)
     host, port = listener.getsockname()[:2]
     app = build_app(services, lambda: lifeline.say("ready", f"http://{host}:{port}"))
     server = Server(
@@ -198,6 +213,23 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
             await server.serve(sockets=[listener])
     finally:
         await wire.close()
+
+
+def _serve_metrics(services: Services, telemetry: TelemetrySettings) -> None:
+    """/metrics on a port of its own, which asks for no key. Raises OSError when the port is taken."""
+    loop = asyncio.get_running_loop()
+
+    def live() -> list[GaugeSample]:
+        work = live_samples(services)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, loop).result(LIVE_TIMEOUT_S)
+        except (TimeoutError, CancelledError):  # the loop is held up, or ends
+            return []
+        except RuntimeError:  # it has ended
+            work.close()
+            return []
+
+    services.metrics.serve(telemetry.metrics_port, telemetry.metrics_host, live)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop]:

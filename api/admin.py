@@ -1,4 +1,4 @@
-"""/admin/dlq: dead letters, for whoever runs the house: list, show, replay, drop. Needs a key with `admin = true`."""
+"""/admin/dlq: dead letters, for operators: list, show, replay, drop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import errors
-from api.admission import caller_of, services_of
+from api import audit, errors
+from api.admission import services_of
 from api.jobs import as_json, view_of
-from api.keys import Caller
 from api.render import job_object
-from api.services import Services
 from streaming.deadletters import DeadLetter, DeadLetters
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
 
@@ -51,6 +49,7 @@ async def replay(request: Request) -> Response:
         raise errors.nothing_to_replay(letter.job, str(error)) from None
     except LaneFull as error:
         raise errors.queue_full(error.waiting, 5) from None
+    audit.detail(request.scope, job=accepted.id)
     record = await services.journal.record(accepted.id)
     headers = {"Location": f"/v1/jobs/{accepted.id}", "X-Job-Id": accepted.id}
     return as_json(job_object(await view_of(services, record)), 202, headers)
@@ -63,26 +62,12 @@ async def drop(request: Request) -> Response:
     return as_json({"id": letter.id, "object": "dead_letter", "deleted": True})
 
 
-def admin_of(request: Request) -> Caller:
-    """Who asks, if they may administer. Raises ApiError (401, 403)."""
-    caller = caller_of(request)
-    if not caller.admin:
-        raise errors.permission_denied("This key may not administer the queue (admin = true in its [keys] row).")
-    return caller
-
-
-def checked_admin(request: Request) -> Services:
-    """The services, for whoever may look after the house. Raises ApiError (401, 403)."""
-    admin_of(request)
-    return services_of(request)
-
-
 def _letters(request: Request) -> DeadLetters:
-    return DeadLetters(checked_admin(request).wire)
+    return DeadLetters(services_of(request).wire)
 
 
 async def _found(request: Request) -> DeadLetter:
-    """The letter in the path. Raises ApiError (401, 403, 404)."""
+    """The letter in the path. Raises ApiError (404)."""
     letters = _letters(request)
     try:
         return await letters.get(request.path_params["letter_id"])

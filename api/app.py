@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, timing, webhooks
 from api.errors import ApiError
+from api.guard import Guarded
 from api.jobs import as_json
 from api.middleware import Observed
 from api.services import Services
@@ -87,7 +88,7 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
         lifespan=lifespan,
     )
     app.state.services = services
-    return Observed(Shortcut(app), services)
+    return Observed(Guarded(Shortcut(app), services), services)
 
 
 class Shortcut:

@@ -93,6 +93,29 @@ def payload_too_large(limit: int) -> ApiError:
     return ApiError(413, "payload_too_large", f"The body is larger than the {limit} bytes accepted here.")
 
 
+def foreign_host(host: str) -> ApiError:
+    """A server without keys was addressed by a name that is not this machine's."""
+    message = (
+        f"Without an API key this server answers to loopback names only, and the request's Host is {host[:128]!r}. "
+        "Use http://127.0.0.1 or http://localhost with its port, or configure a key ([keys.<name>])."
+    )
+    return ApiError(421, "misdirected_request", message)
+
+
+def unlisted_host(host: str) -> ApiError:
+    message = f"The request's Host {host[:128]!r} is not one of this server's names. Add it to [api] hosts."
+    return ApiError(421, "misdirected_request", message)
+
+
+def foreign_origin(origin: str) -> ApiError:
+    """`origin` as the browser told it: its Origin header, or what Sec-Fetch-Site says."""
+    message = (
+        f"Without an API key this server takes nothing from web pages of other origins ({origin[:128]!r}). "
+        "List the origin in [api] cors_origins, or configure a key ([keys.<name>])."
+    )
+    return ApiError(403, "foreign_origin", message)
+
+
 def unsupported_media_type() -> ApiError:
     message = "The body must be JSON. Send it with 'Content-Type: application/json'."
     return ApiError(415, "unsupported_media_type", message)
@@ -112,6 +135,22 @@ def upload_stalled(silence_s: float) -> ApiError:
 
 def invalid_api_key(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def admin_token_required() -> ApiError:
+    message = (
+        "Without API keys /admin needs the admin token: `penstock up` writes it to run/admin-token in its data folder, "
+        "and the penstock command sends it by itself. Send it as 'Authorization: Bearer <token>'."
+    )
+    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def admin_not_configured() -> ApiError:
+    message = (
+        "Neither an API key nor an admin token is configured, so nobody may administer this server. Add a key with "
+        "admin = true ([keys.<name>]), or set [api] admin_token_sha256 to the SHA-256 of a token of yours."
+    )
+    return ApiError(403, "admin_not_configured", message)
 
 
 def permission_denied(message: str, param: str | None = None) -> ApiError:

@@ -75,13 +75,18 @@ async def metrics(request: Request) -> Response:
     """Prometheus text: this machine's processes together, and lanes and batches as they are now; these are left out,
     not zero, while Redis does not answer."""
     services = services_of(request)
-    try:
-        lanes, batches = await asyncio.gather(_lanes(services), _batches(services))
-        samples = [*lanes, *batches]
-    except Unavailable:
-        samples = []
+    samples = await live_samples(services)
     page = await asyncio.to_thread(services.metrics.expose, samples)
     return Response(page, media_type=CONTENT_TYPE)
+
+
+async def live_samples(services: Services) -> list[GaugeSample]:
+    """Lanes and batches as they are now; nothing while Redis does not answer."""
+    try:
+        lanes, batches = await asyncio.gather(_lanes(services), _batches(services))
+    except Unavailable:
+        return []
+    return [*lanes, *batches]
 
 
 async def _lanes(services: Services) -> list[GaugeSample]:
@@ -99,7 +104,7 @@ async def _lanes(services: Services) -> list[GaugeSample]:
 
 
 async def _batches(services: Services) -> list[GaugeSample]:
-    """How many there are, and what they still have to compute; of all tenants together, for this page has no key.
+    """How many there are, and what they still have to compute; of all tenants together, for this page may be open.
     Raises Unavailable."""
     unfinished, tokens = await services.batches.totals(services.keyring.tenants)
     return [GaugeSample(BATCHES_UNFINISHED, (), unfinished), GaugeSample(BATCH_TOKENS, (), tokens)]

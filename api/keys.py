@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from api.errors import invalid_api_key
-from api.settings import KeySettings
+from api.errors import admin_not_configured, admin_token_required, invalid_api_key, permission_denied
+from api.settings import ApiSettings, KeySettings
 from streaming.config import ConfigError
 from streaming.messages import Priority
 
@@ -23,19 +23,24 @@ class Caller:
     ceiling: Priority
     name: str = ""
     admin: bool = False
-    """May look after dead letters, of all tenants."""
+    """May call /admin."""
     batch_tokens: int | None = None
     """As in KeySettings."""
 
 
-ANYONE = Caller("local", Priority.INTERACTIVE, admin=True)
+ANYONE = Caller("local", Priority.INTERACTIVE)
 """The caller at a door without keys, which only this machine can reach."""
+OPERATOR = Caller("local", Priority.INTERACTIVE, admin=True)
+"""Whoever has the admin token of such a door."""
 
 
 class Keyring:
-    """All keys of a deployment. Raises ConfigError if two of them are the same key."""
+    """All keys of a deployment, and the admin token that stands in for an admin key where there are none.
 
-    def __init__(self, keys: Mapping[str, KeySettings]) -> None:
+    Raises ConfigError if two of them are the same key.
+    """
+
+    def __init__(self, keys: Mapping[str, KeySettings], admin_token_sha256: str = "") -> None:
         # Found by a keyed digest in one dict, so the cost does not grow with the number of keys, and the time of a
         # look-up tells nothing: without this process's random pepper nobody can aim at a stored digest.
         self._pepper = secrets.token_bytes(32)
@@ -46,6 +51,7 @@ class Keyring:
                 twin = self._callers[digest].name
                 raise ConfigError(f"keys.{name}", f"the same key as keys.{twin}", "make a new one")
             self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens)
+        self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
 
     @property
     def open(self) -> bool:
@@ -57,6 +63,16 @@ class Keyring:
         """Who may come in."""
         return frozenset(caller.tenant for caller in (self._callers.values() or [ANYONE]))
 
+    @property
+    def callers(self) -> tuple[Caller, ...]:
+        """The holder of each key."""
+        return tuple(self._callers.values())
+
+    @property
+    def has_admin_token(self) -> bool:
+        """Whether somebody may call /admin without keys."""
+        return self.open and bool(self._admin_token)
+
     def caller(self, authorization: str | None) -> Caller:
         """Whoever holds the key in an Authorization header. Raises ApiError (401)."""
         if self.open:
@@ -64,10 +80,24 @@ class Keyring:
         token = _bearer(authorization or "")
         if not token:
             raise invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
-        caller = self._callers.get(self._digest(hashlib.sha256(token.encode()).digest()))
+        caller = self._callers.get(self._digest(_sha256(token)))
         if caller is None:
             raise invalid_api_key("This API key is not known here.")
         return caller
+
+    def admin(self, authorization: str | None) -> Caller:
+        """The holder of an admin key, or of the admin token where there are no keys. Raises ApiError (401, 403)."""
+        if not self.open:
+            caller = self.caller(authorization)
+            if not caller.admin:
+                raise permission_denied("This key may not administer the queue (admin = true in its [keys] row).")
+            return caller
+        if not self._admin_token:
+            raise admin_not_configured()
+        token = _bearer(authorization or "")
+        if not token or not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
+            raise admin_token_required()
+        return OPERATOR
 
     def _digest(self, sha256: bytes) -> bytes:
         return hmac.digest(self._pepper, sha256, "sha256")
@@ -81,6 +111,20 @@ def check_exposure(host: str, keyring: Keyring) -> None:
             f"{host or 'every address'} can be reached from other machines, and no API key is configured",
             "add a key as [keys.<name>] with its sha256 and a tenant, or set api.host to 127.0.0.1",
         )
+
+
+def check_keyless(settings: ApiSettings, keyring: Keyring) -> None:
+    """Refuse settings that would open a server without keys to web pages. Raises ConfigError."""
+    if keyring.open and "*" in settings.cors_origins:
+        problem = "'*' would let every web page use this server, and no API key is configured"
+        raise ConfigError("api.cors_origins", problem, "name the origins, or add a key as [keys.<name>]")
+    if keyring.open and settings.hosts:
+        problem = "without an API key only loopback names are served"
+        raise ConfigError("api.hosts", problem, "remove it, or add a key as [keys.<name>]")
+
+
+def _sha256(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
 
 
 def _bearer(authorization: str) -> str:

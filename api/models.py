@@ -8,21 +8,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import caller_of, services_of
+from api.admission import services_of
 from api.jobs import as_json
 from api.services import Services
 
 
 async def listing(request: Request) -> Response:
     """Every configured model."""
-    caller_of(request)
     services = services_of(request)
     return as_json({"object": "list", "data": [_model(services, name) for name in services.models]})
 
 
 async def show(request: Request) -> Response:
     """One model. 404 if it is not configured."""
-    caller_of(request)
     services = services_of(request)
     name = request.path_params["model"]
     services.model(name)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pydantic.json_schema import models_json_schema
 
+from api.access import RULES, Access
 from api.answers import STRING, Schema, answer_schemas, any_of, ref, schema
 from api.batch_schemas import BatchRequest
 from api.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
@@ -30,8 +31,6 @@ class Route(NamedTuple):
     """May answer 202 with the job instead: it is not done, and goes on."""
     events: bool = False
     """May also answer with a stream of server-sent events."""
-    open: bool = False
-    """Needs no API key."""
     form: bool = False
     """The body is a multipart upload of a file."""
 
@@ -44,6 +43,13 @@ _JOBS = ("ChatJobRequest", "CompletionJobRequest")
 _KEY = ("Idempotency-Key",)
 _WAITING = (*_KEY, "Prefer")
 _ALWAYS = ("x-request-id", "openai-processing-ms")
+_ANYWHERE = (403, 421)
+"""Answers to senders that are not served at all (api/hosts.py, api/origins.py)."""
+_ACCESS = {
+    (path.replace(":path}", "}"), method): rule.access for path, rows in RULES.items() for method, rule in rows.items()
+}
+_SECURITY: dict[Access, list[dict[str, list[str]]]] = {Access.ANYONE: [], Access.METRICS: [{}, {"key": []}]}
+"""Where it is not the document's own."""
 
 ROUTES = (
     Route("post", "/v1/chat/completions", "Answer a conversation", "ChatCompletion", bodies=(_CHAT,), params=_WAITING,
@@ -105,23 +111,24 @@ ROUTES = (
           params=("model",), errors=(400, 401, 403, 404, 413, 415, 503)),
     Route("delete", "/admin/pools/{model}", "Let the scheduler decide again", "Pool", params=("model",),
           errors=(401, 403, 404, 503)),
-    Route("get", "/healthz", "Whether this process is alive", "application/json", open=True),
-    Route("get", "/readyz", "Whether requests can be accepted", "application/json", errors=(503,), open=True),
-    Route("get", "/version", "Which version this is", "application/json", open=True),
-    Route("get", "/metrics", "Counters for Prometheus", "text/plain", open=True),
-    Route("get", "/openapi.json", "This document", "application/json", open=True),
+    Route("get", "/healthz", "Whether this process is alive", "application/json"),
+    Route("get", "/readyz", "Whether requests can be accepted", "application/json", errors=(503,)),
+    Route("get", "/version", "Which version this is", "application/json"),
+    Route("get", "/metrics", "Counters for Prometheus", "text/plain", errors=(401,)),
+    Route("get", "/openapi.json", "This document", "application/json"),
 )  # fmt: skip
 
 ERRORS = {
     400: "invalid_request_error or context_length_exceeded: `param` names the field.",
-    401: "invalid_api_key: no key, or one that is not known here.",
-    403: "permission_denied: the key does not reach so far.",
+    401: "invalid_api_key: no key, or one that is not known here. admin_token_required: under /admin, without keys.",
+    403: "permission_denied: the key does not reach so far. foreign_origin: sent by a web page that is not let in.",
     404: "model_not_found, or job_not_found, file_not_found, batch_not_found, also for what is somebody else's.",
     408: "deadline_exceeded_in_queue or deadline_exceeded: the job's deadline passed.",
     409: "idempotency_in_progress: send it again in a second. job_cancelled: there is no result. batch_not_steerable.",
     410: "result_expired: the retention time is over.",
     413: "payload_too_large: the body is above the limit.",
     415: "unsupported_media_type: the body must be application/json.",
+    421: "misdirected_request: sent to a Host name that this server does not answer to.",
     422: "idempotency_key_reused: the same key came with another body before.",
     429: "queue_full: as many jobs are waiting as the lane holds.",
     500: "The job failed (its own code), or internal_error.",
@@ -183,7 +190,7 @@ def _operation(route: Route) -> dict[str, Any]:
     answers = {str(route.status): answer}
     if route.or_job:
         answers["202"] = ref("responses", "Accepted")
-    errors = {str(status): ref("responses", f"Error{status}") for status in route.errors}
+    errors = {str(status): ref("responses", f"Error{status}") for status in sorted({*route.errors, *_ANYWHERE})}
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "summary": route.summary,
@@ -199,8 +206,9 @@ def _operation(route: Route) -> dict[str, Any]:
     if route.form:
         content = {"multipart/form-data": {"schema": schema("Upload")}}
         operation["requestBody"] = {"required": True, "content": content}
-    if route.open:
-        operation["security"] = []
+    access = _ACCESS[route.path, route.method.upper()]
+    if access in _SECURITY:
+        operation["security"] = _SECURITY[access]
     return operation
 
 

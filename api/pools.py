@@ -1,5 +1,4 @@
-"""/admin/pools: how many workers each model has and should have, why, who decides, and a hand on it. Needs a key with
-`admin = true`."""
+"""/admin/pools: how many workers each model has and should have, why, who decides, and manual overrides."""
 
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import errors
-from api.admin import admin_of
-from api.admission import read_body, services_of
+from api import audit, errors
+from api.admission import caller_of, read_body, services_of
 from api.jobs import as_json
 from api.schemas import read_object
 from api.services import Services
@@ -41,7 +39,6 @@ class View:
 
 async def listing(request: Request) -> Response:
     """GET /admin/pools: every model's pool, who leads, and the newest actions."""
-    admin_of(request)
     services = services_of(request)
     view, lead, actions = await asyncio.gather(
         _view(services, services.models), services.leadership.current(), services.plans.actions(ACTIONS)
@@ -58,22 +55,22 @@ async def listing(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """GET /admin/pools/{model}."""
-    admin_of(request)
     return await _shown(request)
 
 
 async def override(request: Request) -> Response:
     """PUT /admin/pools/{model}: {"want": 3} or {"paused": true}, with "for_s" for that long; 200 with the pool."""
-    caller, services, model = admin_of(request), services_of(request), _model(request)
+    caller, services, model = caller_of(request), services_of(request), _model(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     want, hold_s = _asked(read_object(body), services, model)
+    audit.detail(request.scope, want=want, paused=want is None, for_s=hold_s)
     await services.overrides.put(model, want, caller.name or caller.tenant, None if hold_s is None else hold_s * 1000)
     return await _shown(request)
 
 
 async def resume(request: Request) -> Response:
     """DELETE /admin/pools/{model}: the scheduler decides again; 200 with the pool, whether or not it did before."""
-    caller, services = admin_of(request), services_of(request)
+    caller, services = caller_of(request), services_of(request)
     await services.overrides.end(_model(request), caller.name or caller.tenant)
     return await _shown(request)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Literal
 
 import msgspec
 
 from streaming.messages import Priority
 from streaming.settings import check_tenant
+
+HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+"""As browsers send it: lower case, nothing behind the port."""
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +34,26 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A reader that takes no byte for so long is cut off."""
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long open streams may go on after SIGTERM."""
+    hosts: tuple[str, ...] = ()
+    """Host names to answer to, beside loopback names; empty: any. Without keys only loopback names are served."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use /v1 from a browser, e.g. https://app.example; "*" (with keys only): all."""
+    metrics: Literal["open", "admin"] | None = None
+    """Who may read /metrics. None: anyone without keys (then only this machine can), else an admin."""
+    admin_token_sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the token that /admin asks for while there are no keys; `penstock up` makes one."""
+
+    def __post_init__(self) -> None:
+        for name in self.hosts:
+            if not HOST_NAME.fullmatch(name):
+                raise ValueError(f"hosts: {name!r} is no host name; leave out scheme, port and path, e.g. api.example")
+        for origin in self.cors_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ValueError(f"cors_origins: {origin!r} is no origin; write it as https://app.example[:port]")
+
+    def shows_metrics(self, *, keyless: bool) -> bool:
+        """Whether /metrics asks for nothing."""
+        return keyless if self.metrics is None else self.metrics == "open"
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +65,7 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = Priority.INTERACTIVE
     """The highest lane this key may use."""
     admin: bool = False
-    """May look after dead letters, of all tenants."""
+    """May call /admin: dead letters, webhooks and pools, of all tenants."""
     batch_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Tokens this tenant's unfinished batches may add up to, counted as [batch] enqueued_tokens is; None: as that
     says."""

@@ -16,11 +16,19 @@ import httpx2
 
 from api.settings import ApiSettings
 from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
+from cli.instance import DataDir
 from cli.options import Where
 from streaming.settings import WireSettings
 
 KEY = "PENSTOCK_API_KEY"
 CONNECT_S = 5.0
+SEND_A_KEY = f"set {KEY}, or put the key in a file `api-key` (mode 0600) of the data folder"
+NEXT_STEPS = {
+    "admin_token_required": f"name the folder of its `penstock up` by --data-dir, not --url; or set {KEY} to it",
+    "admin_not_configured": "",
+}
+"""What to do about a 401 or 403, where it is not about a key."""
+ADMIN = "/admin/"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -36,8 +44,8 @@ class Event:
 class Client:
     """Raises Problem for whatever goes wrong, with the exit code that stands for it."""
 
-    def __init__(self, url: str, key: str, *, model: str = "") -> None:
-        self.url, self._model = url.rstrip("/"), model
+    def __init__(self, url: str, key: str, *, model: str = "", admin_token: str = "") -> None:
+        self.url, self._model, self._admin_token = url.rstrip("/"), model, admin_token
         self._http = httpx2.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -51,12 +59,14 @@ class Client:
         home = where.home()
         key = os.environ.get(KEY) or _kept_key(home.api_key)
         if where.url:
-            return cls(where.url, key)
+            return cls(where.url, key, admin_token=_admin_token(home, where.url))
         if not where.redis_url and (instance := home.read()) is not None:
-            return cls(instance.url, key, model=instance.models[0])
+            token = _admin_token(home, instance.url)
+            return cls(instance.url, key, model=instance.models[0], admin_token=token)
         config = where.config()
         if "url" in config.raw.get("redis", {}):
-            return cls(_registered(config.section("redis", WireSettings)), key)
+            url = _registered(config.section("redis", WireSettings))
+            return cls(url, key, admin_token=_admin_token(home, url))
         api = config.section("api", ApiSettings)
         return cls(f"http://{api.host}:{api.port}", key)
 
@@ -130,6 +140,8 @@ class Client:
             yield parse_events(response.iter_bytes())
 
     def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        if self._admin_token and path.startswith(ADMIN):
+            options["headers"] = {**options.get("headers", {}), "Authorization": f"Bearer {self._admin_token}"}
         with self._reached():
             response = self._http.request(method, path, **options)
         if response.status_code >= 400:
@@ -183,7 +195,7 @@ def refusal(response: httpx2.Response) -> Problem:
     forbidden = response.status_code in (401, 403)
     return Problem(
         message,
-        next_step=f"set {KEY}, or put the key in a file `api-key` (mode 0600) of the data folder" if forbidden else "",
+        next_step=NEXT_STEPS.get(code, SEND_A_KEY) if forbidden else "",
         exit_code=FORBIDDEN if forbidden else 1,
         code=code,
         request_id=response.headers.get("x-request-id", ""),
@@ -237,6 +249,23 @@ def _registered(settings: WireSettings) -> str:
         if process.role == "api" and process.url and process.state == "ready":
             return process.url
     raise Problem("no API process is registered in this Redis", next_step="penstock up", exit_code=UNREACHABLE)
+
+
+def _admin_token(home: DataDir, url: str) -> str:
+    """The admin token of the instance in the data folder, if `url` is its very address; "" for any other server, which
+    must not learn it."""
+    instance = home.read()
+    if instance is None or _address(url) != _address(instance.url):
+        return ""
+    return _kept_key(home.admin_token)
+
+
+def _address(url: str) -> tuple[str, str | None, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname, parts.port
+    except ValueError:  # the request will say what is wrong with it
+        return "", None, None
 
 
 def _kept_key(path: Path) -> str:

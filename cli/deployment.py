@@ -94,7 +94,10 @@ class Deployment:
         """Write what the children read."""
         config = Config(self.config.raw)
         config.raw.setdefault("redis", {})["url"] = redis_url
-        config.raw.setdefault("api", {})["port"] = port
+        api = config.raw.setdefault("api", {})
+        api["port"] = port
+        if not self.keys and not self.api.admin_token_sha256:
+            api["admin_token_sha256"] = home.new_admin_token()
         config.raw.setdefault("telemetry", {})["metrics_dir"] = str(home.metrics)
         config.raw.setdefault("files", {}).setdefault("dir", str(home.files))
         if weights is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -65,6 +67,8 @@ class DataDir:
         self.weights = self.path / "weights"
         self.files = self.path / "files"
         self.api_key = self.path / "api-key"
+        self.admin_token = self.run / "admin-token"
+        """What /admin asks for while no API key is configured; a new one in each run of `up`."""
         self._state = self.run / "state.json"
         self._lock = self.path / "lock"
 
@@ -94,6 +98,15 @@ class DataDir:
     def clear(self) -> None:
         """Remove `run/`."""
         shutil.rmtree(self.run, ignore_errors=True)
+
+    def new_admin_token(self) -> str:
+        """Write a random token that its owner alone may read. Returns its SHA-256: others are told no more."""
+        token = secrets.token_urlsafe(32)
+        self.admin_token.unlink(missing_ok=True)
+        handle = os.open(self.admin_token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(token)
+        return hashlib.sha256(token.encode()).hexdigest()
 
     def log(self, name: str) -> Path:
         """Where the output of a process goes."""

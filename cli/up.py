@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from api.keys import Keyring, check_exposure
+from api.keys import Keyring, check_exposure, check_keyless
 from cli import ports
 from cli.deployment import Deployment, load_deployment
 from cli.detach import start_detached
@@ -67,7 +67,9 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
     """
     note(f"penstock {version()}")
     deployment = load_deployment({FLAGS[name]: value for name, value in flags.items()}, os.environ, Path.cwd(), config)
-    check_exposure(deployment.api.host, Keyring(deployment.keys))
+    keyring = Keyring(deployment.keys)
+    check_exposure(deployment.api.host, keyring)
+    check_keyless(deployment.api, keyring)
     home = DataDir(deployment.up.data_dir)
     with Progress(sys.stderr, os.environ) as progress:
         if detach:

@@ -120,7 +120,7 @@ def build(kind: type[S], values: Any, where: str) -> S:
             built[key] = {name: build(rows, row, f"{where}.{key}.{name}") for name, row in value.items()}
             continue
         try:
-            built[key] = msgspec.convert(value, hints[key], strict=False, dec_hook=_path)
+            built[key] = msgspec.convert(_listed(value, hints[key]), hints[key], strict=False, dec_hook=_path)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{where}.{key}", f"expected {describe(hints[key])}: {error}") from None
     try:
@@ -133,6 +133,13 @@ def _rows(hint: Any) -> type[msgspec.Struct] | None:
     """What the rows of a table within a table are, such as the shapes of a model; None: it is no such table."""
     kind = typing.get_args(hint)[-1] if typing.get_origin(hint) is dict else None
     return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
+
+
+def _listed(value: Any, hint: Any) -> Any:
+    """Where several are expected, a variable gives them with commas between."""
+    if isinstance(value, str) and typing.get_origin(hint) is tuple:
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
 
 
 def _path(kind: type, value: Any) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -244,15 +244,18 @@ class Metrics:
         shown = self._registry.collect() if self._dir is None else _merged(self._dir)
         return generate_latest(Page([*sorted(shown, key=lambda metric: metric.name), *_families(extra)]))
 
-    def serve(self, port: int, host: str = "127.0.0.1") -> int:
+    def serve(self, port: int, host: str = "127.0.0.1", live: Callable[[], Iterable[GaugeSample]] = tuple) -> int:
         """Show this process's own numbers at http://host:port/metrics, from a thread; returns the port (for port 0).
+
+        Args:
+            live: gauges computed at each reading; called in that thread.
 
         Raises OSError, naming the address, when the port is taken.
         """
         from prometheus_client import start_http_server  # noqa: PLC0415 - see the module's docstring
 
         try:
-            server, thread = start_http_server(port, addr=host, registry=self._registry)
+            server, thread = start_http_server(port, addr=host, registry=LivePage(self._registry, live))
         except OSError as error:
             raise OSError(error.errno, f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
         self._servers.append((server, thread))
@@ -306,6 +309,17 @@ class Page:
 
     def collect(self) -> Iterable[Metric]:
         return self._metrics
+
+
+class LivePage:
+    """A registry, and gauges that are computed when it is read."""
+
+    def __init__(self, registry: CollectorRegistry, live: Callable[[], Iterable[GaugeSample]]) -> None:
+        self._registry, self._live = registry, live
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._registry.collect()
+        yield from _families(self._live())
 
 
 def _families(samples: Iterable[GaugeSample]) -> Iterable[Metric]:

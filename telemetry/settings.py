@@ -16,7 +16,7 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_dir: str = ""
     """Folder where the processes of one machine share their counters; `penstock up` sets it."""
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    """Port of a process's own /metrics, where it is no API process; 0: none (the API's shows the whole machine)."""
+    """Port of a process's own /metrics; 0: none. The API also has /metrics among its other routes."""
     metrics_host: str = "127.0.0.1"
     """Where that port listens; it has no key of its own."""
 

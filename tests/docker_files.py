@@ -51,6 +51,10 @@ class Stage:
     def last(self, instruction: str) -> str:
         return [rest for name, rest in self.lines if name == instruction][-1]
 
+    def ports(self) -> list[str]:
+        """What it listens at, the first for requests."""
+        return self.last("EXPOSE").split()
+
     def command(self, instruction: str) -> list[str]:
         """A HEALTHCHECK or ENTRYPOINT in exec form. Raises ValueError for the shell form."""
         return list(json.loads("[" + self.last(instruction).partition("[")[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -89,6 +90,8 @@ def eventually(condition: Callable[[], object], *errors: type[Exception], second
 
 Answer = tuple[int, dict[str, str], bytes]
 
+ADMIN_TOKEN = "admin-token-of-a-test"
+
 
 @contextmanager
 def serving(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
@@ -119,6 +122,7 @@ class House:
             "PENSTOCK_REDIS_LEASE_MS": "1000",
             "PENSTOCK_SIM_STEP_MS": "2",
             "PENSTOCK_SIM_PREFILL_MS": "2",
+            "PENSTOCK_API_ADMIN_TOKEN_SHA256": hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest(),
         }
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -162,7 +166,9 @@ class House:
         headers: Mapping[str, str] | None = None,
         port: int | None = None,
     ) -> Answer:
-        """Status, headers (lower case) and body of an answer."""
+        """Status, headers (lower case) and body of an answer. Where headers are not given, /admin is sent the token."""
+        if headers is None and path.startswith("/admin"):
+            headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=60)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()

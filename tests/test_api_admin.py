@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually
+from house import ADMIN_TOKEN, House, eventually
 
 from cli.__main__ import main
 
@@ -114,6 +114,7 @@ def test_the_command_line_looks_after_dead_letters(
         client.xadd("penstock:{0}:lane:sim:batch", {"alien": "y"})
     eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
     monkeypatch.chdir(house.folder)
+    monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
 
     def penstock(*words: str) -> tuple[int, str]:
         return main(["dlq", *words, "--url", house.url]), capsys.readouterr().out

@@ -103,8 +103,11 @@ def test_only_the_operators_routes_need_no_key() -> None:
         if path.startswith(("/v1/", "/admin/")):
             assert "security" not in operation
             assert "401" in operation["responses"]
+        elif path == "/metrics":  # as [api] metrics says
+            assert operation["security"] == [{}, {"key": []}] and "401" in operation["responses"]
         else:
             assert operation["security"] == []
+        assert {"403", "421"} <= operation["responses"].keys()
     assert DOCUMENT["security"] == [{"key": []}]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from house import House, eventually, redis_process
+from house import ADMIN_TOKEN, House, eventually, redis_process
 from test_api_openapi import SCHEMAS, conforms
 
 from api.outlook import STALE_S, Outlook
@@ -62,6 +62,7 @@ class Told(NamedTuple):
 def scale(gate: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
     """`penstock scale ...` about the gate, in this process; connections that end with a command's process end here."""
     monkeypatch.chdir(gate.folder)
+    monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
     opened, find = [], Client.find
     monkeypatch.setattr(Client, "find", lambda where: opened.append(find(where)) or opened[-1])
 
@@ -131,7 +132,7 @@ def test_a_number_is_set_paused_and_resumed(gate: House) -> None:
 )
 def test_bad_overrides_are_refused_in_plain_words(gate: House, body: Any, param: str | None, words: str) -> None:
     """400 with the field and the fix, and nothing is changed."""
-    status, _, answer = gate.request("PUT", "/admin/pools/sim", body, {"Content-Type": "application/json"})
+    status, _, answer = gate.request("PUT", "/admin/pools/sim", body)
     error = json.loads(answer)["error"]
     assert (status, error["param"]) == (400, param) and words in error["message"]
     assert pool(gate)["override"] is None

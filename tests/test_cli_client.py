@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from cli.__main__ import main
 from cli.client import Event, parse_events
+from cli.instance import DataDir, Instance
 
 JOB = {
     "id": "job_1", "object": "job", "status": "completed", "created_at": 1.5, "started_at": 2.0, "first_token_at": 2.5,
@@ -165,6 +167,45 @@ def test_key_comes_from_variable_or_file(door: Door, tmp_path: Path, monkeypatch
     monkeypatch.setenv("PENSTOCK_API_KEY", "from-variable")
     main(["jobs", "show", "job_1"])
     assert [headers["authorization"] for _, headers, _ in door.requests] == ["Bearer from-file", "Bearer from-variable"]
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("http://127.0.0.1:{port}", True), ("http://127.0.0.1:{port}/", True), ("http://127.0.0.1:{other}", False),
+        ("http://localhost:{port}", False), ("https://127.0.0.1:{port}", False), ("http://127.0.0.2:{port}", False),
+    ],
+)  # fmt: skip
+def test_the_admin_token_goes_to_its_own_instance_alone(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, sent: bool
+) -> None:
+    """And with requests to /admin only: another server at a similar address must not learn it."""
+    monkeypatch.setenv("PENSTOCK_API_KEY", "a-key")
+    door.answers["/admin/dlq"] = (200, {"data": []})
+    port, home = door.server.server_port, DataDir(tmp_path / ".penstock")
+    names = {"pid": 1, "state": "ready", "phase": "", "redis_url": "", "data_dir": "", "engine": "sim", "started": 1.0}
+    with home.lock():
+        home.prepare()
+        home.write(Instance(version="1", url=url.format(port=port, other=port + 1), models=("sim",), **names))
+        token_hash = home.new_admin_token()
+        token = home.admin_token.read_text()
+        assert main(["dlq", "ls"]) == 0 and main(["jobs", "show", "job_1"]) == 0
+    assert token_hash == hashlib.sha256(token.encode()).hexdigest()
+    for path, headers, _ in door.requests:
+        expected = token if sent and path.startswith("/admin") else "a-key"
+        assert headers["authorization"] == f"Bearer {expected}", path
+
+
+def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: Path) -> None:
+    home = DataDir(tmp_path / ".penstock")
+    names = {"pid": 1, "state": "ready", "phase": "", "redis_url": "", "data_dir": "", "engine": "sim", "started": 1.0}
+    with home.lock():
+        home.prepare()
+        home.write(Instance(version="1", url=door.url, models=("sim",), **names))
+        home.new_admin_token()
+        home.admin_token.chmod(0o640)
+        assert main(["dlq", "ls"]) == 4
+    assert door.requests == []
 
 
 def test_proxies_do_not_catch_this_machine(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -356,6 +357,39 @@ def test_model_that_cannot_be_loaded_ends_it(start: Any, tmp_path: Path) -> None
     assert "missing.gguf" in said
     assert "next:  penstock doctor" in said
     assert not (up.data_dir / "run").exists()
+
+
+def test_the_admin_commands_work_without_any_setting(shared: Up) -> None:
+    """They send the token of the data folder by themselves; others of this machine do not get in."""
+    token, state = shared.data_dir / "run" / "admin-token", shared.data_dir / "run" / "state.json"
+    assert token.stat().st_mode & 0o777 == 0o600 and len(token.read_text()) >= 43
+    for words in (("scale", "status"), ("scale", "log"), ("scale", "resume", "toy"), ("dlq", "ls"), ("webhooks", "ls")):
+        done = shared.run(*words)
+        assert done.returncode == 0, (words, done.stderr)
+    url = json.loads(state.read_text())["url"]
+    elsewhere = {**shared.environ, "PENSTOCK_DATA_DIR": str(shared.data_dir)}
+    assert run("dlq", "ls", "--url", url, env=elsewhere, cwd=shared.folder).returncode == 0
+    other_key = {**elsewhere, "PENSTOCK_API_KEY": "sk-of-some-other-server"}
+    assert run("dlq", "ls", env=other_key, cwd=shared.folder).returncode == 0
+    stranger = {name: value for name, value in elsewhere.items() if name != "PENSTOCK_DATA_DIR"}
+    refused = run("dlq", "ls", "--url", url, env=stranger, cwd=shared.folder)
+    assert refused.returncode == 4 and "--data-dir" in refused.stderr
+    by_hand = stranger | {"PENSTOCK_API_KEY": token.read_text()}
+    assert run("dlq", "ls", "--url", url, env=by_hand, cwd=shared.folder).returncode == 0
+
+
+def test_the_admin_token_is_told_to_nobody(shared: Up) -> None:
+    """Processes are given its hash, in a file that their owner alone may read: neither is in an argv or a log."""
+    token = (shared.data_dir / "run" / "admin-token").read_text()
+    known = hashlib.sha256(token.encode()).hexdigest()
+    settings = (shared.data_dir / "run" / "settings.json").read_text()
+    assert known in settings and token not in settings
+    for pid in shared.pids().values():
+        for what in ("cmdline", "environ"):
+            said = Path(f"/proc/{pid}/{what}").read_bytes().decode(errors="replace")
+            assert token not in said and known not in said
+    for log in (shared.data_dir / "logs").iterdir():
+        assert token not in (text := log.read_text()) and known not in text, log
 
 
 def test_no_workers(start: Any) -> None:

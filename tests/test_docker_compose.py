@@ -190,7 +190,7 @@ def test_metrics_and_traces_find_their_way() -> None:
     """Prometheus asks each role at its port, and the collector listens where spans are sent."""
     jobs = document(MONITORING / "prometheus.yml")["scrape_configs"]
     asked = {(name, sd["port"]) for job in jobs for sd in job["dns_sd_configs"] for name in sd["names"]}
-    shown = {(name, int(IMAGES[image_of(name)][1].last("EXPOSE"))) for name in ROLES}
+    shown = {(name, int(IMAGES[image_of(name)][1].ports()[-1])) for name in ROLES}
     assert asked == shown
     listens = document(MONITORING / "collector.yaml")["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
     for role in ROLES:
@@ -227,7 +227,8 @@ class Container:
     def __init__(self, service: str, folder: Path, differs: dict[str, str]) -> None:
         *_, shell, flag, line, zero = IMAGES[image_of(service)][1].command("ENTRYPOINT")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environ = {**environ_of(service), **differs, "PATH": path, "HOSTNAME": os.uname().nodename}
+        ours = {"PATH": path, "PYTHONPATH": str(ROOT), "HOSTNAME": os.uname().nodename}  # this tree, wherever it lies
+        self.environ = {**environ_of(service), **differs, **ours}
         self.environ.pop("PENSTOCK_TELEMETRY_OTLP_ENDPOINT")
         self.folder, self.test = folder, SERVICES[service]["healthcheck"]["test"]
         words = [shell, flag, line, zero, *SERVICES[service].get("command", ())]
@@ -257,9 +258,8 @@ def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Con
                 differs["PENSTOCK_FILES_DIR"] = str(data / "files")
             if service == "api":
                 differs |= {"PENSTOCK_API_HOST": "127.0.0.1", "PENSTOCK_API_PORT": str(free_port())}
-            else:
-                differs |= {"PENSTOCK_TELEMETRY_METRICS_HOST": "127.0.0.1"}
-                differs |= {"PENSTOCK_TELEMETRY_METRICS_PORT": str(free_port())}
+            differs |= {"PENSTOCK_TELEMETRY_METRICS_HOST": "127.0.0.1"}
+            differs |= {"PENSTOCK_TELEMETRY_METRICS_PORT": str(free_port())}
             roles[service] = Container(service, settings.parent, differs)
             stack.callback(roles[service].process.kill)
         yield roles
@@ -291,6 +291,7 @@ def test_the_roles_run_as_the_file_says(containers: dict[str, Container], made: 
         eventually(container.healthy)
     answer_a_batch(containers["api"], made[1])
     assert "penstock_batch_lines_total 2.0" in shown_by(containers["offline"])
+    assert 'penstock_lane_waiting{model="smollm2-135m-instruct",priority="batch"}' in shown_by(containers["api"])
     listed = subprocess.run(
         [sys.executable, "-m", "cli", "ps", "--redis-url", containers["api"].environ["PENSTOCK_REDIS_URL"]],
         capture_output=True,

@@ -177,7 +177,7 @@ def test_mounts_and_ports_are_there(overlay: str, name: str) -> None:
     scraped = template(owner)["metadata"].get("annotations", {}).get("prometheus.io/port")
     assert scraped is None or int(scraped) in ports.values()
     if only["image"] in IMAGES:
-        assert [str(port) for port in ports.values()] == [IMAGES[only["image"]][1].last("EXPOSE")]
+        assert [str(port) for port in ports.values()] == IMAGES[only["image"]][1].ports()
 
 
 @pytest.mark.parametrize(("overlay", "name"), OURS)

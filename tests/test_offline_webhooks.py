@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from batching import begin, client, ended, line
-from house import House, eventually
+from house import ADMIN_TOKEN, House, eventually
 from openai import InvalidWebhookSignatureError, OpenAI
 from receiver import Receiver, due_now, receiving
 from redis import Redis
@@ -274,6 +274,7 @@ def test_the_commands_list_show_and_replay(
     eventually(lambda: [m["status"] for m in messages(empty_house)] == ["failed"])
     eventually(lambda: "webhook given up: the endpoint answered 410" in empty_house.log("offline"))
     monkeypatch.chdir(empty_house.folder)
+    monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
     url = ("--url", empty_house.url)
     assert main(["webhooks", "ls", *url]) == 0 and "job.completed" in capsys.readouterr().out
     name = messages(empty_house)[0]["id"]

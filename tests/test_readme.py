@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from house import House, serving
+from house import ADMIN_TOKEN, House, serving
 
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
@@ -87,6 +87,7 @@ def test_the_readmes_penstock_lines_work(served: House) -> None:
     known = {"submit", "up", "ps", "chat", "jobs", "batch", "webhooks", "scale", "dlq", "store", "doctor"}
     assert {line[1] for line in lines} == known
     environ = {**os.environ, **served.environ, "PENSTOCK_API_PORT": str(served.port)}
+    environ["PENSTOCK_API_KEY"] = ADMIN_TOKEN  # `penstock up` would have put it where the commands find it
     for line in commands(ROOT / "README.md"):
         if line.startswith("printf"):  # files that the commands read
             subprocess.run(["sh", "-c", line], cwd=served.folder, check=True)

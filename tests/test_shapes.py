@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually
+from house import ADMIN_TOKEN, House, eventually
 from test_api_openapi import SCHEMAS, conforms
 
 from bench.chaos.waiting import until
@@ -84,7 +85,8 @@ async def test_new_jobs_go_where_the_load_belongs(tmp_path: Path) -> None:
 def said(words: list[str]) -> str:
     """By a command of ours."""
     command = [sys.executable, "-m", "cli", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=WAIT_S).stdout
+    environ = {**os.environ, "PENSTOCK_API_KEY": ADMIN_TOKEN}
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=WAIT_S, env=environ).stdout
 
 
 class Site:

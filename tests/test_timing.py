@@ -119,7 +119,9 @@ async def ask(port: int, slow: str = "") -> tuple[str, float]:
     chat = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "stream": True}
     body = json.dumps(chat).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    )
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
     begun = time.monotonic()
     await writer.drain()

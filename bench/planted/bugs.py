@@ -6,6 +6,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
+from bench.planted.door import DOORS
 from bench.planted.readers import READERS
 from bench.planted.work import WORK
 
@@ -1073,7 +1074,7 @@ CALLERS = (
         (
             Edit(
                 "api/keys.py",
-                "caller = self._callers.get(self._digest(hashlib.sha256(token.encode()).digest()))",
+                "caller = self._callers.get(self._digest(_sha256(token)))",
                 "caller = next(iter(self._callers.values()))",
             ),
         ),
@@ -1491,4 +1492,5 @@ BUGS = (
     *POOLS,
     *READERS,
     *WORK,
+    *DOORS,
 )

@@ -13,7 +13,7 @@ import time
 
 EVERY_S = 0.005
 PATIENCE_S = 30.0
-REQUEST = b"GET /healthz HTTP/1.1\r\nHost: probe\r\n\r\n"
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 class Watch:

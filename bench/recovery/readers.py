@@ -121,7 +121,7 @@ async def _asked(
     data = json.dumps(body).encode() if body is not None else b""
     lines = [
         f"{method} {path} HTTP/1.1",
-        "Host: bench",
+        f"Host: {HOST}",
         f"Content-Length: {len(data)}",
         "Content-Type: application/json",
     ]

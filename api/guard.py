@@ -1,0 +1,98 @@
+"""Guard: decides for every request, before any endpoint, whether it may be answered at all.
+
+In this order: the Host name, the page's origin, the route's row in the access table, the caller. Endpoints find the
+caller in `scope["state"]["caller"]` and authenticate nobody themselves.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api import audit, errors
+from api.access import Access, AccessTable, Found
+from api.errors import ApiError
+from api.hosts import Hosts
+from api.keys import Caller
+from api.origins import Origins
+from api.render import to_json
+from api.services import Services
+
+
+class Guarded:
+    """The application behind the guard; stands inside api/middleware.py."""
+
+    def __init__(self, app: ASGIApp, services: Services, table: AccessTable | None = None) -> None:
+        self._app, self._services, self._keyring = app, services, services.keyring
+        self._table = table or AccessTable()
+        settings, keyless = services.settings, services.keyring.open
+        self._hosts = Hosts(settings.hosts, keyless=keyless)
+        self._origins = Origins(settings.cors_origins, keyless=keyless)
+        self._metrics = Access.ANYONE if settings.shows_metrics(keyless=keyless) else Access.ADMIN
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = self._origins.marking(scope, send)
+        try:
+            passed = self._admit(scope)
+        except ApiError as error:
+            self._services.metrics.errors.labels(error.code).inc()
+            response = Response(to_json(error.body), error.status, error.headers, media_type="application/json")
+            await response(scope, receive, send)
+            return
+        if isinstance(passed, Response):
+            await passed(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if passed.rule.action:
+                audit.acted(scope, passed)
+
+    def _admit(self, scope: Scope) -> Found | Response:
+        """The row of a request that may be answered, or the answer to a browser's preflight. Raises ApiError."""
+        path, found = scope["path"], None
+        try:
+            found = self._table.find(scope["method"], path)
+            self._check_sender(scope)
+            if found is None:
+                return self._unlisted(scope)
+            if (caller := self._caller(found.rule.access, scope)) is not None:
+                scope["state"]["caller"] = caller
+        except ApiError as error:
+            if path.startswith("/admin"):
+                audit.refused(scope, found, error)
+            raise
+        return found
+
+    def _check_sender(self, scope: Scope) -> None:
+        """Raises ApiError (403, 421)."""
+        headers = scope["state"]["headers"]
+        self._hosts.check(headers.get(b"host"), scope["path"], scope["http_version"])
+        self._origins.check(scope["method"], scope["path"], headers)
+
+    def _unlisted(self, scope: Scope) -> Response:
+        """Raises ApiError (404, 405) but for a preflight."""
+        methods = self._table.methods(scope["path"])
+        if not methods:
+            raise errors.unknown_route()
+        if scope["method"] == "OPTIONS":
+            preflight = self._origins.preflight(methods, scope["path"], scope["state"]["headers"])
+            if preflight is not None:
+                return preflight
+        raise errors.method_not_allowed({*methods, "HEAD"} if "GET" in methods else methods)
+
+    def _caller(self, access: Access, scope: Scope) -> Caller | None:
+        """Who asks; None where it does not matter. Raises ApiError (401, 403)."""
+        if access is Access.METRICS:
+            access = self._metrics
+        if access is Access.ANYONE:
+            return None
+        authorization = scope["state"]["headers"].get(b"authorization", b"").decode("latin-1")
+        if access is Access.CALLER:
+            return self._keyring.caller(authorization)
+        if not self._keyring.open:
+            scope["state"]["caller"] = self._keyring.caller(authorization)  # the audit log names whose key was refused
+        return self._keyring.admin(authorization)

@@ -1,0 +1,164 @@
+"""Planted bugs of who is let in: Host names, origins, content types, access table, admin token, audit log."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+DOOR = "tests/test_api_door.py::test_"
+ACCESS = "tests/test_api_access.py::test_"
+CLIENT = "tests/test_cli_client.py::test_"
+UP = "tests/test_cli_up.py::test_"
+
+DOORS = (
+    Bug(
+        "any host name without keys",
+        "A page whose name was rebound to 127.0.0.1 reads jobs and sets pools.",
+        (Edit("api/hosts.py", "self._any = not keyless and not self._allowed", "self._any = not self._allowed"),),
+        (DOOR + "a_rebound_name_reads_nothing_and_changes_nothing",),
+    ),
+    Bug(
+        "a host name that ends like loopback",
+        "evillocalhost, or a name with anything in front, counts as this machine.",
+        (Edit("api/hosts.py", 'bare.endswith(".localhost")', 'bare.endswith("localhost")'),),
+        (DOOR + "only_loopback_names_are_served",),
+    ),
+    Bug(
+        "no host at all",
+        "HTTP/1.1 without a Host is served, although every browser and client sends one.",
+        (Edit("api/hosts.py", 'if value is None and http_version == "1.0":', "if value is None:"),),
+        (DOOR + "a_request_without_a_host_is_served_as_http_1_0_only",),
+    ),
+    Bug(
+        "the null origin is this machine",
+        "A sandboxed frame of any page has the origin null, and has chats computed.",
+        (Edit("api/origins.py", "if not _is_loopback", 'if origin != b"null" and not _is_loopback'),),
+        (DOOR + "a_page_of_another_origin_has_no_chat_computed",),
+    ),
+    Bug(
+        "only known bad sites are refused",
+        "What a later browser says in Sec-Fetch-Site is let in.",
+        (Edit("api/origins.py", "site not in OWN_SITES and", 'site == b"cross-site" and'),),
+        (DOOR + "other_origins_are_refused_on_every_route",),
+    ),
+    Bug(
+        "a frame is a visit",
+        "A foreign page shows this server in a frame.",
+        (Edit("api/origins.py", '        and headers.get(b"sec-fetch-dest") == b"document"\n', ""),),
+        (DOOR + "other_origins_are_refused_on_every_route",),
+    ),
+    Bug(
+        "a link leads anywhere",
+        "A foreign page opens any address of this server, and looks at how long it takes.",
+        (Edit("api/origins.py", '        and path == "/"\n', ""),),
+        (DOOR + "a_link_may_lead_to_the_front_page_only",),
+    ),
+    Bug(
+        "a body of no type is JSON",
+        "A page sends one to another origin without asking first.",
+        (Edit("api/admission.py", 'b"content-type").part', 'b"content-type", "application/json").part'),),
+        (DOOR + "json_needs_its_content_type",),
+    ),
+    Bug(
+        "CORS by prefix",
+        "Whoever owns a name that begins like a listed origin reads every answer.",
+        (Edit("api/origins.py", "return origin in self._allowed", "return origin.startswith(tuple(self._allowed))"),),
+        (DOOR + "everybody_else_is_refused_as_before",),
+    ),
+    Bug(
+        "CORS for admins",
+        "A listed page sets pools.",
+        (Edit("api/origins.py", 'SHARED = "/v1/"', 'SHARED = "/"'),),
+        (DOOR + "everybody_else_is_refused_as_before",),
+    ),
+    Bug(
+        "a stream without its CORS headers",
+        "A listed page may send, and cannot read what it gets.",
+        (Edit("api/guard.py", "        send = self._origins.marking(scope, send)\n", ""),),
+        (DOOR + "listed_origins_may_ask_send_and_read",),
+    ),
+    Bug(
+        "all origins without a key",
+        "One setting opens a server of this machine to every page.",
+        (Edit("api/keys.py", 'if keyring.open and "*" in', 'if not keyring.open and "*" in'),),
+        (DOOR + "all_origins_need_a_key",),
+    ),
+    Bug(
+        "a route without a row is served",
+        "Whoever adds a route and forgets to say who may call it opens it to all.",
+        (
+            Edit("api/guard.py", "return self._unlisted(scope)", "return Found(RULES['/']['GET'], {})"),
+            Edit("api/guard.py", "import Access, AccessTable, Found", "import RULES, Access, AccessTable, Found"),
+        ),
+        (ACCESS + "a_route_without_a_row_cannot_be_reached",),
+    ),
+    Bug(
+        "a method that was forgotten",
+        "Every other method of a route is let in as if it were a GET.",
+        (
+            Edit(
+                "api/access.py", 'rows.get("GET" if method == "HEAD" else method)', 'rows.get(method, rows.get("GET"))'
+            ),
+        ),
+        (ACCESS + "a_method_without_a_row_cannot_be_reached",),
+    ),
+    Bug(
+        "any key is an admin's",
+        "A tenant reads everybody's dead letters.",
+        (Edit("api/keys.py", "            if not caller.admin:", "            if not caller.name:"),),
+        (ACCESS + "each_role_reaches_its_routes_and_no_other",),
+    ),
+    Bug(
+        "no admin token is any token",
+        "An API process that was told none lets everybody administer.",
+        (Edit("api/keys.py", "            raise admin_not_configured()", "            return OPERATOR"),),
+        (ACCESS + "without_a_token_nobody_is_an_admin",),
+    ),
+    Bug(
+        "the admin token is not compared",
+        "Whoever sends any token administers.",
+        (Edit("api/keys.py", "if not token or not hmac.compare_digest", "if not token and not hmac.compare_digest"),),
+        (ACCESS + "each_role_reaches_its_routes_and_no_other",),
+    ),
+    Bug(
+        "metrics stay open with keys",
+        "Every tenant, and everybody else, sees how much all tenants do.",
+        (Edit("api/settings.py", "return keyless if self.metrics", "return True if self.metrics"),),
+        (ACCESS + "each_role_reaches_its_routes_and_no_other",),
+    ),
+    Bug(
+        "the command sends the admin token to any server",
+        "A server at another address learns it.",
+        (Edit("cli/client.py", " or _address(url) != _address(instance.url)", ""),),
+        (CLIENT + "the_admin_token_goes_to_its_own_instance_alone",),
+    ),
+    Bug(
+        "an admin token that all may read",
+        "Another user of this machine administers the server.",
+        (Edit("cli/instance.py", "os.O_EXCL, 0o600)", "os.O_EXCL, 0o644)"),),
+        (UP + "the_admin_commands_work_without_any_setting",),
+    ),
+    Bug(
+        "processes are told the admin token itself",
+        "It lies in their settings, where its hash would do.",
+        (Edit("cli/instance.py", "return hashlib.sha256(token.encode()).hexdigest()", "return token"),),
+        (CLIENT + "the_admin_token_goes_to_its_own_instance_alone",),
+    ),
+    Bug(
+        "refused admins are not logged",
+        "Somebody tries keys for a night, and nobody sees it.",
+        (Edit("api/guard.py", "                audit.refused(scope, found, error)\n", "                pass\n"),),
+        (DOOR + "what_admins_do_and_are_refused_is_logged",),
+    ),
+    Bug(
+        "the audit log is quiet at a high log level",
+        "Who sets log_level to error has no record of what admins did.",
+        (Edit("api/audit.py", "    log.setLevel(logging.INFO)\n", ""),),
+        (DOOR + "what_admins_do_and_are_refused_is_logged",),
+    ),
+    Bug(
+        "the audit log names the wrong key",
+        "A refused stranger is logged as the local admin.",
+        (Edit("api/guard.py", "        if not self._keyring.open:", "        if True:"),),
+        (DOOR + "refusals_of_a_server_without_keys_are_logged",),
+    ),
+)

@@ -1,0 +1,426 @@
+"""A server without keys: programs of this machine are served, pages of other origins are not. CORS; the audit log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from house import ADMIN_TOKEN, House, eventually, free_port, serving
+
+from api.access import RULES
+from api.openapi import HEADERS
+from api.origins import EXPOSED
+from api.settings import ApiSettings
+from streaming.config import ConfigError, build
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+EVIL = "https://evil.example"
+APP = "https://app.example"
+JSON = {"Content-Type": "application/json"}
+
+
+def error_of(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
+    return answer[0], str(json.loads(answer[2])["error"]["code"])
+
+
+def jobs_of(house: House) -> list[str]:
+    return [job["id"] for job in json.loads(house.get("/v1/jobs?limit=100")[1])["data"]]
+
+
+def raw(port: int, head: str, body: bytes = b"") -> int:
+    """The status of a request whose every byte is given."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n" + body)
+        return int(connection.recv(65536).split(b" ")[1])
+
+
+def every_route() -> Iterator[tuple[str, str]]:
+    for path, rows in RULES.items():
+        shown = path.replace(":path}", "}").replace("{model}", "sim").replace("{", "").replace("}", "")
+        yield from ((method, shown) for method in rows)
+
+
+# --- web pages ------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_another_origin_has_no_chat_computed(house: House) -> None:
+    """What a page can send without asking first: any body as plain text or of no type, forms, images."""
+    before = jobs_of(house)
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/jobs", "/v1/batches", "/v1/files"):
+        for kind in ({}, {"Content-Type": "text/plain"}, JSON, {"Content-Type": "multipart/form-data; boundary=b"}):
+            for origin in (EVIL, "null"):
+                head = f"POST {path} HTTP/1.1\nHost: 127.0.0.1:{house.port}\nOrigin: {origin}\nContent-Length: 2\n"
+                head += "".join(f"{name}: {value}\n" for name, value in kind.items())
+                assert raw(house.port, head, b"{}") == 403, (path, kind, origin)
+    body = json.dumps(CHAT).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\nHost: 127.0.0.1:{house.port}\nOrigin: {EVIL}\n"
+    assert raw(house.port, f"{head}Content-Length: {len(body)}\n", body) == 403
+    assert jobs_of(house) == before
+
+
+def test_a_rebound_name_reads_nothing_and_changes_nothing(house: House) -> None:
+    """A page whose name came to mean 127.0.0.1 is of the same origin to its browser; on every route it gets 421."""
+    before = jobs_of(house)
+    for host in ("evil.example", f"evil.example:{house.port}"):
+        for method, path in every_route():
+            body = {"want": 1} if method == "PUT" else CHAT if method == "POST" else None
+            headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+            headers["Authorization"] = f"Bearer {ADMIN_TOKEN}"
+            if method == "GET":
+                del headers["Origin"]  # as browsers do
+            assert error_of(house.request(method, path, body, headers)) == (421, "misdirected_request"), (method, path)
+    assert jobs_of(house) == before
+    assert json.loads(house.get("/admin/pools/sim")[1])["override"] is None
+
+
+@pytest.mark.parametrize(
+    ("host", "served"),
+    [
+        ("localhost", True), ("LOCALHOST:1", True), ("localhost.", True), ("app.localhost:8000", True),
+        ("127.0.0.1", True), ("127.8.9.10:65535", True), ("[::1]", True), ("[::1]:8000", True), ("127.0.0.1:", True),
+        ("evil.example", False), ("localhost.evil.example", False), ("evil.example:127", False),
+        ("127.0.0.1.evil.example", False),
+        ("0.0.0.0:8000", False), ("10.0.0.1", False), ("192.168.1.5", False), ("[::]", False), ("[fe80::1]", False),
+        ("evil@localhost", False), ("localhost:80:80", False), ("localhost:8000/x", False), ("evillocalhost", False),
+        (".localhost", False), ("evil_.localhost", False), ("", False), (" ", False), ("[::1", False),
+        ("127.0.0.1, evil.example", False), ("2130706433", False), ("\xe9vil.localhost", False),
+    ],
+)  # fmt: skip
+def test_only_loopback_names_are_served(house: House, host: str, served: bool) -> None:
+    status = raw(house.port, f"GET /v1/models HTTP/1.1\nHost: {host}\n")
+    assert status == (200 if served else 421)
+
+
+def test_a_request_without_a_host_is_served_as_http_1_0_only(house: House) -> None:
+    assert raw(house.port, "GET /v1/models HTTP/1.0\n") == 200
+    assert raw(house.port, "GET /v1/models HTTP/1.1\n") == 421
+    assert raw(house.port, "GET /v1/models HTTP/1.0\nHost: evil.example\n") == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": origin} for origin in (
+        EVIL, "null", "", "https://127.0.0.1.evil.example", "http://localhost@evil.example", "http://localhost.evil.example",
+        "http://evil.example:8000", "http://0.0.0.0:8000", "file://", "chrome-extension://abc", "http://[::1", "http://localhost/x",
+        "http://evil.example http://localhost",
+    )] + [{"Sec-Fetch-Site": site} for site in ("cross-site", "same-site", "something-new")]
+    + [{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": dest}
+       for dest in ("iframe", "embed", "object")]
+    + [{"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}],
+)  # fmt: skip
+def test_other_origins_are_refused_on_every_route(house: House, headers: dict[str, str]) -> None:
+    """Reads too, whatever else is sent along."""
+    for method, path in every_route():
+        body = CHAT if method in ("POST", "PUT") else None
+        sent = {"Authorization": f"Bearer {ADMIN_TOKEN}", **headers}
+        assert error_of(house.request(method, path, body, sent)) == (403, "foreign_origin"), (method, path)
+
+
+def test_a_link_may_lead_to_the_front_page_only(house: House) -> None:
+    """Somebody followed it: nothing is changed, and the page that had the link reads nothing."""
+    visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert house.request("GET", "/", None, visit)[0] == 200
+    for method, path in (("GET", "/v1/jobs"), ("GET", "/metrics"), ("GET", "/openapi.json"), ("POST", "/")):
+        assert error_of(house.request(method, path, None, visit))[0] == (403)
+    typed = visit | {"Sec-Fetch-Site": "none"}
+    assert house.request("GET", "/v1/jobs", None, typed)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Mode": "cors"}, {"Origin": "http://127.0.0.1:9"},
+     {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-origin"}, {"Origin": "https://[::1]:8443"}],
+)  # fmt: skip
+def test_programs_and_pages_of_this_machine_are_served(house: House, headers: dict[str, str]) -> None:
+    """Also through a development server of this machine, which passes the headers of its page on."""
+    assert house.post("/v1/chat/completions", CHAT, headers)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/jobs", "/v1/batches", "/admin/pools/sim"]
+)
+@pytest.mark.parametrize(
+    "kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
+)
+def test_json_needs_its_content_type(house: House, path: str, kind: str | None) -> None:
+    """A page can send any other type, and none, to another origin without asking."""
+    method = "PUT" if path.startswith("/admin") else "POST"
+    body = json.dumps(CHAT).encode()
+    head = (
+        f"{method} {path} HTTP/1.1\nHost: localhost\nAuthorization: Bearer {ADMIN_TOKEN}\nContent-Length: {len(body)}\n"
+    )
+    assert raw(house.port, head + ("" if kind is None else f"Content-Type: {kind}\n"), body) == 415
+    assert raw(house.port, head + "Content-Type: Application/vnd.x+JSON; charset=utf-8\n", body) != 415
+
+
+# --- the admin token -------------------------------------------------------------------------------------------------
+
+
+def test_admin_routes_need_the_token(house: House) -> None:
+    """Reading them too. The answer says where the token is."""
+    for authorization in ("", "Bearer ", "Bearer wrong", f"Basic {ADMIN_TOKEN}", ADMIN_TOKEN):
+        for method, path in every_route():
+            if path.startswith("/admin"):
+                answer = house.request(method, path, None, {"Authorization": authorization})
+                assert error_of(answer) == (401, "admin_token_required"), (method, path)
+    assert "run/admin-token" in json.loads(answer[2])["error"]["message"]
+    assert house.get("/admin/pools")[0] == 200
+
+
+def test_an_api_without_a_token_refuses_admins(empty_house: House) -> None:
+    """Started by hand and not told one: the answer says how to set it."""
+    del empty_house.environ["PENSTOCK_API_ADMIN_TOKEN_SHA256"]
+    empty_house.start_api()
+    answer = empty_house.request("GET", "/admin/pools")
+    assert error_of(answer) == (403, "admin_not_configured")
+    message = json.loads(answer[2])["error"]["message"]
+    assert "admin_token_sha256" in message and "admin = true" in message
+    assert empty_house.get("/v1/models")[0] == 200
+
+
+def test_the_official_client_works_without_any_setting(house: House) -> None:
+    """Whatever it was given as its key; whole, streamed, jobs' files."""
+    client = openai.OpenAI(base_url=f"{house.url}/v1", api_key="anything", max_retries=0)
+    with client:
+        assert client.models.list().data[0].id == "sim"
+        answer = client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "x"}], max_tokens=4)
+        assert answer.choices[0].message.content
+        chunks = client.completions.create(model="sim", prompt="x", max_tokens=4, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks)
+        file = client.files.create(file=("in.jsonl", b'{"custom_id": "a"}\n'), purpose="batch")
+        assert client.files.delete(file.id).deleted
+
+
+# --- CORS ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A server without keys that lets pages of two origins in."""
+    folder = tmp_path_factory.mktemp("shared")
+    with serving(folder, "workers", PENSTOCK_API_CORS_ORIGINS=f"{APP}, http://localhost:5173") as house:
+        yield house
+
+
+def test_cors_is_off(house: House) -> None:
+    """No header of it, not even for a page that may send."""
+    status, headers, _ = house.post("/v1/chat/completions", CHAT, {"Origin": "http://localhost:5173"})
+    assert status == 200 and not [name for name in headers if name.startswith("access-control") or name == "vary"]
+    asks = {"Origin": "http://localhost:5173", "Access-Control-Request-Method": "POST"}
+    assert house.request("OPTIONS", "/v1/jobs", None, asks)[0] == 405
+
+
+@pytest.mark.parametrize("origin", [APP, "http://localhost:5173"])
+def test_listed_origins_may_ask_send_and_read(shared: House, origin: str) -> None:
+    """Preflight, a stream, an answer in one piece, events, an error: each with its headers."""
+    page = {"Origin": origin, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
+    asks = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+    }
+    status, headers, _ = shared.request("OPTIONS", "/v1/chat/completions", None, page | asks)
+    assert status == 204 and headers["access-control-allow-origin"] == origin
+    assert headers["access-control-allow-methods"] == "POST"
+    assert headers["access-control-allow-headers"] == asks["Access-Control-Request-Headers"]
+    assert "access-control-allow-credentials" not in headers
+    streamed = shared.post("/v1/chat/completions", CHAT | {"stream": True}, page)
+    whole = shared.post("/v1/chat/completions", CHAT, page)
+    wrong = shared.post("/v1/chat/completions", {"model": "nobody"}, page)
+    untyped = shared.request("POST", "/v1/chat/completions", b"{}", page | {"Content-Type": "text/plain"})
+    events = shared.request("GET", f"/v1/jobs/{whole[1]['x-job-id']}/events", None, page)
+    assert [answer[0] for answer in (streamed, whole, wrong, untyped, events)] == [200, 200, 400, 415, 200]
+    assert streamed[2].endswith(b"data: [DONE]\n\n")
+    for _, headers, _ in (streamed, whole, wrong, untyped, events):
+        assert headers["access-control-allow-origin"] == origin and headers["vary"] == "Origin"
+        exposed = {name.strip().lower() for name in headers["access-control-expose-headers"].split(",")}
+        assert {"x-job-id", "x-request-id", "retry-after"} <= exposed
+
+
+def test_everybody_else_is_refused_as_before(shared: House) -> None:
+    """Origins that only look like a listed one, its form without CORS, and /admin for any page."""
+    for origin in (
+        EVIL,
+        "null",
+        APP + ":8443",
+        APP + ".evil.example",
+        APP.upper(),
+        "http://app.example",
+        APP + "/",
+        "*",
+    ):
+        answer = shared.post("/v1/chat/completions", CHAT, {"Origin": origin})
+        assert error_of(answer) == (403, "foreign_origin"), origin
+        assert "access-control-allow-origin" not in answer[1] and answer[1]["vary"] == "Origin"
+        asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        assert shared.request("OPTIONS", "/v1/jobs", None, asks)[0] == 403
+    assert shared.request("GET", "/v1/jobs", None, {"Sec-Fetch-Site": "cross-site"})[0] == 403
+    for method, path in every_route():
+        if not path.startswith("/v1/"):
+            answer = shared.request(method, path, None, {"Origin": APP, "Authorization": f"Bearer {ADMIN_TOKEN}"})
+            assert answer[0] == 403 and "access-control-allow-origin" not in answer[1], path
+    for asked in ("x" * 3000, "a b", "a;b", "a,,b"):
+        sent = {"Origin": APP, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": asked}
+        assert shared.request("OPTIONS", "/v1/jobs", None, sent)[0] == 405, asked
+
+
+def test_headers_that_pages_need_are_exposed() -> None:
+    """Every header the document describes, but for the one that only asks for a key."""
+    assert {name.lower() for name in HEADERS} - {name.lower() for name in EXPOSED} == {"www-authenticate"}
+
+
+def test_all_origins_need_a_key(empty_house: House, tmp_path: Path) -> None:
+    """`*` without keys is refused at the start; with keys a page may use the key it was given."""
+    process = empty_house.start("api", PENSTOCK_API_CORS_ORIGINS="*", PENSTOCK_API_PORT=str(empty_house.port))
+    assert process.wait(20) == 2 and "api.cors_origins" in empty_house.log("api")
+    row = f"[keys.a]\nsha256 = '{hashlib.sha256(b'sk-a').hexdigest()}'\ntenant = 'a'\n"
+    (tmp_path / "penstock.toml").write_text(row)
+    empty_house.start_api(PENSTOCK_API_CORS_ORIGINS="*")
+    status, headers, _ = empty_house.request(
+        "GET", "/v1/models", None, {"Origin": EVIL, "Authorization": "Bearer sk-a"}
+    )
+    assert status == 200 and headers["access-control-allow-origin"] == EVIL
+    status, headers, _ = empty_house.request("GET", "/v1/models", None, {"Origin": EVIL})
+    assert status == 401 and headers["access-control-allow-origin"] == EVIL
+
+
+def test_hosts_without_keys_are_refused(empty_house: House) -> None:
+    process = empty_house.start("api", PENSTOCK_API_HOSTS="api.example", PENSTOCK_API_PORT=str(empty_house.port))
+    assert process.wait(20) == 2 and "api.hosts" in empty_house.log("api")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("cors_origins", value) for value in ("app.example", "https://app.example/", "https://*.example", "null",
+                                           "https://a b", "https://u@app.example", "HTTPS://app.example",
+                                           "https://app.example?x", "https://")]
+    + [("hosts", value) for value in ("https://a.example", "a.example:80", "a/b", "*", "a b")],
+)  # fmt: skip
+def test_origins_and_hosts_are_checked_at_the_start(field: str, value: str) -> None:
+    """Nothing that no browser would ever send is taken: it would let nobody in, and nobody would know why."""
+    with pytest.raises(ConfigError, match=rf"^api: {field}: .*e\.g\.|^api: {field}: .*write it as"):
+        build(ApiSettings, {field: [value]}, "api")
+    build(
+        ApiSettings,
+        {"cors_origins": "https://a.example:8443, http://[::1]:3000, tauri://localhost", "hosts": "a, ::1"},
+        "api",
+    )
+
+
+# --- the audit log ---------------------------------------------------------------------------------------------------
+
+
+def audited(house: House) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in house.log("api").splitlines() if '"penstock.audit"' in line]
+    return [line for line in lines if line["logger"] == "penstock.audit"]
+
+
+def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: Path) -> None:
+    """Who, what, when, from where and how it ended, one line each, also at log level error; no key and no hash."""
+    from redis import Redis  # noqa: PLC0415 - the test plays a stranger who writes into a lane
+
+    house, hashes = empty_house, {}
+    text = "[telemetry]\nlog_level = 'error'\n"
+    for name, row in {"plain": "tenant = 'a'", "root": "tenant = 'ops'\nadmin = true"}.items():
+        hashes[name] = hashlib.sha256(f"sk-canary-{name}".encode()).hexdigest()
+        text += f"[keys.{name}]\nsha256 = '{hashes[name]}'\n{row}\n"
+    (tmp_path / "penstock.toml").write_text(text)
+    house.start("workers")
+    house.start_api()
+    house.wait_ready()
+
+    def ask(method: str, path: str, key: str, body: Any = None) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer sk-canary-{key}", "X-Request-Id": f"{method}.{key}"}
+        count = len(audited(house))
+        status, _, data = house.request(method, path, body, headers)
+        (line,) = eventually(lambda: audited(house)[count:])  # one for each, and no more
+        assert (line["status"], line["request_id"], line["method"], line["path"]) == (
+            status,
+            f"{method}.{key}",
+            method,
+            path,
+        )
+        assert line["client"].startswith("127.0.0.1:") and line["time"] and line["level"] in ("info", "warning")
+        return line | {"answer": json.loads(data)}
+
+    with Redis.from_url(house.redis_url) as client:
+        client.xadd("penstock:{0}:lane:sim:batch", {"alien": "x"})
+    root = {"Authorization": "Bearer sk-canary-root"}
+    (letter,) = eventually(lambda: json.loads(house.request("GET", "/admin/dlq", None, root)[2])["data"])
+    (known,) = audited(house)
+    assert known["action"] == "keys.known" and known["admin_by"] == "keys"
+    assert [(key["name"], key["tenant"], key["admin"]) for key in known["known"]] == [
+        ("plain", "a", False),
+        ("root", "ops", True),
+    ]
+
+    def says(line: dict[str, Any]) -> tuple[Any, ...]:
+        return line["action"], line["target"], line["who"], line["outcome"]
+
+    line = ask("PUT", "/admin/pools/sim", "root", {"want": 1, "for_s": 60})
+    assert says(line) == ("pool.override", "sim", "root", "done") and (line["want"], line["for_s"]) == (1, 60)
+    assert says(ask("DELETE", "/admin/pools/sim", "root")) == ("pool.resume", "sim", "root", "done")
+    assert says(ask("PUT", "/admin/pools/sim", "root", {"want": 99})) == ("pool.override", "sim", "root", "failed")
+    assert says(ask("PUT", "/admin/pools/sim", "plain", {"want": 1})) == ("pool.override", "sim", "plain", "refused")
+    assert says(ask("PUT", "/admin/pools/sim", "wrong", {"want": 1})) == ("pool.override", "sim", None, "refused")
+    assert says(ask("GET", "/admin/dlq", "plain")) == ("admin.read", "", "plain", "refused")
+    replay = f"/admin/dlq/{letter['id']}/replay"
+    assert says(ask("POST", replay, "root")) == ("dead_letter.replay", letter["id"], "root", "failed")
+    assert says(ask("DELETE", f"/admin/dlq/{letter['id']}", "root")) == (
+        "dead_letter.drop",
+        letter["id"],
+        "root",
+        "done",
+    )
+    missing = "msg_00" + "0" * 30
+    assert says(ask("POST", f"/admin/webhooks/{missing}/replay", "root")) == (
+        "webhook.replay",
+        missing,
+        "root",
+        "failed",
+    )
+    written = house.log("api")
+    assert "sk-canary" not in written and not [each for each in hashes.values() if each in written]
+
+
+def test_refusals_of_a_server_without_keys_are_logged(house: House) -> None:
+    """A page's try at /admin, and a wrong token; what the token's holder does is told under the local name."""
+
+    def asked(headers: dict[str, str], code: int) -> dict[str, Any]:
+        count = len(audited(house))
+        assert house.request("DELETE", "/admin/pools/sim", None, headers)[0] == code
+        return dict(eventually(lambda: audited(house)[count:])[0])  # type: ignore[index]
+
+    token = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    page, wrong = asked(token | {"Origin": EVIL}, 403), asked({"Authorization": "Bearer guess"}, 401)
+    rebound, right = asked(token | {"Host": "evil.example"}, 421), asked(token, 200)
+    assert [line["outcome"] for line in (page, wrong, rebound, right)] == ["refused", "refused", "refused", "done"]
+    assert [line["who"] for line in (page, wrong, rebound, right)] == [None, None, None, "local"]
+    assert page["code"] == "foreign_origin" and wrong["code"] == "admin_token_required"
+    assert ADMIN_TOKEN not in house.log("api") and "guess" not in house.log("api")
+
+
+# --- the metrics port ------------------------------------------------------------------------------------------------
+
+
+def test_metrics_have_a_port_of_their_own(house: House) -> None:
+    """For a Prometheus without a key: the same series, lanes and batches among them, and nothing else."""
+    port, door = free_port(), free_port()
+    house.start_api(door, PENSTOCK_TELEMETRY_METRICS_PORT=str(port), PENSTOCK_API_METRICS="admin")
+    assert house.get("/metrics", door)[0] == 401
+    assert house.request("GET", "/metrics", None, {"Authorization": f"Bearer {ADMIN_TOKEN}"}, door)[0] == 200
+    status, page = house.get("/metrics", port)
+    assert status == 200
+    for series in (
+        b'penstock_lane_waiting{model="sim",priority="batch"}',
+        b"penstock_batches_unfinished",
+        b"penstock_requests_total",
+    ):
+        assert series in page
+    process = house.start("api", PENSTOCK_TELEMETRY_METRICS_PORT=str(port), PENSTOCK_API_PORT=str(free_port()))
+    assert process.wait(30) == 1 and f"metrics cannot be served on 127.0.0.1:{port}" in house.log("api")
