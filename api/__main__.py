@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
 import sys
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import uvicorn
 
 from api.app import build_app
 from api.connection import Connection
+from api.guard import ConnectionGuard
 from api.keys import Keyring, check_exposure
+from api.open_files import RESERVED_FILES, allowed_connections
 from api.server import Server
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
@@ -43,6 +48,8 @@ from telemetry.lifeline import Lifeline
 from telemetry.metrics import Metrics
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
+
+log = logging.getLogger(__name__)
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": ApiSettings,
@@ -160,10 +167,11 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
         raise
     host, port = listener.getsockname()[:2]
     app = build_app(services, lambda: lifeline.say("ready", f"http://{host}:{port}"))
+    guard = _guard(services)
     server = Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http=cast(type[asyncio.Protocol], partial(Connection, guard=guard)),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -172,9 +180,8 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
             lifespan="on",
             ws="none",
             timeout_graceful_shutdown=max(1, int(settings.drain_s)),
-            timeout_keep_alive=75,
-            h11_max_incomplete_event_size=16 * 1024,
-        )
+        ),
+        each_look=guard.sweep,
     )
 
     def describe() -> Process:
@@ -198,6 +205,17 @@ async def _serve(services: Services, listener: socket.socket, name: str, lifelin
             await server.serve(sockets=[listener])
     finally:
         await wire.close()
+
+
+def _guard(services: Services) -> ConnectionGuard:
+    """With as many connections as the operating system allows."""
+    settings = services.settings
+    connections = allowed_connections(settings.max_connections)
+    if connections < settings.max_connections:
+        needed = settings.max_connections + RESERVED_FILES
+        log.info("open files allow %d connections; api.max_connections needs ulimit -n %d", connections, needed)
+        settings = msgspec.structs.replace(settings, max_connections=connections)
+    return ConnectionGuard(settings, lambda code: services.metrics.errors.labels(code).inc())
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated
 
 import msgspec
@@ -26,6 +27,30 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A reader that takes no byte for so long is cut off."""
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long open streams may go on after SIGTERM."""
+    max_header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=128 * 1024)] = 16 * 1024
+    """Bytes of one request's head, request line included, and of what stands around the chunks of a body."""
+    max_headers: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    """Header fields of one request."""
+    header_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """From the first byte of a request to the end of its head, and from a connection's start to its first byte."""
+    body_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """In every such time a body must bring `min_body_bytes_per_s` times as many bytes."""
+    min_body_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] = 20_000
+    """Open connections of one API process."""
+    max_connections_per_client: Annotated[int, msgspec.Meta(ge=1)] = 256
+    """Open connections of one API process from one address. Loopback and `trusted_proxies` have no such limit."""
+    trusted_proxies: str = ""
+    """Addresses and networks of the proxies in front, separated by commas."""
+
+    def __post_init__(self) -> None:
+        self.proxy_networks  # noqa: B018 - raises ValueError
+
+    @property
+    def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """`trusted_proxies`, parsed. Raises ValueError."""
+        words = [word.strip() for word in self.trusted_proxies.split(",")]
+        return tuple(ip_network(word) for word in words if word)
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
