@@ -90,10 +90,9 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise errors.payload_too_large(limit)
-    whole = bytes(body)
-    if is_heavy(whole):
-        await check_weight(whole)
-    return whole
+    if is_heavy(body):
+        await check_weight(body)
+    return bytes(body)
 
 
 async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:

@@ -37,6 +37,7 @@ FRAMING_PER_BYTE = 8
 ALWAYS_ANSWERED = (b"/healthz", b"/readyz")
 """Paths answered on connections beyond the limits, too."""
 VERSIONS = ("1.0", "1.1")
+FRAMING_FIELDS = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
 
 def chunk_head(size: int) -> bytes:
@@ -245,15 +246,19 @@ class Connection(HttpToolsProtocol):
         if len(headers) >= self._max_headers:
             raise self._too_large()
         name = name.lower()
+        if name in FRAMING_FIELDS:
+            self._note_framing(name, value)
+        headers.append((name, value))
+
+    def _note_framing(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":
             self._length = int(value)
         elif name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
-        elif name == b"transfer-encoding":
-            if self._chunked or value.lower() != b"chunked":
-                raise errors.invalid_http("the only Transfer-Encoding taken here is 'chunked'")
+        elif self._chunked or value.lower() != b"chunked":
+            raise errors.invalid_http("the only Transfer-Encoding taken here is 'chunked'")
+        else:
             self._chunked = True
-        headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._check_head()

@@ -99,8 +99,9 @@ def payload_too_large(limit: int) -> ApiError:
 def body_too_complex(limit: int) -> ApiError:
     """`limit` as in api/json_weight.py."""
     message = (
-        f"The body has too many values to be read at once: 8 for each list and object, 4 for each key and 1 for each "
-        f"comma add up to more than {limit}. Send fewer messages, parts or prompts, or text instead of token ids."
+        "The body has too many values to be read at once: 8 for each list and object, 4 for each key, 1 for each comma "
+        f"and for four backslashes add up to more than {limit}. Send fewer messages, parts or prompts, or text instead "
+        "of token ids."
     )
     return ApiError(400, "body_too_complex", message)
 

@@ -26,7 +26,7 @@ BODY_LIMIT = 2 * 1024 * 1024
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
 
 
-# --- what a body costs ------------------------------------------------------------------------------------------------
+# --- what a body costs ----------------------------------------------------------------------------------------------
 
 
 def body_of(**fields: Any) -> bytes:
@@ -44,6 +44,7 @@ HEAVY = {
     "ids": ids(300_000),
     "strings": body_of(x=["x"] * 500_000),
     "parts": body_of(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 20}] * 1000),
+    "escapes": body_of(user="\n" * 300_000),
     "behind a long text": body_of(user="," * 500_000 + '"' * 100_000, x=[[]] * 10_000),
 }
 LIGHT = {
@@ -94,7 +95,7 @@ async def test_weighing_lets_others_work() -> None:
 
 
 def weight(value: Any) -> int:
-    """By the definition: 8 for each list and object, 4 for each key, 1 for each comma."""
+    """By the definition: 8 for each list and object, 4 for each key, 1 for each comma; escapes aside."""
     if not isinstance(value, dict | list):
         return 0
     inner = sum(weight(each) for each in (value.values() if isinstance(value, dict) else value))
@@ -113,16 +114,17 @@ VALUES = st.recursive(
 def test_the_weight_is_that_of_what_is_no_text(value: Any, size: int, ascii_only: bool) -> None:
     """However the slices fall, and whatever strings hold."""
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    found = weight(value) + body.count(b"\\") // 4
     limit, slices = json_weight.MAX_JSON_WEIGHT, json_weight.SLICE_BYTES
     try:
         json_weight.SLICE_BYTES = size
-        for most in (weight(value), weight(value) - 1):
+        for most in (found, found - 1):
             json_weight.MAX_JSON_WEIGHT = most
             try:
                 asyncio.run(check_weight(body))
-                assert most == weight(value)
+                assert most == found
             except ApiError:
-                assert most < weight(value)
+                assert most < found
     finally:
         json_weight.MAX_JSON_WEIGHT, json_weight.SLICE_BYTES = limit, slices
 
@@ -159,7 +161,7 @@ def test_a_body_is_refused_by_the_length_it_announces(house: House) -> None:
         assert answer.status == 413 and json.loads(answer.read())["error"]["code"] == "payload_too_large"
 
 
-# --- clients that leave -----------------------------------------------------------------------------------------------
+# --- clients that leave ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -202,14 +204,16 @@ def test_two_hundred_clients_that_leave_are_no_errors(lone_house: House, path: s
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
     files = open_files()
-    for _ in range(100):  # until every thread that writes to disk has begun
-        abort()
-    before = memory_kib()
-    for _ in range(200):
-        abort()
-    eventually(lambda: open_files() <= files)
-    assert house.post("/v1/chat/completions", CHAT)[0] == 200
-    eventually(lambda: memory_kib() - before < 5 * 1024)
+    for _ in range(8):  # the allocator and the threads that write to disk keep some of it at first
+        before = memory_kib()
+        for _ in range(200):
+            abort()
+        eventually(lambda: open_files() <= files)
+        assert house.post("/v1/chat/completions", CHAT)[0] == 200
+        if memory_kib() - before < 2 * 1024:
+            break
+    else:
+        pytest.fail("the memory goes on growing")
     said = house.log("api")
     assert "ERROR" not in said and "Traceback" not in said and '"level":"error"' not in said.replace(" ", "").lower()
     metrics = house.get("/metrics")[1].decode()
@@ -217,7 +221,7 @@ def test_two_hundred_clients_that_leave_are_no_errors(lone_house: House, path: s
     assert not list(house.folder.glob("**/incoming/*"))
 
 
-# --- addresses that are nearly right ------------------------------------------------------------------------------------
+# --- addresses that are nearly right --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/", "/v1/models/sim/x/", "/v1/chat/completions/", "/healthz//", "//evil/"])
@@ -232,7 +236,7 @@ def test_no_address_is_redirected(house: House, path: str) -> None:
         assert message.endswith(f"Leave out the slash at its end: {meant}.")
 
 
-# --- the process's own limits -------------------------------------------------------------------------------------------
+# --- the process's own limits ---------------------------------------------------------------------------------------
 
 
 def test_a_process_may_open_as_many_files_as_its_connections_need(lone_house: House) -> None:

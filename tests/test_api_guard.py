@@ -375,17 +375,20 @@ async def test_a_long_upload_that_goes_on_is_not_cut() -> None:
 
 async def test_neither_a_stream_nor_a_wait_is_cut() -> None:
     """No deadline is left while an answer is open, whatever the client sends meanwhile; a short one comes after it."""
-    async with opened(header_timeout_s=0.1, body_timeout_s=0.1) as door:
-        async with client(door, b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n") as quiet, client(door) as busy:
-            await busy.send(b"GET /hold/2 HTTP/1.1\r\nHost: a\r\n\r\nGET / HTT")
-            await soon(lambda: door.refused["request_timeout"] == 1)
-            await asyncio.sleep(0.3)
-            door.app.go_on.set()
-            assert (await busy.rest()).endswith(b"1\r\n>\r\n0\r\n\r\n")
-            async with asyncio.timeout(PATIENCE_S):
-                assert (await quiet.reader.readuntil(b"0\r\n\r\n")).endswith(b"1\r\n>\r\n0\r\n\r\n")
-            await quiet.send(GET + b"\r\n")
-            assert (await quiet.answer())[0] == 200
+    held = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with (
+        opened(header_timeout_s=0.1, body_timeout_s=0.1) as door,
+        client(door, held) as quiet,
+        client(door, held + b"GET / HTT") as busy,
+    ):
+        await soon(lambda: door.refused["request_timeout"] == 1)
+        await asyncio.sleep(0.3)
+        door.app.go_on.set()
+        assert (await busy.rest()).endswith(b"1\r\n>\r\n0\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await quiet.reader.readuntil(b"0\r\n\r\n")).endswith(b"1\r\n>\r\n0\r\n\r\n")
+        await quiet.send(GET + b"\r\n")
+        assert (await quiet.answer())[0] == 200
 
 
 async def test_an_answered_connection_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,5 +536,5 @@ def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pyte
 
 @pytest.mark.parametrize("words", ["proxy.example", "10.0.0.1/8", "10.0.0.0/8;::1"])
 def test_a_proxy_is_an_address_or_a_network(words: str) -> None:
-    with pytest.raises(ValueError, match="does not appear to be|has host bits set"):
+    with pytest.raises(ValueError, match=r"does not appear to be|has host bits set"):
         ApiSettings(trusted_proxies=words)
