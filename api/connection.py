@@ -284,9 +284,13 @@ class Connection(HttpToolsProtocol):
         if not self._admitted:
             self._admitted = self._guard.admit(self)
             if not self._admitted:
-                if self._length or self._chunked or self.url.partition(b"?")[0] not in ALWAYS_ANSWERED:
-                    raise errors.too_many_connections()
-                self._guard.release(self)  # answered at once, and then closed: no other one may take its place
+                self._check_probe()
+
+    def _check_probe(self) -> None:
+        """Of the connections beyond the limits only health probes are answered. Raises ApiError."""
+        is_probe = self.url.partition(b"?")[0] in ALWAYS_ANSWERED and not (self._length or self._chunked)
+        if not is_probe or not self._guard.admit_probe(self):
+            raise errors.too_many_connections()
 
     def _head_size(self) -> int:
         return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
@@ -349,6 +353,8 @@ class Connection(HttpToolsProtocol):
 
     def _end(self) -> None:
         """The answer was the last one of this connection."""
+        if self.transport.is_closing():
+            return
         if self._in_body or self._dropping:
             self._linger()
             return

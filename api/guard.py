@@ -20,7 +20,8 @@ IDLE_TIMEOUT_S = 75.0
 LINGER_TIMEOUT_S = 5.0
 """How long a client may go on sending what is dropped after its request was refused, so that it reads the refusal."""
 MAX_SURPLUS = 256
-"""Connections beyond the limits that are kept until their request line is known."""
+"""Connections beyond the limits that are kept until their request line is known; and health probes among them that are
+being answered."""
 MAX_EXPIRED_AT_ONCE = 100
 """Connections that expire in one turn of the event loop; the others follow RESUME_SWEEP_S later."""
 RESUME_SWEEP_S = 0.01
@@ -68,6 +69,7 @@ class ConnectionGuard:
         """The address that each is counted for, "" if it is counted in the total only."""
         self._per_client: dict[str, int] = {}
         self._surplus: dict[Guarded, None] = {}
+        self._probes: set[Guarded] = set()
 
     def admit(self, connection: Guarded) -> bool:
         """Count a connection; False if it is beyond a limit. It may be tried again, and must be released."""
@@ -89,9 +91,19 @@ class ConnectionGuard:
                 oldest.turn_away()
         return False
 
+    def admit_probe(self, connection: Guarded) -> bool:
+        """Let a health probe beyond the limits be answered; no other connection may take its place then. False if
+        MAX_SURPLUS are being answered already."""
+        if len(self._probes) >= MAX_SURPLUS:
+            return False
+        self._surplus.pop(connection, None)
+        self._probes.add(connection)
+        return True
+
     def release(self, connection: Guarded) -> None:
         """The connection is closed."""
         self._surplus.pop(connection, None)
+        self._probes.discard(connection)
         client = self._admitted.pop(connection, "")
         if client:
             left = self._per_client[client] - 1

@@ -6,7 +6,7 @@ import resource
 
 from api.guard import MAX_SURPLUS
 
-RESERVED_FILES = MAX_SURPLUS + 256
+RESERVED_FILES = 2 * MAX_SURPLUS + 256
 """Open files beside the counted connections: those beyond the limits, the store's, logs, uploads."""
 
 

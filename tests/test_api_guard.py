@@ -34,7 +34,7 @@ PATIENCE_S = 30.0
 
 @dataclass
 class App:
-    """Answers with what it was asked; `/hold` when it is told to, `/early` before it has read anything."""
+    """Answers with what it was sent. `/hold` ends, and `/late` is read, when `go_on` is set; `/early` is not read."""
 
     asked: list[Scope] = field(default_factory=list)
     left: int = 0
@@ -43,6 +43,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked.append(scope)
         body, more = b"", scope["path"] != "/early"
+        if scope["path"] == "/late":
+            await self.go_on.wait()
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -373,6 +375,18 @@ async def test_a_long_upload_that_goes_on_is_not_cut() -> None:
         assert (await it.answer())[0] == 200
 
 
+async def test_a_body_that_this_process_does_not_read_is_not_late() -> None:
+    """The application takes several windows of the deadline before it reads on."""
+    head = b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n"
+    async with opened(body_timeout_s=0.1) as door, client(door, head) as it:
+        sending = asyncio.create_task(it.send(b"x" * 3_000_000))
+        await asyncio.sleep(0.5)
+        door.app.go_on.set()
+        status, _, body = await it.answer()
+        await sending
+        assert (status, len(body)) == (200, 3_000_000)
+
+
 async def test_neither_a_stream_nor_a_wait_is_cut() -> None:
     """No deadline is left while an answer is open, whatever the client sends meanwhile; a short one comes after it."""
     held = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -509,14 +523,25 @@ def test_one_address_does_not_take_all() -> None:
         assert guard.admit(cast(Any, Fake(address)))
 
 
+def test_probes_beyond_the_limits_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 2)
+    guard = ConnectionGuard(ApiSettings(max_connections=1))
+    fakes = [cast(Any, Fake("127.0.0.1")) for _ in range(5)]
+    assert [guard.admit(fake) for fake in fakes] == [True, False, False, False, False]
+    assert [guard.admit_probe(fake) for fake in fakes[1:]] == [True, True, False, False]
+    guard.release(fakes[1])
+    assert guard.admit_probe(fakes[3])
+
+
 def test_counts_return_to_nothing() -> None:
     guard = ConnectionGuard(ApiSettings(max_connections=5, max_connections_per_client=2))
     fakes = [cast(Any, Fake(f"198.51.100.{number % 4}")) for number in range(20)]
     for fake in fakes:
         guard.admit(fake)
+    guard.admit_probe(fakes[-1])
     for fake in fakes:
         guard.release(fake)
-    assert not (guard._admitted or guard._per_client or guard._surplus)
+    assert not (guard._admitted or guard._per_client or guard._surplus or guard._probes)
 
 
 def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,5 +156,5 @@ def test_open_files_for_every_connection(tmp_path: Path, monkeypatch: pytest.Mon
     assert files(deployment).status == "ok"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     found = files(deployment)
-    assert (found.status, found.hint) == ("warn", "ulimit -Hn 20512, or a lower api.max_connections")
-    assert "takes 3584 connections, not 20000" in found.detail
+    assert (found.status, found.hint) == ("warn", "ulimit -Hn 20768, or a lower api.max_connections")
+    assert "takes 3328 connections, not 20000" in found.detail

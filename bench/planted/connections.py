@@ -69,7 +69,7 @@ CONNECTIONS = (
     Bug(
         "probes are refused with the others",
         "Whoever fills the connections has the process restarted by its own health probe.",
-        (Edit(CONNECTION, ' or self.url.partition(b"?")[0] not in ALWAYS_ANSWERED', " or self.url"),),
+        (Edit(CONNECTION, "if not is_probe or not self._guard.admit_probe(self):", "if is_probe or True:"),),
         (GUARD + "beyond_the_cap_requests_are_refused_and_probes_answered",),
     ),
     Bug(
