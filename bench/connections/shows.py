@@ -29,7 +29,7 @@ class Size:
     step_ms: float
 
 
-FULL = Size(slow=1000, rounds=9, streams=16, requests=800, tokens=32, step_ms=5)
+FULL = Size(slow=1000, rounds=9, streams=16, requests=1600, tokens=32, step_ms=5)
 QUICK = Size(slow=60, rounds=1, streams=4, requests=40, tokens=8, step_ms=2)
 
 
