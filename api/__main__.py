@@ -21,7 +21,7 @@ import uvicorn
 
 from api.app import build_app
 from api.connection import Connection
-from api.guard import ConnectionGuard
+from api.connection_guard import ConnectionGuard
 from api.keys import Keyring, check_exposure
 from api.open_files import RESERVED_FILES, allowed_connections
 from api.server import Server

@@ -19,9 +19,9 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api import errors
+from api.connection_guard import ConnectionGuard, Guarded
 from api.deadlines import DeadlineQueue
 from api.errors import ApiError
-from api.guard import ConnectionGuard, Guarded
 from api.render import to_json
 
 CHUNK_END = b"\r\n"

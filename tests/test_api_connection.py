@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from api.connection import MOST_UNSENT, Connection, Together
-from api.guard import ConnectionGuard
+from api.connection_guard import ConnectionGuard
 from api.settings import ApiSettings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-GUARD = "tests/test_api_guard.py::test_"
+GUARD = "tests/test_api_connection_guard.py::test_"
 BOUNDS = "tests/test_api_bounds.py::test_"
 CONNECTION = "api/connection.py"
 DROPPED = (
@@ -75,13 +75,19 @@ CONNECTIONS = (
     Bug(
         "the silent keep the probes' places",
         "Connections beyond the cap that say nothing shut the health probes out.",
-        (Edit("api/guard.py", "                oldest.turn_away()\n", "                connection.turn_away()\n"),),
+        (
+            Edit(
+                "api/connection_guard.py",
+                "                oldest.turn_away()\n",
+                "                connection.turn_away()\n",
+            ),
+        ),
         (GUARD + "beyond_the_cap_requests_are_refused_and_probes_answered",),
     ),
     Bug(
         "one address counts for two",
         "A connection that is closed leaves its count behind, and after a day the address is shut out.",
-        (Edit("api/guard.py", "left = self._per_client[client] - 1", "left = self._per_client[client]"),),
+        (Edit("api/connection_guard.py", "left = self._per_client[client] - 1", "left = self._per_client[client]"),),
         (GUARD + "counts_return_to_nothing",),
     ),
     Bug(

@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from api import guard as guard_module
 from api import open_files, server
 from api.connection import MAX_PIPELINED, Connection
+from api.connection_guard import ConnectionGuard
 from api.deadlines import DeadlineQueue
-from api.guard import ConnectionGuard
 from api.server import Server
 from api.settings import ApiSettings
 
