@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
 import sys
 import time
 from concurrent.futures import CancelledError
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import uvicorn
@@ -20,8 +23,10 @@ import uvicorn
 from api import audit
 from api.app import build_app
 from api.connection import Connection
+from api.connection_guard import ConnectionGuard
 from api.health import live_samples
 from api.keys import Keyring, check_exposure, check_keyless
+from api.open_files import RESERVED_FILES, allowed_connections
 from api.server import Server
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
@@ -46,6 +51,8 @@ from telemetry.lifeline import Lifeline
 from telemetry.metrics import GaugeSample, Metrics
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
+
+log = logging.getLogger(__name__)
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": ApiSettings,
@@ -175,10 +182,11 @@ async def _serve(
         _serve_metrics(services, telemetry)
     host, port = listener.getsockname()[:2]
     app = build_app(services, lambda: lifeline.say("ready", f"http://{host}:{port}"))
+    guard = _guard(services)
     server = Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http=cast(type[asyncio.Protocol], partial(Connection, guard=guard)),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -187,9 +195,8 @@ async def _serve(
             lifespan="on",
             ws="none",
             timeout_graceful_shutdown=max(1, int(settings.drain_s)),
-            timeout_keep_alive=75,
-            h11_max_incomplete_event_size=16 * 1024,
-        )
+        ),
+        each_look=guard.sweep,
     )
 
     def describe() -> Process:
@@ -230,6 +237,17 @@ def _serve_metrics(services: Services, telemetry: TelemetrySettings) -> None:
             return []
 
     services.metrics.serve(telemetry.metrics_port, telemetry.metrics_host, live)
+
+
+def _guard(services: Services) -> ConnectionGuard:
+    """With as many connections as the operating system allows."""
+    settings = services.settings
+    connections = allowed_connections(settings.max_connections)
+    if connections < settings.max_connections:
+        needed = settings.max_connections + RESERVED_FILES
+        log.info("open files allow %d connections; api.max_connections needs ulimit -n %d", connections, needed)
+        settings = msgspec.structs.replace(settings, max_connections=connections)
+    return ConnectionGuard(settings, lambda code: services.metrics.errors.labels(code).inc())
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop]:

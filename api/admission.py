@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from api import errors
+from api.json_weight import check_weight, is_heavy
 from api.keys import Caller
 from api.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.services import Services
@@ -73,10 +74,14 @@ def header(scope: Scope, name: bytes, default: str = "") -> str:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body, of JSON and of at most `limit` bytes. Raises ApiError (413, 415), ClientDisconnect."""
+    """The whole body, of JSON, of at most `limit` bytes and quickly parsed. Raises ApiError (400, 413, 415),
+    ClientDisconnect."""
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise errors.unsupported_media_type()
+    length = header(scope, b"content-length")
+    if length.isdecimal() and int(length) > limit:
+        raise errors.payload_too_large(limit)
     body, more = bytearray(), True
     while more:
         message = await receive()
@@ -86,6 +91,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise errors.payload_too_large(limit)
+    if is_heavy(body):
+        await check_weight(body)
     return bytes(body)
 
 

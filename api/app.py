@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, timing, webhooks
@@ -87,6 +87,7 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
         exception_handlers={**HANDLERS, Exception: _bug},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # it would redirect to whatever host the request names
     app.state.services = services
     return Observed(Guarded(Shortcut(app), services), services)
 
@@ -133,7 +134,23 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return _answer(request, errors.method_not_allowed(method.strip() for method in allowed.split(",")))
-    return _answer(request, errors.unknown_route())
+    return _answer(request, errors.unknown_route(_without_slash(request.scope)))
+
+
+def _without_slash(scope: Scope) -> str:
+    """The path without the slashes at its end, if it is one of ours; else ""."""
+    path: str = scope["path"]
+    shorter = path.rstrip("/")
+    if not shorter or shorter == path:
+        return ""
+    there = any(route.matches({**scope, "path": shorter, "app_root_path": ""})[0] is not Match.NONE for route in ROUTES)
+    return shorter if there else ""
+
+
+async def _client_gone(request: Request, _error: Exception) -> Response:
+    """The client left before all of its request was here. Nobody reads this answer; metrics count its status."""
+    log.debug("a client left in the middle of its request", extra={"request_id": request.scope["state"]["request_id"]})
+    return Response(status_code=CLIENT_GONE)
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
@@ -152,8 +169,12 @@ async def _bug(request: Request, error: Exception) -> Response:
     return _answer(request, errors.internal_error(request_id))
 
 
+CLIENT_GONE = 499
+"""As other servers log it; no standard has a status for this."""
+
 HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
     ApiError: _api_error,
+    ClientDisconnect: _client_gone,
     HTTPException: _http_error,
     Unavailable: _unavailable,
     UnknownJob: _unknown_job,

@@ -79,8 +79,10 @@ def context_length_exceeded(tokens: int, context: int, param: str = "messages") 
     return ApiError(400, "context_length_exceeded", message, param=param)
 
 
-def unknown_route() -> ApiError:
-    return ApiError(404, "not_found", "There is nothing at this address. GET /openapi.json lists what there is.")
+def unknown_route(instead: str = "") -> ApiError:
+    """`instead`: the path that was probably meant."""
+    hint = f"Leave out the slash at its end: {instead}" if instead else "GET /openapi.json lists what there is"
+    return ApiError(404, "not_found", f"There is nothing at this address. {hint}.")
 
 
 def method_not_allowed(allowed: Iterable[str]) -> ApiError:
@@ -89,8 +91,19 @@ def method_not_allowed(allowed: Iterable[str]) -> ApiError:
 
 
 def payload_too_large(limit: int) -> ApiError:
-    """`limit` in bytes."""
-    return ApiError(413, "payload_too_large", f"The body is larger than the {limit} bytes accepted here.")
+    """`limit` in bytes. The connection ends with this answer, for most of the body is still to come."""
+    message = f"The body is larger than the {limit} bytes accepted here."
+    return ApiError(413, "payload_too_large", message, headers={"Connection": "close"})
+
+
+def body_too_complex(limit: int) -> ApiError:
+    """`limit` as in api/json_weight.py."""
+    message = (
+        "The body has too many values to be read at once: 8 for each list and object, 4 for each key, 1 for each comma "
+        f"and for four backslashes add up to more than {limit}. Send fewer messages, parts or prompts, or text instead "
+        "of token ids."
+    )
+    return ApiError(400, "body_too_complex", message)
 
 
 def foreign_host(host: str) -> ApiError:
@@ -128,6 +141,28 @@ def unsupported_upload() -> ApiError:
 
 def upload_stalled(silence_s: float) -> ApiError:
     return ApiError(408, "upload_stalled", f"Nothing came for {silence_s:g} s. Nothing was kept; send it again.")
+
+
+# --- the connection ------------------------------------------------------------------------------------------------
+
+
+def invalid_http(reason: str) -> ApiError:
+    return ApiError(400, "invalid_http", f"The request is not valid HTTP: {reason}.")
+
+
+def headers_too_large(max_bytes: int, max_fields: int) -> ApiError:
+    message = f"The request line and header fields have more than {max_bytes} bytes or {max_fields} fields."
+    return ApiError(431, "headers_too_large", message)
+
+
+def request_timeout(what: str) -> ApiError:
+    """`what` did not arrive in time."""
+    return ApiError(408, "request_timeout", f"The request's {what} did not arrive in time. Nothing was accepted.")
+
+
+def too_many_connections(retry_s: float = 5) -> ApiError:
+    message = "This server has as many connections as it takes, in all or from your address. Close some, or try later."
+    return ApiError(503, "too_many_connections", message, headers=retry_after(retry_s))
 
 
 # --- who asks, and for what ----------------------------------------------------------------------------------------

@@ -119,11 +119,11 @@ ROUTES = (
 )  # fmt: skip
 
 ERRORS = {
-    400: "invalid_request_error or context_length_exceeded: `param` names the field.",
+    400: "invalid_request_error or context_length_exceeded: `param` names it. body_too_complex: too many values.",
     401: "invalid_api_key: no key, or one that is not known here. admin_token_required: under /admin, without keys.",
     403: "permission_denied: the key does not reach so far. foreign_origin: sent by a web page that is not let in.",
     404: "model_not_found, or job_not_found, file_not_found, batch_not_found, also for what is somebody else's.",
-    408: "deadline_exceeded_in_queue or deadline_exceeded: the job's deadline passed.",
+    408: "deadline_exceeded_in_queue or deadline_exceeded: its deadline passed. request_timeout: it came too slowly.",
     409: "idempotency_in_progress: send it again in a second. job_cancelled: there is no result. batch_not_steerable.",
     410: "result_expired: the retention time is over.",
     413: "payload_too_large: the body is above the limit.",
@@ -132,7 +132,7 @@ ERRORS = {
     422: "idempotency_key_reused: the same key came with another body before.",
     429: "queue_full: as many jobs are waiting as the lane holds.",
     500: "The job failed (its own code), or internal_error.",
-    503: "no_capacity, draining or store_unavailable: try again after Retry-After.",
+    503: "no_capacity, draining, store_unavailable or too_many_connections: try again after Retry-After.",
     504: "wait_timeout: the answer took too long; the job goes on and X-Job-Id names it.",
 }
 

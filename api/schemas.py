@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 import pydantic_core
@@ -40,6 +41,9 @@ MAX_DEPTH = 32
 
 MAX_IGNORED = 20
 """Names in X-Ignored-Fields."""
+
+MAX_EXTRAS = 1000
+"""Unknown fields looked at for it."""
 
 TIERS = {
     "default": Priority.STANDARD,
@@ -316,7 +320,7 @@ def clamp(lane: Priority, ceiling: Priority) -> Priority:
 def ignored_fields(request: Request) -> list[str]:
     """Names of the fields that had no effect, fit for a header: the first 20, odd names left out."""
     names: dict[str, None] = {}  # a set that keeps the order
-    for name in _extras(request, ""):
+    for name in islice(_extras(request, ""), MAX_EXTRAS):
         if name not in UNHONOURED and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
             names[name] = None
         if len(names) == MAX_IGNORED:

@@ -7,6 +7,7 @@ API process without work cost (bench/NOTES.md).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
@@ -19,16 +20,18 @@ RENEW = 0
 
 
 class Server(uvicorn.Server):
-    """Made and served in one event loop."""
+    """Made and served in one event loop. `each_look` is called once every LOOK_S."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, each_look: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
+        self._each_look = each_look
         self._loop = asyncio.get_running_loop()
         self._told = asyncio.Event()
 
     async def main_loop(self) -> None:
         """Until the server is to end."""
         while not await self.on_tick(RENEW):
+            self._each_look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._told.wait()

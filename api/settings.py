@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Literal
 
 import msgspec
@@ -42,6 +43,21 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may read /metrics. None: anyone without keys (then only this machine can), else an admin."""
     admin_token_sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the token that /admin asks for while there are no keys; `penstock up` makes one."""
+    max_header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=128 * 1024)] = 16 * 1024
+    """Bytes of one request's head, request line included, and of what stands around the chunks of a body."""
+    max_headers: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    """Header fields of one request."""
+    header_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """From the first byte of a request to the end of its head, and from a connection's start to its first byte."""
+    body_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """In every such time a body must bring `min_body_bytes_per_s` times as many bytes."""
+    min_body_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] = 20_000
+    """Open connections of one API process."""
+    max_connections_per_client: Annotated[int, msgspec.Meta(ge=1)] = 256
+    """Open connections of one API process from one address. Loopback and `trusted_proxies` have no such limit."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of the proxies in front."""
 
     def __post_init__(self) -> None:
         for name in self.hosts:
@@ -50,10 +66,16 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
         for origin in self.cors_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ValueError(f"cors_origins: {origin!r} is no origin; write it as https://app.example[:port]")
+        self.proxy_networks  # noqa: B018 - raises ValueError
 
     def shows_metrics(self, *, keyless: bool) -> bool:
         """Whether /metrics asks for nothing."""
         return keyless if self.metrics is None else self.metrics == "open"
+
+    @property
+    def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """`trusted_proxies`, parsed. Raises ValueError."""
+        return tuple(ip_network(word) for word in self.trusted_proxies)
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):

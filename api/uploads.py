@@ -46,6 +46,8 @@ async def receive(
         if reader.upload.incoming is not None:
             reader.upload.incoming.discard()
         raise
+    finally:
+        reader.close()
     return reader.upload
 
 
@@ -94,6 +96,10 @@ class _Reader:
         if not self._ended:
             raise errors.invalid_request("The body ends before its last part does.")
         await self._write(1)
+
+    def close(self) -> None:
+        """Let go of the parser, which holds this reader: what was received would wait for the garbage collector."""
+        del self._parser
 
     async def _write(self, least: int) -> None:
         """Bring what was collected to the disk, if it is enough."""

@@ -20,6 +20,7 @@ PROGRAMS = {
     "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
     "recovery": "Kill a worker or an API process under load: how long readers wait, who stands still.",
     "abuse": "A tenant's short chat beside the largest requests that another tenant may send.",
+    "connections": "A load beside slow connections, and requests no server should take.",
     "chaos": "The fault matrix: kill, stop, cut, fill and flood everything.",
 }
 """One line each. What a program is given, it reads itself."""

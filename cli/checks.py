@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from api.open_files import RESERVED_FILES, allowed_by
 from cli import banner, ports
 from cli.deployment import Deployment
 from cli.embedded import find_server
@@ -36,7 +37,6 @@ ENGINES = {
     "trtllm": ("tensorrt_llm", "docs of TensorRT-LLM"),
 }
 GGUF = b"GGUF"
-FILES = 4096
 SPARE, LEAST = 2 * 10**9, 2 * 10**8
 CLOCK_MS = 1000
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -70,7 +70,7 @@ def examine(
     else:
         yield embedded()
     yield port(deployment, instance)
-    yield files()
+    yield files(deployment)
     yield proxies(environ)
 
 
@@ -219,11 +219,15 @@ def port(deployment: Deployment, instance: Instance | None) -> Check:
     )
 
 
-def files() -> Check:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < FILES:
-        return Check("open files", "warn", f"{soft} at most: about as many streams", f"ulimit -n {FILES}")
-    return Check("open files", "ok", f"{soft} at most")
+def files(deployment: Deployment) -> Check:
+    """API processes raise the soft limit themselves, up to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = deployment.api.max_connections
+    needed = wanted + RESERVED_FILES
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        return Check("open files", "ok", f"{wanted} connections of one API process (api.max_connections)")
+    detail = f"{hard} at most, so an API process takes {allowed_by(hard, wanted)} connections, not {wanted}"
+    return Check("open files", "warn", detail, f"ulimit -Hn {needed}, or a lower api.max_connections")
 
 
 def proxies(environ: Mapping[str, str]) -> Check:

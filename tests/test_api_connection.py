@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import pytest
@@ -14,6 +15,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from api.connection import MOST_UNSENT, Connection, Together
+from api.connection_guard import ConnectionGuard
+from api.settings import ApiSettings
 
 
 @dataclass
@@ -41,7 +44,8 @@ async def door() -> AsyncIterator[tuple[Door, int]]:
         listener.bind(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         listener.listen()
-        config = uvicorn.Config(door, http=Connection, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        kind = cast(type[asyncio.Protocol], partial(Connection, guard=ConnectionGuard(ApiSettings())))
+        config = uvicorn.Config(door, http=kind, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server._serve([listener]))
         yield door, listener.getsockname()[1]

@@ -22,6 +22,11 @@ from streaming.messages import Failure, State, Terminal
 EVERY: dict[str, tuple[Callable[[], ApiError], int]] = {
     "invalid_request_error": (lambda: errors.invalid_request("n must be at most 8.", "n"), 400),
     "context_length_exceeded": (lambda: errors.context_length_exceeded(9000, 8192), 400),
+    "body_too_complex": (lambda: errors.body_too_complex(65_536), 400),
+    "invalid_http": (lambda: errors.invalid_http("no version"), 400),
+    "headers_too_large": (lambda: errors.headers_too_large(16_384, 100), 431),
+    "request_timeout": (lambda: errors.request_timeout("body"), 408),
+    "too_many_connections": (errors.too_many_connections, 503),
     "invalid_api_key": (lambda: errors.invalid_api_key("No key."), 401),
     "permission_denied": (lambda: errors.permission_denied("Not this model.", "model"), 403),
     "model_not_found": (lambda: errors.model_not_found("gpt", ["b", "a"]), 404),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from redis import Redis
 
 from cli import checks
 from cli.__main__ import main
-from cli.checks import Check, judge_redis
+from cli.checks import Check, files, judge_redis
+from cli.deployment import load_deployment
 from cli.doctor import summary
 
 SOUND = {
@@ -145,3 +147,14 @@ def test_summary() -> None:
     assert summary([fail, fail, warn]) == "2 things to fix, 1 warning."
     assert summary([warn]) == "1 warning."
     assert summary([]) == "Ready."
+
+
+def test_open_files_for_every_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hard limit counts: API processes raise the other one."""
+    deployment = load_deployment({}, {}, tmp_path)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 524_288))
+    assert files(deployment).status == "ok"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    found = files(deployment)
+    assert (found.status, found.hint) == ("warn", "ulimit -Hn 20768, or a lower api.max_connections")
+    assert "takes 3328 connections, not 20000" in found.detail

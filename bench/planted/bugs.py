@@ -6,6 +6,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
+from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
 from bench.planted.readers import READERS
 from bench.planted.work import WORK
@@ -1493,4 +1494,5 @@ BUGS = (
     *READERS,
     *WORK,
     *DOORS,
+    *CONNECTIONS,
 )

@@ -1,0 +1,28 @@
+"""The operating system's limit on open files: an API process needs one for each connection."""
+
+from __future__ import annotations
+
+import resource
+
+from api.connection_guard import MAX_SURPLUS
+
+RESERVED_FILES = 2 * MAX_SURPLUS + 256
+"""Open files beside the counted connections: those beyond the limits, the store's, logs, uploads."""
+
+
+def allowed_connections(wanted: int) -> int:
+    """How many connections this process may have open, at most `wanted`. Raises the soft limit as far as is needed and
+    as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + RESERVED_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return allowed_by(max(limit, soft), wanted)
+
+
+def allowed_by(limit: int, wanted: int) -> int:
+    """How many connections a process may have that may open `limit` files, at most `wanted`."""
+    return max(1, min(wanted, limit - RESERVED_FILES))

@@ -1,0 +1,1 @@
+"""What slow, silent and abusive connections cost the others, and the API process."""

@@ -1,0 +1,75 @@
+"""`python -m bench.connections`: a normal load beside 1,000 slow or silent connections, and requests no server should
+take.
+
+How much later the others' answers come, and what each abusive request is answered and costs the process in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench import program, report
+from bench.connections.figures import COLUMNS, Row, abuse_goals, abuse_rows, slow_goals, slow_rows
+from bench.connections.shows import FULL, QUICK, abused, beside_slow, count_of_turns
+from bench.gateway.stage import Stage
+from bench.load.child import LoadFailed
+from bench.processes import Died
+from bench.program import Run
+from bench.report import Ratio, Report
+
+NAME = "connections"
+SHOWS = ("slow", "abuse")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if everything was measured and every goal was reached."""
+    return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
+
+
+def _run(run: Run) -> int:
+    names = run.args.shows.split(",")
+    program.check_names("show", names, SHOWS)
+    size = QUICK if run.args.quick else FULL
+    rows: list[Row] = []
+    goals: list[Ratio] = []
+    with Stage(run.console, "starting", count_of_turns(size)) as stage:
+        if "slow" in names:
+            readings = beside_slow(stage, size)
+            rows += slow_rows(readings)
+            goals += slow_goals(readings)
+        if "abuse" in names:
+            costs = abused(stage)
+            rows += abuse_rows(costs)
+            goals += abuse_goals(costs)
+    found = Report(
+        name=f"{NAME}-quick" if run.args.quick else NAME,
+        title="What slow and abusive connections cost the others",
+        command=run.command,
+        settings=asdict(size),
+        columns=COLUMNS,
+        rows=rows,
+        ratios=tuple(goals),
+        notes=(
+            "A third of the slow connections sends nothing, a third a head and a third a body at a byte a second; one "
+            "that is closed connects again. At a bare server they cost this machine the same and Penstock nothing.",
+            "Memory is the peak of the API process's resident set beyond what it had before that request.",
+        ),
+    )
+    run.tell(found, run.args.out / found.file)
+    return int(any(goal.holds is False for goal in found.ratios))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock bench connections", description=__doc__)
+    parser.add_argument("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="few connections, one round")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

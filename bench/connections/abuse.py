@@ -1,0 +1,120 @@
+"""Requests that no server should take, one at a time: what each is answered, and how much memory it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST = "127.0.0.1"
+PATIENCE_S = 60.0
+MIB = 1024 * 1024
+PIECE = b"x" * 65536
+CHAT = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+SETTLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Abuse:
+    """One request, as the pieces it is sent in."""
+
+    name: str
+    pieces: Callable[[], Iterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What came of one."""
+
+    name: str
+    status: int
+    """0: the connection ended without an answer."""
+    memory_mib: float
+    """The process's peak beyond what it had before."""
+    seconds: float
+
+
+def one_field(size: int) -> Iterator[bytes]:
+    yield b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Large: "
+    for _ in range(size // len(PIECE)):
+        yield PIECE
+    yield b"\r\n\r\n"
+
+
+def many_fields(size: int) -> Iterator[bytes]:
+    yield b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    fields = b"".join(b"x-%07d: y\r\n" % number for number in range(4096))
+    for _ in range(size // len(fields)):
+        yield fields
+    yield b"\r\n"
+
+
+def announced_body(size: int) -> Iterator[bytes]:
+    yield f"{CHAT}Content-Length: {size}\r\n\r\n".encode()
+    for _ in range(size // len(PIECE)):
+        yield PIECE
+
+
+def chunked_body(size: int) -> Iterator[bytes]:
+    yield f"{CHAT}Transfer-Encoding: chunked\r\n\r\n".encode()
+    for _ in range(size // len(PIECE)):
+        yield b"%x\r\n" % len(PIECE) + PIECE + b"\r\n"
+    yield b"0\r\n\r\n"
+
+
+def json_body(body: bytes) -> Iterator[bytes]:
+    yield f"{CHAT}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _extra(value: bytes) -> bytes:
+    return b'{"model":"bench","messages":[{"role":"user","content":"x"}],"x":' + value + b"}"
+
+
+ABUSES = (
+    Abuse("2 MB header field", lambda: one_field(2 * MIB)),
+    Abuse("91 MiB of header fields", lambda: many_fields(91 * MIB)),
+    Abuse("100 MB body, announced", lambda: announced_body(100 * MIB)),
+    Abuse("100 MB body, in chunks", lambda: chunked_body(100 * MIB)),
+    Abuse("10,000-deep JSON", lambda: json_body(_extra(b"[" * 10_000 + b"]" * 10_000))),
+    Abuse("2 MB of empty lists", lambda: json_body(_extra(b"[" + b"[]," * (2 * MIB // 3 - 100) + b"1]"))),
+)
+
+
+def try_abuse(abuse: Abuse, port: int, pid: int) -> Cost:
+    """Send it to the process with that pid, and wait until its connection has ended."""
+    before = _reset_peak_mib(pid)
+    began = time.monotonic()
+    status = _send(abuse, port)
+    seconds = time.monotonic() - began
+    time.sleep(SETTLE_S)
+    return Cost(abuse.name, status, max(0.0, _memory_mib(pid, "VmHWM") - before), seconds)
+
+
+def _send(abuse: Abuse, port: int) -> int:
+    with socket.create_connection((HOST, port), PATIENCE_S) as line:
+        with contextlib.suppress(OSError):  # it may be cut off in the middle, and still have an answer to read
+            for piece in abuse.pieces():
+                line.sendall(piece)
+        response = http.client.HTTPResponse(line)
+        try:
+            response.begin()
+            json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError):
+            return 0
+        return response.status
+
+
+def _reset_peak_mib(pid: int) -> float:
+    """Its memory now, from which its peak is counted anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _memory_mib(pid, "VmRSS")
+
+
+def _memory_mib(pid: int, field: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024

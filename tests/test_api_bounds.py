@@ -1,0 +1,247 @@
+"""Bodies that cost much, bodies that end early, and addresses that are nearly right, at real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import House, eventually, serving
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import json_weight
+from api.errors import ApiError
+from api.json_weight import MAX_JSON_WEIGHT, check_weight, is_heavy
+from api.open_files import RESERVED_FILES
+from api.schemas import parse
+from api.settings import ApiSettings
+
+BODY_LIMIT = 2 * 1024 * 1024
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
+
+
+# --- what a body costs ----------------------------------------------------------------------------------------------
+
+
+def body_of(**fields: Any) -> bytes:
+    return json.dumps(CHAT | fields, separators=(",", ":")).encode()
+
+
+def ids(count: int) -> bytes:
+    return json.dumps({"model": "sim", "prompt": [50_000] * count}, separators=(",", ":")).encode()
+
+
+HEAVY = {
+    "lists": body_of(x=[[]] * 600_000),
+    "objects": body_of(x=[{}] * 600_000),
+    "keys": body_of(x={f"{number:x}": 1 for number in range(200_000)}),
+    "ids": ids(300_000),
+    "strings": body_of(x=["x"] * 500_000),
+    "parts": body_of(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 20}] * 1000),
+    "escapes": body_of(user="\n" * 300_000),
+    "behind a long text": body_of(user="," * 500_000 + '"' * 100_000, x=[[]] * 10_000),
+}
+LIGHT = {
+    "text": body_of(messages=[{"role": "user", "content": 'He said: "[1, 2, {3: 4}]", and left.\\n' * 45_000}]),
+    "messages": body_of(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 1024),
+    "ids": ids(65_000),
+    "prompts": json.dumps({"model": "sim", "prompt": [[7] * 256] * 128}).encode(),
+}
+
+
+def test_one_body_that_stopped_all_streams_is_refused(house: House) -> None:
+    """The body of the review: 2 MB of lists."""
+    body = b'{"x":[' + b",".join([b"[]"] * (BODY_LIMIT // 3 - 10)) + b"]}"
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/jobs", "/v1/batches"):
+        status, _, answer = house.post(path, body)
+        error = json.loads(answer)["error"]
+        assert (status, error["code"]) == (400, "body_too_complex") and str(MAX_JSON_WEIGHT) in error["message"]
+    assert house.request("PUT", "/admin/pools/sim", body)[0] == 400
+
+
+@pytest.mark.parametrize("what", HEAVY)
+async def test_a_body_of_too_many_values_is_refused(what: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        await check_weight(HEAVY[what])
+    assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
+
+
+@pytest.mark.parametrize("what", LIGHT)
+async def test_what_people_send_is_light_enough(what: str) -> None:
+    await check_weight(LIGHT[what])
+    parse("completion" if what in ("ids", "prompts") else "chat", LIGHT[what])
+
+
+async def test_weighing_lets_others_work() -> None:
+    """A body of 2 MB is looked at in slices; other tasks run between them."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    await check_weight(body_of(user="x" * 2_000_000))
+    beside.cancel()
+    assert turns >= 2_000_000 // json_weight.SLICE_BYTES
+
+
+def weight(value: Any) -> int:
+    """By the definition: 8 for each list and object, 4 for each key, 1 for each comma; escapes aside."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = sum(weight(each) for each in (value.values() if isinstance(value, dict) else value))
+    return 8 + inner + max(len(value) - 1, 0) + (4 * len(value) if isinstance(value, dict) else 0)
+
+
+NASTY = st.text(alphabet='ab\\",:[]{}é\n\x01', max_size=30)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | NASTY,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(NASTY, inner, max_size=5),
+    max_leaves=40,
+)
+
+
+@given(VALUES, st.integers(2, 40), st.booleans())
+def test_the_weight_is_that_of_what_is_no_text(value: Any, size: int, ascii_only: bool) -> None:
+    """However the slices fall, and whatever strings hold."""
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    found = weight(value) + body.count(b"\\") // 4
+    limit, slices = json_weight.MAX_JSON_WEIGHT, json_weight.SLICE_BYTES
+    try:
+        json_weight.SLICE_BYTES = size
+        for most in (found, found - 1):
+            json_weight.MAX_JSON_WEIGHT = most
+            try:
+                asyncio.run(check_weight(body))
+                assert most == found
+            except ApiError:
+                assert most < found
+    finally:
+        json_weight.MAX_JSON_WEIGHT, json_weight.SLICE_BYTES = limit, slices
+
+
+def test_short_bodies_are_not_weighed() -> None:
+    """They cannot be too heavy, whatever they hold."""
+    short = b"[" * (MAX_JSON_WEIGHT // json_weight.CONTAINER_WEIGHT)
+    assert not is_heavy(short) and is_heavy(short + b"[")
+
+
+def test_deep_json_is_refused(house: House) -> None:
+    """10,000 levels, of lists and of objects."""
+    for body in (b"[" * 10_000 + b"]" * 10_000, b'{"a":' * 10_000 + b"1" + b"}" * 10_000):
+        assert house.post("/v1/chat/completions", body)[0] == 400
+        assert house.post("/v1/chat/completions", b'{"model":"sim","messages":' + body + b"}")[0] == 400
+
+
+def test_of_a_key_that_comes_twice_the_last_one_counts(house: House) -> None:
+    """As JSON parsers of most languages have it; there is only one parser here, so nothing is read in two ways."""
+    body = b'{"model":"nothing","model":"sim","max_tokens":9,"max_tokens":1,"messages":[{"role":"user","content":"x"}]}'
+    status, _, answer = house.post("/v1/chat/completions", body)
+    assert status == 200 and json.loads(answer)["usage"]["completion_tokens"] == 1
+
+
+def test_a_body_is_refused_by_the_length_it_announces(house: House) -> None:
+    """Nothing of it is read; the client that asks first is told at once."""
+    with socket.create_connection(("127.0.0.1", house.port), 30) as line:
+        line.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Expect: 100-continue\r\nContent-Length: 104857600\r\n\r\n"
+        )
+        answer = http.client.HTTPResponse(line)
+        answer.begin()
+        assert answer.status == 413 and json.loads(answer.read())["error"]["code"] == "payload_too_large"
+
+
+# --- clients that leave ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lone_house(tmp_path: Path) -> Iterator[House]:
+    with serving(tmp_path, "workers") as house:
+        yield house
+
+
+ABORTED = {
+    "/v1/chat/completions": "application/json",
+    "/v1/completions": "application/json",
+    "/v1/jobs": "application/json",
+    "/v1/batches": "application/json",
+    "/v1/files": "multipart/form-data; boundary=cut",
+    "/v1/jobs/job_0/cancel": "application/json",
+    "/v1/batches/batch_0/pause": "application/json",
+}
+FORM = (
+    b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--cut\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+)
+
+
+@pytest.mark.parametrize("path", ABORTED)
+def test_two_hundred_clients_that_leave_are_no_errors(lone_house: House, path: str) -> None:
+    """In the middle of their bodies: no 500, no traceback, no ERROR line; memory and files are given back."""
+    house, sent = lone_house, FORM + b"x" * 200_000
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {ABORTED[path]}\r\nContent-Length: 500000\r\n\r\n"
+    pid = house._processes[-1].pid
+
+    def abort() -> None:
+        with socket.create_connection(("127.0.0.1", house.port), 30) as line:
+            line.sendall(head.encode() + sent)
+
+    def memory_kib() -> int:
+        page = Path(f"/proc/{pid}/status").read_text()
+        return next(int(line.split()[1]) for line in page.splitlines() if line.startswith("VmRSS:"))
+
+    def open_files() -> int:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+    files = open_files()
+    for _ in range(8):  # the allocator and the threads that write to disk keep some of it at first
+        before = memory_kib()
+        for _ in range(200):
+            abort()
+        eventually(lambda: open_files() <= files)
+        assert house.post("/v1/chat/completions", CHAT)[0] == 200
+        if memory_kib() - before < 2 * 1024:
+            break
+    else:
+        pytest.fail("the memory goes on growing")
+    said = house.log("api")
+    assert "ERROR" not in said and "Traceback" not in said and '"level":"error"' not in said.replace(" ", "").lower()
+    metrics = house.get("/metrics")[1].decode()
+    assert not [line for line in metrics.splitlines() if 'status="500"' in line]
+    assert not list(house.folder.glob("**/incoming/*"))
+
+
+# --- addresses that are nearly right --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/", "/v1/models/sim/x/", "/v1/chat/completions/", "/healthz//", "//evil/"])
+def test_no_address_is_redirected(house: House, path: str) -> None:
+    """404 with the path that was meant, and no word of the host that the request names."""
+    for method in ("GET", "POST"):
+        status, headers, answer = house.request(method, path, headers={"Host": "evil.example"})
+        assert status in (403, 404, 405) and "location" not in headers and b"evil" not in answer
+    meant = path.rstrip("/")
+    if path.startswith("/v1/jobs"):
+        message = json.loads(house.get(path)[1])["error"]["message"]
+        assert message.endswith(f"Leave out the slash at its end: {meant}.")
+
+
+# --- the process's own limits ---------------------------------------------------------------------------------------
+
+
+def test_a_process_may_open_as_many_files_as_its_connections_need(lone_house: House) -> None:
+    """Or as many as the hard limit allows."""
+    limits = Path(f"/proc/{lone_house._processes[-1].pid}/limits").read_text()
+    line = next(line for line in limits.splitlines() if line.startswith("Max open files"))
+    soft, hard = (int(word) if word.isdecimal() else 10**9 for word in line.split()[3:5])
+    assert soft >= min(hard, ApiSettings().max_connections + RESERVED_FILES)

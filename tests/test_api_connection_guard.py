@@ -1,0 +1,567 @@
+"""What a client may send before anybody knows it, on a real server and real sockets: sizes, times, how many."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import resource
+import socket
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from api import guard as guard_module
+from api import open_files, server
+from api.connection import MAX_PIPELINED, Connection
+from api.connection_guard import ConnectionGuard
+from api.deadlines import DeadlineQueue
+from api.server import Server
+from api.settings import ApiSettings
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+PATIENCE_S = 30.0
+
+
+@dataclass
+class App:
+    """Answers with what it was sent. `/hold` ends, and `/late` is read, when `go_on` is set; `/early` is not read."""
+
+    asked: list[Scope] = field(default_factory=list)
+    left: int = 0
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append(scope)
+        body, more = b"", scope["path"] != "/early"
+        if scope["path"] == "/late":
+            await self.go_on.wait()
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left += 1
+                return
+            body += message["body"]
+            more = message["more_body"]
+        if scope["path"].startswith("/hold"):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"<", "more_body": True})
+            await self.go_on.wait()
+            await send({"type": "http.response.body", "body": b">"})
+            return
+        if scope["path"] == "/large":
+            body = b"x" * 8 * 1024 * 1024
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
+
+
+@dataclass
+class Door:
+    """A server in this process."""
+
+    app: App
+    port: int
+    guard: ConnectionGuard
+    server: Server
+    refused: Counter[str]
+
+    @property
+    def open(self) -> int:
+        return len(self.server.server_state.connections)
+
+
+@asynccontextmanager
+async def opened(**settings: Any) -> AsyncIterator[Door]:
+    app, refused = App(), Counter[str]()
+    guard = ConnectionGuard(ApiSettings(**settings), lambda code: refused.update([code]))
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+        kind = cast(type[asyncio.Protocol], partial(Connection, guard=guard))
+        config = uvicorn.Config(app, http=kind, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        it = Server(config, each_look=guard.sweep)
+        serving = asyncio.create_task(it._serve([listener]))
+        async with asyncio.timeout(PATIENCE_S):
+            while not it.started:
+                await asyncio.sleep(0.005)
+        yield Door(app, listener.getsockname()[1], guard, it, refused)
+        it.should_exit = True
+        app.go_on.set()
+        await asyncio.wait({serving}, timeout=PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LOOK_S", 0.02)
+
+
+@dataclass
+class Client:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.read()
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """One answer of known length."""
+        async with asyncio.timeout(PATIENCE_S):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            status, *lines = head.strip().split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+            return int(status.split()[1]), headers, body
+
+
+@asynccontextmanager
+async def client(door: Door, data: bytes = b"") -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+    try:
+        it = Client(reader, writer)
+        if data:
+            await it.send(data)
+        yield it
+    finally:
+        writer.close()
+
+
+async def soon(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def code_of(body: bytes) -> str:
+    return str(json.loads(body)["error"]["code"])
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def long_field(size: int) -> bytes:
+    return GET + b"X: " + b"x" * size + b"\r\n\r\n"
+
+
+TOO_LARGE = {
+    "a long field": [long_field(17 * 1024)],
+    "a field of 2 MiB": [GET + b"X: "] + [b"x" * 65536] * 32,
+    "long URL": [b"GET /" + b"x" * 17 * 1024 + b" HTTP/1.1\r\nHost: a\r\n\r\n"],
+    "long name": [GET + b"x" * 17 * 1024 + b": 1\r\n\r\n"],
+    "many fields": [GET + b"X: 1\r\n" * 100 + b"\r\n"],
+    "blank lines": [b"\r\n" * 9 * 1024],
+    "trailers": [POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"] + [b"X: " + b"x" * 4096 + b"\r\n"] * 12,
+    "chunk extension": [POST + b"Transfer-Encoding: chunked\r\n\r\n1;"] + [b"x" * 4096] * 12,
+}
+
+
+@pytest.mark.parametrize("what", TOO_LARGE)
+@pytest.mark.parametrize("before", [b"", GET + b"\r\n", POST + b"Content-Length: 20000\r\n\r\n" + b"x" * 20000])
+async def test_a_head_beyond_its_limits_is_refused(what: str, before: bytes) -> None:
+    """431 and the end of the connection, also for a later request of it; the application sees nothing of it."""
+    async with opened() as door, client(door, before) as it:
+        if before:
+            assert (await it.answer())[0] == 200
+        for part in TOO_LARGE[what]:
+            await it.send(part)
+        status, headers, body = await it.answer()
+        assert (status, code_of(body), headers["connection"]) == (431, "headers_too_large", "close")
+        assert await it.rest() == b""
+        assert door.refused == {"headers_too_large": 1}
+        assert all(dict(scope["headers"]).keys() <= {b"host", b"content-length", b"transfer-encoding"}
+                   for scope in door.app.asked)  # fmt: skip
+
+
+async def test_heads_within_the_limits_pass() -> None:
+    """Byte for byte up to the limit, in one piece or many, alone or behind another request."""
+    room = 16 * 1024 - len(long_field(0))
+    async with opened() as door, client(door) as it:
+        for whole in (long_field(room), GET + b"X: 1\r\n" * 99 + b"\r\n"):
+            await it.send(whole + whole)
+            assert [(await it.answer())[0] for _ in range(2)] == [200, 200]
+            for at in range(0, len(whole), 1021):
+                await it.send(whole[at : at + 1021])
+            assert (await it.answer())[0] == 200
+
+
+@pytest.mark.parametrize("cut", [0, 1000, 60_000])
+@pytest.mark.parametrize("behind", [long_field(90 * 1024), GET + b"X: 1\r\n" * 5000 + b"\r\n"])
+async def test_a_pipelined_head_is_bounded_too(behind: bytes, cut: int) -> None:
+    """Behind a body whose end comes in the same read. The request before it is answered, then the connection ends."""
+    async with opened() as door, client(door, POST + b"Content-Length: 70000\r\n\r\n") as it:
+        await soon(lambda: len(door.app.asked) == 1)
+        (connection,) = cast(set[Connection], door.server.server_state.connections)
+        whole = b"x" * 70_000 + behind
+        connection.data_received(whole[: len(whole) - cut])
+        connection.data_received(whole[len(whole) - cut :])
+        status, _, body = await it.answer()
+        assert (status, len(body)) == (200, 70_000)
+        assert await it.rest() == b""
+        assert door.refused == {"headers_too_large": 1}
+        assert len(door.app.asked) == 1
+
+
+async def test_trailers_do_not_become_header_fields() -> None:
+    async with opened() as door, client(door) as it:
+        await it.send(POST + b"Transfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
+        assert (await it.answer())[2] == b"abc"
+        assert b"authorization" not in dict(door.app.asked[0]["headers"])
+
+
+async def test_small_chunks_are_no_abuse() -> None:
+    async with opened() as door, client(door) as it:
+        await it.send(POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n")
+        assert len((await it.answer())[2]) == 50_000
+
+
+async def test_requests_in_advance_are_bounded() -> None:
+    """So many are answered in order; more of them end the connection with the answers to those before."""
+    async with opened() as door:
+        async with client(door, (GET + b"\r\n") * (MAX_PIPELINED + 1)) as it:
+            assert [(await it.answer())[0] for _ in range(MAX_PIPELINED + 1)] == [200] * (MAX_PIPELINED + 1)
+        async with client(door, (GET + b"\r\n") * 5000) as it:
+            said = await it.rest()
+            assert said.count(b" 200 OK") == MAX_PIPELINED + 1
+        assert len(door.app.asked) == 2 * (MAX_PIPELINED + 1)
+
+
+# --- what is no request ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+        POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+        POST + b"Content-Length: +3\r\n\r\nabc",
+        POST + b"Transfer-Encoding: gzip\r\n\r\nabc",
+        POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n",
+        b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/2.0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA : b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
+        b"GET / HTTP/1.1\nA: b\n\n",
+        POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+async def test_what_is_no_request_is_refused(head: bytes) -> None:
+    """400 in the one shape of errors, and the end of the connection."""
+    async with opened() as door, client(door, head) as it:
+        status, headers, body = await it.answer()
+        assert (status, code_of(body), headers["connection"]) == (400, "invalid_http", "close")
+        assert await it.rest() == b""
+        assert all(scope["path"] == "/" for scope in door.app.asked)
+
+
+async def test_garbage_behind_a_request_does_not_disturb_its_answer() -> None:
+    async with opened() as door, client(door, b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n\x00\x01") as it:
+        await soon(lambda: door.refused == {"invalid_http": 1})
+        await it.send(b"more")
+        door.app.go_on.set()
+        said = await it.rest()
+        assert said.endswith(b"1\r\n<\r\n1\r\n>\r\n0\r\n\r\n") and b" 400 " not in said
+
+
+async def test_another_protocol_is_not_taken_up() -> None:
+    """The request is answered as if it had not asked, and is the connection's last."""
+    async with opened() as door, client(door, GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n") as it:
+        status, headers, _ = await it.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await it.rest() == b""
+
+
+async def test_http_1_0_is_answered_and_closed() -> None:
+    async with opened() as door, client(door, b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi") as it:
+        assert (await it.rest()).endswith(b"\r\n\r\nhi")
+
+
+async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
+    async with opened() as door, client(door, POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n") as it:
+        assert await it.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await it.send(b"hi")
+        assert (await it.answer())[2] == b"hi"
+
+
+async def test_a_body_nobody_reads_does_not_cost_the_client_its_answer() -> None:
+    """A small one is read to its end, and the connection goes on; a large one ends it, after its answer was read."""
+    async with opened() as door, client(door) as it:
+        early = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+        await it.send(early % 1_000_000 + b"x" * 1_000_000 + GET + b"\r\n")
+        assert [(await it.answer())[0] for _ in range(2)] == [200, 200]
+        await it.send(early % 50_000_000)
+        for _ in range(50):
+            await it.send(b"x" * 1_000_000)
+        status, headers, _ = await it.answer()
+        assert (status, headers["connection"], await it.rest()) == (200, "close", b"")
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    """Without a word: an answer might be taken for that to the client's next request."""
+    async with opened(header_timeout_s=0.1) as door, client(door) as it:
+        assert await it.rest() == b""
+        await soon(lambda: door.open == 0)
+        assert not door.refused
+
+
+async def test_a_head_that_does_not_end_is_refused() -> None:
+    """Also one that goes on and on, byte by byte, and one on a connection that has served before."""
+    async with opened(header_timeout_s=0.3) as door, client(door, GET + b"\r\n") as it:
+        await it.answer()
+        await it.send(b"G")
+
+        async def trickle() -> None:
+            while True:
+                it.writer.write(b"E")
+                await asyncio.sleep(0.05)
+
+        it.writer.write(b"ET / HTTP/1.1\r\nX: ")
+        more = asyncio.create_task(trickle())
+        status, _, body = await it.answer()
+        more.cancel()
+        assert (status, code_of(body)) == (408, "request_timeout")
+        assert await it.rest() == b""
+
+
+async def test_a_body_that_stops_or_trickles_is_refused() -> None:
+    """408, and the application learns that its client is gone."""
+    async with opened(body_timeout_s=0.2, min_body_bytes_per_s=1000) as door:
+        for pieces in (0, 10_000):
+            async with client(door, POST + b"Content-Length: 100000\r\n\r\nx") as it:
+
+                async def trickle(it: Client = it, pieces: int = pieces) -> None:
+                    for _ in range(pieces):
+                        it.writer.write(b"x")
+                        await asyncio.sleep(0.01)
+
+                more = asyncio.create_task(trickle())
+                status, _, body = await it.answer()
+                more.cancel()
+                assert (status, code_of(body)) == (408, "request_timeout")
+        await soon(lambda: door.app.left == 2)
+
+
+async def test_a_long_upload_that_goes_on_is_not_cut() -> None:
+    """It takes several windows of the deadline."""
+    async with opened(body_timeout_s=0.1, min_body_bytes_per_s=1) as door, client(door) as it:
+        await it.send(POST + b"Content-Length: 60\r\n\r\n")
+        for _ in range(60):
+            await it.send(b"x")
+            await asyncio.sleep(0.01)
+        assert (await it.answer())[0] == 200
+
+
+async def test_a_body_that_this_process_does_not_read_is_not_late() -> None:
+    """The application takes several windows of the deadline before it reads on."""
+    head = b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n"
+    async with opened(body_timeout_s=0.1) as door, client(door, head) as it:
+        sending = asyncio.create_task(it.send(b"x" * 3_000_000))
+        await asyncio.sleep(0.5)
+        door.app.go_on.set()
+        status, _, body = await it.answer()
+        await sending
+        assert (status, len(body)) == (200, 3_000_000)
+
+
+async def test_neither_a_stream_nor_a_wait_is_cut() -> None:
+    """No deadline is left while an answer is open, whatever the client sends meanwhile; a short one comes after it."""
+    held = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with (
+        opened(header_timeout_s=0.1, body_timeout_s=0.1) as door,
+        client(door, held) as quiet,
+        client(door, held + b"GET / HTT") as busy,
+    ):
+        await soon(lambda: door.refused["request_timeout"] == 1)
+        await asyncio.sleep(0.3)
+        door.app.go_on.set()
+        assert (await busy.rest()).endswith(b"1\r\n>\r\n0\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await quiet.reader.readuntil(b"0\r\n\r\n")).endswith(b"1\r\n>\r\n0\r\n\r\n")
+        await quiet.send(GET + b"\r\n")
+        assert (await quiet.answer())[0] == 200
+
+
+async def test_an_answered_connection_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than a silent one, and not for ever."""
+    monkeypatch.setattr(guard_module, "IDLE_TIMEOUT_S", 0.5)
+    async with opened(header_timeout_s=0.05) as door, client(door, GET + b"\r\n") as it, client(door) as silent:
+        await it.answer()
+        assert await silent.rest() == b""
+        await asyncio.sleep(0.1)
+        await it.send(GET + b"\r\n")
+        assert (await it.answer())[0] == 200
+        assert await it.rest() == b""
+
+
+async def test_a_reader_of_a_whole_answer_that_takes_nothing_is_cut_off() -> None:
+    """One that takes a little is not."""
+    async with opened(send_timeout_s=0.2) as door:
+        async with client(door, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n"):
+            await soon(lambda: len(door.app.asked) == 1)
+            await soon(lambda: door.open == 0)
+        async with client(door, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n") as it:
+            got = 0
+            async with asyncio.timeout(PATIENCE_S):
+                while got < 8 * 1024 * 1024:
+                    got += len(await it.reader.read(256 * 1024))
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_sends_on_after_its_refusal_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "LINGER_TIMEOUT_S", 0.2)
+    async with opened() as door, client(door, b"\x00" * 10) as it:
+        with pytest.raises(OSError, match=r"reset|[Bb]roken|lost"):
+            for _ in range(100_000):
+                await it.send(b"x" * 1024)
+                await asyncio.sleep(0.005)
+        await soon(lambda: door.open == 0)
+
+
+def test_a_queue_expires_what_entered_first_and_no_more_than_it_is_told() -> None:
+    expired: list[str] = []
+    queue = DeadlineQueue[str](10, expired.append)
+    for number, name in enumerate("abcde"):
+        queue.enter(name, number)
+    queue.leave("b")
+    queue.leave("b")
+    assert queue.sweep(9, 100) == 0
+    assert queue.sweep(13, 2) == 2 and expired == ["a", "c"]
+    assert queue.sweep(13, 100) == 1 and expired == ["a", "c", "d"] and len(queue) == 1
+
+
+async def test_a_connection_that_is_lost_leaves_nothing_to_the_garbage_collector() -> None:
+    """Collections are rare here: what connections received would stay for as long."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with opened() as door:
+            for data in (GET + b"\r\n", POST + b"Content-Length: 9\r\n\r\n", GET, GET + b"\r\n" + GET):
+                async with client(door, data):
+                    await soon(lambda: door.open == 1)
+                    await asyncio.sleep(0.05)
+                    lost = [weakref.ref(each) for each in door.server.server_state.connections]
+                await soon(lambda: door.open == 0)
+                door.app.asked.clear()
+                await soon(lambda lost=lost: [each() for each in lost] == [None])  # type: ignore[misc]
+    finally:
+        gc.enable()
+
+
+# --- how many --------------------------------------------------------------------------------------------------------
+
+
+async def test_beyond_the_cap_requests_are_refused_and_probes_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 with Retry-After. Health is told whatever others hold open; a place that is free again is taken."""
+    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 8)
+    async with opened(max_connections=3) as door, client(door) as first, client(door), client(door):
+        await soon(lambda: door.open == 3)
+        silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(40)]
+        for path in (b"/healthz", b"/readyz?x=1"):
+            async with client(door, b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n") as it:
+                status, headers, _ = await it.answer()
+                assert (status, headers["connection"], await it.rest()) == (200, "close", b"")
+        for data in (GET + b"\r\n", b"POST /healthz HTTP/1.1\r\nContent-Length: 9\r\n\r\n"):
+            async with client(door, data) as it:
+                status, headers, body = await it.answer()
+                assert (status, code_of(body), headers["retry-after"]) == (503, "too_many_connections", "5")
+                assert await it.rest() == b""
+        await soon(lambda: door.open <= 3 + 8)
+        first.writer.close()
+        await soon(lambda: door.open < 3 + 8)
+        async with client(door, GET + b"\r\n") as it:
+            assert (await it.answer())[0] == 200
+            await it.send(GET + b"\r\n")
+            assert (await it.answer())[0] == 200
+        for _, writer in silent:
+            writer.close()
+    assert [scope["path"] for scope in door.app.asked] == ["/healthz", "/readyz", "/", "/"]
+
+
+class Fake:
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def turn_away(self) -> None: ...
+
+
+def test_one_address_does_not_take_all() -> None:
+    """Loopback, proxies that are named, and sockets without an address share no count."""
+    guard = ConnectionGuard(
+        ApiSettings(max_connections_per_client=2, trusted_proxies=("10.0.0.0/8", "192.0.2.7", "fd00::/8"))
+    )
+    for address, most in (
+        ("198.51.100.1", 2), ("198.51.100.2", 2), ("2001:db8::1", 2), ("fe80::1%eth0", 2), ("::ffff:198.51.100.9", 2),
+        ("127.0.0.1", 9), ("127.9.9.9", 9), ("::1", 9), ("::ffff:127.0.0.1", 9), ("", 9),
+        ("10.1.2.3", 9), ("::ffff:10.1.2.3", 9), ("192.0.2.7", 9), ("192.0.2.8", 2), ("fd00::1", 9),
+    ):  # fmt: skip
+        fakes = [cast(Any, Fake(address)) for _ in range(9)]
+        assert sum([guard.admit(fake) for fake in fakes]) == most, address
+        guard.release(fakes[0])
+        guard.release(fakes[0])
+        assert guard.admit(cast(Any, Fake(address)))
+
+
+def test_probes_beyond_the_limits_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 2)
+    guard = ConnectionGuard(ApiSettings(max_connections=1))
+    fakes = [cast(Any, Fake("127.0.0.1")) for _ in range(5)]
+    assert [guard.admit(fake) for fake in fakes] == [True, False, False, False, False]
+    assert [guard.admit_probe(fake) for fake in fakes[1:]] == [True, True, False, False]
+    guard.release(fakes[1])
+    assert guard.admit_probe(fakes[3])
+
+
+def test_counts_return_to_nothing() -> None:
+    guard = ConnectionGuard(ApiSettings(max_connections=5, max_connections_per_client=2))
+    fakes = [cast(Any, Fake(f"198.51.100.{number % 4}")) for number in range(20)]
+    for fake in fakes:
+        guard.admit(fake)
+    guard.admit_probe(fakes[-1])
+    for fake in fakes:
+        guard.release(fake)
+    assert not (guard._admitted or guard._per_client or guard._surplus or guard._probes)
+
+
+def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 100_000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    assert open_files.allowed_connections(20_000) == 20_000
+    assert limits[-1] == (20_000 + open_files.RESERVED_FILES, 100_000)
+    assert open_files.allowed_connections(10_000) == 10_000 and len(limits) == 2
+    limits[:] = [(1024, 4096)]
+    assert open_files.allowed_connections(20_000) == 4096 - open_files.RESERVED_FILES and limits[-1] == (4096, 4096)
+    limits[:] = [(1024, resource.RLIM_INFINITY)]
+    assert open_files.allowed_connections(20_000) == 20_000
+    limits[:] = [(64, 64)]
+    assert open_files.allowed_connections(20_000) == 1
+
+
+@pytest.mark.parametrize("words", ["proxy.example", "10.0.0.1/8", "10.0.0.0/8;::1"])
+def test_a_proxy_is_an_address_or_a_network(words: str) -> None:
+    with pytest.raises(ValueError, match=r"does not appear to be|has host bits set"):
+        ApiSettings(trusted_proxies=(words,))
