@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, timing, webhooks
@@ -130,9 +130,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        return _answer(request, errors.method_not_allowed(method.strip() for method in allowed.split(",")))
+        return _answer(request, errors.method_not_allowed(_methods_of(request)))
     return _answer(request, errors.unknown_route())
+
+
+def _methods_of(request: Request) -> set[str]:
+    """Of the path, by all its routes: the router names those of the first alone."""
+    found = (route for route in ROUTES if route.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in found for method in route.methods or ()}
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
