@@ -39,6 +39,17 @@ class Route(NamedTuple):
 CURSOR = "^[0-9]{1,15}-job_[0-9a-f]{32}$"
 """What api/jobs.py reads."""
 
+PLAIN: dict[str, Schema] = {
+    "application/json": {"type": "object"},
+    "text/event-stream": {
+        "type": "object",
+        "description": "One event of the stream.",
+        "properties": {"event": STRING, "id": STRING, "data": STRING},
+        "required": ["data"],
+    },
+}
+"""Answers that are neither a schema of ours nor plain text."""
+
 _ACCEPT = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
 _READ = (401, 404, 503)
 _JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields")
@@ -215,11 +226,11 @@ def _operation_id(route: Route) -> str:
 def _content(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if "/" in route.answer:
-        content[route.answer] = {"schema": {"type": "object"} if route.answer == "application/json" else STRING}
+        content[route.answer] = {"schema": PLAIN.get(route.answer, STRING)}
     else:
         content["application/json"] = {"schema": schema(route.answer)}
     if route.events:
-        content["text/event-stream"] = {"schema": STRING}
+        content["text/event-stream"] = {"schema": PLAIN["text/event-stream"]}
     return content
 
 
