@@ -83,7 +83,7 @@ $(AUDIT)/.tools: requirements-audit.lock
 	@touch $@
 
 .PHONY: audit sbom fuzz
-audit: $(VENV)/.dev $(AUDIT)/.tools ## known vulnerabilities, secrets, hashes, digests, .pth files; ARGS="--parts secrets"
+audit: $(VENV)/.dev $(AUDIT)/.tools ## known vulnerabilities, secrets, hashes, .pth files, SBOM; ARGS="--parts secrets"
 	@exec $(BIN)/python -m bench.audit $(ARGS)
 
 sbom: $(VENV)/.dev $(AUDIT)/.tools ## what the packages and images are made of, as CycloneDX in build/sbom

@@ -11,9 +11,15 @@ AUDIT = "tests/test_bench_audit.py::test_"
 
 SECURITY = (
     Bug(
-        "a job is everybody's",
-        "Whoever knows a job's id reads and cancels it, whatever its tenant.",
-        (Edit("api/jobs.py", "if record.job.tenant == caller.tenant:", "if record.job.tenant:"),),
+        "a batch is everybody's",
+        "Whoever knows a batch's id reads and steers it, whatever its tenant.",
+        (
+            Edit(
+                "streaming/batches.py",
+                "record is None or record.batch.tenant != tenant:",
+                "record is None or not tenant:",
+            ),
+        ),
         (DOORS + "what_is_anothers_is_as_if_it_were_not",),
     ),
     Bug(
