@@ -2,6 +2,7 @@
 
 VENV := .venv
 BIN  := $(VENV)/bin
+AUDIT := .venv-audit
 ARGS ?=
 
 # Commands named python3.x may exist and not run, and some lack the modules to make an environment: try each.
@@ -45,14 +46,15 @@ check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/kubernetes-validate --strict --quiet $(MANIFESTS)
 	@$(BIN)/python -m pytest --quiet tests/test_docker_*.py
 
-lock: $(VENV)/.dev ## resolve all dependencies anew into the two lock files
+lock: $(VENV)/.dev ## resolve all dependencies anew into the three lock files
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
 	@printf 'hatchling\neditables\n' | $(COMPILE) --extra llamacpp --extra embedded --extra otlp --extra kubernetes \
 		pyproject.toml - --output-file requirements.lock
 	@$(COMPILE) --group dev --constraint requirements.lock --output-file requirements-dev.lock
+	@$(COMPILE) --group audit --output-file requirements-audit.lock
 
 clean: ## remove the environment and all caches; .penstock (queue, results, weights) stays
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
@@ -70,6 +72,25 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
 	@echo "penstock: adding the tools for tests and checks, once"
 	@$(INSTALL) --quiet --requirement requirements-dev.lock
 	@touch $@
+
+# The tools that look for known vulnerabilities, secrets and faults see the project's packages from outside.
+$(AUDIT)/.tools: requirements-audit.lock
+	@$(FIND_PYTHON); \
+	echo "penstock: making an environment for the audit in $(AUDIT) with $$($$python --version), once"; \
+	$$python -m venv --clear $(AUDIT)
+	@$(AUDIT)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes --only-binary :all: \
+		--requirement requirements-audit.lock
+	@touch $@
+
+.PHONY: audit sbom fuzz
+audit: $(VENV)/.dev $(AUDIT)/.tools ## known vulnerabilities, secrets, hashes, .pth files, SBOM; ARGS="--parts secrets"
+	@exec $(BIN)/python -m bench.audit $(ARGS)
+
+sbom: $(VENV)/.dev $(AUDIT)/.tools ## what the packages and images are made of, as CycloneDX in build/sbom
+	@exec $(BIN)/python -m bench.audit --parts sbom $(ARGS)
+
+fuzz: $(VENV)/.dev $(AUDIT)/.tools ## 2,000 and more requests made from the OpenAPI document; ARGS="--seed 7"
+	@exec $(BIN)/python -m bench.fuzz $(ARGS)
 
 .PHONY: bench
 bench: $(VENV)/.dev ## measure everything of docs/performance.md, in turn, and write its tables and plots anew

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from api import audit, errors
 from api.admission import services_of
 from api.jobs import as_json, view_of
+from api.query import whole_number
 from api.render import job_object
 from streaming.deadletters import DeadLetter, DeadLetters
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
@@ -77,11 +78,7 @@ async def _found(request: Request) -> DeadLetter:
 
 def page_limit(text: str | None) -> int:
     """Raises ApiError (400)."""
-    if text is None:
-        return MOST
-    if not text.isdecimal() or not 1 <= int(text) <= MOST:
-        raise errors.invalid_request(f"limit must be a whole number from 1 to {MOST}.", "limit")
-    return int(text)
+    return MOST if text is None else whole_number(text, "limit", 1, MOST)
 
 
 def _object(letter: DeadLetter) -> dict[str, Any]:

@@ -16,6 +16,9 @@ NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 FREE: Schema = {"type": "object"}
 
+MAX_OVERRIDE_S = 30 * 86_400
+"""How long a person's number of workers may hold."""
+
 
 def ref(section: str, name: str) -> Schema:
     return {"$ref": f"#/components/{section}/{name}"}
@@ -225,11 +228,18 @@ def _action() -> Schema:
 
 
 def _override_body() -> Schema:
-    hold = INTEGER | {"minimum": 1, "description": "Seconds it holds; without it, until it is deleted."}
+    hold = INTEGER | {"minimum": 1, "maximum": MAX_OVERRIDE_S}
     return {
         "type": "object",
-        "properties": {"want": INTEGER | {"minimum": 0}, "paused": {"type": "boolean", "const": True}, "for_s": hold},
-        "oneOf": [{"required": ["want"]}, {"required": ["paused"]}],
+        "properties": {
+            "want": _maybe(INTEGER | {"minimum": 0}),
+            "paused": _maybe(BOOLEAN | {"const": True}),
+            "for_s": _maybe(hold) | {"description": "Seconds it holds; without it, until it is deleted."},
+        },
+        "oneOf": [
+            {"required": ["want"], "properties": {"want": INTEGER, "paused": {"type": "null"}}},
+            {"required": ["paused"], "properties": {"paused": BOOLEAN, "want": {"type": "null"}}},
+        ],
         "additionalProperties": False,
     }
 

@@ -132,25 +132,20 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        return _answer(request, errors.method_not_allowed(method.strip() for method in allowed.split(",")))
-    return _answer(request, errors.unknown_route(_without_slash(request.scope)))
-
-
-def _without_slash(scope: Scope) -> str:
-    """The path without the slashes at its end, if it is one of ours; else ""."""
-    path: str = scope["path"]
-    shorter = path.rstrip("/")
-    if not shorter or shorter == path:
-        return ""
-    there = any(route.matches({**scope, "path": shorter, "app_root_path": ""})[0] is not Match.NONE for route in ROUTES)
-    return shorter if there else ""
+        return _answer(request, errors.method_not_allowed(_methods_of(request)))
+    return _answer(request, errors.unknown_route())
 
 
 async def _client_gone(request: Request, _error: Exception) -> Response:
     """The client left before all of its request was here. Nobody reads this answer; metrics count its status."""
     log.debug("a client left in the middle of its request", extra={"request_id": request.scope["state"]["request_id"]})
     return Response(status_code=CLIENT_GONE)
+
+
+def _methods_of(request: Request) -> set[str]:
+    """Of the path, by all its routes: the router names those of the first alone."""
+    found = (route for route in ROUTES if route.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in found for method in route.methods or ()}
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

@@ -218,6 +218,7 @@ class QueueOptions(Body):
     on_disconnect: str | None = Field(
         default=None,
         description="When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel.",
+        json_schema_extra={"pattern": f"^({_DISCONNECT.pattern})$"},
     )
 
     @field_validator("on_disconnect")

@@ -13,6 +13,7 @@ from api import errors
 from api.admission import caller_of, services_of
 from api.batch_schemas import LONGEST_S, SHORTEST_S
 from api.jobs import as_json
+from api.query import whole_number
 from api.services import Services
 from api.uploads import Upload, receive
 from streaming.errors import UnknownFile
@@ -86,10 +87,7 @@ def _keep_s(upload: Upload, default: int) -> int:
         return default
     if anchor != "created_at":
         raise errors.invalid_request("expires_after.anchor must be 'created_at'.", "expires_after.anchor")
-    if seconds is None or not seconds.isdecimal() or not SHORTEST_S <= int(seconds) <= LONGEST_S:
-        message = f"expires_after.seconds must be a whole number from {SHORTEST_S} to {LONGEST_S}."
-        raise errors.invalid_request(message, "expires_after.seconds")
-    return int(seconds)
+    return whole_number(seconds or "", "expires_after.seconds", SHORTEST_S, LONGEST_S)
 
 
 async def listing(request: Request) -> Response:
@@ -166,11 +164,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 
 def page_limit(text: str | None, default: int, most: int) -> int:
     """Raises ApiError (400)."""
-    if text is None:
-        return default
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise errors.invalid_request(f"limit must be a whole number from 1 to {most}.", "limit")
-    return int(text)
+    return default if text is None else whole_number(text, "limit", 1, most)
 
 
 def listed(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class Guarded:
         """Raises ApiError (404, 405) but for a preflight."""
         methods = self._table.methods(scope["path"])
         if not methods:
-            raise errors.unknown_route()
+            shorter = scope["path"].rstrip("/")
+            raise errors.unknown_route(shorter if shorter and self._table.methods(shorter) else "")
         if scope["method"] == "OPTIONS":
             preflight = self._origins.preflight(methods, scope["path"], scope["state"]["headers"])
             if preflight is not None:

@@ -14,6 +14,7 @@ from api import errors
 from api.admission import Admitted, admit, caller_of, services_of
 from api.cursor import latest, latest_of
 from api.errors import ApiError
+from api.query import whole_number
 from api.render import Facts, JobView, completion, fingerprint, job_object, to_json
 from api.services import Services
 from streaming.errors import StreamingError, UnknownJob
@@ -224,11 +225,7 @@ def _status(text: str | None) -> State | None:
 
 
 def _limit(text: str | None) -> int:
-    if text is None:
-        return 20
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_PER_PAGE:
-        raise errors.invalid_request(f"limit must be a whole number from 1 to {MOST_PER_PAGE}.", "limit")
-    return int(text)
+    return 20 if text is None else whole_number(text, "limit", 1, MOST_PER_PAGE)
 
 
 def _cursor(text: str | None) -> tuple[int, str] | None:

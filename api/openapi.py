@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pydantic.json_schema import models_json_schema
 
 from api.access import RULES, Access
-from api.answers import STRING, Schema, answer_schemas, any_of, ref, schema
+from api.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
 from api.batch_schemas import BatchRequest
 from api.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
 from streaming.messages import State
@@ -34,6 +34,20 @@ class Route(NamedTuple):
     form: bool = False
     """The body is a multipart upload of a file."""
 
+
+CURSOR = "^[0-9]{1,15}-job_[0-9a-f]{32}$"
+"""What api/jobs.py reads."""
+
+PLAIN: dict[str, Schema] = {
+    "application/json": {"type": "object"},
+    "text/event-stream": {
+        "type": "object",
+        "description": "One event of the stream.",
+        "properties": {"event": STRING, "id": STRING, "data": STRING},
+        "required": ["data"],
+    },
+}
+"""Answers that are neither a schema of ours nor plain text."""
 
 _ACCEPT = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
 _READ = (401, 404, 503)
@@ -71,7 +85,7 @@ ROUTES = (
     Route("post", "/v1/jobs/{job_id}/cancel", "Cancel a job", "Job", params=("job_id",), errors=_READ),
     Route("post", "/v1/files", "Upload a file", "File", form=True,
           errors=(400, 401, 408, 413, 415, 503)),
-    Route("get", "/v1/files", "List your files", "FileList", params=("purpose", "limit", "order", "after"),
+    Route("get", "/v1/files", "List your files", "FileList", params=("purpose", "file_limit", "order", "after"),
           errors=(400, 401, 503)),
     Route("get", "/v1/files/{file_id}", "Show a file", "File", params=("file_id",), errors=_READ),
     Route("delete", "/v1/files/{file_id}", "Delete a file", "Deleted", params=("file_id",), errors=_READ),
@@ -220,11 +234,11 @@ def _operation_id(route: Route) -> str:
 def _content(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if "/" in route.answer:
-        content[route.answer] = {"schema": {"type": "object"} if route.answer == "application/json" else STRING}
+        content[route.answer] = {"schema": PLAIN.get(route.answer, STRING)}
     else:
         content["application/json"] = {"schema": schema(route.answer)}
     if route.events:
-        content["text/event-stream"] = {"schema": STRING}
+        content["text/event-stream"] = {"schema": PLAIN["text/event-stream"]}
     return content
 
 
@@ -267,15 +281,16 @@ def _parameters() -> dict[str, Any]:
             {"enum": [state.value for state in State]},
             "Only jobs that stand so. A page looks at some 1,000 jobs: it may be short, or empty, with has_more true.",
         ),
-        param("cursor", "query", STRING, "`next_cursor` of the page before."),
-        param("limit", "query", {"type": "integer", "minimum": 1}, "Rows on a page; at most 100, of files 10,000."),
-        param("wait", "query", {"type": "number", "minimum": 0}, "Seconds to wait for the job's end."),
+        param("cursor", "query", STRING | {"pattern": CURSOR}, "`next_cursor` of the page before."),
+        param("limit", "query", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
+        param("wait", "query", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
         param("after", "query", STRING, "Go on behind this: of events as Last-Event-ID, of lists the last id seen."),
         param("Last-Event-ID", "header", STRING, "Go on behind this event."),
         param("Prefer", "header", STRING, "`respond-async`: answer 202 with the job at once."),
         param("Idempotency-Key", "header", STRING, "The same key and body give the same job, however often sent."),
     )
-    return {each["name"]: each for each in params}
+    file_limit = param("limit", "query", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page.")
+    return {each["name"]: each for each in params} | {"file_limit": file_limit}
 
 
 def _request_schemas() -> dict[str, Schema]:

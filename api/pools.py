@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from api import audit, errors
 from api.admission import caller_of, read_body, services_of
+from api.answers import MAX_OVERRIDE_S
 from api.jobs import as_json
 from api.schemas import read_object
 from api.services import Services
@@ -23,7 +24,6 @@ from streaming.plans import Noted, Plan, Prospect
 from streaming.settings import ModelSettings
 
 ACTIONS = 20
-LONGEST_S = 30 * 86_400
 FIELDS = ("want", "paused", "for_s")
 
 
@@ -118,8 +118,8 @@ def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[i
     hold_s = fields.get("for_s")
     if hold_s is None:
         return want, None
-    if isinstance(hold_s, bool) or not isinstance(hold_s, int) or not 1 <= hold_s <= LONGEST_S:
-        raise errors.invalid_request(f"for_s must be a whole number of seconds from 1 to {LONGEST_S}.", "for_s")
+    if isinstance(hold_s, bool) or not isinstance(hold_s, int) or not 1 <= hold_s <= MAX_OVERRIDE_S:
+        raise errors.invalid_request(f"for_s must be a whole number of seconds from 1 to {MAX_OVERRIDE_S}.", "for_s")
     return want, hold_s
 
 

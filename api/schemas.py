@@ -118,7 +118,7 @@ class Generation(Body, ABC):
     user: Annotated[str, Field(max_length=256)] | None = None
     queue: QueueOptions = QueueOptions()
 
-    @field_validator("queue", mode="before")
+    @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
     @classmethod
     def _queue_or_null(cls, value: Any) -> Any:
         return QueueOptions() if value is None else value
@@ -357,7 +357,12 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
     if kind == "job":
-        return CompletionJobRequest if fields.get("endpoint") == "/v1/completions" else ChatJobRequest
+        endpoint = fields.get("endpoint", "/v1/chat/completions")
+        if endpoint == "/v1/completions":
+            return CompletionJobRequest
+        if endpoint != "/v1/chat/completions":
+            raise invalid_request("endpoint must be '/v1/chat/completions' or '/v1/completions'.", "endpoint")
+        return ChatJobRequest
     return ChatRequest if kind == "chat" else CompletionRequest
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from api import admin, batches, files, jobs
 from api.app import ROUTES
 from api.cursor import Cursor
-from api.openapi import ERRORS, HEADERS, document
+from api.openapi import CURSOR, ERRORS, HEADERS, document
 from api.render import Facts, JobView, completion, job_object
 from streaming.messages import Delta, Failure, Priority, State, Terminal
 
@@ -153,3 +154,11 @@ def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     ):
         assert conforms(job_object(view), SCHEMAS["Job"])
     assert not conforms(job_object(JobView(facts, State.QUEUED)) | {"extra": 1}, SCHEMAS["Job"])
+
+
+def test_the_bounds_of_parameters_are_those_that_are_checked() -> None:
+    """They are written twice: here for readers, there for the check."""
+    bounds = {name: lookup(f"#/components/parameters/{name}")["schema"] for name in ("limit", "file_limit", "wait")}
+    assert bounds["limit"]["maximum"] == jobs.MOST_PER_PAGE == batches.MOST_PER_PAGE == admin.MOST
+    assert (bounds["file_limit"]["maximum"], bounds["wait"]["maximum"]) == (files.MOST_PER_PAGE, jobs.MOST_WAIT_S)
+    assert CURSOR.strip("^$") == jobs.CURSOR.pattern.replace("(", "").replace(")", "")

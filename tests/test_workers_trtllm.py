@@ -4,6 +4,7 @@ The double's constructors take exactly the listed keywords, its requests move on
 """
 
 import asyncio
+import hashlib
 import inspect
 import json
 import logging
@@ -374,7 +375,7 @@ def test_pass_through_settings_are_engine_fields() -> None:
         "lora": "lora_config",
         "max_lora_rank": "lora_config",
     }
-    not_passed = {"adapter", "default_output", "extra", "watchdog_s"}
+    not_passed = {"adapter", "default_output", "extra", "manifest", "watchdog_s"}
     for name in TrtllmSettings.__struct_fields__:
         assert name in not_passed or ours.get(name, name) in SIGNATURES["TorchLlmArgs"], name
 
@@ -419,6 +420,31 @@ async def test_start_gives_the_engine_its_arguments_and_a_card(rig: Any, library
     assert started.card.capabilities.json_schema
     assert started.card.capabilities.chat
     assert started.phases == ["importing TensorRT-LLM", "loading weights"]
+
+
+async def test_nothing_of_a_checkpoint_is_loaded_that_its_manifest_does_not_list(rig: Any, tmp_path: Path) -> None:
+    """Of the checkpoint, the tokenizer, the draft model and the adapters; what is listed loads."""
+    folders = {name: tmp_path / name for name in ("model", "tokenizer", "draft", "adapter")}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    (tmp_path / "SHA256SUMS").write_text("".join(f"{digest}  {name}/config.json\n" for name in folders))
+    settings = {
+        "model": str(folders["model"]),
+        "tokenizer": str(folders["tokenizer"]),
+        "speculative": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": str(folders["draft"])},
+        "lora": {"sql": str(folders["adapter"])},
+        "manifest": tmp_path / "SHA256SUMS",
+    }
+    assert (await rig(**settings)).phases[1] == "checking the checkpoint against its manifest"
+    loaded = len(DoubleLLM.instances)
+    for folder in folders.values():
+        (folder / "tokenizer.json").write_text("{}")
+        with pytest.raises(EngineDead, match="nobody vouches"):
+            await rig(**settings)
+        (folder / "tokenizer.json").unlink()
+    assert len(DoubleLLM.instances) == loaded
 
 
 async def test_start_reads_context_and_end_tokens_from_the_checkpoint(rig: Any, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming.messages import Capabilities, ModelCard
-from workers import gguf
+from workers import gguf, manifest
 from workers.constraint import begins_json
 from workers.engine import EngineDead, Health, Piece, Request, Stats, Step
 from workers.llamacpp_request import Generation, engine_error, invalid
@@ -87,6 +87,9 @@ class LlamacppEngine:
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Load the model; a few seconds. Raises EngineDead."""
         self._on_step, self._loop = on_step, asyncio.get_running_loop()
+        if self._settings.manifest is not None:
+            on_phase("checking the model file against its manifest")
+            await asyncio.to_thread(manifest.check, self._settings.manifest, manifest.shards(self._path))
         on_phase("reading the model file")
         await asyncio.to_thread(self._read)
         on_phase("loading weights")

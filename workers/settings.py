@@ -51,6 +51,8 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path | None = None
     """A GGUF file; None: the default model, fetched once."""
+    manifest: Path | None = None
+    """A list of hashes as sha256sum writes it; every file of the model must be in it, or the engine does not start."""
     slots: Positive = 4
     context: Positive = 4096
     """Tokens per request (prompt + completion)."""
@@ -80,6 +82,8 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     """A checkpoint folder (or a hub name, if your machine may reach a hub)."""
     tokenizer: str = ""
+    manifest: Path | None = None
+    """The same for the checkpoint, tokenizer, draft model and adapters; they must then be folders of this machine."""
     tensor_parallel_size: Positive = 1
     pipeline_parallel_size: Positive = 1
     moe_expert_parallel_size: Positive | None = None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming.messages import Capabilities, Failure, ModelCard
-from workers import trtllm_args, trtllm_sampling, trtllm_stats
+from workers import manifest, trtllm_args, trtllm_sampling, trtllm_stats
 from workers.engine import EngineDead, Health, Piece, Refused, Request, Stats, Step
 from workers.settings import TrtllmSettings
 from workers.trtllm_args import Library
@@ -76,6 +76,9 @@ class TrtllmEngine:
         reasons = trtllm_args.refusals(self._settings, library.gpus, on_disk)
         if reasons:
             raise EngineDead("TensorRT-LLM cannot serve this configuration: " + "; ".join(reasons))
+        if self._settings.manifest is not None:
+            on_phase("checking the checkpoint against its manifest")
+            await asyncio.to_thread(manifest.check, self._settings.manifest, trtllm_args.folders(self._settings))
         checkpoint = self._checkpoint()
         load = self._loader(library, self._settings.max_seq_len or checkpoint.context)
         on_phase("loading weights")

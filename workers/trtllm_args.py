@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from workers.settings import TrtllmSettings
@@ -92,6 +93,12 @@ class Library:
     request_error: type[Exception]
     """Ends one request; its sibling for a dead engine is younger, so everything else is taken for that."""
     gpus: int
+
+
+def folders(settings: TrtllmSettings) -> list[Path]:
+    """Everything the engine loads files from."""
+    named = [settings.model, settings.tokenizer, str(settings.speculative.get("speculative_model", ""))]
+    return [Path(name) for name in (*named, *settings.lora.values()) if name]
 
 
 def fields(settings: TrtllmSettings, context: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from bench.planted.bug import Bug, Edit
 from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
 from bench.planted.readers import READERS
+from bench.planted.security import SECURITY
 from bench.planted.work import WORK
 
 LUA = "streaming/lua/"
@@ -1495,4 +1496,5 @@ BUGS = (
     *WORK,
     *DOORS,
     *CONNECTIONS,
+    *SECURITY,
 )

@@ -1,0 +1,224 @@
+"""`python -m bench.fuzz`: schemathesis makes requests from /openapi.json and judges the answers of real processes.
+
+Two runs: as generated, and with ids that exist. Exits 1 if an answer is a 5xx or breaks the document, if a process
+logged an error, or if there were fewer cases than asked for; 2 if the tool is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench import program
+from bench.penstock import start_redis
+from bench.processes import Died, Processes, free_port
+from bench.program import Refused, Run
+
+TOOL = Path(".venv-audit/bin/schemathesis")
+KEY = "sk-fuzz"
+CASES = 2000
+TIMEOUT_S = 1800.0
+SKIPPED = "positive_data_acceptance"
+"""Not judged: a valid body may still name a file that is not there, or fields that exclude each other."""
+
+POOLS = """
+[[operations]]
+include-path = "/admin/pools/{model}"
+checks.use_after_free.enabled = false
+"""
+"""What is deleted there is a person's word on a pool, not the pool."""
+
+EXISTING = ("--phases", "coverage,fuzzing", "--exclude-method", "DELETE")
+"""What exists has to stay for the whole run."""
+
+SETTINGS = f"""
+[keys.fuzz]
+sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"
+tenant = "fuzz"
+admin = true
+"""
+
+
+class Cases(msgspec.Struct):
+    """The part of the tool's report that counts."""
+
+    generated: int
+    with_failures: int
+    errored: int
+
+
+class Found(msgspec.Struct):
+    """A kind of failure, and where it was."""
+
+    title: str
+    count: int
+    operations: list[Any]
+
+
+class Operations(msgspec.Struct):
+    """How many of the document's operations were tried."""
+
+    total: int
+    selected: int
+    tested: int
+
+
+class Report(msgspec.Struct):
+    """The tool's report of one run."""
+
+    complete: bool
+    operations: Operations
+    test_cases: Cases
+    failures: list[Found]
+
+
+def problems(reports: Sequence[Report], logs: Mapping[str, str], least: int) -> list[str]:
+    """Everything that is wrong, in words."""
+    found = [f"{each.title}: {each.count} ({each.operations})" for report in reports for each in report.failures]
+    for report in reports:
+        if not report.complete or report.test_cases.errored:
+            found.append(f"a run did not end well: {report.test_cases.errored} cases could not be judged")
+        if report.operations.tested < report.operations.selected:
+            found.append(f"only {report.operations.tested} of {report.operations.selected} operations were tried")
+    if not any(report.operations.selected == report.operations.total for report in reports):
+        found.append("no run had all operations of the document")
+    cases = sum(report.test_cases.generated for report in reports)
+    if cases < least:
+        found.append(f"{cases} cases, fewer than the {least} asked for")
+    for name, text in logs.items():
+        found += [f"{name} logged: {line[:300]}" for line in text.splitlines() if '"level":"error"' in line]
+    return found
+
+
+class Target:
+    """The API, a worker with the simulated engine and the offline work, behind one key that may do everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.processes = Processes(folder)
+        self.folder, self.port = folder, free_port()
+
+    def start(self) -> None:
+        """Raises Died."""
+        (self.folder / "penstock.toml").write_text(SETTINGS)
+        self.processes.environ |= {
+            "PENSTOCK_REDIS_URL": start_redis(self.processes),
+            "PENSTOCK_API_PORT": str(self.port),
+            "PENSTOCK_SIM_STEP_MS": "0",
+            "PENSTOCK_SIM_PREFILL_MS": "0",
+        }
+        for role in ("workers", "offline", "api"):
+            self.processes.start_role(role, [sys.executable, "-m", role])
+        self.processes.wait_ready()
+        self.processes.wait_page(self.port, "/readyz", b'"ready"')
+
+    def ask(self, path: str, body: bytes, kind: str) -> Any:
+        """What a POST is answered with. Raises Died."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("POST", path, body, {"Authorization": f"Bearer {KEY}", "Content-Type": kind})
+            response = connection.getresponse()
+            data = response.read()
+        finally:
+            connection.close()
+        if response.status >= 300:
+            raise Died(f"{path} answers {response.status}: {data[:300]!r}")
+        return json.loads(data)
+
+    def ids(self) -> dict[str, str]:
+        """Something that exists for each name in a path, as far as a client can make it. Raises Died."""
+        chat = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat}
+        form = (
+            '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            '--b\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+            f"{json.dumps(line)}\r\n--b--\r\n"
+        )
+        file = self.ask("/v1/files", form.encode(), "multipart/form-data; boundary=b")["id"]
+        batch = {"input_file_id": file, "endpoint": "/v1/chat/completions"}
+        return {
+            "model": "sim",
+            "job_id": self.ask("/v1/jobs", json.dumps(chat).encode(), "application/json")["id"],
+            "file_id": file,
+            "batch_id": self.ask("/v1/batches", json.dumps(batch).encode(), "application/json")["id"],
+        }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    return program.play(_parser(), argv, _run, Died, FileNotFoundError)
+
+
+def _run(run: Run) -> int:
+    args = run.args
+    tool = args.tool.resolve()
+    if not tool.exists():
+        raise Refused(f"{args.tool} is not there\nnext:  make fuzz, which installs it")
+    folder = Path(tempfile.mkdtemp(prefix="penstock-fuzz-"))
+    target = Target(folder)
+    try:
+        target.start()
+        reports = [
+            _judged(run, tool, target, "generated", POOLS),
+            _judged(run, tool, target, "existing", _named(target.ids()) + POOLS, *EXISTING),
+        ]
+        target.processes.check()
+    finally:
+        target.processes.close()
+    logs = {role: (folder / f"{role}.log").read_text(errors="replace") for role in ("api", "workers", "offline")}
+    found = problems(reports, logs, args.cases)
+    for report in reports:
+        cases, tried = report.test_cases, report.operations
+        run.console.print(f"{cases.generated} cases on {tried.tested} operations, {cases.with_failures} failed")
+    for each in found:
+        run.console.print(f"found: {each}", markup=False, soft_wrap=True)
+    if found:
+        run.console.print(f"everything it said, and the logs: {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def _named(ids: Mapping[str, str]) -> str:
+    return "[parameters]\n" + "".join(f'"path.{name}" = "{value}"\n' for name, value in ids.items())
+
+
+def _judged(run: Run, tool: Path, target: Target, name: str, config: str, *words: str) -> Report:
+    """One run of the tool. Raises Died if it leaves no report."""
+    args, out = run.args, target.folder / f"{name}.json"
+    (target.folder / "schemathesis.toml").write_text(config)
+    command = [
+        str(tool), "--config-file", str(target.folder / "schemathesis.toml"), "run",
+        f"http://127.0.0.1:{target.port}/openapi.json", "--header", f"Authorization: Bearer {KEY}",
+        "--max-examples", str(args.examples), "--seed", str(args.seed), "--exclude-checks", SKIPPED,
+        "--continue-on-failure", "--request-timeout", "60", "--generation-database", "none", "--no-color",
+        "--report", "json", "--report-json-path", str(out), *words,
+    ]  # fmt: skip
+    with (target.folder / f"{name}.txt").open("wb") as said:
+        subprocess.run(command, cwd=target.folder, stdout=said, stderr=said, timeout=TIMEOUT_S, check=False)
+    if not out.exists():
+        raise Died(f"the tool left no report: {(target.folder / f'{name}.txt').read_text()[-2000:]}")
+    return msgspec.json.decode(out.read_bytes(), type=Report)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
+    parser.add_argument("--cases", type=program.count, default=CASES, help=f"at least so many (default: {CASES})")
+    parser.add_argument("--examples", type=program.count, default=25, help="of each operation and phase (default: 25)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tool", type=Path, default=TOOL, help=f"default: {TOOL}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Planted bugs of the door's matrices, the manifests of models and the audit."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+DOORS = "tests/test_security_doors.py::test_"
+FIELDS = "tests/test_security_fields.py::test_"
+MANIFEST = "tests/test_workers_manifest.py::test_"
+AUDIT = "tests/test_bench_audit.py::test_"
+
+SECURITY = (
+    Bug(
+        "a batch is everybody's",
+        "Whoever knows a batch's id reads and steers it, whatever its tenant.",
+        (
+            Edit(
+                "streaming/batches.py",
+                "record is None or record.batch.tenant != tenant:",
+                "record is None or not tenant:",
+            ),
+        ),
+        (DOORS + "what_is_anothers_is_as_if_it_were_not",),
+    ),
+    Bug(
+        "what is another's is told apart",
+        "An answer says whether an id that is not one's own exists.",
+        (
+            Edit(
+                "api/jobs.py",
+                "            return record\n        raise errors.job_not_found()",
+                '            return record\n        raise errors.permission_denied("This job is another tenant\'s.")',
+            ),
+        ),
+        (DOORS + "what_is_anothers_is_as_if_it_were_not",),
+    ),
+    Bug(
+        "every key administers",
+        "A tenant's key drops dead letters and steers pools.",
+        (Edit("api/admin.py", "if not caller.admin:", "if not caller.tenant:"),),
+        (DOORS + "a_key_reaches_as_far_as_it_may",),
+    ),
+    Bug(
+        "a list of everybody's files",
+        "A page of files is read for another tenant's name.",
+        (
+            Edit(
+                "api/files.py",
+                "services.files.recent(caller.tenant, after,",
+                'services.files.recent("blue", after,',
+            ),
+        ),
+        (DOORS + "lists_show_ones_own",),
+    ),
+    Bug(
+        "a number as long as a URL",
+        "A limit of some thousand digits is a fault of ours: Python refuses to read it.",
+        (Edit("api/query.py", " and len(text) <= MAX_DIGITS", ""),),
+        (DOORS + "no_parameter_is_a_fault_of_ours",),
+    ),
+    Bug(
+        "a 405 names the first route's methods",
+        "A client is told that an address does not answer to what it answers to.",
+        (Edit("api/app.py", "for route in found for method", "for route in [next(found)] for method"),),
+        (DOORS + "methods_that_are_not_listed_do_nothing",),
+    ),
+    Bug(
+        "log probabilities without a bound",
+        "A request asks for as many as it likes, and the document says so.",
+        (
+            Edit(
+                "api/schemas.py",
+                "top_logprobs: Annotated[int, Field(ge=0, le=20)]",
+                "top_logprobs: Annotated[int, Field(ge=0)]",
+            ),
+        ),
+        (FIELDS + "the_matrix_has_every_model_and_every_bound",),
+    ),
+    Bug(
+        "an unknown endpoint is a chat",
+        "A job for an endpoint that is not there is told that its messages are missing.",
+        (Edit("api/schemas.py", 'if endpoint != "/v1/chat/completions":', "if endpoint == []:"),),
+        (FIELDS + "a_field_is_bounded_and_named",),
+    ),
+    Bug(
+        "a file that nobody listed is loaded",
+        "Code beside the weights is loaded with them although the manifest does not name it.",
+        (
+            Edit(
+                "workers/manifest.py",
+                "    if expected is None:\n        raise",
+                "    if expected is None:\n        return\n        raise",
+            ),
+        ),
+        (MANIFEST + "what_nobody_vouches_for_is_refused",),
+    ),
+    Bug(
+        "adapters without a manifest",
+        "An adapter's files are loaded unchecked.",
+        (
+            Edit(
+                "workers/trtllm_args.py",
+                "for name in (*named, *settings.lora.values()) if name",
+                "for name in named if name",
+            ),
+        ),
+        ("tests/test_workers_trtllm.py::test_nothing_of_a_checkpoint_is_loaded_that_its_manifest_does_not_list",),
+    ),
+    Bug(
+        "an audit that nobody answered passes",
+        "Without an advisory service no vulnerability is known, and that is taken for none.",
+        (Edit("bench/audit/locks.py", 'return [f"{UNANSWERED} ({last[0][:300]})"]', "return []"),),
+        (AUDIT + "anything_else_is_a_finding",),
+    ),
+    Bug(
+        "secrets of the last commit alone",
+        "A secret that was committed and removed is not found.",
+        (Edit("bench/audit/secrets.py", '"log", "-p"', '"log", "-1", "-p"'),),
+        (AUDIT + "a_secret_is_found_in_the_tree_and_in_the_history",),
+    ),
+)
