@@ -19,7 +19,8 @@ POLL_S = 0.05
 
 def start_detached(home: DataDir, arguments: Sequence[str], progress: Progress, *, keyed: bool) -> int:
     """Start `up` in a session of its own. Returns its exit code if it ends, else 0 once it is ready."""
-    home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.make_private()
+    home.logs.mkdir(mode=0o700, exist_ok=True)
     output = home.logs / "up.out"
     with output.open("wb") as file:
         process = subprocess.Popen(

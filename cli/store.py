@@ -233,3 +233,4 @@ async def _embedded(home: DataDir) -> AsyncIterator[str]:
         raise Problem("the embedded server does not start", next_step=f"its log is {home.log('redis-1')}") from None
     finally:
         await supervisor.stop("redis")
+        embedded.clean_up()
