@@ -71,7 +71,7 @@ def stages(name: str) -> dict[str, Stage]:
         instruction, rest = line.split(None, 1)
         if instruction == "ARG":
             name, _, value = rest.partition("=")
-            arguments[name] = value
+            arguments[name] = value or f"${{{name}}}"  # the builder must say it
         elif instruction == "FROM":
             base, _, title = rest.partition(" AS ")
             base = re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], base)
@@ -116,6 +116,18 @@ def new_key(folder: Path, to: Path) -> tuple[Path, str]:
 def settings_only(environ: dict[str, str]) -> dict[str, str]:
     """The variables that are ours."""
     return {name: value for name, value in environ.items() if name.startswith("PENSTOCK_")}
+
+
+def versions() -> dict[str, str]:
+    """The images of docker/images, by the variable that holds the digest of each."""
+    lines = (DOCKER / "images").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=") for line in lines if not line.startswith("#"))
+
+
+def logins(folder: Path) -> dict[str, str]:
+    """What docker/new-key has made in `folder` for each role: the address of Redis with its password."""
+    files = sorted((folder / "secrets").glob("*.env"))
+    return {path.stem: path.read_text(encoding="utf-8").strip().removeprefix("PENSTOCK_REDIS_URL=") for path in files}
 
 
 def is_pinned(image: str) -> bool:
