@@ -1,9 +1,9 @@
 """The Redis-compatible server of one machine: a Valkey that `up` starts on a Unix socket, in a folder of its own.
 
-It has no TCP port: a port that is free for a moment can be taken by any user of the machine, who would then be sent the
-password. The socket lies in a folder only its owner may enter. The password is needed as well, and is kept in a file only
-the owner can read. The server keeps its data in an append-only file, never evicts, and has a limit of its memory. No
-client library is used here: readiness is asked for in three lines of text.
+It has no TCP port: any user of the machine can take a port that is free for a moment, and would then be sent the
+password. The socket lies in a folder only its owner may enter. The password is needed as well, and is kept in a file
+only the owner can read. The server keeps its data in an append-only file, never evicts, and has a limit of its memory.
+No client library is used here: readiness is asked for in three lines of text.
 """
 
 from __future__ import annotations

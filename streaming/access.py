@@ -1,9 +1,9 @@
 """Access rules of the store: what the processes of each role may do in Redis, as the users of an ACL file.
 
-A rule allows commands, key patterns and channels by name; everything else is refused (NOPERM). The rules are derived:
-what a script runs, which keys and channels it touches, from its source; what a role sends besides, from the tables here.
-A script runs with the rights of the user who sent it, so a role's password opens what its own scripts need and no more:
-docs/operations.md says what that is.
+A rule allows commands, key patterns and channels by name; the server refuses everything else (NOPERM). The rules are
+derived: from the source of each script the commands it runs and the keys and channels it touches; from the tables here
+what a role sends besides. A script runs with the rights of the user who sent it, so a role's password opens what its
+own scripts need and no more: docs/operations.md says what that is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,18 @@ GIVEN: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
 """Scripts that are given a key as an argument."""
 
 CONNECTION = frozenset(
-    {"ping", "time", "info", "evalsha", "script|load", "subscribe", "client|setinfo", "select", "cluster|slots", "command"}
+    {
+        "ping",
+        "time",
+        "info",
+        "evalsha",
+        "script|load",
+        "subscribe",
+        "client|setinfo",
+        "select",
+        "cluster|slots",
+        "command",
+    }
 )
 """What every process sends, whatever it does, and what the client library sends for it."""
 
@@ -110,7 +121,21 @@ SUBSCRIBED: Mapping[str, tuple[str, ...]] = {
 BROKER_COMMANDS = frozenset(
     {
         *("ping", "info", "multi", "exec", "watch", "unwatch", "client|setinfo", "select"),
-        *("lpush", "rpush", "brpop", "rpop", "llen", "sadd", "srem", "smembers", "hset", "hget", "hdel", "zadd", "zrem"),
+        *(
+            "lpush",
+            "rpush",
+            "brpop",
+            "rpop",
+            "llen",
+            "sadd",
+            "srem",
+            "smembers",
+            "hset",
+            "hget",
+            "hdel",
+            "zadd",
+            "zrem",
+        ),
         *("zrange", "zrevrangebyscore", "pexpire", "set", "get", "del", "exists", "evalsha", "script|load"),
     }
 )
@@ -125,7 +150,7 @@ def acl_file() -> str:
     """The users, one on a line. All but `probe` are off and have no password: whoever deploys gives them theirs.
 
     `default` stays off, so that a connection without a login may do nothing. `probe` needs no password, for health
-    checks, and may only ping. `operator` is for people: `penstock ps`, `store`, `doctor`, and `penstock up` on this Redis.
+    checks, and may only ping. `operator` is for people: `penstock ps`, `store` and `doctor`, and `penstock up`.
     """
     users = [_user("default", ["off"], (), (), ()), _user("probe", ["on", "nopass"], ("ping",), (), ())]
     users += [_role_user(role) for role in SCRIPTS]
@@ -173,7 +198,16 @@ def _commands(role: str) -> frozenset[str]:
 
 def _operator_commands() -> frozenset[str]:
     """What the commands of `penstock` send besides, and the scripts of pools that `penstock up` runs."""
-    return script_commands("share") | {"scan", "xlen", "scard", "zcard", "hset", "unlink", "zrangebyscore", "config|get"}
+    return script_commands("share") | {
+        "scan",
+        "xlen",
+        "scard",
+        "zcard",
+        "hset",
+        "unlink",
+        "zrangebyscore",
+        "config|get",
+    }
 
 
 def _kinds(role: str) -> frozenset[str]:

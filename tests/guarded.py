@@ -14,7 +14,7 @@ from streaming.access import SCRIPTS, acl_file
 
 MODULES = {"api": "api", "workers": "worker", "scheduler": "scheduler", "offline": "offline"}
 """The role of each module that is started."""
-PASSWORD = "not-a-secret"  # noqa: S105 - of a server that lives as long as a test
+PASSWORD = "not-a-secret"
 
 
 class GuardedHouse(House):

@@ -126,7 +126,9 @@ async def test_only_its_owner_reaches_it(supervisor: Supervisor, tmp_path: Path)
 def listening_ports(pid: int) -> list[int]:
     """TCP ports that a process of this machine listens on."""
     fds = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+    rows = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
     return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in fds]
 
 
@@ -210,8 +212,8 @@ async def test_killed_server_comes_back_with_its_data(supervisor: Supervisor, tm
 
 
 async def test_a_squatter_on_the_old_port_sees_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
-    """The server of an earlier version had a port, which anybody may have taken since. The folder goes over to a socket,
-    with its data and without a word to the stranger; the password, who knows who has read it, is a new one."""
+    """The server of an earlier version had a port, which anybody may have taken since. The folder goes over to a
+    socket without a word to the stranger. Nobody knows who has read the password, so it is a new one."""
     heard = bytearray()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -240,7 +242,7 @@ async def test_an_orphan_of_an_earlier_version_is_ended(supervisor: Supervisor, 
     """By its process, which runs in the folder: its data are the folder's, and no password goes to its port."""
     port = free_port()
     (tmp_path / "valkey.conf").write_text(
-        f"bind 127.0.0.1\nport {port}\nrequirepass old\ndir .\nappendonly yes\nsave \"\"\n"
+        f'bind 127.0.0.1\nport {port}\nrequirepass old\ndir .\nappendonly yes\nsave ""\n'
     )
     server = find_server()
     assert server is not None

@@ -87,7 +87,7 @@ def test_unusable_folder_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_nobody_else_may_enter(tmp_path: Path) -> None:
-    """A folder that an earlier version, or a person, left open to others is closed; so is what it has for the server."""
+    """A folder that an earlier version, or a person, left open to others is closed; so is what lies in it."""
     home = DataDir(tmp_path / "data")
     for folder in (home.path, home.redis, home.logs):
         folder.mkdir(mode=0o755)

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from docker_files import FILES as FOLDER
 from docker_files import DOCKER, PROJECT, ROOT, SECTIONS, Stage, images, is_pinned, settings_only, stages, versions
+from docker_files import FILES as FOLDER
 from house import House, eventually
 
 from streaming.config import load
@@ -94,7 +94,7 @@ def test_nothing_is_installed_that_the_lock_does_not_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_bases_are_named_by_whoever_builds(name: str) -> None:
-    """By a digest; without one there is no build, for no name stands in the file. Each has a version to look it up by."""
+    """By a digest; without one there is no build, for no name stands in the file. Each has a version to look for."""
     bases = {stage.base for stage in stages(name).values()}
     assert bases == {"${PYTHON}"} | ({"${TENSORRT_LLM}"} if "tensorrt" in name else set())
     assert {f"{base[2:-1]}_IMAGE" for base in bases} <= set(versions())

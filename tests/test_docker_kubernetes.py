@@ -15,6 +15,7 @@ from docker_files import (
     COMPOSE,
     FILES,
     KUBERNETES,
+    ONES,
     SECTIONS,
     SLACK_S,
     document,
@@ -22,6 +23,7 @@ from docker_files import (
     images,
     logins,
     new_key,
+    pin,
     settings_only,
 )
 from kube import Kube
@@ -324,7 +326,9 @@ def test_redis_and_its_workers_reach_nothing_else() -> None:
     assert worker["podSelector"]["matchLabels"][COMPONENT] == "worker" and worker["policyTypes"] == ["Egress"]
     to_redis, names = worker["egress"]
     assert to_redis["to"][0]["podSelector"] == redis["podSelector"]
-    assert [port["port"] for port in to_redis["ports"]] == [container(owner_of("cpu", "penstock-redis"))["ports"][0]["containerPort"]]
+    assert [port["port"] for port in to_redis["ports"]] == [
+        container(owner_of("cpu", "penstock-redis"))["ports"][0]["containerPort"]
+    ]
     assert {port["port"] for port in names["ports"]} == {53}
 
 
@@ -361,8 +365,8 @@ def test_the_scheduler_may_do_what_its_pool_does(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_names_cannot_bound_a_policy_does(overlay: str) -> None:
-    """Of pods the scheduler may touch workers alone, and of a Deployment never what its pods are: the policy is about its
-    account, denies, and holds in its namespace. (That a cluster takes its words is for a cluster to show.)"""
+    """Of pods the scheduler may touch workers alone, and of a Deployment never what its pods are: the policy is about
+    its account, denies, and holds in its namespace. (That a cluster takes its words is for a cluster to show.)"""
     (policy,) = [each["spec"] for each in of_kind(overlay, "ValidatingAdmissionPolicy")]
     (binding,) = of_kind(overlay, "ValidatingAdmissionPolicyBinding")
     (named,) = [each["metadata"]["name"] for each in of_kind(overlay, "ValidatingAdmissionPolicy")]
@@ -459,18 +463,35 @@ def test_keda_scales_a_deployment_that_is_there() -> None:
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
 def test_kubectl_builds_the_same(made: tuple[str, Path, str], tmp_path: Path) -> None:
-    """Kustomize itself makes of an overlay what this module reads in it, and the secret with the settings."""
+    """Kustomize itself makes of an overlay what this module reads in it, the Secrets with settings and logins, and
+    every image by its digest. Without digests, or without logins, it makes nothing, and names what is missing."""
     overlay, settings, _ = made
     tree = tmp_path / "tree"
     shutil.copytree(KUBERNETES, tree)
-    shutil.copy(settings, tree / "overlays" / overlay)
-    command = ["kubectl", "kustomize", tree / "overlays" / overlay]
+    folder = tree / "overlays" / overlay
+    shutil.copy(settings, folder)
+    command = ["kubectl", "kustomize", str(folder)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "secrets/api.env" in refused.stderr
+    shutil.copytree(settings.parent / "secrets", folder / "secrets")
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "images-by-digest: no such file" in refused.stderr
+    assert pin(tmp_path, str(folder), "registry.example.com/").returncode == 0
     built = subprocess.run(command, capture_output=True, text=True, check=True)
     (tree / "built.yaml").write_text(built.stdout)
-    found = {(each["kind"], each["metadata"]["name"]) for each in documents(tree / "built.yaml")}
+    whole = documents(tree / "built.yaml")
+    found = {(each["kind"], each["metadata"]["name"]) for each in whole}
     expected = {(each["kind"], each["metadata"]["name"]) for each in objects(KUBERNETES / "overlays" / overlay)}
-    ((kind, name),) = found - expected
-    assert expected < found and kind == "Secret" and name.startswith("penstock-settings-")
-    assert built.stdout.count(f"secretName: {name}") == len(
-        [owner for owner in pods(overlay) if role_of(owner) != "redis"]
-    )
+    generated = {name.rpartition("-")[0]: name for kind, name in found - expected if kind == "Secret"}
+    kustomization = document(folder / "kustomization.yaml")
+    assert expected < found and len(generated) == len(found - expected)
+    assert set(generated) == {each["name"] for each in kustomization["secretGenerator"]}
+    roles = [owner for owner in pods(overlay) if role_of(owner) != "redis"]
+    assert built.stdout.count(f"secretName: {generated['penstock-settings']}") == len(roles)
+    for owner in whole:
+        if owner["kind"] in ("Deployment", "StatefulSet"):
+            name, _, digest = container(owner)["image"].partition("@")
+            assert digest == f"sha256:{ONES}" and ":" not in name
+            used = [each["secretRef"]["name"] for each in container(owner).get("envFrom", ())]
+            role = role_of(owner)
+            assert used == ([] if role == "redis" else [generated[f"penstock-redis-{role}"]])

@@ -83,7 +83,7 @@ def test_every_script_is_somebodys() -> None:
 
 
 def test_what_a_script_needs_is_read_off_it() -> None:
-    """Some by hand: keys by their functions, from a record and as an argument, subcommands, a chosen command, channels."""
+    """Some by hand: keys by their functions, from a record, as an argument; subcommands, a chosen command; channels."""
     assert script_kinds("register") == {"worker", "leases"}
     assert {"lane", "retry", "suspects", "idem"} < script_kinds("cancel")
     assert script_kinds("waiting") == {"lane", "retry", "suspects"}
@@ -164,9 +164,9 @@ def test_without_a_login_there_is_nothing(store: GuardedHouse) -> None:
         for words in ("INFO", "TIME", "GET penstock:{fleet}:store", "PUBLISH penstock:pools:plan x"):
             with pytest.raises(NoPermissionError):
                 probe.execute_command(*words.split())
-    with Redis.from_url(as_user(store.redis_url, "api").replace(PASSWORD, "wrong")) as guess:
-        with pytest.raises(AuthenticationError):
-            guess.ping()
+    guess = Redis.from_url(as_user(store.redis_url, "api").replace(PASSWORD, "wrong"))
+    with guess, pytest.raises(AuthenticationError):
+        guess.ping()
 
 
 # --- what is allowed -------------------------------------------------------------------------------------------------
