@@ -250,8 +250,11 @@ async def test_an_orphan_of_an_earlier_version_is_ended(supervisor: Supervisor, 
         with Redis(port=port, password="old") as client:
             eventually(client.ping, RedisConnectionError, BusyLoadingError)
             client.set("kept", "yes")
-        await end_orphan(tmp_path)
-        assert orphan.wait(WAIT_S) == 0
+        try:
+            await end_orphan(tmp_path)
+            assert orphan.wait(WAIT_S) == 0
+        finally:
+            orphan.kill()
     embedded = prepared(tmp_path)
     await ready(supervisor, start(supervisor, embedded))
     with Redis.from_url(embedded.url) as client:

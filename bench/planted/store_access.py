@@ -91,8 +91,14 @@ STORE_ACCESS = (
     ),
     Bug(
         "a role may touch every key",
-        "A role's password opens what other programs keep on the same server.",
-        (Edit("streaming/access.py", "    keys = {_pattern(kind) for kind in _kinds(role)}\n", '    keys = {"*"}\n'),),
+        "A role's password opens everything that Penstock keeps, and not what the role needs of it.",
+        (
+            Edit(
+                "streaming/access.py",
+                "    keys = {_pattern(kind) for kind in _kinds(role)}\n",
+                '    keys = {f"{ROOT}*"}\n',
+            ),
+        ),
         (ACCESS + "keys_and_channels_of_others_are_closed",),
     ),
     Bug(
