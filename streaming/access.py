@@ -104,7 +104,7 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "mget": frozenset({"file"}),
         "hmget": frozenset({"batch"}),
         "hgetall": frozenset({"card"}),
-        "incr": frozenset({"redelivery"}),
+        "incrby": frozenset({"redelivery"}),  # as the client library says INCR
         "del": frozenset({"redelivery"}),
     },
 }  # fmt: skip

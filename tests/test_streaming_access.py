@@ -6,8 +6,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batching import answers_are_right, begin, client, content, ended, line
@@ -20,9 +21,22 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from cli.__main__ import main
 from streaming import scripts
 from streaming.access import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
+from streaming.batches import Batches
+from streaming.deadletters import DeadLetters
 from streaming.errors import Unavailable
+from streaming.files import Files
+from streaming.fleet import Fleet
+from streaming.identity import enter_store, read_identity
+from streaming.journal import Journal
 from streaming.keys import BROKER, fleet_key, partition_key
+from streaming.memory import Headroom
+from streaming.messages import StoredFile
+from streaming.overrides import Overrides
+from streaming.plans import Plans
+from streaming.queue import Queue
+from streaming.redeliveries import Redeliveries
 from streaming.settings import WireSettings
+from streaming.webhooks import Webhooks
 from streaming.wire import Wire
 
 ROLES = [*SCRIPTS]
@@ -247,6 +261,56 @@ def looked_after(house: GuardedHouse) -> None:
         command = [sys.executable, "-m", "cli", *words]
         done = subprocess.run(command, env=environ, cwd=house.folder, capture_output=True, text=True, check=False)
         assert done.returncode == code and "permission" not in done.stdout + done.stderr, (words, done)
+
+
+JOB, FILE, BATCH, TENANT = "job_00" + "0" * 30, "file-00" + "0" * 30, "batch_00" + "0" * 30, "t"
+
+PLAIN: dict[str, Callable[[Wire], list[Awaitable[Any]]]] = {
+    "api": lambda wire: [
+        Files(wire).recent(TENANT, stored(), 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
+        Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]), Webhooks(wire).recent(5),
+        Journal(wire).was_known(TENANT, JOB), DeadLetters(wire).recent(5), Plans(wire).actions(5), Plans(wire).read(),
+        Overrides(wire).of(["m"]), Fleet(wire).processes(), Fleet(wire).cards(), wire.memory(), wire.run_ids(),
+        wire.homes(), wire.now_ms(), read_identity(wire), fresh(wire),
+    ],
+    "worker": lambda wire: [
+        Fleet(wire).cards(), wire.listeners(["penstock:api:x"]), wire.run_ids(), wire.time_us(""), fresh(wire),
+    ],
+    "scheduler": lambda wire: [
+        Plans(wire).cold_starts(), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(), fresh(wire),
+    ],
+    "offline": lambda wire: [
+        Redeliveries(wire).begin("q", "m"), Redeliveries(wire).settle("q", "m"), Files(wire).known([FILE]),
+        Queue(wire, Headroom(wire)).known([JOB]), Queue(wire, Headroom(wire)).fade([JOB], 5), Files(wire).expired(5),
+        Batches(wire).forget_expired(5), Batches(wire).states([BATCH]), wire.memory(), Fleet(wire).processes(),
+        fresh(wire),
+    ],
+}  # fmt: skip
+"""What processes of a role ask without a script, by the methods that they use."""
+
+
+def stored() -> StoredFile:
+    return StoredFile(id=FILE, tenant=TENANT, name="n", size=1, purpose="batch", created_ms=1, expires_ms=2)
+
+
+async def fresh(wire: Wire) -> None:
+    """As a process that finds an empty store."""
+    with Redis.from_url(as_user(wire.settings.url, "root")) as root:
+        root.flushall()
+    await enter_store(wire)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_plain_commands_are_allowed(store: GuardedHouse, role: str) -> None:
+    """Whatever the client library makes of them."""
+    store.denied()
+    wire = Wire.open(WireSettings(url=as_user(store.redis_url, role)))
+    try:
+        for each in PLAIN[role](wire):
+            await each
+    finally:
+        await wire.close()
+    assert store.denied() == []
 
 
 @pytest.mark.parametrize("role", ["api", "worker", "offline"])

@@ -126,6 +126,12 @@ STORE_ACCESS = (
         (ACCESS + "the_file_is_what_the_catalogue_gives", ACCESS + "the_roles_do_their_work"),
     ),
     Bug(
+        "a command by the name it has in the code",
+        "The client library sends another one, which is refused: a broker's messages are never taken.",
+        (Edit("streaming/access.py", '"incrby": frozenset', '"incr": frozenset'),),
+        (ACCESS + "plain_commands_are_allowed",),
+    ),
+    Bug(
         "whoever connects is let in",
         "Without a login the server takes commands.",
         (
