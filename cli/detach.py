@@ -17,9 +17,17 @@ from cli.progress import Progress
 POLL_S = 0.05
 
 
-def start_detached(home: DataDir, arguments: Sequence[str], progress: Progress, *, keyed: bool) -> int:
-    """Start `up` in a session of its own. Returns its exit code if it ends, else 0 once it is ready."""
-    home.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+def start_detached(
+    home: DataDir, arguments: Sequence[str], progress: Progress, *, keyed: bool, redis_url: str | None
+) -> int:
+    """Start `up` in a session of its own. Returns its exit code if it ends, else 0 once it is ready.
+
+    `redis_url` may hold a password, and every user of the machine can read the arguments of a process: it goes through
+    the environment.
+    """
+    environ = environment() if redis_url is None else {**environment(), "PENSTOCK_REDIS_URL": redis_url}
+    home.make_private()
+    home.logs.mkdir(mode=0o700, exist_ok=True)
     output = home.logs / "up.out"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -27,7 +35,7 @@ def start_detached(home: DataDir, arguments: Sequence[str], progress: Progress, 
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env=environment(),
+            env=environ,
             start_new_session=True,
         )
     try:

@@ -75,7 +75,7 @@ class DataDir:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Within the block the folder is this process's. Raises Problem if another has it."""
-        self._make(self.path)
+        self.make_private()
         handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + LOCK_PATIENCE_S  # other commands hold it for an instant when they look
         while not _try_lock(handle, fcntl.LOCK_EX):
@@ -87,6 +87,12 @@ class DataDir:
             yield
         finally:
             os.close(handle)
+
+    def make_private(self) -> None:
+        """Make the folder, or close it to other users. Raises Problem for one that has other people's things in it."""
+        if self.path.is_dir() and self.path.stat().st_mode & 0o077:
+            self._check_contents()
+        self._make(self.path)
 
     def prepare(self) -> None:
         """Under the lock: a fresh `run/`, without what a killed run left behind."""
@@ -168,9 +174,26 @@ class DataDir:
             code="already_running",
         )
 
+    def _check_contents(self) -> None:
+        """A folder with files that are not ours is not closed to others without a word. Raises Problem."""
+        ours = {path.name for path in (self.run, self.logs, self.redis, self.weights, self.files, self.api_key)}
+        names = {path.name for path in self.path.iterdir()}
+        if self._lock.name not in names and not names <= ours:
+            raise Problem(
+                f"{self.path} has other files in it, and other users may enter it",
+                cause="a data folder holds the queue and its password",
+                next_step=f"choose another --data-dir, or chmod 700 {self.path}",
+            )
+
     def _make(self, folder: Path) -> None:
+        """A folder that only this user may enter, whatever it was before. Raises Problem."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.geteuid():
+                raise Problem(
+                    f"{folder} belongs to another user", next_step="choose another --data-dir, or change its owner"
+                )
+            folder.chmod(0o700)
         except OSError as error:
             raise Problem(
                 f"cannot write to {folder}", cause=error.strerror or str(error), next_step="choose another --data-dir"

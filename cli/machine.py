@@ -50,6 +50,7 @@ class Machine:
         self._supervisor = Supervisor(self._changed)
         self._pools: list[Pool] = []
         self._wire: Wire | None = None
+        self._embedded: Embedded | None = None
         self._began = time.monotonic()
         self._interrupts = 0
         self._instance = Instance(
@@ -122,7 +123,8 @@ class Machine:
                 next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL',
             )
         await end_orphan(self._home.redis)
-        embedded = Embedded.prepare(server, self._home.redis, int(machine_memory() * self._deployment.up.redis_memory))
+        memory = int(machine_memory() * self._deployment.up.redis_memory)
+        embedded = self._embedded = Embedded.prepare(server, self._home.redis, memory)
         child = self._supervisor.start(
             Program(
                 role="redis",
@@ -200,6 +202,8 @@ class Machine:
         self._publish(state="draining")
         await self._supervisor.stop(*OURS)
         await self._supervisor.stop("redis")
+        if self._embedded is not None:
+            self._embedded.clean_up()
 
     async def _running_jobs(self) -> int | None:
         """How many jobs the workers hold; None when that cannot be known at once."""

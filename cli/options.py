@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 
 from api.settings import ApiSettings
 from cli.instance import DataDir
+from cli.output import note
 from cli.settings import UpSettings, settings_file
 from streaming.config import Config, load
 from streaming.settings import FilesSettings, WireSettings
@@ -89,7 +91,7 @@ def where_options(*, url: bool) -> Callable[[F], F]:
 
         options = [
             click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock]."),
-            click.option("--redis-url", help="Find the instance through its Redis instead."),
+            redis_url_option("Find the instance through its Redis instead."),
         ]
         if url:
             options.append(click.option("--url", envvar="PENSTOCK_URL", help="Address of the API itself."))
@@ -98,6 +100,17 @@ def where_options(*, url: bool) -> Callable[[F], F]:
         return cast(F, call)
 
     return decorate
+
+
+def redis_url_option(text: str) -> Callable[[F], F]:
+    """Add --redis-url. A password in it is used, but it does not stay unsaid who sees it."""
+    return click.option("--redis-url", callback=_warn_of_password, help=text)
+
+
+def _warn_of_password(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value and re.match(r"[a-z+]+://[^/@]*:[^/@]+@", value):
+        note("every user of this machine can read the password in --redis-url: say it as PENSTOCK_REDIS_URL instead")
+    return value
 
 
 def json_option(command: F) -> F:

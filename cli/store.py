@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import note, print_json, print_table
 from cli.supervisor import Supervisor
+from streaming.access import acl_file
 from streaming.errors import Unavailable
 from streaming.identity import FORMAT, check_identity, enter_store, read_identity
 from streaming.reset import Contents, count_contents, live_processes, reset_store
@@ -76,6 +78,16 @@ def reset(yes: bool, where: Where, as_json: bool) -> int:
     Nothing else in that Redis is touched, and no file is. Without --yes it only says what would be deleted.
     """
     return _with_wire(where, lambda wire: _reset(wire, yes=yes, as_json=as_json))
+
+
+@store.command("acl", cls=Command)
+def acl() -> int:
+    """Print the users of an ACL file for a Redis of yours: one for each role, with what it needs and no more.
+
+    All but `probe`, which may only ping, are off: add `on` and `#` with the SHA-256 of a password to their lines.
+    """
+    sys.stdout.write(acl_file())
+    return DONE
 
 
 async def _show(wire: Wire, shelf: Shelf, *, as_json: bool) -> int:
@@ -233,3 +245,4 @@ async def _embedded(home: DataDir) -> AsyncIterator[str]:
         raise Problem("the embedded server does not start", next_step=f"its log is {home.log('redis-1')}") from None
     finally:
         await supervisor.stop("redis")
+        embedded.clean_up()

@@ -20,7 +20,7 @@ from cli.detach import start_detached
 from cli.errors import Problem
 from cli.instance import DataDir
 from cli.machine import Machine
-from cli.options import Command
+from cli.options import Command, redis_url_option
 from cli.output import note
 from cli.progress import Progress
 from cli.screen import Screen
@@ -48,7 +48,7 @@ FLAGS = {
 @click.option("--host", help="Address to listen on [127.0.0.1]; any other needs an API key in the settings.")
 @click.option("--port", type=int, help="Port of the API [8000]; 0: any free one.")
 @click.option("--data-dir", help="Queue, weights, logs and state [.penstock].")
-@click.option("--redis-url", help="A Redis or Valkey you already have, instead of the embedded one.")
+@redis_url_option("A Redis or Valkey you already have, instead of the embedded one.")
 @click.option("--engine", type=click.Choice(["llamacpp", "sim", "trtllm"]), help="Engine of the model [llamacpp].")
 @click.option("--model", help="Name of the model served.")
 @click.option("--workers", type=click.IntRange(0), help="Workers of every model; 0 starts none.")
@@ -73,7 +73,8 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
     home = DataDir(deployment.up.data_dir)
     with Progress(sys.stderr, os.environ) as progress:
         if detach:
-            return start_detached(home, _again(flags, config), progress, keyed=bool(deployment.keys))
+            url = flags.pop("redis_url")
+            return start_detached(home, _again(flags, config), progress, keyed=bool(deployment.keys), redis_url=url)
         with home.lock(), ports.listen(deployment.api.host, deployment.api.port) as listener:
             return _run(deployment, home, listener, progress, verbose=verbose)
 

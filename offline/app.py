@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from celery import Celery
 
@@ -73,7 +73,7 @@ def broker(settings: OfflineSettings, redis: WireSettings) -> tuple[str, dict[st
     address = parse_address(redis.url)
     match address.kind:
         case "server":
-            return redis.url.replace("unix://", "redis+socket://", 1), options
+            return (_over_socket(redis.url) if redis.url.startswith("unix://") else redis.url), options
         case "sentinel":
             them = {
                 "ssl": address.tls,
@@ -88,6 +88,16 @@ def broker(settings: OfflineSettings, redis: WireSettings) -> tuple[str, dict[st
                 "Celery cannot use a Redis cluster",
                 "give it a server of its own: a small Redis, or RabbitMQ (amqp://...)",
             )
+
+
+def _over_socket(url: str) -> str:
+    """The same address in kombu's words: a database is its virtual host, and a login stands before the path."""
+    parts, query = urlsplit(url), dict(parse_qsl(urlsplit(url).query))
+    login, at, _ = parts.netloc.rpartition("@")
+    if not at and (query.keys() & {"username", "password"}):
+        login, at = f"{quote(query.get('username', ''), safe='')}:{quote(query.get('password', ''), safe='')}", "@"
+    database = f"?virtual_host={query['db']}" if "db" in query else ""
+    return f"redis+socket://{login}{at}{parts.path}{database}"
 
 
 def _sentinels(address: Address) -> str:

@@ -5,56 +5,56 @@ Scripts that begin with `#!lua flags=allow-oom` run while the store is full too.
 accepted, give room back or keep a worker's hold on its jobs; what brings new work (put, put_file, put_batch, reserve,
 redeliver) is refused then. Admission leaves room for what the others write (`streaming/memory.py`).
 
-| script   | run by          | what it does in one step                                               |
-|----------|-----------------|------------------------------------------------------------------------|
-| put      | api             | idempotency, room, record, lane entry, wake a worker                   |
-| join     | api             | the job an idempotency key leads to, where nothing new is accepted     |
-| cancel   | api             | end a waiting job; mark a running one and tell its worker              |
-| record   | any             | read what is written about a job                                       |
-| recent   | api             | a page of a tenant's jobs, without their bodies and answers            |
-| stand    | api             | where a job stands, without its body                                   |
-| waiting  | api             | the first jobs of a lane that wait                                     |
-| lanes    | api, scheduler  | what waits and runs in every lane, and the nearest deadlines           |
-| follow   | api             | send a job's tokens to one more address                                |
-| unfollow | worker          | fenced: send jobs' tokens no more to an address nobody listens at      |
-| register | worker          | take a lease                                                           |
-| claim    | worker          | read lanes, drop expired, attempt + 1, record who runs it              |
-| append   | worker          | fenced: log one engine step, publish its frames                        |
-| finish   | worker          | fenced: terminal record, acknowledgement, last message                 |
-| checkpoint | worker        | fenced: the frame from which a run's deltas are read                   |
-| beat     | worker          | fenced: renew the lease                                                |
-| release  | worker          | fenced: hand a job back                                                |
-| restart  | worker          | fenced: begin a job anew, under a new epoch                            |
-| decline  | worker          | fenced: put a job back that only a newer version can read              |
-| leave    | worker          | give the lease up, when nothing is held                                |
-| reap     | any             | fence lapsed workers, put their jobs back, expire waiting jobs         |
-| fail_malformed | any       | fail a job whose record cannot be read                                 |
-| rewound  | any             | a new epoch, when the store was found to have lost data                |
-| reset    | api             | a new epoch of one job's events, when a reader saw what is lost        |
-| deliver  | api             | note when answers were handed on, for their timing                     |
-| ended    | offline         | which of these jobs have ended                                         |
-| put_file | api             | the record of a file                                                   |
-| put_batch| api             | the record of a batch, due at once                                     |
-| steer    | api             | cancel, pause or resume a batch                                        |
-| due      | offline         | the batches somebody must be told to work on, each told once           |
-| hold     | offline         | take a batch to work on it, unless another does                        |
-| reserve  | offline         | fenced: count a batch's tokens against its tenant's quota              |
-| save     | offline         | fenced: how far a batch is, its end and the files it leaves            |
-| forget   | api, offline    | drop the record of a file or a batch                                   |
-| collect  | offline         | take events that nobody has passed on yet                              |
-| posted   | offline         | these events are passed on                                             |
-| dispatch | offline         | an event becomes a webhook message for each endpoint                   |
-| outgoing | offline         | take webhook messages whose time has come                              |
-| settle   | offline         | fenced: what came of an attempt to deliver one                         |
-| redeliver| api             | a webhook message is sent once more                                    |
-| identify | any             | read what this store is, or write it if nobody has yet                 |
-| lead     | scheduler       | take or keep the lead, with its epoch                                  |
-| plan     | scheduler       | fenced: publish what the leader has decided, tell workers and pools    |
-| act      | pools           | fenced: note what is about to be done                                  |
-| share    | pools           | fenced: how many workers of a pool one machine is to have              |
-| override | api             | a human's decision about a pool; wake the scheduler                    |
-| report   | any             | what a process says of itself                                          |
-| card     | worker          | what a worker found when it loaded a model                             |
+| script         | run by                 | what it does in one step                                            |
+|----------------|------------------------|---------------------------------------------------------------------|
+| put            | api, offline           | idempotency, room, record, lane entry, wake a worker                |
+| join           | api                    | the job an idempotency key leads to, where nothing new is accepted  |
+| cancel         | api, offline           | end a waiting job; mark a running one and tell its worker           |
+| record         | api, worker, offline   | read what is written about a job                                    |
+| recent         | api                    | a page of a tenant's jobs, without their bodies and answers         |
+| stand          | api                    | where a job stands, without its body                                |
+| waiting        | api                    | the first jobs of a lane that wait                                  |
+| lanes          | api, scheduler         | what waits and runs in every lane, and the nearest deadlines        |
+| follow         | api                    | send a job's tokens to one more address                             |
+| unfollow       | worker                 | fenced: send jobs' tokens no more to an address nobody listens at   |
+| register       | worker                 | take a lease                                                        |
+| claim          | worker                 | read lanes, drop expired, attempt + 1, record who runs it           |
+| append         | worker                 | fenced: log one engine step, publish its frames                     |
+| finish         | worker                 | fenced: terminal record, acknowledgement, last message              |
+| checkpoint     | worker                 | fenced: the frame from which a run's deltas are read                |
+| beat           | worker                 | fenced: renew the lease                                             |
+| release        | worker                 | fenced: hand a job back                                             |
+| restart        | worker                 | fenced: begin a job anew, under a new epoch                         |
+| decline        | worker                 | fenced: put a job back that only a newer version can read           |
+| leave          | worker                 | give the lease up, when nothing is held                             |
+| reap           | api, worker, scheduler | fence lapsed workers, put their jobs back, expire waiting jobs      |
+| fail_malformed | any                    | fail a job whose record cannot be read                              |
+| rewound        | api, worker, scheduler | a new epoch, when the store was found to have lost data             |
+| reset          | api                    | a new epoch of one job's events, when a reader saw what is lost     |
+| deliver        | api                    | note when answers were handed on, for their timing                  |
+| ended          | offline                | which of these jobs have ended                                      |
+| put_file       | api                    | the record of a file                                                |
+| put_batch      | api                    | the record of a batch, due at once                                  |
+| steer          | api                    | cancel, pause or resume a batch                                     |
+| due            | offline                | the batches somebody must be told to work on, each told once        |
+| hold           | offline                | take a batch to work on it, unless another does                     |
+| reserve        | offline                | fenced: count a batch's tokens against its tenant's quota           |
+| save           | offline                | fenced: how far a batch is, its end and the files it leaves         |
+| forget         | api, offline           | drop the record of a file or a batch                                |
+| collect        | offline                | take events that nobody has passed on yet                           |
+| posted         | offline                | these events are passed on                                          |
+| dispatch       | offline                | an event becomes a webhook message for each endpoint                |
+| outgoing       | offline                | take webhook messages whose time has come                           |
+| settle         | offline                | fenced: what came of an attempt to deliver one                      |
+| redeliver      | api                    | a webhook message is sent once more                                 |
+| identify       | any                    | read what this store is, or write it if nobody has yet              |
+| lead           | api, scheduler         | take or keep the lead, with its epoch                               |
+| plan           | scheduler              | fenced: publish what the leader has decided, tell workers and pools |
+| act            | scheduler              | fenced: note what is about to be done                               |
+| share          | pools                  | fenced: how many workers of a pool one machine is to have           |
+| override       | api                    | a human's decision about a pool; wake the scheduler                 |
+| report         | any                    | what a process says of itself                                       |
+| card           | worker                 | what a worker found when it loaded a model                          |
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -75,7 +76,7 @@ def stages(name: str) -> dict[str, Stage]:
         instruction, rest = line.split(None, 1)
         if instruction == "ARG":
             name, _, value = rest.partition("=")
-            arguments[name] = value
+            arguments[name] = value or f"${{{name}}}"  # the builder must say it
         elif instruction == "FROM":
             base, _, title = rest.partition(" AS ")
             base = re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], base)
@@ -120,6 +121,48 @@ def new_key(folder: Path, to: Path) -> tuple[Path, str]:
 def settings_only(environ: dict[str, str]) -> dict[str, str]:
     """The variables that are ours."""
     return {name: value for name, value in environ.items() if name.startswith("PENSTOCK_")}
+
+
+def versions() -> dict[str, str]:
+    """The images of docker/images, by the variable that holds the digest of each."""
+    lines = (DOCKER / "images").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=") for line in lines if not line.startswith("#"))
+
+
+def logins(folder: Path) -> dict[str, str]:
+    """What docker/new-key has made in `folder` for each role: the address of Redis with its password."""
+    files = sorted((folder / "secrets").glob("*.env"))
+    return {path.stem: path.read_text(encoding="utf-8").strip().removeprefix("PENSTOCK_REDIS_URL=") for path in files}
+
+
+DOCKER_STUB = """#!/bin/sh
+case "$*" in
+    "pull --quiet $BROKEN") exit 1 ;;
+    pull*) ;;
+    "image inspect"*)
+        for image in "$@"; do :; done
+        case $image in $LOCAL) echo ;; *) echo "other@sha256:$ZEROS"; echo "${image%:*}@sha256:$ONES" ;; esac ;;
+    *) exit 2 ;;
+esac
+"""
+ONES = "1" * 64
+
+
+def pin(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """docker/pin-images with a docker that knows every image, but for one that is broken or in no registry."""
+    tools = folder / "bin"
+    tools.mkdir(exist_ok=True)
+    (tools / "docker").write_text(DOCKER_STUB)
+    (tools / "docker").chmod(0o755)
+    known = {"ONES": ONES, "ZEROS": "0" * 64, "BROKEN": "-", "LOCAL": "-"}
+    path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", DOCKER / "pin-images", *words],
+        env={**os.environ, **known, **environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def is_pinned(image: str) -> bool:

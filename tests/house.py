@@ -46,8 +46,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def redis_process(folder: Path, port: int | None = None, *options: str) -> Iterator[str]:
-    """A server of one's own; its address."""
+def redis_process(
+    folder: Path, port: int | None = None, *options: str, login: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """A server of one's own; its address. `login`: of a user who may ping, where not everybody may."""
     port = port or free_port()
     command = [server_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     said = folder / f"server-{port}.log"
@@ -58,7 +60,7 @@ def redis_process(folder: Path, port: int | None = None, *options: str) -> Itera
             return client.ping()
 
         try:
-            with Redis(port=port) as client:
+            with Redis(port=port, **(login or {})) as client:  # type: ignore[arg-type]
                 eventually(answers, RedisConnectionError)
             yield f"redis://127.0.0.1:{port}/0"
         finally:

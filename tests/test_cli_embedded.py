@@ -8,21 +8,27 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from house import eventually
+from house import eventually, free_port
+from kombu import Connection
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from cli.child import Child, Program
-from cli.embedded import Embedded, end_orphan, find_server, machine_memory
+from cli.embedded import Embedded, end_orphan, find_server, is_private, machine_memory
 from cli.errors import Problem
 from cli.supervisor import Supervisor
+from offline.app import broker
+from offline.settings import OfflineSettings
+from streaming.settings import WireSettings
+from streaming.wire import Wire
 
 WAIT_S = 30.0
 MEMORY = 64 << 20
@@ -78,7 +84,7 @@ async def test_it_runs_with_the_settings_of_a_queue(supervisor: Supervisor, tmp_
     embedded = prepared(tmp_path)
     pid = await ready(supervisor, start(supervisor, embedded))
     with Redis.from_url(embedded.url, decode_responses=True) as client:
-        settings = client.config_get("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "save", "bind")
+        settings = client.config_get("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "save", "port")
         buffers = client.config_get("client-output-buffer-limit")["client-output-buffer-limit"]
         assert client.info("server")["process_id"] == pid
     assert settings == {
@@ -87,7 +93,7 @@ async def test_it_runs_with_the_settings_of_a_queue(supervisor: Supervisor, tmp_
         "maxmemory": str(MEMORY),
         "maxmemory-policy": "noeviction",
         "save": "",
-        "bind": "127.0.0.1",
+        "port": "0",
     }
     assert "pubsub 8388608 2097152 10" in buffers
 
@@ -95,15 +101,89 @@ async def test_it_runs_with_the_settings_of_a_queue(supervisor: Supervisor, tmp_
 async def test_password_is_needed_and_not_shown(supervisor: Supervisor, tmp_path: Path) -> None:
     """Nobody gets in without it, only the owner can read it, and it is on no command line."""
     embedded = prepared(tmp_path)
-    await ready(supervisor, start(supervisor, embedded))
+    pid = await ready(supervisor, start(supervisor, embedded))
     once = Retry(NoBackoff(), 0)
-    with Redis(port=embedded.port, retry=once) as client, pytest.raises(AuthenticationError):
+    with Redis(unix_socket_path=str(embedded.socket), retry=once) as client, pytest.raises(AuthenticationError):
         client.ping()
     assert stat.S_IMODE((tmp_path / "valkey.conf").stat().st_mode) == 0o600
     assert not any(embedded.password in word for word in embedded.argv)
+    assert embedded.password.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-async def test_data_port_and_password_outlive_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:
+async def test_only_its_owner_reaches_it(supervisor: Supervisor, tmp_path: Path) -> None:
+    """It has no port, and its socket lies in a folder that nobody else may enter."""
+    embedded = prepared(tmp_path)
+    pid = await ready(supervisor, start(supervisor, embedded))
+    assert stat.S_IMODE(embedded.socket.stat().st_mode) == 0o700
+    assert stat.S_IMODE(embedded.socket.parent.stat().st_mode) == 0o700
+    assert listening_ports(pid) == []
+    tmp_path.chmod(0o755)  # somebody else may have put the socket there
+    assert await embedded.probe() == "starting"
+    tmp_path.chmod(0o700)
+    assert await embedded.probe() == "ready"
+
+
+def listening_ports(pid: int) -> list[int]:
+    """TCP ports that a process of this machine listens on."""
+    fds = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in fds]
+
+
+async def test_a_long_path_gets_a_short_socket(supervisor: Supervisor, tmp_path: Path) -> None:
+    """A Unix socket's address has an end. The folder made instead is as private, is used again, and goes away."""
+    folder = tmp_path / ("d" * 60) / ("e f" * 20)
+    folder.mkdir(parents=True, mode=0o700)
+    embedded = prepared(folder)
+    assert len(str(embedded.socket)) <= 107 < len(str(folder / "valkey.sock"))
+    await ready(supervisor, start(supervisor, embedded))
+    assert is_private(embedded.socket.parent)
+    assert prepared(folder).socket == embedded.socket
+    with Redis.from_url(embedded.url) as client:
+        assert client.ping()
+    await supervisor.stop("redis")
+    embedded.clean_up()
+    assert not embedded.socket.parent.exists()
+    embedded.socket.parent.mkdir(mode=0o755)  # whoever made it, it is not ours
+    again = prepared(folder)
+    embedded.socket.parent.rmdir()
+    assert again.socket != embedded.socket and is_private(again.socket.parent)
+    again.clean_up()
+
+
+async def test_no_short_path_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is started, and it says what to do."""
+    folder = tmp_path / ("d" * 120)
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(Problem, match="too long"):
+        prepared(folder)
+    assert list(folder.iterdir()) == []
+
+
+async def test_a_path_with_spaces_is_an_address(supervisor: Supervisor, tmp_path: Path) -> None:
+    """And one with letters that mean something in a URL."""
+    folder = tmp_path / "my data #1%20?"
+    folder.mkdir(mode=0o700)
+    embedded = prepared(folder)
+    await ready(supervisor, start(supervisor, embedded))
+    wire = Wire.open(WireSettings(url=embedded.url))
+    try:
+        await wire.ping()
+    finally:
+        await wire.close()
+    url, options = broker(OfflineSettings(), WireSettings(url=embedded.url))
+    with Connection(url, transport_options=options) as connection:
+        connection.ensure_connection(max_retries=1, timeout=WAIT_S)
+        queue = connection.SimpleQueue("q")
+        queue.put({"kept": 1})
+        assert queue.get(timeout=WAIT_S).payload == {"kept": 1}
+        queue.close()
+
+
+async def test_data_address_and_password_outlive_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:
     """What was written is there after a stop, at the same address."""
     first = prepared(tmp_path)
     await ready(supervisor, start(supervisor, first))
@@ -131,15 +211,54 @@ async def test_killed_server_comes_back_with_its_data(supervisor: Supervisor, tm
         assert client.get("kept") == b"yes"
 
 
-async def test_another_port_when_the_kept_one_is_taken(tmp_path: Path) -> None:
-    """A port somebody else took in the meantime is given up."""
-    first = prepared(tmp_path)
-    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", first.port)
-    async with server:
-        await end_orphan(tmp_path)  # whoever listens there now is not ours
-        second = prepared(tmp_path)
-    assert second.port != first.port
-    assert second.password == first.password
+async def test_a_squatter_on_the_old_port_sees_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
+    """The server of an earlier version had a port, which anybody may have taken since. The folder goes over to a
+    socket without a word to the stranger. Nobody knows who has read the password, so it is a new one."""
+    heard = bytearray()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1024):
+            heard.extend(data)
+            writer.write(b"+OK\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as squatter:
+        port = squatter.sockets[0].getsockname()[1]
+        config = tmp_path / "valkey.conf"
+        config.write_text(f"bind 127.0.0.1\nport {port}\nrequirepass the-old-one\ndir .\nappendonly yes\n")
+        await end_orphan(tmp_path)
+        embedded = prepared(tmp_path)
+        await ready(supervisor, start(supervisor, embedded))
+        assert heard == b"" and embedded.url.startswith("unix://")
+        assert "the-old-one" not in config.read_text()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)  # who does speak is heard
+        writer.write(b"AUTH control\r\n")
+        assert await reader.readline() == b"+OK\r\n"
+        writer.close()
+    assert heard == b"AUTH control\r\n"
+
+
+async def test_an_orphan_of_an_earlier_version_is_ended(supervisor: Supervisor, tmp_path: Path) -> None:
+    """By its process, which runs in the folder: its data are the folder's, and no password goes to its port."""
+    port = free_port()
+    (tmp_path / "valkey.conf").write_text(
+        f'bind 127.0.0.1\nport {port}\nrequirepass old\ndir .\nappendonly yes\nsave ""\n'
+    )
+    server = find_server()
+    assert server is not None
+    with subprocess.Popen([server, "./valkey.conf"], cwd=tmp_path, stdout=subprocess.DEVNULL) as orphan:
+        with Redis(port=port, password="old") as client:
+            eventually(client.ping, RedisConnectionError, BusyLoadingError)
+            client.set("kept", "yes")
+        try:
+            await end_orphan(tmp_path)
+            assert orphan.wait(WAIT_S) == 0
+        finally:
+            orphan.kill()
+    embedded = prepared(tmp_path)
+    await ready(supervisor, start(supervisor, embedded))
+    with Redis.from_url(embedded.url) as client:
+        assert client.get("kept") == b"yes"
 
 
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
@@ -175,18 +294,32 @@ async def test_orphan_is_ended_before_another_start(supervisor: Supervisor, tmp_
 
 
 async def test_stubborn_orphan_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes the password and does not shut down is not ignored."""
-    embedded = prepared(tmp_path)
+    """One that does not shut down is not ignored. What else runs in the folder is left alone."""
     monkeypatch.setattr("cli.embedded.SHUTDOWN_S", 0.2)
-
-    async def stubborn(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.write(b"+OK\r\n-ERR Errors trying to SHUTDOWN\r\n")
-        writer.close()
-
-    async with await asyncio.start_server(stubborn, "127.0.0.1", embedded.port):
-        with pytest.raises(Problem, match="still holds"):
+    named = "import ctypes, sys, time; ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)"
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    rest = "print(flush=True); time.sleep(600)"
+    others = [
+        subprocess.Popen([sys.executable, "-c", f"{named}; {deaf}; {rest}", name], cwd=folder, stdout=subprocess.PIPE)
+        for name, folder in (("redis-cli", tmp_path), ("valkey-server", tmp_path.parent))
+    ]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            other.stdout.readline()
+        await end_orphan(tmp_path)
+        words = [sys.executable, "-c", f"{named}; {deaf}; {rest}", "valkey-server"]
+        others.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE))
+        stubborn = others[-1]
+        assert stubborn.stdout is not None
+        stubborn.stdout.readline()
+        with pytest.raises(Problem, match="still holds") as caught:
             await end_orphan(tmp_path)
+        assert f"pid {stubborn.pid}" in str(caught.value.cause)
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
 
 
 def refused(client: Redis) -> bool:

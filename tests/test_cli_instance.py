@@ -84,3 +84,39 @@ def test_unusable_folder_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Problem, match="cannot write"), DataDir(tmp_path / "file" / "data").lock():
         pass
+
+
+def test_nobody_else_may_enter(tmp_path: Path) -> None:
+    """A folder that an earlier version, or a person, left open to others is closed; so is what lies in it."""
+    home = DataDir(tmp_path / "data")
+    for folder in (home.path, home.redis, home.logs):
+        folder.mkdir(mode=0o755)
+    home.api_key.touch()
+    with home.lock():
+        home.prepare()
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (home.path, home.redis, home.logs, home.run)]
+    assert modes == [0o700] * 4
+
+
+def test_a_folder_with_other_things_in_it_is_left_open(tmp_path: Path) -> None:
+    """Somebody may need to read them: it is told, and nothing is changed. Once it is closed, it may be used."""
+    shared = tmp_path / "project"
+    shared.mkdir(mode=0o755)
+    (shared / "README.md").touch()
+    with pytest.raises(Problem, match="other files in it") as caught, DataDir(shared).lock():
+        pass
+    assert "chmod 700" in str(caught.value.next_step)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755 and [path.name for path in shared.iterdir()] == ["README.md"]
+    shared.chmod(0o700)
+    with DataDir(shared).lock():
+        assert (shared / "lock").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_another_users_folder_is_refused(tmp_path: Path) -> None:
+    """Its owner could put another server's socket there."""
+    theirs = tmp_path / "data"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 4242, 4242)
+    with pytest.raises(Problem, match="belongs to another user"), DataDir(theirs).lock():
+        pass

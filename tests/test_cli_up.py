@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from house import eventually
+from redis import Redis
 
 from cli.__main__ import main
 
@@ -484,3 +485,61 @@ def test_redis_that_is_down_is_waited_for(start: Any) -> None:
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 0
     assert time.monotonic() - began < 30
+
+
+# --- passwords -------------------------------------------------------------------------------------------------------
+
+
+def family(pid: int) -> dict[int, bytes]:
+    """The command line of a process and of all it has started, and what these have."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found, fresh = {pid}, {pid}
+    while fresh := {child for child, parent in parents.items() if parent in fresh} - found:
+        found |= fresh
+    return {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in found if Path(f"/proc/{each}").exists()}
+
+
+def holding(folder: Path, secret: str) -> set[str]:
+    """Names of the files in a folder that hold a secret."""
+    return {path.name for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()}
+
+
+def test_no_password_is_on_a_command_line(shared: Up) -> None:
+    """Every user of a machine can read those. Logs have none either, and what has it is for the owner alone."""
+    url = json.loads((shared.data_dir / "run" / "state.json").read_text())["redis_url"]
+    password = url.split(":")[2].split("@")[0]
+    lines = family(shared.process.pid)
+    assert set(shared.pids().values()) < set(lines) and len(password) > 16
+    assert [line for line in lines.values() if password.encode() in line] == []
+    assert holding(shared.data_dir, password) == {"valkey.conf", "settings.json", "state.json"}
+    for name in ("redis/valkey.conf", "run/settings.json", "run/state.json"):
+        assert (shared.data_dir / name).stat().st_mode & 0o077 == 0
+    assert shared.data_dir.stat().st_mode & 0o077 == 0
+
+
+def test_a_typed_password_is_not_passed_on(tmp_path: Path, redis_url: str) -> None:
+    """Whoever types one is told who sees it; the processes that stay have it from their settings."""
+    with Redis.from_url(redis_url) as admin:
+        admin.execute_command("ACL", "SETUSER", "typed", "on", ">canary-password", "~*", "&*", "+@all")
+        try:
+            url = redis_url.replace("redis://", "redis://typed:canary-password@")
+            where = ["--data-dir", str(tmp_path / "data")]
+            environ = {**os.environ, "PYTHONPATH": path()}
+            words = ["up", "--detach", "--engine", "sim", "--port", "0", "--redis-url", url, *where]
+            done = run(*words, env=environ, cwd=tmp_path)
+            try:
+                assert done.returncode == 0, done.stderr
+                assert "every user of this machine can read the password" in done.stderr
+                assert "canary-password" not in done.stdout + done.stderr
+                state = json.loads((tmp_path / "data" / "run" / "state.json").read_text())
+                lines = family(state["pid"])
+                assert state["redis_url"] == url and len(lines) >= len(ROLES)
+                assert [line for line in lines.values() if b"canary-password" in line] == []
+                assert holding(tmp_path / "data", "canary-password") == {"settings.json", "state.json"}
+            finally:
+                run("down", "--now", *where, env=environ, cwd=tmp_path)
+        finally:
+            admin.execute_command("ACL", "DELUSER", "typed")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
+import stat
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from docker_files import (
     DOCKER,
     FILES,
     MONITORING,
+    ONES,
     ROOT,
     SECTIONS,
     SLACK_S,
@@ -26,8 +31,11 @@ from docker_files import (
     document,
     images,
     is_pinned,
+    logins,
     new_key,
+    pin,
     settings_only,
+    versions,
 )
 from house import eventually, free_port, redis_process
 from openai import OpenAI
@@ -56,7 +64,7 @@ def image_of(service: str) -> str:
 
 
 def environ_of(service: str) -> dict[str, str]:
-    """The variables that are ours: the image's, and what compose lays over them."""
+    """The variables that are ours: the image's, and what compose lays over them. Its login is not in the tree."""
     return settings_only({**IMAGES[image_of(service)][1].environ(), **SERVICES[service]["environment"]})
 
 
@@ -84,6 +92,9 @@ def test_its_settings_are_settings(service: str, made: tuple[Path, str]) -> None
     """File and variables together are what the role takes, and all roles find the same Redis and model."""
     config = config_of(service, made[0])
     assert config.section("redis", WireSettings).url == "redis://redis:6379/0"
+    assert SERVICES[service]["env_file"] == f"./secrets/{service}.env"
+    login = logins(made[0].parent)[service]
+    assert re.fullmatch(rf"redis://{service}:[0-9a-f]{{48}}@redis:6379/0", login)
     (model,) = config.table("models", ModelSettings)
     assert f"--model {model}" == " ".join(SERVICES["worker"]["command"])
 
@@ -106,8 +117,12 @@ def test_a_key_is_never_replaced(made: tuple[Path, str]) -> None:
 
 def test_the_settings_made_stay_out_of_the_repository() -> None:
     """They are somebody's own."""
-    for folder in [*DOCKER.rglob("penstock.example.toml")]:
-        path = folder.with_name("penstock.toml").relative_to(ROOT)
+    made = [
+        (folder.parent / name).relative_to(ROOT)
+        for folder in DOCKER.rglob("penstock.example.toml")
+        for name in ("penstock.toml", "secrets/api.env", "secrets/users.acl", "images-by-digest/kustomization.yaml")
+    ]
+    for path in [*made, Path("docker/compose/.env")]:
         asked = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
         assert asked.returncode in (0, 128), f"{path} would be committed"  # 128: an exported tree without git
 
@@ -116,11 +131,89 @@ def test_the_settings_made_stay_out_of_the_repository() -> None:
 
 
 def test_every_image_is_pinned() -> None:
-    """Ours at this version; others at a version, by plain name."""
+    """Ours at this version; others by a digest that must be given, whose name stands in docker/images."""
     ours = {name: service["image"] for name, service in SERVICES.items() if "build" in service}
     assert set(ours) == set(ROLES)
-    assert all(image.rpartition(":")[2] == VERSION for image in ours.values())
-    assert [service["image"] for service in SERVICES.values() if not is_pinned(service["image"])] == []
+    assert all(image.rpartition(":")[2] == VERSION and is_pinned(image) for image in ours.values())
+    others = [service["image"] for name, service in SERVICES.items() if name not in ours]
+    others += {SERVICES[name]["build"]["args"]["PYTHON"] for name in ours}
+    for image in others:
+        required = re.fullmatch(r"\$\{(\w+):\?run sh docker/pin-images docker/compose first\}", image)
+        assert required and required[1] in versions(), image
+
+
+def test_digests_are_found_where_the_images_come_from(made: tuple[Path, str], tmp_path: Path) -> None:
+    """One for each image that compose asks for. An image that cannot be had, or has none, is named, and nothing is
+    written that half fits."""
+    folder = made[0].parent
+    refused = pin(tmp_path, str(folder), BROKEN="redis:7.4.6")
+    assert refused.returncode == 1 and "redis:7.4.6 cannot be pulled" in refused.stderr
+    refused = pin(tmp_path, str(folder), LOCAL="prom/prometheus:*")
+    assert refused.returncode == 1 and "has no digest" in refused.stderr and not (folder / ".env").exists()
+    assert pin(tmp_path, str(folder)).returncode == 0
+    found = dict(line.split("=") for line in (folder / ".env").read_text().splitlines())
+    asked = set(re.findall(r"\$\{(\w+):\?", (COMPOSE / "compose.yaml").read_text(encoding="utf-8")))
+    assert set(found) == asked and len(asked) == 5
+    assert found == {name: f"{versions()[name].rpartition(':')[0]}@sha256:{ONES}" for name in asked}
+
+
+def test_digests_of_an_overlay_are_found_in_your_registry(tmp_path: Path) -> None:
+    """All images of its pods, ours at this version where they were pushed to."""
+    overlay = tmp_path / "cpu"
+    shutil.copytree(DOCKER / "kubernetes/overlays/cpu", overlay)
+    assert "where were the images" in pin(tmp_path, str(overlay)).stderr
+    done = pin(tmp_path, str(overlay), "registry.example.com:5000/team/")
+    assert done.returncode == 0, done.stderr
+    component = document(overlay / "images-by-digest/kustomization.yaml")
+    assert (component["kind"], component["apiVersion"]) == ("Component", "kustomize.config.k8s.io/v1alpha1")
+    names = {image["name"]: image["newName"] for image in component["images"]}
+    ours = {"penstock-api", "penstock-offline", "penstock-scheduler", "penstock-worker-smollm2"}
+    assert names == {**{name: f"registry.example.com:5000/team/{name}" for name in ours}, "redis": "redis"}
+    assert {image["digest"] for image in component["images"]} == {f"sha256:{ONES}"}
+    refused = pin(tmp_path, str(overlay), "r/", BROKEN=f"r/penstock-offline:{VERSION}")
+    assert refused.returncode == 1 and "penstock-offline" in refused.stderr
+
+
+# --- who reaches whom ------------------------------------------------------------------------------------------------
+
+
+def test_networks_are_apart() -> None:
+    """Only the roles reach Redis, and Redis and workers reach nothing else; clients reach the API alone."""
+    on = {name: set(service["networks"]) for name, service in SERVICES.items()}
+    assert set().union(*on.values()) == set(FILE["networks"])
+    members = {network: {name for name, mine in on.items() if network in mine} for network in FILE["networks"]}
+    assert members["back"] == {"redis", *ROLES} and members["front"] == {"api", "offline"}
+    assert members["telemetry"] == {"collector", "prometheus", *ROLES}
+    assert members["monitoring"] == {"collector", "prometheus", "grafana"}
+    internal = {name for name, network in FILE["networks"].items() if network and network["internal"]}
+    assert internal == {"back", "telemetry"}
+    assert {name for name, mine in on.items() if mine <= internal} == {"redis", "worker", "scheduler"}
+    for name, service in SERVICES.items():
+        assert not service.get("ports") or on[name] - internal, "no port of an internal network is published"
+
+
+def test_redis_lets_nobody_in_without_a_password(made: tuple[Path, str]) -> None:
+    """Its users are those of the file made beside the settings, which has hashes only and is read by another user; the
+    passwords are for their owner alone."""
+    secrets = made[0].parent / "secrets"
+    command = SERVICES["redis"]["command"]
+    target = command[command.index("--aclfile") + 1]
+    (mount,) = [each for each in SERVICES["redis"]["volumes"] if isinstance(each, dict)]
+    assert (mount["source"], mount["target"], mount["read_only"]) == ("./secrets/users.acl", target, True)
+    users = (secrets / "users.acl").read_text()
+    assert "requirepass" not in command and "nopass" not in users.replace("user probe reset on nopass ", "")
+    on = {line.split()[1] for line in users.splitlines() if " on " in line}
+    assert on == {"probe", *ROLES}
+    found = logins(made[0].parent)
+    passwords = {role: url.split(":")[2].split("@")[0] for role, url in found.items()}
+    assert set(found) == set(ROLES) and len(set(passwords.values())) == len(ROLES)
+    for role, password in passwords.items():
+        assert password not in users and f"user {role} reset on #{sha256(password.encode()).hexdigest()} " in users
+        assert stat.S_IMODE((secrets / f"{role}.env").stat().st_mode) == 0o600
+    assert stat.S_IMODE((secrets / "users.acl").stat().st_mode) == 0o644
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
+    shown = json.dumps(FILE)
+    assert "redis://" not in shown and "PASSWORD" not in shown.upper().replace("DISABLE_LOGIN", "")
 
 
 @pytest.mark.parametrize("service", ROLES)
@@ -148,7 +241,7 @@ def test_what_is_named_is_there() -> None:
         assert set(service.get("depends_on", ())) <= set(SERVICES)
         for volume in service.get("volumes", ()):
             source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
-            if source == "./penstock.toml":
+            if source in ("./penstock.toml", "./secrets/users.acl"):
                 assert (COMPOSE / "penstock.example.toml").is_file()
                 assert volume["bind"] == {"create_host_path": False}, "else a folder is made in its place"
             elif source.startswith("."):
@@ -202,7 +295,8 @@ def test_the_page_names_what_is_there() -> None:
     page = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
     named = {path.rstrip("./") for path in re.findall(r"docker/[\w./-]+", page)}
     assert len(named) > 8
-    assert {path for path in named if not (ROOT / path).exists()} - {"docker/compose/penstock.toml"} == set()
+    made = {"docker/compose/penstock.toml", "docker/compose/.env"}
+    assert {path for path in named if not (ROOT / path).exists()} - made == set()
 
 
 # --- alive -----------------------------------------------------------------------------------------------------------
@@ -212,12 +306,38 @@ async def test_redis_keeps_what_is_promised(tmp_path: Path) -> None:
     """A server with these very options lacks nothing for the level of the roles."""
     program, *options = SERVICES["redis"]["command"]
     assert program == "redis-server"
-    with redis_process(tmp_path, None, *options) as url:
+    at = options.index("--aclfile")
+    with redis_process(tmp_path, None, *options[:at], *options[at + 2 :]) as url:
         wire = Wire.open(WireSettings(url=url))
         try:
             assert await check_level(wire) == []
         finally:
             await wire.close()
+
+
+async def test_a_role_may_not_read_the_servers_settings(made: tuple[Path, str], tmp_path: Path) -> None:
+    """Passwords are among them. All it lacks is the fsync, which it then says it cannot check."""
+    with guarded_redis(made[0].parent, tmp_path) as urls:
+        wire = Wire.open(WireSettings(url=urls["api"]))
+        try:
+            (warning,) = await check_level(wire)
+        finally:
+            await wire.close()
+    assert "appendfsync is unknown" in warning
+
+
+@contextmanager
+def guarded_redis(folder: Path, data: Path) -> Iterator[dict[str, str]]:
+    """Redis as compose starts it, with the users made in `folder`; its address by role, with each role's own login. It
+    is healthy by compose's own test, whose words a Python client says here."""
+    program, *options = SERVICES["redis"]["command"]
+    users = options.index("--aclfile") + 1
+    options[users] = str(folder / "secrets" / "users.acl")
+    words = SERVICES["redis"]["healthcheck"]["test"][1].split()
+    login = {"username": words[words.index("--user") + 1], "password": words[words.index("--pass") + 1]}
+    (data / program).mkdir()
+    with redis_process(data / program, None, *options, login=login) as url:
+        yield {role: each.replace("redis:6379/0", url.partition("//")[2]) for role, each in logins(folder).items()}
 
 
 class Container:
@@ -246,14 +366,12 @@ def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Con
     """All roles on a Redis of their own; a folder stands for the volume."""
     settings, _ = made
     settings.write_text(settings.read_text().replace('"llamacpp"', '"sim"'))
-    program, *options = SERVICES["redis"]["command"]
-    data = tmp_path / program
-    data.mkdir()
+    data = tmp_path
     with ExitStack() as stack:
-        url = stack.enter_context(redis_process(data, None, *options))
+        urls = stack.enter_context(guarded_redis(settings.parent, data))
         roles: dict[str, Container] = {}
         for service in ROLES:
-            differs = {"PENSTOCK_REDIS_URL": url}
+            differs = {"PENSTOCK_REDIS_URL": urls[service]}
             if "PENSTOCK_FILES_DIR" in environ_of(service):
                 differs["PENSTOCK_FILES_DIR"] = str(data / "files")
             if service == "api":
@@ -293,7 +411,8 @@ def test_the_roles_run_as_the_file_says(containers: dict[str, Container], made: 
     assert "penstock_batch_lines_total 2.0" in shown_by(containers["offline"])
     assert 'penstock_lane_waiting{model="smollm2-135m-instruct",priority="batch"}' in shown_by(containers["api"])
     listed = subprocess.run(
-        [sys.executable, "-m", "cli", "ps", "--redis-url", containers["api"].environ["PENSTOCK_REDIS_URL"]],
+        [sys.executable, "-m", "cli", "ps"],
+        env={**os.environ, "PENSTOCK_REDIS_URL": containers["api"].environ["PENSTOCK_REDIS_URL"]},
         capture_output=True,
         text=True,
         check=True,

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from docker_files import DOCKER, PROJECT, ROOT, SECTIONS, Stage, images, is_pinned, settings_only, stages, versions
 from docker_files import FILES as FOLDER
-from docker_files import PROJECT, ROOT, SECTIONS, Stage, images, is_pinned, settings_only, stages
 from house import House, eventually
 
 from streaming.config import load
@@ -94,9 +94,20 @@ def test_nothing_is_installed_that_the_lock_does_not_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_bases_are_pinned_and_plainly_named(name: str) -> None:
-    """Whose registry they come from is the builder's business."""
-    assert {stage.base for stage in stages(name).values() if not is_pinned(stage.base)} == set()
+def test_bases_are_named_by_whoever_builds(name: str) -> None:
+    """By a digest; without one there is no build, for no name stands in the file. Each has a version to look for."""
+    bases = {stage.base for stage in stages(name).values()}
+    assert bases == {"${PYTHON}"} | ({"${TENSORRT_LLM}"} if "tensorrt" in name else set())
+    assert {f"{base[2:-1]}_IMAGE" for base in bases} <= set(versions())
+    text = (DOCKER / name).read_text(encoding="utf-8")
+    assert all(f"--build-arg {base[2:-1]}=" in text for base in bases), "nobody is told"
+
+
+def test_the_versions_are_pinned_and_plainly_named() -> None:
+    """Whose registry they come from is the builder's business; no digest is in the tree."""
+    assert [image for image in versions().values() if not is_pinned(image)] == []
+    asked = subprocess.run(["git", "grep", "-lE", "sha256:[0-9a-f]{64}", "--", "docker"], cwd=ROOT, check=False)
+    assert asked.returncode in (1, 128)  # 128: an exported tree without git
 
 
 def test_the_extras_are_the_projects() -> None:
@@ -118,7 +129,7 @@ def test_each_role_gets_what_it_may_be_set_to(target: str, extra: str) -> None:
 def test_tensorrt_llm_is_the_version_the_adapter_is_held_against() -> None:
     """The image's tag is the version the extra asks for."""
     (extra,) = PROJECT["project"]["optional-dependencies"]["trtllm"]
-    base = stages("Dockerfile.tensorrt-llm")["worker"].base
+    base = versions()["TENSORRT_LLM_IMAGE"]
     assert base.rpartition(":")[2] == extra.rpartition(">=")[2]
 
 

@@ -15,14 +15,15 @@ from docker_files import (
     COMPOSE,
     FILES,
     KUBERNETES,
+    ONES,
     SECTIONS,
     SLACK_S,
-    VERSION,
     document,
     documents,
     images,
-    is_pinned,
+    logins,
     new_key,
+    pin,
     settings_only,
 )
 from kube import Kube
@@ -51,6 +52,7 @@ BROUGHT = {"penstock-models"}
 LONGEST_NAME = 63 - len("-1234567890-12345")
 """Of a Deployment: with what it adds, its pods' names are host names, by which the scheduler knows their workers."""
 
+WORKER = "worker-smollm2-135m-instruct"
 Object = dict[str, Any]
 
 
@@ -58,7 +60,7 @@ Object = dict[str, Any]
 def objects(folder: Path) -> list[Object]:
     """Everything a kustomization is made of. Ours patch nothing."""
     kustomization = document(folder / "kustomization.yaml")
-    known = {"apiVersion", "kind", "namespace", "resources", "images", "secretGenerator"}
+    known = {"apiVersion", "kind", "namespace", "resources", "components", "secretGenerator"}
     assert set(kustomization) <= known, "this test would not see what another field does"
     found: list[Object] = []
     for name in kustomization["resources"]:
@@ -233,6 +235,28 @@ def test_the_settings_are_settings(made: tuple[str, Path, str]) -> None:
     redis = config.section("redis", WireSettings).url
     services = {service["metadata"]["name"] for service in of_kind(overlay, "Service")}
     assert redis.split("/")[2].split(":")[0] in services or "example" in redis, "nobody answers there"
+    for role, url in logins(settings.parent).items():
+        assert re.fullmatch(rf"redis://{role}:[0-9a-f]{{48}}@{re.escape(redis.partition('//')[2])}", url)
+
+
+def test_each_role_has_a_login_of_its_own(made: tuple[str, Path, str]) -> None:
+    """In a Secret that no other pod gets, out of a file that is made; Redis has the users to them."""
+    overlay, settings, _ = made
+    kustomization = document(KUBERNETES / "overlays" / overlay / "kustomization.yaml")
+    generated = {each["name"]: each.get("envs") or each["files"] for each in kustomization["secretGenerator"]}
+    assert all((settings.parent / path).is_file() for paths in generated.values() for path in paths)
+    for owner in pods(overlay):
+        role, spec = role_of(owner), template(owner)["spec"]
+        secrets = {each["secret"]["secretName"] for each in spec.get("volumes", ()) if "secret" in each}
+        secrets |= {each["secretRef"]["name"] for each in container(owner).get("envFrom", ())}
+        if role == "redis":
+            assert secrets == {"penstock-redis-users"}
+            (mount,) = [each for each in container(owner)["volumeMounts"] if each["name"] == "users"]
+            (path,) = generated["penstock-redis-users"]
+            assert f"{mount['mountPath']}/{Path(path).name}" == container(owner)["args"][-1]
+        else:
+            assert secrets == {"penstock-settings", f"penstock-redis-{role}"}
+            assert generated[f"penstock-redis-{role}"] == [f"secrets/{role}.env"]
 
 
 def test_the_scheduler_is_told_to_scale(made: tuple[str, Path, str]) -> None:
@@ -294,6 +318,20 @@ def test_selectors_find_their_pods(overlay: str) -> None:
         assert {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule["ports"]} <= offered
 
 
+def test_redis_and_its_workers_reach_nothing_else() -> None:
+    """Where Redis is in the cluster, its pods open no connection, and workers only to it and to look up names."""
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("cpu", "NetworkPolicy")}
+    redis, worker = policies["penstock-to-redis"], policies["workers-to-redis"]
+    assert redis["policyTypes"] == ["Ingress", "Egress"] and redis["egress"] == []
+    assert worker["podSelector"]["matchLabels"][COMPONENT] == "worker" and worker["policyTypes"] == ["Egress"]
+    to_redis, names = worker["egress"]
+    assert to_redis["to"][0]["podSelector"] == redis["podSelector"]
+    assert [port["port"] for port in to_redis["ports"]] == [
+        container(owner_of("cpu", "penstock-redis"))["ports"][0]["containerPort"]
+    ]
+    assert {port["port"] for port in names["ports"]} == {53}
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_drained_node_takes_one_at_a_time(overlay: str) -> None:
     """Every Deployment has a disruption budget with its own selector."""
@@ -307,39 +345,64 @@ def test_a_drained_node_takes_one_at_a_time(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_scheduler_may_do_what_its_pool_does(overlay: str) -> None:
-    """And nothing beyond: Deployments are neither made nor deleted, and nothing is seen outside the namespace."""
-    (role,), (binding,) = of_kind(overlay, "Role"), of_kind(overlay, "RoleBinding")
+    """And nothing beyond: no Deployment but those of workers, by name, none is made or deleted, and nothing is seen
+    outside the namespace."""
+    roles, bindings = of_kind(overlay, "Role"), of_kind(overlay, "RoleBinding")
     assert of_kind(overlay, "ClusterRole", "ClusterRoleBinding") == []
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    (subject,) = binding["subjects"]
+    assert {binding["roleRef"]["name"] for binding in bindings} == {role["metadata"]["name"] for role in roles}
     (account,) = of_kind(overlay, "ServiceAccount")
     namespace = document(KUBERNETES / "base/kustomization.yaml")["namespace"]
-    assert (subject["name"], subject["namespace"]) == (account["metadata"]["name"], namespace)
-    assert rights(role) == {
-        ("apps", "deployments"): {"get", "list", "watch", "patch"},
-        ("apps", "deployments/scale"): {"get", "update", "patch"},
-        ("", "pods"): {"get", "list", "watch", "patch", "delete"},
+    for binding in bindings:
+        (subject,) = binding["subjects"]
+        assert (subject["name"], subject["namespace"]) == (account["metadata"]["name"], namespace)
+    (worker,) = [owner["metadata"]["name"] for owner in pods(overlay) if role_of(owner) == "worker"]
+    assert rights(roles) == {
+        ("apps", "deployments", worker): {"get", "patch"},
+        ("apps", "deployments/scale", worker): {"update"},
+        ("", "pods", ""): {"list", "patch", "delete"},
     }
 
 
-def rights(role: Object) -> dict[tuple[str, str], set[str]]:
-    """Verbs by group and resource."""
-    return {(group, resource): set(rule["verbs"]) for rule in role["rules"]
-            for group in rule["apiGroups"] for resource in rule["resources"]}  # fmt: skip
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_names_cannot_bound_a_policy_does(overlay: str) -> None:
+    """Of pods the scheduler may touch workers alone, and of a Deployment never what its pods are: the policy is about
+    its account, denies, and holds in its namespace. (That a cluster takes its words is for a cluster to show.)"""
+    (policy,) = [each["spec"] for each in of_kind(overlay, "ValidatingAdmissionPolicy")]
+    (binding,) = of_kind(overlay, "ValidatingAdmissionPolicyBinding")
+    (named,) = [each["metadata"]["name"] for each in of_kind(overlay, "ValidatingAdmissionPolicy")]
+    (account,) = of_kind(overlay, "ServiceAccount")
+    namespace = document(KUBERNETES / "base/kustomization.yaml")["namespace"]
+    assert policy["failurePolicy"] == "Fail" and binding["spec"]["validationActions"] == ["Deny"]
+    assert binding["spec"]["policyName"] == named
+    (condition,) = policy["matchConditions"]
+    assert f"'system:serviceaccount:{namespace}:{account['metadata']['name']}'" in condition["expression"]
+    ruled = {(each, op) for rule in policy["matchConstraints"]["resourceRules"]
+             for each in rule["resources"] for op in rule["operations"]}  # fmt: skip
+    assert ruled == {("pods", "UPDATE"), ("pods", "DELETE"), ("deployments", "UPDATE")}
+    workers, templates = (each["expression"] for each in policy["validations"])
+    assert f"oldObject.metadata.labels['{COMPONENT}'] == 'worker'" in workers
+    assert "object.spec.template == oldObject.spec.template" in templates
 
 
-def right(method: str, path: str) -> tuple[tuple[str, str], str]:
-    """The right that a request to the API server needs."""
+def rights(roles: list[Object]) -> dict[tuple[str, str, str], set[str]]:
+    """Verbs by group, resource and name."""
+    return {(group, resource, name): set(rule["verbs"]) for role in roles for rule in role["rules"]
+            for group in rule["apiGroups"] for resource in rule["resources"]
+            for name in rule.get("resourceNames", [""])}  # fmt: skip
+
+
+def right(method: str, path: str) -> tuple[tuple[str, str, str], str]:
+    """The right that a request to the API server needs; pods have no names that are known before."""
     match = re.fullmatch(r"/(?:api/v1|apis/(\w+)/v1)/namespaces/\w+/(\w+)(?:/([\w-]+)(/\w+)?)?(?:\?.*)?", path)
     assert match, path
     group, resource, name, below = match.groups()
     verbs = {"GET": "get" if name else "list", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}
-    return (group or "", resource + (below or "")), verbs[method]
+    return (group or "", resource + (below or ""), name if group else ""), verbs[method]
 
 
 async def test_its_rights_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request the pool makes to go up, to let a drained pod go, and to replace one by name is among them."""
-    asked: set[tuple[tuple[str, str], str]] = set()
+    asked: set[tuple[tuple[str, str, str], str]] = set()
     with Kube(tmp_path) as kube:
         monkeypatch.setenv("KUBECONFIG", str(kube.config))
         answer = kube.answer
@@ -354,9 +417,9 @@ async def test_its_rights_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
         finally:
             await pool.close()
         assert len(kube.pods) == 1 and kube.refused == []
-    (role,) = of_kind("cpu", "Role")
-    assert {verb for _, verb in asked} == {"get", "list", "patch", "update", "delete"}
-    assert {(where, verb) for where, verb in asked if verb not in rights(role).get(where, set())} == set()
+    needed = {((group, kind, name.replace("worker-m", WORKER)), verb) for (group, kind, name), verb in asked}
+    have = {(where, verb) for where, verbs in rights(of_kind("cpu", "Role")).items() for verb in verbs}
+    assert needed == have
 
 
 async def follow(pool: Pool, want: int) -> None:
@@ -368,21 +431,22 @@ async def follow(pool: Pool, want: int) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_images_are_those_that_are_built(overlay: str) -> None:
-    """Ours get this version from the overlay; others are pinned where they stand."""
-    tags = {
-        image["name"]: image["newTag"]
-        for image in document(KUBERNETES / "overlays" / overlay / "kustomization.yaml")["images"]
-    }
+    """None has a tag or a digest where it stands: the component that docker/pin-images makes has the digests, and
+    without it nothing is built."""
+    kustomization = document(KUBERNETES / "overlays" / overlay / "kustomization.yaml")
+    assert kustomization["components"] == ["images-by-digest"] and "images" not in kustomization
+    assert not (KUBERNETES / "overlays" / overlay / "images-by-digest" / "README.md").exists()
     used = {container(owner)["image"] for owner in pods(overlay)}
-    assert set(tags) == used & set(IMAGES) and set(tags.values()) == {VERSION}
-    assert all(is_pinned(image) for image in used - set(IMAGES))
+    assert used - set(IMAGES) <= {"redis"} and all(":" not in image and "@" not in image for image in used)
 
 
 def test_both_deployments_have_the_same_redis() -> None:
     """One test shows what these options keep: compose's."""
     services = document(COMPOSE / "compose.yaml")["services"]
     redis = container(owner_of("cpu", "penstock-redis"))
-    assert redis["image"] == services["redis"]["image"] and redis["args"] == services["redis"]["command"]
+    assert redis["args"] == services["redis"]["command"]
+    assert redis["startupProbe"]["exec"]["command"][-1] == services["redis"]["healthcheck"]["test"][1]
+    assert " ".join(redis["livenessProbe"]["exec"]["command"]) in services["redis"]["healthcheck"]["test"][1]
 
 
 def test_keda_scales_a_deployment_that_is_there() -> None:
@@ -399,18 +463,35 @@ def test_keda_scales_a_deployment_that_is_there() -> None:
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
 def test_kubectl_builds_the_same(made: tuple[str, Path, str], tmp_path: Path) -> None:
-    """Kustomize itself makes of an overlay what this module reads in it, and the secret with the settings."""
+    """Kustomize itself makes of an overlay what this module reads in it, the Secrets with settings and logins, and
+    every image by its digest. Without digests, or without logins, it makes nothing, and names what is missing."""
     overlay, settings, _ = made
     tree = tmp_path / "tree"
     shutil.copytree(KUBERNETES, tree)
-    shutil.copy(settings, tree / "overlays" / overlay)
-    command = ["kubectl", "kustomize", tree / "overlays" / overlay]
+    folder = tree / "overlays" / overlay
+    shutil.copy(settings, folder)
+    command = ["kubectl", "kustomize", str(folder)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "secrets/api.env" in refused.stderr
+    shutil.copytree(settings.parent / "secrets", folder / "secrets")
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "images-by-digest: no such file" in refused.stderr
+    assert pin(tmp_path, str(folder), "registry.example.com/").returncode == 0
     built = subprocess.run(command, capture_output=True, text=True, check=True)
     (tree / "built.yaml").write_text(built.stdout)
-    found = {(each["kind"], each["metadata"]["name"]) for each in documents(tree / "built.yaml")}
+    whole = documents(tree / "built.yaml")
+    found = {(each["kind"], each["metadata"]["name"]) for each in whole}
     expected = {(each["kind"], each["metadata"]["name"]) for each in objects(KUBERNETES / "overlays" / overlay)}
-    ((kind, name),) = found - expected
-    assert expected < found and kind == "Secret" and name.startswith("penstock-settings-")
-    assert built.stdout.count(f"secretName: {name}") == len(
-        [owner for owner in pods(overlay) if role_of(owner) != "redis"]
-    )
+    generated = {name.rpartition("-")[0]: name for kind, name in found - expected if kind == "Secret"}
+    kustomization = document(folder / "kustomization.yaml")
+    assert expected < found and len(generated) == len(found - expected)
+    assert set(generated) == {each["name"] for each in kustomization["secretGenerator"]}
+    roles = [owner for owner in pods(overlay) if role_of(owner) != "redis"]
+    assert built.stdout.count(f"secretName: {generated['penstock-settings']}") == len(roles)
+    for owner in whole:
+        if owner["kind"] in ("Deployment", "StatefulSet"):
+            name, _, digest = container(owner)["image"].partition("@")
+            assert digest == f"sha256:{ONES}" and ":" not in name
+            used = [each["secretRef"]["name"] for each in container(owner).get("envFrom", ())]
+            role = role_of(owner)
+            assert used == ([] if role == "redis" else [generated[f"penstock-redis-{role}"]])

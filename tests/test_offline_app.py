@@ -41,6 +41,8 @@ def at(url: str, **own: str) -> tuple[str, dict[str, Any]]:
         ("redis://:pw@h:1/2", "redis://:pw@h:1/2", {}),
         ("rediss://h:1/0", "rediss://h:1/0", {}),
         ("unix:///run/redis.sock", "redis+socket:///run/redis.sock", {}),
+        ("unix://u:p%40w@/a%20b?db=2", "redis+socket://u:p%40w@/a%20b?virtual_host=2", {}),
+        ("unix:///s?username=u&password=p%40w", "redis+socket://u:p%40w@/s", {}),
         (
             "redis+sentinel://u:p%40w@a:1,b:2/main/3",
             "sentinel://u:p%40w@a:1/3;sentinel://u:p%40w@b:2/3",

@@ -10,6 +10,7 @@ from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
 from bench.planted.readers import READERS
 from bench.planted.security import SECURITY
+from bench.planted.store_access import STORE_ACCESS
 from bench.planted.work import WORK
 
 LUA = "streaming/lua/"
@@ -1497,4 +1498,5 @@ BUGS = (
     *DOORS,
     *CONNECTIONS,
     *SECURITY,
+    *STORE_ACCESS,
 )

@@ -18,9 +18,9 @@ class Strayed(Exception):
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Packages, tests and their settings, and the docs that tests hold against the code."""
+    """Packages, tests and their settings, and the docs and the deployment files that tests hold against the code."""
     ignore = shutil.ignore_patterns("__pycache__", "results")
-    for name in (*PACKAGES, "tests", "docs"):
+    for name in (*PACKAGES, "tests", "docs", "docker"):
         shutil.copytree(source / name, target / name, ignore=ignore)
     shutil.copy2(source / "pyproject.toml", target)
 
