@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bench.chaos import oracle
-from bench.chaos.budget import Budget
+from bench.chaos.budget import Budget, Other
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
 from bench.chaos.history import Event, History, load
+from bench.chaos.rows import ROWS
 from bench.chaos.stalls import percentile, stalls_ms
 from streaming.messages import Turn
 from workers.sim import prompt_text, token_text
@@ -48,7 +49,21 @@ def read(job: str = JOB, prompt: str = "p", **changes: Any) -> Event:
     replay = changes.get("replay", said(prompt))
     final = {"event": "final", "job": job, "status": 200, "state": "completed", "code": "", "text": "".join(replay)}
     more = {"tokens": N, "attempts": 1, "replay": replay, "before": [], "ends": ["completed"]}
-    return {"t": 3.0, **final, **more, **changes}
+    whole = {"t": 3.0, **final, **more, **changes}
+    return {"log": log_of(len(replay), whole["ends"]), **whole}
+
+
+RUN = "worker-1.1"
+
+
+def log_of(deltas: int, ends: list[str]) -> list[list[str]]:
+    """Names and ids of a log with one run."""
+    names = ["queued", "started", *["delta"] * deltas, *ends]
+    return [[name, f"1:{number}:{RUN if number > 1 else '-'}"] for number, name in enumerate(names, 1)]
+
+
+def happened(name: str, event_id: str, at: float = 1.0) -> Event:
+    return {"t": at, "event": "event", "req": 1, "name": name, "id": event_id}
 
 
 def resumed(after: str, at: float = 1.26) -> Event:
@@ -72,6 +87,18 @@ def good() -> list[Event]:
     tokens = [token(text, 1 + number / 10) for number, text in enumerate(said())]
     cut = {"t": 1.25, "event": "cut", "req": 1, "why": ""}
     return [asked(), accepted(), *tokens[:3], cut, resumed("1:3"), *tokens[3:], ended(), read()]
+
+
+def followed(*, start: int = 0, cut_after: int = 0, **ids: str) -> list[Event]:
+    """One job, all well, and its reader follows the events, by one connection or two; `ids` changes some, by number."""
+    shown: list[Event] = []
+    for (name, event_id), text in zip(log_of(N, ["completed"]), ["", "", *said(), ""], strict=True):
+        number = event_id.split(":")[1]
+        event_id = ids.get(f"n{number}", event_id)
+        shown.append(token(text, event_id=event_id) if text else happened(name, event_id))
+        if int(number) == cut_after:
+            shown += [{"t": 1.0, "event": "cut", "req": 1, "why": ""}, resumed(event_id, 1.0)]
+    return [asked(), accepted(), resumed("", 0.2), *shown[start:], ended(), read()]
 
 
 def without(kind: str) -> list[Event]:
@@ -121,8 +148,16 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("doubled", lambda: with_tokens(*said(), *said())),
     ("gap", lambda: with_tokens(*said()[:2], *said()[3:])),
     ("gap", lambda: with_tokens(*said()[:-1])),
-    ("numbering", lambda: [*good()[:2], token(said()[0], event_id="1:2"), token(said()[1], event_id="1:2"), read()]),
-    ("numbering", lambda: [*good()[:2], token(said()[0], event_id="2:1"), token(said()[1], event_id="1:9:ab"), read()]),
+    ("numbering", lambda: followed(n4=f"1:3:{RUN}")),
+    ("numbering", lambda: followed(n9=f"1:8:{RUN}")),  # the end repeats the id of the last delta
+    ("numbering", lambda: followed(n9=f"1:10:{RUN}")),  # an id is left out
+    ("numbering", lambda: followed(n9="none")),
+    ("numbering", lambda: followed(n5=f"1:5:{RUN}-2")),  # of a run that the log does not know
+    ("numbering", lambda: followed(start=1)),  # nobody said queued
+    ("numbering", lambda: followed(n6=f"2:6:{RUN}", n7=f"2:7:{RUN}", n8=f"2:8:{RUN}", n9=f"2:9:{RUN}")),
+    ("numbering", lambda: [*followed()[:5], happened("started", f"1:3:{RUN}"), *followed()[5:]]),  # begun twice
+    ("numbering", lambda: [*without("final"), read(log=log_of(N, ["completed"])[:-1] + [["completed", "1:12:-"]])]),
+    ("numbering", lambda: [*without("final"), read(log=log_of(N, ["completed", "completed"])[:-1] + [["ping", ""]])]),
     ("not_prefix", lambda: [*without("final"), read(text="".join(said()[:-1]))]),
     ("not_prefix", lambda: [*without("final"), read(replay=[*said(), said(count=N + 1)[-1]])]),
     ("reset", lambda: [*good(), reset(4)]),
@@ -182,10 +217,24 @@ def test_what_a_row_does_not_allow_is_found(kind: str, extra: list[Event]) -> No
 
 
 def test_answers_that_a_row_asks_for_are_no_errors() -> None:
-    """Such as the 408 of a job that expired in its queue."""
-    history = [*good(), asked(2), refused(408, "deadline_exceeded_in_queue", 2, after=None)]
-    assert kinds(history, budget=Budget(broken=1)) == {"error"}
-    assert kinds(history, budget=Budget(broken=1, others=frozenset({408}))) == set()
+    """Such as the 408 of a job that expired in its queue, by its code, and as many as the row asks for."""
+    expired = [asked(2), refused(408, "deadline_exceeded_in_queue", 2, after=None)]
+    one = Budget(broken=1, others=(Other(408, "deadline_exceeded_in_queue", 1),))
+    assert kinds([*good(), *expired], budget=Budget(broken=1)) == {"error"}
+    assert kinds([*good(), *expired], budget=one) == set()
+    assert kinds([*good(), *expired * 2], budget=one) == {"error"}
+    assert kinds([*good(), *expired * 2], budget=one, trials=2) == set()
+    assert kinds([*good(), asked(2), refused(408, "upload_stalled", 2, after=None)], budget=one) == {"error"}
+
+
+def test_one_request_served_excuses_no_errors_of_the_others() -> None:
+    """Neither with the budget of F33, whose touched job may be unreadable, nor with that of F34."""
+    rows = {row.id: row for row in ROWS}
+    wrong = [event for req in range(2, 52) for event in (asked(req), refused(500, "internal_error", req, None))]
+    unreadable = [event for req in range(2, 52) for event in (asked(req), refused(500, "malformed_job", req, None))]
+    for row, errors in (("F33", wrong), ("F34", wrong), ("F33", unreadable), ("F34", unreadable)):
+        history = [event for event in good() if event["event"] != "cut"] + errors
+        assert kinds(history, budget=rows[row].budget, trials=1) == {"error"}, row
 
 
 def test_nothing_but_errors_is_no_passed_row() -> None:
@@ -227,6 +276,36 @@ def test_a_reset_needs_a_loss_while_its_reader_read() -> None:
     assert kinds(early, resets_allowed=True) == {"reset"}
     assert kinds(after_a_loss(reset(), *(token(t, 1.6) for t in [*said(count=2), *said(first=2, author=BOB)]))) == {
         "reset"
+    }
+
+
+def test_one_loss_is_one_reset_for_each_reader() -> None:
+    """A second one needs a second loss; another reader may be told of the same one."""
+    again = [token(text, 1.6) for text in said()]
+    lossy = [asked(), accepted(), token(said()[0]), rollback(0.9, 1.4)]
+    rest = [*again, ended(), read()]
+    assert kinds([*lossy, reset(), *rest], resets_allowed=True) == set()
+    assert kinds([*lossy, reset(), again[0], reset(1.6), *rest], resets_allowed=True) == {"reset"}
+    assert kinds([*lossy, reset(), again[0], rollback(1.5, 1.6), reset(1.6), *rest], resets_allowed=True) == set()
+    assert kinds([*lossy, *[reset()] * 30, *rest], resets_allowed=True) == {"reset"}
+    twice = read(before=[said(count=1), said(count=2)])
+    assert kinds([*lossy, reset(), *again, ended(), twice], resets_allowed=True) == {"reset"}
+
+
+def test_the_events_of_a_reader_are_the_log_of_its_job() -> None:
+    """Over two connections as over one; a reader that is told to begin anew begins at 1 in another epoch."""
+    assert check(followed()) == []
+    assert check(followed(cut_after=4), budget=Budget(broken=1)) == []
+    ends = ("cancelled", "1:1000000000000:-")
+    early = [*followed()[:5], happened(*ends), ended("cancelled")]
+    final = read(state="cancelled", text="", ends=["cancelled"], log=[*log_of(N, []), [*ends]])
+    assert check([asked(may=["cancelled"]), *early[1:], final]) == [], "an end that no worker wrote"
+    anew = [event | {"id": "2" + event["id"][1:]} if event.get("id") else event for event in followed()[3:-1]]
+    told = [*followed()[:6], rollback(0.5, 1.0), happened("stream.reset", "2:0:-"), reset(1.0)]
+    final = read(log=[[name, f"2{event_id[1:]}"] for name, event_id in log_of(N, ["completed"])])
+    assert check([*told, *anew, final], resets_allowed=True) == []
+    assert kinds([*told[:-2], happened("stream.reset", "1:0:-"), reset(1.0), *anew, final], resets_allowed=True) == {
+        "numbering"
     }
 
 

@@ -17,10 +17,12 @@ from bench.chaos.budget import BREAKS, RESETS
 from bench.chaos.checker import FORGOTTEN
 from bench.chaos.history import History
 from bench.chaos.http import Cut, Exchange
-from bench.chaos.readings import GONE, PAUSE_S, Readings, code_of
+from bench.chaos.readings import GONE, PASSING, PAUSE_S, UNLOGGED, Readings, code_of
 from bench.chaos.tenants import authorization
 
 PATIENCE_S = 90.0
+NO_ID = "none"
+"""In the history, of a delta that came without an id."""
 
 ENDS = {
     "job_cancelled": "cancelled",
@@ -173,16 +175,18 @@ class Clients(Readings):
     def take_event(self, told: Told, block: Mapping[str, str]) -> None:
         """One block of a job's events, as its reader sees it."""
         name = block.get("event", "")
-        if name in ("", "ping", "queued", "queue.position", "started"):
+        if name in ("", *UNLOGGED):
             return
+        if name not in ("delta", "error"):  # a delta is a token's own event, and an error stands in no log
+            self.history.add("event", req=told.req, name=name, id=block.get("id", ""))
         data = msgspec.json.decode(block["data"])
         if name == "delta":
-            self._token(told, data["text"], block["id"])
+            self._token(told, data["text"], block.get("id", NO_ID))
         elif name == "stream.reset":
             self._reset(told, name)
         elif name == "error":
             self._error(told, data.get("error") or data)
-        else:
+        elif name not in PASSING:
             code = (data.get("error") or {}).get("code", "")
             self._end(told, FORGOTTEN if code == "job_lost" else name, code)
         told.cursor = block.get("id", told.cursor)

@@ -18,6 +18,11 @@ from bench.chaos.tenants import FIRST, authorization, other
 PAUSE_S = 0.05
 GONE = (404, 410)
 """The store does not know the job, or its result any more: whether that may be is judged from when it was accepted."""
+PING = "ping"
+UNLOGGED = (PING, "queue.position")
+"""Events that are no part of a job's log: they have no id."""
+PASSING = ("queued", "started", "delta", "stream.reset")
+"""Those of the log that end nothing."""
 
 
 def code_of(body: bytes) -> str:
@@ -97,38 +102,29 @@ class Readings:
                 status, body = await self.fetch(job, port, "GET", f"/v1/jobs/{job}?wait=2")
                 view = msgspec.json.decode(body) if status == 200 else {}
                 if late or view.get("completed_at") or status in GONE:
-                    parts, ends = await self._replay(job, port) if view.get("completed_at") else ([[]], [])
-                    self._final(job, status, view, parts, ends)
+                    log = await self._replay(job, port) if view.get("completed_at") else []
+                    self._final(job, status, view, log)
                     if self.guarded:
                         await self._read_as_other(job, port)
                     return str(view.get("status", ""))
             except Cut:
                 if late:
-                    self._final(job, 0, {}, [[]], [])
+                    self._final(job, 0, {}, [])
                     return ""
             await asyncio.sleep(PAUSE_S)
         raise AssertionError("cycle never ends")
 
-    async def _replay(self, job: str, port: int) -> tuple[list[list[str]], list[str]]:
-        """The texts of a job's deltas, anew from each `stream.reset` on, and its terminal events."""
+    async def _replay(self, job: str, port: int) -> list[dict[str, str]]:
+        """The events of a job's log, as they are told to a reader who has nothing."""
         headers = authorization(self.owner(job))
         exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}/events", headers=headers)
         try:
             await exchange.answer()
             if exchange.status != 200:
                 raise Cut(f"HTTP {exchange.status}")
-            blocks = [block async for block in exchange.blocks()]
+            return [block async for block in exchange.blocks() if block.get("event", PING) not in UNLOGGED]
         finally:
             exchange.close()
-        parts: list[list[str]] = [[]]
-        for block in blocks:
-            match block.get("event"):
-                case "delta":
-                    parts[-1].append(msgspec.json.decode(block["data"])["text"])
-                case "stream.reset":
-                    parts.append([])
-        others = ("ping", "queued", "started", "delta", "stream.reset")
-        return parts, [block["event"] for block in blocks if block.get("event", "ping") not in others]
 
     async def _read_as_other(self, job: str, port: int) -> None:
         """I6: to the other tenant's key the job does not exist."""
@@ -141,7 +137,14 @@ class Readings:
             if exchange.status < 400:
                 self.history.add("crossed", job=job, status=exchange.status, path=path)
 
-    def _final(self, job: str, status: int, view: Mapping[str, Any], parts: list[list[str]], ends: list[str]) -> None:
+    def _final(self, job: str, status: int, view: Mapping[str, Any], log: Sequence[Mapping[str, str]]) -> None:
+        parts: list[list[str]] = [[]]
+        for block in log:
+            match block["event"]:
+                case "delta":
+                    parts[-1].append(msgspec.json.decode(block["data"])["text"])
+                case "stream.reset":
+                    parts.append([])
         first = ((view.get("result") or {}).get("choices") or [{}])[0]
         text = (first.get("message") or {}).get("content", first.get("text", ""))
         self.history.add(
@@ -155,5 +158,6 @@ class Readings:
             attempts=view.get("attempts", 0),
             replay=parts[-1],
             before=parts[:-1],
-            ends=ends,
+            ends=[block["event"] for block in log if block["event"] not in PASSING],
+            log=[[block["event"], block.get("id", "")] for block in log],
         )

@@ -122,7 +122,9 @@ async def _finish(stage: Stage, house: House, begun: list[Begun], since: float) 
 
 
 def _count_resets(stage: Stage) -> None:
-    stage.figures["readers told to begin anew"] = len(of_kind(stage.history.events, "reset"))
+    resets = len(of_kind(stage.history.events, "reset"))
+    stage.figures["readers told to begin anew"] = resets
+    stage.must(resets > 0, "no reader was told stream.reset")
     told = [event for event in of_kind(stage.history.events, "end") if event["state"] == "forgotten"]
     stage.figures["told that the job is gone"] = len(told)
 
