@@ -320,10 +320,12 @@ def _numbering(life: Life, reads: Sequence[Event], losses: Losses) -> Iterator[V
         yield from _in_order(f"{life.name}, replay", read["log"])
     if losses.hold(life.first("end")):
         return  # as with what was shown
-    whole = [_newest_part(read["log"]) for read in reads if read["state"] == "completed"]
-    for log in map(_newest_part, told[since_reset:]):
-        for stored in whole:
-            if log != stored[: len(log)]:
+    for read in reads:
+        # Since a loss every log of the partition has a new epoch, also those that lost nothing.
+        epochs = not losses.between(life.ask["t"], read["t"])
+        stored = _compared(read["log"], epochs=epochs)
+        for log in (_compared(each, epochs=epochs) for each in told[since_reset:]):
+            if read["state"] == "completed" and log != stored[: len(log)]:
                 at = next(n for n, pair in enumerate(zip_longest(log, stored)) if pair[0] != pair[1])
                 here, there = (each[at] if at < len(each) else "nothing" for each in (log, stored))
                 yield Violation("numbering", life.name, f"told {here} where the log has {there}")
@@ -347,15 +349,16 @@ def _told_log(life: Life) -> tuple[list[Log], int]:
     return told, since_reset
 
 
-def _newest_part(log: Log) -> Log:
-    """What stands in a log behind its last stream.reset."""
+def _compared(log: Log, *, epochs: bool) -> Log:
+    """What stands in a log behind its last stream.reset; its ids with or without their epochs."""
     resets = [at for at, (name, _) in enumerate(log) if name == RESET]
-    return log[resets[-1] + 1 :] if resets else log
+    newest = log[resets[-1] + 1 :] if resets else log
+    return newest if epochs else [[name, event_id.partition(":")[2]] for name, event_id in newest]
 
 
 def _in_order(who: str, log: Log) -> Iterator[Violation]:
-    """Ids count from 1, within one epoch until `stream.reset` names another. Before an end that no worker wrote there may
-    be a hole: what its worker still logged may be trimmed."""
+    """Ids count from 1, within one epoch until `stream.reset` names another. Before an end that no worker wrote there
+    may be a hole: what its worker still logged may be trimmed."""
     epoch, number = -1, 0
     for name, event_id in log:
         found = EVENT_ID.fullmatch(event_id)

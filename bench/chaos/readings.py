@@ -75,7 +75,7 @@ class Readings:
         return str(state)
 
     async def put_unread(self, ask: Ask, port: int) -> int:
-        """Put a job that nobody reads; only its answer is judged. The status it was refused with, or 0."""
+        """Put a job that nobody reads; only its answer is judged. The status of the answer, 0 without one."""
         try:
             exchange = await Exchange.begin(port, "POST", "/v1/jobs", ask.body, authorization(ask.tenant))
         except Cut:
@@ -90,8 +90,7 @@ class Readings:
             exchange.close()
         if exchange.status >= 400:
             self.answered("POST /v1/jobs", exchange, code_of(body))
-            return exchange.status
-        return 0
+        return exchange.status
 
     async def read_finally(self, job: str, patience_s: float = 20.0) -> str:
         """Read a job as anybody may who has its id, until it has ended or patience is over; its state."""

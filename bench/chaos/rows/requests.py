@@ -226,7 +226,8 @@ ROWS = (
         *("F16", "deadlines", "300 ms in the queue, 1 s in all", 48, f16, 60),
         proves="A job whose time is over costs no engine step.",
         budget=Budget(
-            others=(Other(408, "deadline_exceeded_in_queue", 1),), why="a chat that expired in the queue is answered 408"
+            others=(Other(408, "deadline_exceeded_in_queue", 1),),
+            why="a chat that expired in the queue is answered 408",
         ),
         short=24,
     ),
@@ -234,7 +235,8 @@ ROWS = (
         *("F22", "cancel races", "cancel at random moments, twice, and at the end", 200, f22, 120),
         proves="A job completes or is cancelled, never both.",
         budget=Budget(
-            others=(Other(409, "job_cancelled", 1),), why="a chat that was cancelled before its first token is answered 409"
+            others=(Other(409, "job_cancelled", 1),),
+            why="a chat that was cancelled before its first token is answered 409",
         ),
         short=40,
     ),
