@@ -42,13 +42,20 @@ def token(text: str, at: float = 1.0, event_id: str = "", req: int = 1) -> Event
 
 
 def ended(state: str = "completed", req: int = 1, at: float = 2.0) -> Event:
-    return {"t": at, "event": "end", "req": req, "state": state, "code": ""}
+    usage = [1, N] if state == "completed" else []
+    return {"t": at, "event": "end", "req": req, "state": state, "code": "", "usage": usage}
 
 
 def read(job: str = JOB, prompt: str = "p", **changes: Any) -> Event:
     replay = changes.get("replay", said(prompt))
     final = {"event": "final", "job": job, "status": 200, "state": "completed", "code": "", "text": "".join(replay)}
-    more = {"tokens": N, "attempts": 1, "replay": replay, "before": [], "ends": ["completed"]}
+    more = {
+        "usage": [oracle.prompt_tokens(oracle.chat(prompt)), N],
+        "attempts": 1,
+        "replay": replay,
+        "before": [],
+        "ends": ["completed"],
+    }
     whole = {"t": 3.0, **final, **more, **changes}
     return {"log": log_of(len(replay), whole["ends"]), **whole}
 
@@ -105,6 +112,13 @@ def without(kind: str) -> list[Event]:
     return [event for event in good() if event["event"] != kind]
 
 
+def cancelled(**final: Any) -> list[Event]:
+    """One request that its client cancelled after two tokens."""
+    how = {"state": "cancelled", "text": "", "usage": [1, 2], "replay": said(count=2), "ends": ["cancelled"]}
+    shown = [token(text) for text in said(count=2)]
+    return [asked(may=["cancelled"]), accepted(), *shown, ended("cancelled"), read(**how | final)]
+
+
 def with_tokens(*texts: str, **final: Any) -> list[Event]:
     return [asked(), accepted(), *map(token, texts), ended(), read(**final)]
 
@@ -118,7 +132,7 @@ def test_a_history_without_fault_passes() -> None:
     others = [
         asked(2, "q", may=["completed", "cancelled"]), accepted(2, "job_2"), token(said("q")[0], req=2),
         ended("cancelled", 2), {"t": 2.1, "event": "cancel", "job": "job_2", "status": 200, "state": "in_progress"},
-        read("job_2", "q", state="cancelled", text="", tokens=1, replay=said("q")[:1], ends=["cancelled"]),
+        read("job_2", "q", state="cancelled", text="", usage=[1, 1], replay=said("q")[:1], ends=["cancelled"]),
         asked(3, "r"), refused(503, "store_unavailable", 3),
         asked(4, "s"), {"t": 1, "event": "unknown", "req": 4, "why": ""},
         {"t": 9, "event": "quiet", "what": "claims", "number": 0},
@@ -172,7 +186,14 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("spliced", lambda: with_tokens(*said(count=4), *said(first=4, author=BOB), replay=said(author=BOB))),
     ("spliced", lambda: with_tokens(*said(), replay=said(author=BOB))),
     ("leak", lambda: [*good(), {"t": 9, "event": "quiet", "what": "claims", "number": 1}]),
-    ("accounting", lambda: [*without("final"), read(tokens=N + 1)]),
+    ("accounting", lambda: [*without("final"), read(usage=[1, N + 1])]),
+    ("accounting", lambda: [*without("final"), read(usage=[2, N])]),  # the prompt was counted twice
+    ("accounting", lambda: [*without("final"), read(usage=[])]),
+    ("accounting", lambda: [*without("end"), ended() | {"usage": [1, N + 1]}]),
+    ("accounting", lambda: [*without("end"), ended() | {"usage": []}]),  # the stream did not say
+    ("accounting", lambda: cancelled(usage=[1, 10**9])),
+    ("accounting", lambda: cancelled(usage=[7, 1])),
+    ("foreign", lambda: cancelled(text=said("other")[0])),
     ("error", lambda: [*good(), asked(2), refused(500, "internal_error", 2)]),
     ("error", lambda: [*good(), asked(2), refused(503, "store_unavailable", 2, after=None)]),
     ("error", lambda: [*good(), asked(2), refused(503, "something_new", 2)]),
@@ -189,6 +210,11 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
 def test_a_planted_violation_is_found(kind: str, history: Callable[[], list[Event]]) -> None:
     """Each history is right but for one thing."""
     assert kind in kinds(history())
+
+
+def test_a_cancelled_job_counts_what_was_computed_or_nothing() -> None:
+    """A worker may have told, or the job have ended without one."""
+    assert check(cancelled()) == check(cancelled(usage=[])) == check(cancelled(usage=[0, 0])) == []
 
 
 def test_an_author_that_had_lost_the_job_may_not_come_back() -> None:

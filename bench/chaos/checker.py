@@ -243,8 +243,19 @@ def _stored(life: Life, reads: Sequence[Event]) -> Iterator[Violation]:
             numbers = [token.number for token in oracle.tokens([read["text"]])]
             if numbers != list(range(length)) or "".join(read["replay"]) != read["text"]:
                 yield Violation("not_prefix", who, "the stored result is not what the engine says")
-            if read["tokens"] != length:
-                yield Violation("accounting", who, f"{read['tokens']} tokens counted, {length} given")
+        yield from _sequence(life, list(oracle.tokens([read["text"]])), "result")
+        yield from _counted(life, read["state"], read["usage"], "job")
+    for end in life.of("end"):
+        yield from _counted(life, end["state"], end["usage"], "stream")
+
+
+def _counted(life: Life, state: str, usage: Sequence[int], what: str) -> Iterator[Violation]:
+    """I8. A completed job's tokens are counted exactly. Of any other what was computed is counted, or nothing."""
+    right = [oracle.prompt_tokens(life.prompt), life.ask["tokens"]]
+    if list(usage) == right or state not in FINAL:
+        return
+    if state == "completed" or (any(usage) and (usage[0] not in (0, right[0]) or usage[1] > right[1])):
+        yield Violation("accounting", f"{life.name}, {what}", f"{list(usage)} tokens counted, {right} given")
 
 
 def _told_anew(life: Life, reads: Sequence[Event], losses: Losses, resets_allowed: bool) -> Iterator[Violation]:

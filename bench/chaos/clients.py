@@ -17,7 +17,7 @@ from bench.chaos.budget import BREAKS, RESETS
 from bench.chaos.checker import FORGOTTEN
 from bench.chaos.history import History
 from bench.chaos.http import Cut, Exchange
-from bench.chaos.readings import GONE, PASSING, PAUSE_S, UNLOGGED, Readings, code_of
+from bench.chaos.readings import GONE, PASSING, PAUSE_S, UNLOGGED, Readings, code_of, usage_of
 from bench.chaos.tenants import authorization
 
 PATIENCE_S = 90.0
@@ -146,6 +146,7 @@ class Clients(Readings):
         chunk = msgspec.json.decode(data)
         if "error" in chunk:
             self._error(told, chunk["error"])
+        told.usage = usage_of(chunk) or told.usage
         for choice in chunk.get("choices", ()):
             if text := choice["delta"].get("content"):
                 self._token(told, text, "")
@@ -187,7 +188,7 @@ class Clients(Readings):
         elif name == "error":
             self._error(told, data.get("error") or data)
         elif name not in PASSING:
-            code = (data.get("error") or {}).get("code", "")
+            code, told.usage = (data.get("error") or {}).get("code", ""), usage_of(data)
             self._end(told, FORGOTTEN if code == "job_lost" else name, code)
         told.cursor = block.get("id", told.cursor)
 
@@ -223,4 +224,4 @@ class Clients(Readings):
 
     def _end(self, told: Told, state: str, code: str) -> None:
         told.state = state
-        self.history.add("end", req=told.req, state=state, code=code)
+        self.history.add("end", req=told.req, state=state, code=code, usage=list(told.usage))

@@ -18,6 +18,18 @@ from bench.chaos.tenants import FIRST, authorization, other
 PAUSE_S = 0.05
 GONE = (404, 410)
 """The store does not know the job, or its result any more: whether that may be is judged from when it was accepted."""
+LIST = "/v1/jobs?limit=100"
+CANCEL = ("POST", "/v1/jobs/{job}/cancel")
+FOREIGN = (
+    ("GET", "/v1/jobs/{job}"),
+    ("GET", "/v1/jobs/{job}/events"),
+    ("GET", "/v1/jobs/{job}/result"),
+    ("GET", "/v1/jobs/{job}/timing"),
+    CANCEL,
+    ("GET", LIST),
+)
+"""What is tried of a job with another tenant's key."""
+ALL_WAYS_EVERY = 4
 PING = "ping"
 UNLOGGED = (PING, "queue.position")
 """Events that are no part of a job's log: they have no id."""
@@ -33,6 +45,17 @@ def code_of(body: bytes) -> str:
         return body[:80].decode(errors="replace")
 
 
+def usage_of(data: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tokens of the prompt and of the answer; () where nobody counted them."""
+    usage = data.get("usage")
+    return (usage["prompt_tokens"], usage["completion_tokens"]) if usage else ()
+
+
+def opened(job: str, path: str, status: int, body: bytes) -> bool:
+    """Whether an answer to another tenant shows that the job exists: a list that names it, or any word about itself."""
+    return job.encode() in body if path == LIST else status < 400 or status == 409
+
+
 class Readings:
     """`ports` are the API processes known, in the order they are tried."""
 
@@ -40,6 +63,7 @@ class Readings:
         self.history, self.ports = history, ports
         self.owners: dict[str, str] = {}
         """The tenants of accepted jobs."""
+        self._tried = 0
         self.guarded = False
         """There are API keys: what another tenant may read is tried with each job."""
 
@@ -126,15 +150,22 @@ class Readings:
             exchange.close()
 
     async def _read_as_other(self, job: str, port: int) -> None:
-        """I6: to the other tenant's key the job does not exist."""
-        for path in (f"/v1/jobs/{job}", f"/v1/jobs/{job}/events"):
-            exchange = await Exchange.begin(port, "GET", path, headers=authorization(other(self.owner(job))))
-            try:
-                await exchange.answer()
-            finally:
-                exchange.close()
-            if exchange.status < 400:
-                self.history.add("crossed", job=job, status=exchange.status, path=path)
+        """I6: to the other tenant's key the job does not exist. All ways are tried with some jobs, two with each."""
+        self._tried += 1
+        for method, path in FOREIGN if self._tried % ALL_WAYS_EVERY == 1 else FOREIGN[:2]:
+            await self.try_as_other(job, port, method, path)
+
+    async def try_as_other(self, job: str, port: int, method: str, path: str) -> None:
+        """One way to a job, with the other tenant's key; a success is written down. Raises Cut."""
+        headers = authorization(other(self.owner(job)))
+        exchange = await Exchange.begin(port, method, path.format(job=job), headers=headers)
+        try:
+            await exchange.answer()
+            body = await exchange.body() if path == LIST else b""
+        finally:
+            exchange.close()
+        if opened(job, path, exchange.status, body):
+            self.history.add("crossed", job=job, status=exchange.status, path=f"{method} {path}")
 
     def _final(self, job: str, status: int, view: Mapping[str, Any], log: Sequence[Mapping[str, str]]) -> None:
         parts: list[list[str]] = [[]]
@@ -153,7 +184,7 @@ class Readings:
             state=view.get("status", ""),
             code=(view.get("error") or {}).get("code", ""),
             text=text,
-            tokens=(view.get("usage") or {}).get("completion_tokens", 0),
+            usage=list(usage_of(view)),
             attempts=view.get("attempts", 0),
             replay=parts[-1],
             before=parts[:-1],

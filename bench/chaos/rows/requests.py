@@ -14,6 +14,7 @@ from bench.chaos.budget import Budget, Other
 from bench.chaos.history import of_kind
 from bench.chaos.house import House
 from bench.chaos.http import Exchange, fetch
+from bench.chaos.readings import CANCEL
 from bench.chaos.stage import Row, Stage
 from bench.chaos.tenants import SECOND, TENANTS
 from bench.chaos.waiting import becomes
@@ -147,6 +148,7 @@ async def _cancel(stage: Stage, house: House, told: Told) -> None:
     else:
         await asyncio.sleep(after)
     if told.job:
+        await house.clients.try_as_other(told.job, house.ports[0], *CANCEL)
         stage.fault("cancel, twice")
         await asyncio.gather(*(house.clients.cancel(told.job, port) for port in house.ports))
 

@@ -26,10 +26,10 @@ MAX_PEAK = 1.25
 """Times maxmemory. The peak counts the buffers of hundreds of clients at once: it was 97 % of maxmemory, and 306 %
 where admission reserved nothing for the output."""
 RETENTION_S = 3
-SLOW_TOKENS = 1500
+SLOW_TOKENS = 2000
 """Of a job that is read slowly. Its events are many times what all buffers hold between its log and the reader."""
 BUFFER = 4096
-MAX_BUFFERED = 200 << 10
+MAX_BUFFERED = 96 << 10
 """Bytes that these buffers may hold: those of an API process and of its socket, for a reader with a small one."""
 
 
