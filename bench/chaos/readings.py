@@ -29,7 +29,7 @@ FOREIGN = (
     ("GET", LIST),
 )
 """What is tried of a job with another tenant's key."""
-ALL_WAYS_EVERY = 4
+ALL_WAYS_EVERY = 16
 PING = "ping"
 UNLOGGED = (PING, "queue.position")
 """Events that are no part of a job's log: they have no id."""

@@ -72,7 +72,7 @@ async def _jumped(server: Server, before: int) -> bool:
 ROWS = (
     Row(
         *("F12", "clock jumps", "the store's clock: 10 minutes forward, back, back as a worker dies", 18, f12, 400),
-        proves="A jump of the store's clock ends no job before its deadline, strands none, and costs no lease for long.",
+        proves="A jump of the store's clock ends no job before its deadline, strands none, costs no lease for long.",
         budget=Budget(broken=6, why="a worker that is fenced by the jump starts again"),
         short=3,
     ),

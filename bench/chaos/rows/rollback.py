@@ -39,7 +39,7 @@ async def f05(stage: Stage) -> None:
             await server.back()
             await _finish(stage, house, begun, since)
     await server.child.end()
-    _count_resets(stage)
+    count_resets(stage)
 
 
 async def f05_replica(stage: Stage) -> None:
@@ -72,7 +72,7 @@ async def f05_replica(stage: Stage) -> None:
             await _follow(replica, between)
             await house.ready()
     await asyncio.gather(front.stop(), between.stop(), *(server.child.end() for server in servers))
-    _count_resets(stage)
+    count_resets(stage)
 
 
 async def _follow(replica: Server, way: Proxy) -> None:
@@ -121,7 +121,7 @@ async def _finish(stage: Stage, house: House, begun: list[Begun], since: float) 
     await house.ready()
 
 
-def _count_resets(stage: Stage) -> None:
+def count_resets(stage: Stage) -> None:
     resets = len(of_kind(stage.history.events, "reset"))
     stage.figures["readers told to begin anew"] = resets
     stage.must(resets > 0, "no reader was told stream.reset")
