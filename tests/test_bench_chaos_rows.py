@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from bench.chaos.rows.real import DONE, fault_of_stream
 from bench.chaos.rows.rollback import count_resets
 from bench.chaos.rows.store import ACCEPTED, kill_subscriptions
 from bench.chaos.servers import Server
+from bench.chaos.soak import Held, judge_keys
 from bench.chaos.stage import Row, Stage
 
 
@@ -207,6 +209,18 @@ async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: Stage) -> N
     assert [event["path"] for event in of_kind(stage.history.events, "crossed")] == [f"POST {CANCEL[1]}", f"GET {LIST}"]
 
 
+def held(**keys: int) -> Held:
+    return Held(Counter(keys), Counter(keys))
+
+
+def test_the_log_of_a_dead_worker_that_outlives_its_minute_is_found(stage: Stage) -> None:
+    """The soak counts logs by themselves; the keys of dead workers are kept for an hour."""
+    judge_keys(stage, held(log=2, worker=2, job=5), held(log=2, worker=9, job=5))
+    assert stage.wrong == []
+    judge_keys(stage, held(log=2, worker=2, job=5), held(log=3, worker=2, job=5))
+    assert len(stage.wrong) == 1 and "3 logs" in stage.wrong[0]
+
+
 def test_every_event_that_a_client_is_told_reaches_the_judge(tmp_path: Path) -> None:
     """A second `started`, and an end with the id of the last delta."""
 
@@ -214,6 +228,7 @@ def test_every_event_that_a_client_is_told_reaches_the_judge(tmp_path: Path) -> 
         history = History(tmp_path / "history.jsonl")
         clients = Clients(history, [])
         reader = clients.tell(Ask("p", 0, chat=False, reads=False))
+        history.add("accepted", req=reader.req, job="job_1", status=202, ms=1)
         for name, event_id, data in blocks:
             clients.take_event(reader, {"event": name, "id": event_id, "data": msgspec.json.encode(data).decode()})
         assert reader.cursor == blocks[-1][1]
