@@ -42,8 +42,8 @@ MORE_KEYS, MORE_ENTRIES = 6, 10
 """Than after warming up. 2652 requests and 6 kills in 5 minutes left 3 keys more, the lanes for jobs of killed workers
 (one per priority), and no entry more. One key that stayed for every hundredth job would be 26."""
 APART = frozenset({"worker", "actions", "procs"})
-"""Counted apart: the keys of dead workers and the names of dead processes, which are kept for an hour, and the record of
-actions, which is kept at a thousand."""
+"""Counted apart: the keys of dead workers and the names of dead processes, which are kept for an hour, and the record
+of actions, which is kept at a thousand."""
 MORE_MIB = 8
 """Than after warming up, of a process or the store. The most that one grew in 5 minutes was 3, an API process that was
 never killed."""
