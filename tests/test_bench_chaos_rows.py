@@ -43,18 +43,23 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 @asynccontextmanager
 async def answering(*answers: bytes) -> AsyncIterator[int]:
     """A server that gives each connection the next of these answers, and hangs up on those behind the last."""
-    left = list(answers)
+    left, open_now = list(answers), set[asyncio.Task[None]]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(left.pop(0) if left else b"")
-        with suppress(OSError):  # who asked may have gone behind the head
-            await writer.drain()
+        task = asyncio.current_task()
+        assert task is not None
+        open_now.add(task)
+        with suppress(OSError, EOFError):  # who asked may have gone
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(left.pop(0) if left else b"")
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
+        await asyncio.gather(*open_now)
 
 
 def http(status: int, body: bytes = b"{}") -> bytes:
@@ -151,13 +156,19 @@ async def test_a_health_check_without_an_answer_has_waited_for_ever() -> None:
 async def test_a_health_check_that_is_still_open_counts() -> None:
     """A process that hangs when the readers are done is seen."""
 
-    async def hang(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-        await reader.read()
+    over = asyncio.Event()
 
-    server = await asyncio.start_server(hang, "127.0.0.1", 0)
-    async with server, asking(server.sockets[0].getsockname()[1]) as waits:
-        await asyncio.sleep(0.1)
-        assert waits == []
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read()
+        writer.close()
+        over.set()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        async with asking(server.sockets[0].getsockname()[1]) as waits:
+            await asyncio.sleep(0.1)
+            assert waits == []
+        await over.wait()
     assert len(waits) == 1 and waits[0] >= 90
 
 

@@ -124,14 +124,15 @@ async def _finish(stage: Stage, house: House, begun: list[Begun], since: float) 
 def count_resets(stage: Stage) -> None:
     resets = len(of_kind(stage.history.events, "reset"))
     stage.figures["readers told to begin anew"] = resets
-    stage.must(resets > 0, "no reader was told stream.reset")
+    # In the few trials of the short form every reader may happen to be told that the job is gone instead.
+    stage.must(stage.short or resets > 0, "no reader was told stream.reset")
     told = [event for event in of_kind(stage.history.events, "end") if event["state"] == "forgotten"]
     stage.figures["told that the job is gone"] = len(told)
 
 
 def _away(why: str) -> Budget:
-    # A client asks about once a second while the store is away, and reads on about twenty times a second.
-    return Budget(refused=60, unanswered=6, broken=120, why=why)
+    # Three times the most that was seen: 1 refused and 4 broken off in a trial, on a machine that was far too busy.
+    return Budget(refused=6, unanswered=2, broken=12, why=why)
 
 
 ROWS = (

@@ -198,7 +198,8 @@ async def _recovers(stage: Stage, house: House, server: Server, trial: int) -> N
     stage.must(await becomes(takes_again, 5, 0.1), "jobs were not accepted again within 5 s")
 
 
-STORE_AWAY = Budget(refused=60, unanswered=8, broken=60, why="nothing is accepted or read while the store is away")
+STORE_AWAY = Budget(refused=45, unanswered=3, broken=40, why="nothing is accepted or read while the store is away")
+"""Three times the most that was seen on a machine that was far too busy: 18 and 14 in a trial."""
 
 ROWS = (
     Row(
