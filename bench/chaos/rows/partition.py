@@ -107,7 +107,7 @@ CUT_OFF = Budget(
     broken=12,
     why="a process that cannot reach the store refuses, and ends its streams",
 )
-"""Seen were 2 refusals in 9 trials. A trial has 6 streams, each of which may be broken off, and 2 requests meanwhile."""
+"""Seen were 2 refusals in 9 trials. A trial has 6 streams, which may be broken off, and 2 requests meanwhile."""
 NO_REPLICA = Budget(
     refused=60,
     unanswered=4,
