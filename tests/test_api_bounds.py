@@ -228,8 +228,8 @@ def test_two_hundred_clients_that_leave_are_no_errors(lone_house: House, path: s
 def test_no_address_is_redirected(house: House, path: str) -> None:
     """404 with the path that was meant, and no word of the host that the request names."""
     for method in ("GET", "POST"):
-        status, headers, answer = house.request(method, path, headers={"Host": "evil.example"})
-        assert status in (403, 404, 405) and "location" not in headers and b"evil" not in answer
+        status, headers, answer = house.request(method, path, headers={"Host": "evil.localhost"})
+        assert status in (404, 405) and "location" not in headers and b"evil" not in answer
     meant = path.rstrip("/")
     if path.startswith("/v1/jobs"):
         message = json.loads(house.get(path)[1])["error"]["message"]

@@ -19,7 +19,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from api import guard as guard_module
+from api import connection_guard as guard_module
 from api import open_files, server
 from api.connection import MAX_PIPELINED, Connection
 from api.connection_guard import ConnectionGuard

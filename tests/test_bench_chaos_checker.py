@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bench.chaos import oracle
-from bench.chaos.budget import Budget
+from bench.chaos.budget import Budget, Other
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
 from bench.chaos.history import Event, History, load
+from bench.chaos.rows import ROWS
 from bench.chaos.stalls import percentile, stalls_ms
 from streaming.messages import Turn
 from workers.sim import prompt_text, token_text
@@ -41,14 +42,35 @@ def token(text: str, at: float = 1.0, event_id: str = "", req: int = 1) -> Event
 
 
 def ended(state: str = "completed", req: int = 1, at: float = 2.0) -> Event:
-    return {"t": at, "event": "end", "req": req, "state": state, "code": ""}
+    usage = [1, N] if state == "completed" else []
+    return {"t": at, "event": "end", "req": req, "state": state, "code": "", "usage": usage}
 
 
 def read(job: str = JOB, prompt: str = "p", **changes: Any) -> Event:
     replay = changes.get("replay", said(prompt))
     final = {"event": "final", "job": job, "status": 200, "state": "completed", "code": "", "text": "".join(replay)}
-    more = {"tokens": N, "attempts": 1, "replay": replay, "before": [], "ends": ["completed"]}
-    return {"t": 3.0, **final, **more, **changes}
+    more = {
+        "usage": [oracle.prompt_tokens(oracle.chat(prompt)), N],
+        "attempts": 1,
+        "replay": replay,
+        "before": [],
+        "ends": ["completed"],
+    }
+    whole = {"t": 3.0, **final, **more, **changes}
+    return {"log": log_of(len(replay), whole["ends"]), **whole}
+
+
+RUN = "worker-1.1"
+
+
+def log_of(deltas: int, ends: list[str]) -> list[list[str]]:
+    """Names and ids of a log with one run."""
+    names = ["queued", "started", *["delta"] * deltas, *ends]
+    return [[name, f"1:{number}:{RUN if number > 1 else '-'}"] for number, name in enumerate(names, 1)]
+
+
+def happened(name: str, event_id: str, at: float = 1.0) -> Event:
+    return {"t": at, "event": "event", "req": 1, "name": name, "id": event_id}
 
 
 def resumed(after: str, at: float = 1.26) -> Event:
@@ -74,8 +96,27 @@ def good() -> list[Event]:
     return [asked(), accepted(), *tokens[:3], cut, resumed("1:3"), *tokens[3:], ended(), read()]
 
 
+def followed(*, start: int = 0, cut_after: int = 0, **ids: str) -> list[Event]:
+    """One job, all well, and its reader follows the events, by one connection or two; `ids` changes some, by number."""
+    shown: list[Event] = []
+    for (name, event_id), text in zip(log_of(N, ["completed"]), ["", "", *said(), ""], strict=True):
+        number = event_id.split(":")[1]
+        told = ids.get(f"n{number}", event_id)
+        shown.append(token(text, event_id=told) if text else happened(name, told))
+        if int(number) == cut_after:
+            shown += [{"t": 1.0, "event": "cut", "req": 1, "why": ""}, resumed(told, 1.0)]
+    return [asked(), accepted(), resumed("", 0.2), *shown[start:], ended(), read()]
+
+
 def without(kind: str) -> list[Event]:
     return [event for event in good() if event["event"] != kind]
+
+
+def cancelled(**final: Any) -> list[Event]:
+    """One request that its client cancelled after two tokens."""
+    how = {"state": "cancelled", "text": "", "usage": [1, 2], "replay": said(count=2), "ends": ["cancelled"]}
+    shown = [token(text) for text in said(count=2)]
+    return [asked(may=["cancelled"]), accepted(), *shown, ended("cancelled"), read(**how | final)]
 
 
 def with_tokens(*texts: str, **final: Any) -> list[Event]:
@@ -91,7 +132,7 @@ def test_a_history_without_fault_passes() -> None:
     others = [
         asked(2, "q", may=["completed", "cancelled"]), accepted(2, "job_2"), token(said("q")[0], req=2),
         ended("cancelled", 2), {"t": 2.1, "event": "cancel", "job": "job_2", "status": 200, "state": "in_progress"},
-        read("job_2", "q", state="cancelled", text="", tokens=1, replay=said("q")[:1], ends=["cancelled"]),
+        read("job_2", "q", state="cancelled", text="", usage=[1, 1], replay=said("q")[:1], ends=["cancelled"]),
         asked(3, "r"), refused(503, "store_unavailable", 3),
         asked(4, "s"), {"t": 1, "event": "unknown", "req": 4, "why": ""},
         {"t": 9, "event": "quiet", "what": "claims", "number": 0},
@@ -121,8 +162,16 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("doubled", lambda: with_tokens(*said(), *said())),
     ("gap", lambda: with_tokens(*said()[:2], *said()[3:])),
     ("gap", lambda: with_tokens(*said()[:-1])),
-    ("numbering", lambda: [*good()[:2], token(said()[0], event_id="1:2"), token(said()[1], event_id="1:2"), read()]),
-    ("numbering", lambda: [*good()[:2], token(said()[0], event_id="2:1"), token(said()[1], event_id="1:9:ab"), read()]),
+    ("numbering", lambda: followed(n4=f"1:3:{RUN}")),
+    ("numbering", lambda: followed(n9=f"1:8:{RUN}")),  # the end repeats the id of the last delta
+    ("numbering", lambda: followed(n9=f"1:10:{RUN}")),  # an id is left out
+    ("numbering", lambda: followed(n9="none")),
+    ("numbering", lambda: followed(n5=f"1:5:{RUN}-2")),  # of a run that the log does not know
+    ("numbering", lambda: followed(start=1)),  # nobody said queued
+    ("numbering", lambda: followed(n6=f"2:6:{RUN}", n7=f"2:7:{RUN}", n8=f"2:8:{RUN}", n9=f"2:9:{RUN}")),
+    ("numbering", lambda: [*followed()[:5], happened("started", f"1:3:{RUN}"), *followed()[5:]]),  # begun twice
+    ("numbering", lambda: [*without("final"), read(log=[*log_of(N, ["completed"])[:-1], ["completed", "1:12:-"]])]),
+    ("numbering", lambda: [*without("final"), read(log=[*log_of(N, ["completed"]), ["started", ""]])]),
     ("not_prefix", lambda: [*without("final"), read(text="".join(said()[:-1]))]),
     ("not_prefix", lambda: [*without("final"), read(replay=[*said(), said(count=N + 1)[-1]])]),
     ("reset", lambda: [*good(), reset(4)]),
@@ -137,7 +186,14 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("spliced", lambda: with_tokens(*said(count=4), *said(first=4, author=BOB), replay=said(author=BOB))),
     ("spliced", lambda: with_tokens(*said(), replay=said(author=BOB))),
     ("leak", lambda: [*good(), {"t": 9, "event": "quiet", "what": "claims", "number": 1}]),
-    ("accounting", lambda: [*without("final"), read(tokens=N + 1)]),
+    ("accounting", lambda: [*without("final"), read(usage=[1, N + 1])]),
+    ("accounting", lambda: [*without("final"), read(usage=[2, N])]),  # the prompt was counted twice
+    ("accounting", lambda: [*without("final"), read(usage=[])]),
+    ("accounting", lambda: [*without("end"), ended() | {"usage": [1, N + 1]}]),
+    ("accounting", lambda: [*without("end"), ended() | {"usage": []}]),  # the stream did not say
+    ("accounting", lambda: cancelled(usage=[1, 10**9])),
+    ("accounting", lambda: cancelled(usage=[7, 1])),
+    ("foreign", lambda: cancelled(text=said("other")[0])),
     ("error", lambda: [*good(), asked(2), refused(500, "internal_error", 2)]),
     ("error", lambda: [*good(), asked(2), refused(503, "store_unavailable", 2, after=None)]),
     ("error", lambda: [*good(), asked(2), refused(503, "something_new", 2)]),
@@ -154,6 +210,11 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
 def test_a_planted_violation_is_found(kind: str, history: Callable[[], list[Event]]) -> None:
     """Each history is right but for one thing."""
     assert kind in kinds(history())
+
+
+def test_a_cancelled_job_counts_what_was_computed_or_nothing() -> None:
+    """A worker may have told, or the job have ended without one."""
+    assert check(cancelled()) == check(cancelled(usage=[])) == check(cancelled(usage=[0, 0])) == []
 
 
 def test_an_author_that_had_lost_the_job_may_not_come_back() -> None:
@@ -182,10 +243,24 @@ def test_what_a_row_does_not_allow_is_found(kind: str, extra: list[Event]) -> No
 
 
 def test_answers_that_a_row_asks_for_are_no_errors() -> None:
-    """Such as the 408 of a job that expired in its queue."""
-    history = [*good(), asked(2), refused(408, "deadline_exceeded_in_queue", 2, after=None)]
-    assert kinds(history, budget=Budget(broken=1)) == {"error"}
-    assert kinds(history, budget=Budget(broken=1, others=frozenset({408}))) == set()
+    """Such as the 408 of a job that expired in its queue, by its code, and as many as the row asks for."""
+    expired = [asked(2), refused(408, "deadline_exceeded_in_queue", 2, after=None)]
+    one = Budget(broken=1, others=(Other(408, "deadline_exceeded_in_queue", 1),))
+    assert kinds([*good(), *expired], budget=Budget(broken=1)) == {"error"}
+    assert kinds([*good(), *expired], budget=one) == set()
+    assert kinds([*good(), *expired * 2], budget=one) == {"error"}
+    assert kinds([*good(), *expired * 2], budget=one, trials=2) == set()
+    assert kinds([*good(), asked(2), refused(408, "upload_stalled", 2, after=None)], budget=one) == {"error"}
+
+
+def test_one_request_served_excuses_no_errors_of_the_others() -> None:
+    """Neither with the budget of F33, whose touched job may be unreadable, nor with that of F34."""
+    rows = {row.id: row for row in ROWS}
+    wrong = [event for req in range(2, 52) for event in (asked(req), refused(500, "internal_error", req, None))]
+    unreadable = [event for req in range(2, 52) for event in (asked(req), refused(500, "malformed_job", req, None))]
+    for row, errors in (("F33", wrong), ("F34", wrong), ("F33", unreadable), ("F34", unreadable)):
+        history = [event for event in good() if event["event"] != "cut"] + errors
+        assert kinds(history, budget=rows[row].budget, trials=1) == {"error"}, row
 
 
 def test_nothing_but_errors_is_no_passed_row() -> None:
@@ -228,6 +303,38 @@ def test_a_reset_needs_a_loss_while_its_reader_read() -> None:
     assert kinds(after_a_loss(reset(), *(token(t, 1.6) for t in [*said(count=2), *said(first=2, author=BOB)]))) == {
         "reset"
     }
+
+
+def test_one_loss_is_one_reset_for_each_reader() -> None:
+    """A second one needs a second loss; another reader may be told of the same one."""
+    again = [token(text, 1.6) for text in said()]
+    lossy = [asked(), accepted(), token(said()[0]), rollback(0.9, 1.4)]
+    rest = [*again, ended(), read()]
+    assert kinds([*lossy, reset(), *rest], resets_allowed=True) == set()
+    assert kinds([*lossy, reset(), again[0], reset(1.6), *rest], resets_allowed=True) == {"reset"}
+    assert kinds([*lossy, reset(), again[0], rollback(1.5, 1.6), reset(1.6), *rest], resets_allowed=True) == set()
+    assert kinds([*lossy, *[reset()] * 30, *rest], resets_allowed=True) == {"reset"}
+    twice = read(before=[said(count=1), said(count=2)])
+    assert kinds([*lossy, reset(), *again, ended(), twice], resets_allowed=True) == {"reset"}
+
+
+def test_the_events_of_a_reader_are_the_log_of_its_job() -> None:
+    """Over two connections as over one; a reader that is told to begin anew begins at 1 in another epoch."""
+    assert check(followed()) == []
+    assert check(followed(cut_after=4), budget=Budget(broken=1)) == []
+    ends = ("cancelled", "1:1000000000000:-")
+    early = [*followed()[:5], happened(*ends), ended("cancelled")]
+    final = read(state="cancelled", text="", ends=["cancelled"], log=[*log_of(N, []), [*ends]])
+    assert check([asked(may=["cancelled"]), *early[1:], final]) == [], "an end that no worker wrote"
+    anew = [event | {"id": "2" + event["id"][1:]} if event.get("id") else event for event in followed()[3:-1]]
+    told = [*followed()[:6], rollback(0.5, 1.0), happened("stream.reset", "2:0:-"), reset(1.0)]
+    final = read(log=[[name, f"2{event_id[1:]}"] for name, event_id in log_of(N, ["completed"])])
+    assert check([*told, *anew, final], resets_allowed=True) == []
+    same = [*told[:-2], happened("stream.reset", "1:0:-"), reset(1.0), *anew, final]
+    assert kinds(same, resets_allowed=True) == {"numbering"}
+    later = [*followed()[:-1], rollback(2.1, 2.5), final]
+    assert check(later, resets_allowed=True) == [], "another job's loss gave this log a new epoch"
+    assert kinds([*followed()[:-1], final], resets_allowed=True) == {"numbering"}
 
 
 def test_a_replay_may_begin_anew_after_a_loss() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from bench.recovery.figures import Stall, of_api, of_worker
+from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
 from bench.recovery.readers import Reader
 from bench.recovery.shows import QUICK, api_killed, worker_killed
+from bench.report import as_json
 from streaming.messages import Turn
 from workers.sim import prompt_text, token_text
 
-QUIET = Stall(10.0, 4.0, 1.0, 1.0)
+QUIET = Stall(10.0, 4.0, 6.0, 1.0, 1.0, 0.0)
 
 
 def a_reader(*came: float, tokens: int = 3) -> Reader:
@@ -24,19 +29,78 @@ def a_reader(*came: float, tokens: int = 3) -> Reader:
 def test_the_longest_silence_across_the_kill_is_judged() -> None:
     """Beyond the lease; what lay before the kill does not count; a reader who heard nothing more misses the goal."""
     seen = of_worker([a_reader(0, 9, 10, 13), a_reader(8, 9.5, 14.5)], 9.2, 2.0, QUIET)
-    silence, stall, exact = seen.goals
+    silence, stall, resets, ends, exact = seen.goals
     assert (silence.value, silence.holds) == (3.0, True)
-    assert (stall.value, stall.holds) == (6.0, True) and exact.holds
+    assert (stall.value, stall.holds) == (6.0, True) and resets.holds and ends.holds and exact.holds
     assert of_worker([a_reader(0, 9), a_reader(8, 12)], 9.2, 2.0, QUIET).goals[0].holds is False
 
 
 def test_all_must_have_gone_on_and_lack_nothing() -> None:
     """The last one counts; a missing, doubled or foreign token is a goal that was missed."""
     good = of_api([a_reader(0, 4), a_reader(0, 2, 3)], 1.0, QUIET)
-    assert [(goal.value, goal.holds) for goal in good.goals] == [(3.0, True), (0, True)]
+    assert [(goal.value, goal.holds) for goal in good.goals] == [(3.0, True), (6.0, None), *[(0, True)] * 3]
     wrong = a_reader(0, 4)
     wrong.text += wrong.text[-4:]
-    assert [goal.holds for goal in of_api([wrong, a_reader(0)], 1.0, QUIET).goals] == [False, False]
+    found = of_api([wrong, a_reader(0)], 1.0, QUIET)
+    assert [goal.holds for goal in found.goals] == [False, None, True, True, False]
+
+
+def test_a_reset_and_an_answer_that_failed_are_goals_that_were_missed() -> None:
+    """Of both shows, also where every reader has every token."""
+    again, failed = a_reader(0, 4), a_reader(0, 4)
+    again.resets, failed.ended = 1, "failed"
+    for seen in (of_worker([again, failed], 1.0, 9.0, QUIET), of_api([again, failed], 1.0, QUIET)):
+        assert [(goal.value, goal.holds) for goal in seen.goals[-3:]] == [(1, False), (1, False), (0, True)]
+
+
+def test_an_answer_that_did_not_come_is_a_stall_without_an_end() -> None:
+    """It misses the goal where there is one, and no figure is told of it."""
+    hung = Stall(math.inf, 4.0, math.inf, 1.0, 1.0, 0.0)
+    seen = of_worker([a_reader(0, 4)], 1.0, 9.0, hung)
+    assert (seen.goals[1].value, seen.goals[1].holds) == (None, False)
+    assert [row["value"] for row in seen.rows if row["what"] == "longest answer of the API process, ms"] == [None]
+    as_json(seen.rows)
+
+
+def test_a_stall_is_compared_with_the_same_moment() -> None:
+    """A second in which both stood still is the machine's; one of the control's at another time explains nothing."""
+    control = [(0.0, 1.0), (1.0, 1.01), (5.0, 5.01)]
+    assert own_ms([(0.1, 1.05), (1.2, 1.3)], control) == pytest.approx(100.0)
+    assert own_ms([(5.0, 6.0)], control) == pytest.approx(990.0)
+    assert longest_ms([(5.0, 6.0), (6.0, 6.5)]) == pytest.approx(1000.0)
+    assert own_ms([(5.0, math.inf)], control) == own_ms([], control) == longest_ms([]) == math.inf
+
+
+def test_a_server_that_answers_no_more_is_seen() -> None:
+    """One that hangs, with the wait so far; one that closes, one that refuses and one that is not there, for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        watch = Watch(hangs.getsockname()[1])
+        line, _ = hangs.accept()
+        time.sleep(0.05)
+        assert 40 < longest_ms(watch.waits()) < 60_000, "the question that is open"
+        line.recv(1000)
+        line.sendall(GOOD + b"\r\nContent-Length: 0\r\n\r\n")
+        line.recv(1000)  # the next question: the first wait is over
+        assert 40 < longest_ms(watch.waits()) < 60_000
+        line.close()
+        _becomes_infinite(watch)
+        assert longest_ms(watch.waits()) == math.inf, "and stays so"
+        gone = hangs.getsockname()[1]
+    _becomes_infinite(Watch(gone))
+    with socket.create_server(("127.0.0.1", 0)) as refuses:
+        watch = Watch(refuses.getsockname()[1])
+        line, _ = refuses.accept()
+        with line:
+            line.recv(1000)
+            line.sendall(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+            _becomes_infinite(watch)
+
+
+def _becomes_infinite(watch: Watch) -> None:
+    over = time.monotonic() + 10
+    while longest_ms(watch.waits()) < math.inf:
+        assert time.monotonic() < over
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("show", [worker_killed, api_killed])

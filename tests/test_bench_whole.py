@@ -50,11 +50,12 @@ def judged(*found: Came, choices: int = 1) -> list[bool | None]:
 
 def test_the_longest_wait_of_one_long_text_is_judged_and_every_answer_must_come() -> None:
     row = row_of("penstock", Size(1, 4000), [came(3), came(60), came(5), came(None, "cut off")])
-    assert (row["asked"], row["came"], row["behind_ms"], row["behind_max_ms"]) == (4, 3, 5, 60)
+    assert (row["asked"], row["came"], row["timed"], row["behind_ms"], row["behind_max_ms"]) == (4, 3, 3, 5, 60)
     assert judged(came(49), came(50)) == [True, True]
     assert judged(came(3), came(50.1)) == [False, True]
     assert judged(came(3), came(None, "cut off")) == [False, False]
     assert judged(came(None)) == [False, True]  # it came, and nobody can say how late
+    assert judged(came(3), *[came(None)] * 4) == [False, True]  # nor of four of five
     assert judged(came(9000), choices=1024) == [True]
     assert judged(came(None, "timed out"), choices=1024) == [False]
 

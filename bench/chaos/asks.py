@@ -39,7 +39,8 @@ class Ask:
     def body(self) -> bytes:
         messages = [{"role": "user", "content": self.prompt}]
         body = {"model": self.model, "messages": messages, "max_tokens": self.tokens, "queue": dict(self.queue)}
-        return msgspec.json.encode(body | {"stream": self.chat, "metadata": dict(self.metadata)})
+        usage = {"stream_options": {"include_usage": True}} if self.chat else {}
+        return msgspec.json.encode(body | usage | {"stream": self.chat, "metadata": dict(self.metadata)})
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class Told:
     cursor: str = ""
     """The id of the last event it was shown: opaque, sent back as it came."""
     state: str = ""
+    usage: Sequence[int] = ()
+    """Tokens of the prompt and of the answer, as the stream counted them."""
     refused: int = 0
     """Status of the refusal it ended with."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ANY = 1 << 30
 
@@ -25,6 +26,14 @@ RESETS = frozenset({"stream_reset", "resume_impossible"})
 """Codes of errors in a chat stream which say that what was shown is not what is stored."""
 
 
+class Other(NamedTuple):
+    """An answer that is no refusal, and that a row asks for; at most so many per trial, over all clients."""
+
+    status: int
+    code: str
+    most: int
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Per trial, over all clients. What exceeds it is a violation; any other answer always is."""
@@ -35,8 +44,8 @@ class Budget:
     """Requests that were sent and got no answer."""
     broken: int = 0
     """Connections that ended, or streams that ended with a passing error, before their end."""
-    others: frozenset[int] = frozenset()
-    """Other statuses that the row asks for."""
+    others: tuple[Other, ...] = ()
+    """Other answers that the row asks for: any other code, and any more of these, is a violation."""
     why: str = "nothing that clients talk to is disturbed"
 
 

@@ -6,8 +6,8 @@ Pure: it sees what clients saw, and knows from `oracle` what the simulated engin
 |-----------|---------------------------------------------------------------------------------------|
 | I1        | `lost`: accepted, and no final state; `untold`: a reader was never told the end        |
 | I2        | `two_ends`: two different final states; `wrong_end`: one that nobody asked for         |
-| I3        | `doubled`, `gap`: a token twice or missing at a reader; `numbering`: event ids that do not rise |
-| I4        | `spliced`: what was shown is not what is stored, or has parts of two texts; `not_prefix`: the stored result is not what the engine says; `reset`: one without a loss of data |
+| I3        | `doubled`, `gap`: a token twice or missing at a reader; `numbering`: event ids that do not rise one by one, or are not those of the job's log |
+| I4        | `spliced`: what was shown is not what is stored, or has parts of two texts; `not_prefix`: the stored result is not what the engine says; `reset`: one without a loss of data, or two for one loss |
 | I5        | `two_jobs`: one idempotency key of one tenant, several jobs                            |
 | I6        | `foreign`: text that is not of this request; `crossed`: a job that another tenant could read |
 | I7        | `leak`: something is still held after everything has ended                             |
@@ -23,6 +23,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import TypeAlias
 
 from bench.chaos import oracle
 from bench.chaos.budget import NOTHING, REFUSALS, Budget
@@ -32,8 +34,14 @@ from bench.chaos.oracle import Token
 FINAL = ("completed", "failed", "cancelled", "expired")
 FORGOTTEN = "forgotten"
 """What a client was told of a job that the store does not know any more."""
+CUT_SHORT = ("failed", "cancelled", "expired")
+"""Final states that a job may be brought to without a word of its worker."""
+RESET = "stream.reset"
 EVENT_ID = re.compile(r"(\d+):(\d+)(?::.*)?")
 """The epoch and the number in an event id. What follows is opaque."""
+
+Log: TypeAlias = list[list[str]]
+"""Name and id of each event."""
 
 LOST = frozenset({"lost", "untold", "gap", "not_prefix"})
 DOUBLED = frozenset({"doubled", "two_jobs", "numbering"})
@@ -88,9 +96,9 @@ class Losses:
     def of(cls, events: Iterable[Event]) -> Losses:
         return cls(tuple((event["since"], event["t"]) for event in of_kind(events, "rollback")))
 
-    def between(self, after: float, before: float) -> bool:
-        """Whether the store forgot something while `after` to `before` passed."""
-        return any(since <= before and after <= until for since, until in self.spans)
+    def between(self, after: float, before: float) -> int:
+        """How often the store forgot something while `after` to `before` passed."""
+        return sum(since <= before and after <= until for since, until in self.spans)
 
     def hold(self, moment: float) -> bool:
         """Whether what was written at this moment may be forgotten."""
@@ -143,10 +151,13 @@ def _answers(
     events: Sequence[Event], lives: dict[int, Life], budget: Budget | None, trials: int
 ) -> Iterator[Violation]:
     """Refusals must be documented ones and few; a history in which nobody was served shows nothing."""
-    others = budget.others if budget else frozenset[int]()
+    others = {(other.status, other.code): other.most * trials for other in (budget.others if budget else ())}
     for event in of_kind(events, "refused", "answered"):
         status, code, who = event["status"], event["code"], f"request {event.get('req', '-')}"
-        if status in others:
+        if (status, code) in others:
+            others[status, code] -= 1
+            if others[status, code] < 0:
+                yield Violation("error", who, f"answered {status} {code!r} more often than the row asks for")
             continue
         if (status, code) not in REFUSALS:
             yield Violation("error", who, f"answered {status} {code!r}")
@@ -191,7 +202,7 @@ def _check_life(
             if event["event"] == "crossed":
                 yield Violation("crossed", life.name, f"another tenant read it: {event['status']} at {event['path']}")
     yield from _shown(life, reads, losses, resets_allowed)
-    yield from _numbering(life)
+    yield from _numbering(life, reads, losses)
 
 
 def _end(life: Life, told: Sequence[Event], losses: Losses) -> Iterator[Violation]:
@@ -232,8 +243,19 @@ def _stored(life: Life, reads: Sequence[Event]) -> Iterator[Violation]:
             numbers = [token.number for token in oracle.tokens([read["text"]])]
             if numbers != list(range(length)) or "".join(read["replay"]) != read["text"]:
                 yield Violation("not_prefix", who, "the stored result is not what the engine says")
-            if read["tokens"] != length:
-                yield Violation("accounting", who, f"{read['tokens']} tokens counted, {length} given")
+        yield from _sequence(life, list(oracle.tokens([read["text"]])), "result")
+        yield from _counted(life, read["state"], read["usage"], "job")
+    for end in life.of("end"):
+        yield from _counted(life, end["state"], end["usage"], "stream")
+
+
+def _counted(life: Life, state: str, usage: Sequence[int], what: str) -> Iterator[Violation]:
+    """I8. A completed job's tokens are counted exactly. Of any other what was computed is counted, or nothing."""
+    right = [oracle.prompt_tokens(life.prompt), life.ask["tokens"]]
+    if list(usage) == right or state not in FINAL:
+        return
+    if state == "completed" or (any(usage) and (usage[0] not in (0, right[0]) or usage[1] > right[1])):
+        yield Violation("accounting", f"{life.name}, {what}", f"{list(usage)} tokens counted, {right} given")
 
 
 def _told_anew(life: Life, reads: Sequence[Event], losses: Losses, resets_allowed: bool) -> Iterator[Violation]:
@@ -241,14 +263,16 @@ def _told_anew(life: Life, reads: Sequence[Event], losses: Losses, resets_allowe
     for read in reads:
         for part in read["before"]:
             yield from _sequence(life, list(oracle.tokens(part)), "replay before stream.reset")
-        if read["before"] and not (resets_allowed and losses.between(life.ask["t"], read["t"])):
-            yield Violation("reset", life.name, "stream.reset in the replay without a loss of data")
+        lost = losses.between(life.ask["t"], read["t"]) if resets_allowed else 0
+        if len(read["before"]) > lost:
+            resets = len(read["before"])
+            yield Violation("reset", life.name, f"{resets} stream.reset in the replay, {lost} losses of data")
 
 
 def _shown(life: Life, reads: Sequence[Event], losses: Losses, resets_allowed: bool) -> Iterator[Violation]:
     """I3, I4 and I6: every token a reader was shown. A reader that begins anew without having been told to compares:
     what it had and what it gets must both be the text."""
-    who, length = life.name, life.ask["tokens"]
+    who, length, resets = life.name, life.ask["tokens"], 0
     parts: list[list[Token]] = [[]]
     for event in life.of("token", "reset", "resume", "end"):
         match event["event"]:
@@ -259,9 +283,10 @@ def _shown(life: Life, reads: Sequence[Event], losses: Losses, resets_allowed: b
             case "reset":
                 for part in parts:
                     yield from _sequence(life, part, "before stream.reset")
-                parts = [[]]
-                if not (resets_allowed and losses.between(life.ask["t"], event["t"])):
-                    yield Violation("reset", who, "stream.reset without a loss of data")
+                parts, resets = [[]], resets + 1
+                lost = losses.between(life.ask["t"], event["t"]) if resets_allowed else 0
+                if resets > lost:
+                    yield Violation("reset", who, f"stream.reset number {resets} after {lost} losses of data")
             case "end" if event["state"] == "completed" and life.ask["reads"] and len(parts[-1]) < length:
                 yield Violation("gap", who, f"completed after {len(parts[-1])} of {length} tokens")
     for part in parts:
@@ -297,18 +322,69 @@ def _sequence(life: Life, tokens: Sequence[Token], where: str) -> Iterator[Viola
             authors.append(token.author)
 
 
-def _numbering(life: Life) -> Iterator[Violation]:
-    """Event ids rise within an epoch, over all connections of a reader until it begins anew."""
-    last = (0, 0)
-    for event in life.of("token", "reset", "resume"):
-        if event["event"] == "reset" or (event["event"] == "resume" and not event["after"]):
-            last = (0, 0)
-        elif event["event"] == "token" and event["id"]:
-            found = EVENT_ID.fullmatch(event["id"])
-            here = (int(found[1]), int(found[2])) if found else (0, 0)
-            if here <= last:
-                yield Violation("numbering", life.name, f"the id {event['id']} after {last[0]}:{last[1]}")
-            last = here
+def _numbering(life: Life, reads: Sequence[Event], losses: Losses) -> Iterator[Violation]:
+    """The events that a reader was told, over all its connections, are the job's log: each once, none left out."""
+    told, since_reset = _told_log(life)
+    for log in told:
+        yield from _in_order(life.name, log)
+    for read in reads:
+        yield from _in_order(f"{life.name}, replay", read["log"])
+    if losses.hold(life.first("end")):
+        return  # as with what was shown
+    for read in reads:
+        # Since a loss every log of the partition has a new epoch, also those that lost nothing.
+        epochs = not losses.between(life.ask["t"], read["t"])
+        stored = _compared(read["log"], epochs=epochs)
+        for log in (_compared(each, epochs=epochs) for each in told[since_reset:]):
+            if read["state"] == "completed" and log != stored[: len(log)]:
+                at = next(n for n, pair in enumerate(zip_longest(log, stored)) if pair[0] != pair[1])
+                here, there = (each[at] if at < len(each) else "nothing" for each in (log, stored))
+                yield Violation("numbering", life.name, f"told {here} where the log has {there}")
+
+
+def _told_log(life: Life) -> tuple[list[Log], int]:
+    """Names and ids of what a reader was told, anew each time it read from the start, and where the part begins that
+    it was told after the last reset."""
+    told: list[Log] = [[]]
+    since_reset = 0
+    for event in life.of("token", "event", "reset", "resume"):
+        match event["event"]:
+            case "token" if event["id"]:
+                told[-1].append(["delta", event["id"]])
+            case "event":
+                told[-1].append([event["name"], event["id"]])
+            case "resume" if not event["after"]:
+                told.append([])
+            case "reset":
+                since_reset = len(told) - 1
+    return told, since_reset
+
+
+def _compared(log: Log, *, epochs: bool) -> Log:
+    """What stands in a log behind its last stream.reset; its ids with or without their epochs."""
+    resets = [at for at, (name, _) in enumerate(log) if name == RESET]
+    newest = log[resets[-1] + 1 :] if resets else log
+    return newest if epochs else [[name, event_id.partition(":")[2]] for name, event_id in newest]
+
+
+def _in_order(who: str, log: Log) -> Iterator[Violation]:
+    """Ids count from 1, within one epoch until `stream.reset` names another. Before an end that no worker wrote there
+    may be a hole: what its worker still logged may be trimmed."""
+    epoch, number = -1, 0
+    for name, event_id in log:
+        found = EVENT_ID.fullmatch(event_id)
+        if found is None:
+            yield Violation("numbering", who, f"{name} with the id {event_id!r}")
+            continue
+        here = int(found[1]), int(found[2])
+        if name == RESET:
+            if here[0] == epoch:
+                yield Violation("numbering", who, f"stream.reset into the same epoch, {event_id}")
+        elif epoch not in (-1, here[0]):
+            yield Violation("numbering", who, f"{name} {event_id} after epoch {epoch}, without stream.reset")
+        elif here[1] <= number or (here[1] > number + 1 and name not in CUT_SHORT):
+            yield Violation("numbering", who, f"{name} {event_id} after number {number}")
+        epoch, number = here
 
 
 def _keys(lives: Iterable[Life], losses: Losses) -> Iterator[Violation]:

@@ -17,10 +17,12 @@ from bench.chaos.budget import BREAKS, RESETS
 from bench.chaos.checker import FORGOTTEN
 from bench.chaos.history import History
 from bench.chaos.http import Cut, Exchange
-from bench.chaos.readings import GONE, PAUSE_S, Readings, code_of
+from bench.chaos.readings import GONE, PASSING, PAUSE_S, UNLOGGED, Readings, code_of, usage_of
 from bench.chaos.tenants import authorization
 
 PATIENCE_S = 90.0
+NO_ID = "none"
+"""In the history, of a delta that came without an id."""
 
 ENDS = {
     "job_cancelled": "cancelled",
@@ -144,6 +146,7 @@ class Clients(Readings):
         chunk = msgspec.json.decode(data)
         if "error" in chunk:
             self._error(told, chunk["error"])
+        told.usage = usage_of(chunk) or told.usage
         for choice in chunk.get("choices", ()):
             if text := choice["delta"].get("content"):
                 self._token(told, text, "")
@@ -173,17 +176,19 @@ class Clients(Readings):
     def take_event(self, told: Told, block: Mapping[str, str]) -> None:
         """One block of a job's events, as its reader sees it."""
         name = block.get("event", "")
-        if name in ("", "ping", "queued", "queue.position", "started"):
+        if name in ("", *UNLOGGED):
             return
+        if name not in ("delta", "error"):  # a delta is a token's own event, and an error stands in no log
+            self.history.add("event", req=told.req, name=name, id=block.get("id", ""))
         data = msgspec.json.decode(block["data"])
         if name == "delta":
-            self._token(told, data["text"], block["id"])
+            self._token(told, data["text"], block.get("id", NO_ID))
         elif name == "stream.reset":
             self._reset(told, name)
         elif name == "error":
             self._error(told, data.get("error") or data)
-        else:
-            code = (data.get("error") or {}).get("code", "")
+        elif name not in PASSING:
+            code, told.usage = (data.get("error") or {}).get("code", ""), usage_of(data)
             self._end(told, FORGOTTEN if code == "job_lost" else name, code)
         told.cursor = block.get("id", told.cursor)
 
@@ -219,4 +224,4 @@ class Clients(Readings):
 
     def _end(self, told: Told, state: str, code: str) -> None:
         told.state = state
-        self.history.add("end", req=told.req, state=state, code=code)
+        self.history.add("end", req=told.req, state=state, code=code, usage=list(told.usage))

@@ -41,6 +41,11 @@ def plain(prompt: str, index: int) -> str:
     return f" {word}{index}" if index else f"{word}{index}"
 
 
+def prompt_tokens(prompt: str) -> int:
+    """What a prompt counts for: a token for each four characters begun and ended, and one at least."""
+    return max(1, len(prompt) // 4)
+
+
 def tokens(texts: Iterable[str]) -> Iterator[Token]:
     """The tokens of texts, each text with whole tokens; a text with anything else in it is one token of number -1."""
     for text in texts:

@@ -18,6 +18,23 @@ from bench.chaos.tenants import FIRST, authorization, other
 PAUSE_S = 0.05
 GONE = (404, 410)
 """The store does not know the job, or its result any more: whether that may be is judged from when it was accepted."""
+LIST = "/v1/jobs?limit=100"
+CANCEL = ("POST", "/v1/jobs/{job}/cancel")
+FOREIGN = (
+    ("GET", "/v1/jobs/{job}"),
+    ("GET", "/v1/jobs/{job}/events"),
+    ("GET", "/v1/jobs/{job}/result"),
+    ("GET", "/v1/jobs/{job}/timing"),
+    CANCEL,
+    ("GET", LIST),
+)
+"""What is tried of a job with another tenant's key."""
+ALL_WAYS_EVERY = 16
+PING = "ping"
+UNLOGGED = (PING, "queue.position")
+"""Events that are no part of a job's log: they have no id."""
+PASSING = ("queued", "started", "delta", "stream.reset")
+"""Those of the log that end nothing."""
 
 
 def code_of(body: bytes) -> str:
@@ -28,6 +45,17 @@ def code_of(body: bytes) -> str:
         return body[:80].decode(errors="replace")
 
 
+def usage_of(data: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tokens of the prompt and of the answer; () where nobody counted them."""
+    usage = data.get("usage")
+    return (usage["prompt_tokens"], usage["completion_tokens"]) if usage else ()
+
+
+def opened(job: str, path: str, status: int, body: bytes) -> bool:
+    """Whether an answer to another tenant shows that the job exists: a list that names it, or any word about itself."""
+    return job.encode() in body if path == LIST else status < 400 or status == 409
+
+
 class Readings:
     """`ports` are the API processes known, in the order they are tried."""
 
@@ -35,6 +63,7 @@ class Readings:
         self.history, self.ports = history, ports
         self.owners: dict[str, str] = {}
         """The tenants of accepted jobs."""
+        self._tried = 0
         self.guarded = False
         """There are API keys: what another tenant may read is tried with each job."""
 
@@ -70,7 +99,7 @@ class Readings:
         return str(state)
 
     async def put_unread(self, ask: Ask, port: int) -> int:
-        """Put a job that nobody reads; only its answer is judged. The status it was refused with, or 0."""
+        """Put a job that nobody reads; only its answer is judged. The status of the answer, 0 without one."""
         try:
             exchange = await Exchange.begin(port, "POST", "/v1/jobs", ask.body, authorization(ask.tenant))
         except Cut:
@@ -85,8 +114,7 @@ class Readings:
             exchange.close()
         if exchange.status >= 400:
             self.answered("POST /v1/jobs", exchange, code_of(body))
-            return exchange.status
-        return 0
+        return exchange.status
 
     async def read_finally(self, job: str, patience_s: float = 20.0) -> str:
         """Read a job as anybody may who has its id, until it has ended or patience is over; its state."""
@@ -97,51 +125,56 @@ class Readings:
                 status, body = await self.fetch(job, port, "GET", f"/v1/jobs/{job}?wait=2")
                 view = msgspec.json.decode(body) if status == 200 else {}
                 if late or view.get("completed_at") or status in GONE:
-                    parts, ends = await self._replay(job, port) if view.get("completed_at") else ([[]], [])
-                    self._final(job, status, view, parts, ends)
+                    log = await self._replay(job, port) if view.get("completed_at") else []
+                    self._final(job, status, view, log)
                     if self.guarded:
                         await self._read_as_other(job, port)
                     return str(view.get("status", ""))
             except Cut:
                 if late:
-                    self._final(job, 0, {}, [[]], [])
+                    self._final(job, 0, {}, [])
                     return ""
             await asyncio.sleep(PAUSE_S)
         raise AssertionError("cycle never ends")
 
-    async def _replay(self, job: str, port: int) -> tuple[list[list[str]], list[str]]:
-        """The texts of a job's deltas, anew from each `stream.reset` on, and its terminal events."""
+    async def _replay(self, job: str, port: int) -> list[dict[str, str]]:
+        """The events of a job's log, as they are told to a reader who has nothing."""
         headers = authorization(self.owner(job))
         exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}/events", headers=headers)
         try:
             await exchange.answer()
             if exchange.status != 200:
                 raise Cut(f"HTTP {exchange.status}")
-            blocks = [block async for block in exchange.blocks()]
+            return [block async for block in exchange.blocks() if block.get("event", PING) not in UNLOGGED]
         finally:
             exchange.close()
+
+    async def _read_as_other(self, job: str, port: int) -> None:
+        """I6: to the other tenant's key the job does not exist. All ways are tried with some jobs, two with each."""
+        self._tried += 1
+        for method, path in FOREIGN if self._tried % ALL_WAYS_EVERY == 1 else FOREIGN[:2]:
+            await self.try_as_other(job, port, method, path)
+
+    async def try_as_other(self, job: str, port: int, method: str, path: str) -> None:
+        """One way to a job, with the other tenant's key; a success is written down. Raises Cut."""
+        headers = authorization(other(self.owner(job)))
+        exchange = await Exchange.begin(port, method, path.format(job=job), headers=headers)
+        try:
+            await exchange.answer()
+            body = await exchange.body() if path == LIST else b""
+        finally:
+            exchange.close()
+        if opened(job, path, exchange.status, body):
+            self.history.add("crossed", job=job, status=exchange.status, path=f"{method} {path}")
+
+    def _final(self, job: str, status: int, view: Mapping[str, Any], log: Sequence[Mapping[str, str]]) -> None:
         parts: list[list[str]] = [[]]
-        for block in blocks:
-            match block.get("event"):
+        for block in log:
+            match block["event"]:
                 case "delta":
                     parts[-1].append(msgspec.json.decode(block["data"])["text"])
                 case "stream.reset":
                     parts.append([])
-        others = ("ping", "queued", "started", "delta", "stream.reset")
-        return parts, [block["event"] for block in blocks if block.get("event", "ping") not in others]
-
-    async def _read_as_other(self, job: str, port: int) -> None:
-        """I6: to the other tenant's key the job does not exist."""
-        for path in (f"/v1/jobs/{job}", f"/v1/jobs/{job}/events"):
-            exchange = await Exchange.begin(port, "GET", path, headers=authorization(other(self.owner(job))))
-            try:
-                await exchange.answer()
-            finally:
-                exchange.close()
-            if exchange.status < 400:
-                self.history.add("crossed", job=job, status=exchange.status, path=path)
-
-    def _final(self, job: str, status: int, view: Mapping[str, Any], parts: list[list[str]], ends: list[str]) -> None:
         first = ((view.get("result") or {}).get("choices") or [{}])[0]
         text = (first.get("message") or {}).get("content", first.get("text", ""))
         self.history.add(
@@ -151,9 +184,10 @@ class Readings:
             state=view.get("status", ""),
             code=(view.get("error") or {}).get("code", ""),
             text=text,
-            tokens=(view.get("usage") or {}).get("completion_tokens", 0),
+            usage=list(usage_of(view)),
             attempts=view.get("attempts", 0),
             replay=parts[-1],
             before=parts[:-1],
-            ends=ends,
+            ends=[block["event"] for block in log if block["event"] not in PASSING],
+            log=[[block["event"], block.get("id", "")] for block in log],
         )

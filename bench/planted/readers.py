@@ -32,7 +32,7 @@ READERS = (
     Bug(
         "an end that was announced is forgotten",
         "Of a completed job whose retention passed a slow reader is told that it failed.",
-        (Edit("streaming/relay.py", "inbox.over = True\n", ""),),
+        (Edit("streaming/relay.py", "inbox.over = True", "pass"),),
         (EVENTS + "a_job_whose_retention_passes_while_it_is_read_never_ends_twice",),
     ),
     Bug(

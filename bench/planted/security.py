@@ -37,7 +37,7 @@ SECURITY = (
     Bug(
         "every key administers",
         "A tenant's key drops dead letters and steers pools.",
-        (Edit("api/admin.py", "if not caller.admin:", "if not caller.tenant:"),),
+        (Edit("api/keys.py", "if not caller.admin:", "if not caller.tenant:"),),
         (DOORS + "a_key_reaches_as_far_as_it_may",),
     ),
     Bug(

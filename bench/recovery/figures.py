@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,17 +29,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The longest answers of the API process and of a bare server while readers recovered, and before that."""
+    """The longest answers of the API process and of a bare server, and the longest of the API process less those of the
+    bare server at that moment; while readers recovered, and before that. Infinity where one did not come."""
 
     api_ms: float
     control_ms: float
+    own_ms: float
     before_api_ms: float
     before_control_ms: float
-
-    @property
-    def own_ms(self) -> float:
-        """What the machine does not explain."""
-        return max(0.0, self.api_ms - self.control_ms)
+    before_own_ms: float
 
 
 def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: Stall) -> Seen:
@@ -60,10 +59,8 @@ def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: S
         rows,
         [
             Ratio(what=f"{show}: silence beyond the lease, s", value=_beyond(longest, lease_s), at_most=SPARE_S),
-            Ratio(
-                what=f"{show}: stall of the API process beside a bare one's, ms", value=stall.own_ms, at_most=STALL_MS
-            ),
-            _exact(show, readers),
+            _stood_still(show, stall, STALL_MS),
+            *_whole(show, readers),
         ],
     )
 
@@ -84,24 +81,36 @@ def of_api(readers: Sequence[Reader], killed: float, stall: Stall) -> Seen:
     )
     last = max(on) if len(on) == len(readers) else None
     goal = Ratio(what=f"{show}: until all have gone on, s", value=last, at_most=RESUME_S)
-    return Seen(rows, [goal, _exact(show, readers)])
+    return Seen(rows, [goal, _stood_still(show, stall, None), *_whole(show, readers)])
 
 
 def _beyond(silence: float | None, lease_s: float) -> float | None:
     return None if silence is None else max(0.0, silence - lease_s)
 
 
-def _exact(show: str, readers: Sequence[Reader]) -> Ratio:
-    wrong = sum(not reader.is_exact for reader in readers)
-    return Ratio(what=f"{show}: readers without every token once", value=wrong, at_most=0, digits=0)
+def _stood_still(show: str, stall: Stall, at_most: float | None) -> Ratio:
+    what = f"{show}: stall of the API process beside a bare server, ms"
+    return Ratio(what=what, value=_finite(stall.own_ms), at_most=at_most)
+
+
+def _whole(show: str, readers: Sequence[Reader]) -> list[Ratio]:
+    """No reader may have lost anything."""
+    counts = {**_wrong(readers), "readers without every token once": sum(not reader.is_exact for reader in readers)}
+    return [Ratio(what=f"{show}: {what}", value=count, at_most=0, digits=0) for what, count in counts.items()]
+
+
+def _finite(milliseconds: float) -> float | None:
+    """None for an answer that did not come: JSON knows no infinity."""
+    return milliseconds if math.isfinite(milliseconds) else None
 
 
 def _stalls(stall: Stall) -> dict[str, float | None]:
     return {
-        "longest answer of the API process, ms": stall.api_ms,
-        "of a bare server beside it, ms": stall.control_ms,
-        "of the API process before the kill, ms": stall.before_api_ms,
-        "of the bare server before the kill, ms": stall.before_control_ms,
+        "longest answer of the API process, ms": _finite(stall.api_ms),
+        "of a bare server beside it, ms": _finite(stall.control_ms),
+        "of the API process less the bare server's at that moment, ms": _finite(stall.own_ms),
+        "of the API process before the kill, ms": _finite(stall.before_api_ms),
+        "of the bare server before the kill, ms": _finite(stall.before_control_ms),
     }
 
 

@@ -1,19 +1,27 @@
 """Asks servers for a small page all the time, from a process of its own: for how long, at most, each stood still.
 
-python -m bench.recovery.probe PORT...     prints one line of JSON for each line it reads, and ends with its input
+python -m bench.recovery.probe PORT CONTROL     prints one line of JSON for each line it reads, and ends with its input
 """
 
 from __future__ import annotations
 
 import json
+import math
 import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 
 EVERY_S = 0.005
 PATIENCE_S = 30.0
+GOOD = b"HTTP/1.1 200 "
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+Wait = tuple[float, float]
+"""When a question was asked and when its answer came (monotonic seconds); infinity for one that did not come."""
 
 
 class Watch:
@@ -21,35 +29,69 @@ class Watch:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._worst_ms = 0.0
+        self._waits: list[Wait] = []
+        self._asked: float | None = time.monotonic()
+        """When the question was asked that has no answer yet."""
+        self._lost = False
+        """A question was not answered: from then on none is."""
         self._lock = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def worst_ms(self) -> float:
-        """The longest answer since this was asked last."""
+    def waits(self) -> list[Wait]:
+        """Those since this was asked last, with the one that is under way."""
+        now = time.monotonic()
         with self._lock:
-            worst, self._worst_ms = self._worst_ms, 0.0
-        return worst
+            found, self._waits = self._waits, []
+            if self._asked is not None:
+                found.append((self._asked, now))
+            elif self._lost:
+                found.append((now, math.inf))
+        return found
 
     def _run(self) -> None:
+        with suppress(OSError):  # refused, broken off, or silent for too long
+            self._ask_on()
+        with self._lock:
+            self._asked, self._lost = None, True
+
+    def _ask_on(self) -> None:
+        """Until an answer does not come. Raises OSError."""
         with socket.create_connection(("127.0.0.1", self._port), PATIENCE_S) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
-                began = time.monotonic()
-                line.sendall(REQUEST)
-                if not line.recv(65536):
-                    return
-                took_ms = 1000 * (time.monotonic() - began)
+                asked = time.monotonic()
                 with self._lock:
-                    self._worst_ms = max(self._worst_ms, took_ms)
+                    self._asked = asked
+                line.sendall(REQUEST)
+                if not line.recv(65536).startswith(GOOD):
+                    return
+                with self._lock:
+                    self._waits.append((asked, time.monotonic()))
+                    self._asked = None
                 time.sleep(EVERY_S)
 
 
+def longest_ms(waits: Sequence[Wait]) -> float:
+    """Infinity where nothing was asked, or where an answer did not come."""
+    return 1000 * max((ended - began for began, ended in waits), default=math.inf)
+
+
+def own_ms(waits: Sequence[Wait], control: Sequence[Wait]) -> float:
+    """The longest wait, each less the longest one of the control that overlaps it: what is not the machine's doing."""
+    longest = 0.0 if waits else math.inf
+    for began, ended in waits:
+        if 1000 * (ended - began) > longest:
+            beside = max((e - b for b, e in control if b < ended and began < e and math.isfinite(e)), default=0.0)
+            longest = max(longest, 1000 * (ended - began - beside))
+    return longest
+
+
 def main(ports: list[int]) -> None:
-    """Until the input ends."""
+    """Until the input ends: the longest answer of the first server, that of the second (the control), and `own_ms`."""
     watches = [Watch(port) for port in ports]
     for _ in sys.stdin:
-        print(json.dumps([watch.worst_ms() for watch in watches]), flush=True)
+        server, control = (watch.waits() for watch in watches)
+        print(json.dumps([longest_ms(server), longest_ms(control), own_ms(server, control)]), flush=True)
 
 
 if __name__ == "__main__":

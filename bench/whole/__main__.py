@@ -42,6 +42,7 @@ COLUMNS = (
     Column("tokens", "tokens of each"),
     Column("asked", "asked"),
     Column("came", "came"),
+    Column("timed", "timed"),
     Column("behind_ms", "behind the last token: median, ms", 2),
     Column("behind_max_ms", "longest", 2),
     Column("spent_ms", "whole request: median, ms", 0),
@@ -118,7 +119,7 @@ def _penstock(folder: Path, engine: SimSettings) -> Iterator[Target]:
 
 
 def row_of(system: str, size: Size, came: Sequence[Came]) -> Row:
-    """All answers of one size. Those that are wrong or did not come are counted and not timed."""
+    """All answers of one size. Those that are wrong, did not come or have no stamp are counted and not timed."""
     good = [each for each in came if not each.wrong]
     behind = [each.behind_ms for each in good if each.behind_ms is not None]
     return {
@@ -127,6 +128,7 @@ def row_of(system: str, size: Size, came: Sequence[Came]) -> Row:
         "tokens": size.tokens,
         "asked": len(came),
         "came": len(good),
+        "timed": len(behind),
         "behind_ms": median(behind) if behind else None,
         "behind_max_ms": max(behind, default=None),
         "behind_ms_of_answers": behind,
@@ -136,12 +138,12 @@ def row_of(system: str, size: Size, came: Sequence[Came]) -> Row:
 
 
 def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
-    """One long text in time, and every answer there."""
+    """One long text in time, which every one of its answers must show, and every answer there."""
     ratios = []
     for row in rows:
         if row["system"] == PENSTOCK and row["choices"] == 1:
             what = f"{row['tokens']:,} tokens in one piece: longest time behind the engine's last token, ms"
-            late = row["behind_max_ms"] if row["came"] == row["asked"] else None
+            late = row["behind_max_ms"] if row["timed"] == row["asked"] else None
             ratios.append(Ratio(what=what, value=late, at_most=LIMIT_MS))
         missing = float(row["asked"] - row["came"])
         what = f"{row['system']}: answers of {row['choices']:,} choices that did not come whole"

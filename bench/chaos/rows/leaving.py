@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -25,7 +28,9 @@ async def f08(stage: Stage) -> None:
     """Each phase, with each policy, several at once."""
     environ = {"PENSTOCK_SIM_SLOTS": str(SLOTS), "PENSTOCK_WORKER_PREFETCH": "0", "PENSTOCK_SIM_PREFILL_MS": "400"}
     async with stage.house(workers=1, environ=environ) as house:
-        for turn in range(-(-stage.wanted // (len(PHASES) * len(POLICIES)))):
+        turn = 0
+        while stage.trials < stage.wanted and stage.missed <= stage.row.most_missed:
+            turn += 1
             for phase in PHASES:
                 # In the queue: every slot is taken by jobs that outlast the leaving.
                 hogs = [Ask(f"hog {turn} {n}", 300, chat=False) for n in range(SLOTS)] if phase == "queue" else []
@@ -44,15 +49,18 @@ async def _leave(stage: Stage, house: House, phase: str, policy: str, number: in
     )
     port = house.ports[number % 2]
     exchange = await Exchange.begin(port, "POST", told.ask.path, told.ask.body)
-    await _until_phase(exchange, phase)
+    reached = await _until_phase(exchange, phase)
     stage.fault(f"leaves at {phase}, {policy}")
     exchange.close()
     house.history.add("left", req=told.req)
-    await _judge(stage, house, told.req, mark, policy)
+    left = time.time()
+    view = await _judge(stage, house, told.req, mark, policy, left)
+    stage.bit(reached and was_in(phase, view, left), f"it did not leave in {phase}")
 
 
-async def _until_phase(exchange: Exchange, phase: str) -> None:
-    """Go on reading until then. In the queue and in prefill nothing has come yet: only time tells."""
+async def _until_phase(exchange: Exchange, phase: str) -> bool:
+    """Go on reading until then; False: the stream was over before. In the queue and in prefill nothing has come yet:
+    only time tells."""
     if phase in ("queue", "prefill"):
         await asyncio.sleep(0.2)
     if phase in ("decode", "last"):
@@ -61,12 +69,27 @@ async def _until_phase(exchange: Exchange, phase: str) -> None:
         async for _ in exchange.blocks():
             seen += 1
             if seen == (TOKENS // 2 if phase == "decode" else TOKENS):
-                return
+                return True
+        return False
+    return True
 
 
-async def _judge(stage: Stage, house: House, req: int, mark: str, policy: str) -> None:
-    """The job is found by what it was marked with; one that never came to be is none."""
-    left = time.time()
+def was_in(phase: str, view: Mapping[str, Any], left: float) -> bool:
+    """Whether a job was in this phase when its client left (Unix time), by what the job itself says afterwards. One
+    that was never accepted is none; whether the last token is the end cannot be seen from outside."""
+    begun, first, ended = (view.get(name) or math.inf for name in ("started_at", "first_token_at", "completed_at"))
+    match phase:
+        case "queue":
+            return bool(view) and begun > left
+        case "prefill":
+            return begun <= left < first
+        case "decode":
+            return first <= left < ended
+    return True
+
+
+async def _judge(stage: Stage, house: House, req: int, mark: str, policy: str, left: float) -> dict[str, Any]:
+    """The job as it says it ended, found by what it was marked with; one that never came to be is none."""
     found: list[str] = []
 
     async def is_listed() -> bool:
@@ -75,11 +98,11 @@ async def _judge(stage: Stage, house: House, req: int, mark: str, policy: str) -
 
     if not await becomes(is_listed, 1.5, 0.05):
         stage.must(mark.startswith("accept"), f"no job was ever there for {mark!r}")
-        return
+        return {}
     house.history.add("accepted", req=req, job=found[0], status=200, ms=0)
     if policy == "continue":
         await house.clients.read_finally(found[0])
-        return
+        return await _view(house, found[0])
     grace = 1.0 if policy.startswith("grace") else 0.0
     stage.must(await becomes(lambda: _end_of(house, found[0]), 10, 0.1), f"{mark!r}: still at work after 10 s")
     spent = await _end_of(house, found[0]) - left - grace
@@ -87,6 +110,7 @@ async def _judge(stage: Stage, house: House, req: int, mark: str, policy: str) -
     stage.figures[key] = max(float(stage.figures.get(key, 0)), round(spent, 2))
     stage.must(spent <= GONE_S, f"{mark!r}: work ended {spent:.2f} s after the leaving, allowed: {GONE_S} s")
     await house.clients.read_finally(found[0])
+    return await _view(house, found[0])
 
 
 async def _marked(house: House, mark: str) -> list[str]:
@@ -99,8 +123,13 @@ async def _marked(house: House, mark: str) -> list[str]:
 
 async def _end_of(house: House, job: str) -> float:
     """When it ended, in Unix seconds; 0 while it has not."""
+    return float((await _view(house, job))["completed_at"] or 0)
+
+
+async def _view(house: House, job: str) -> dict[str, Any]:
     _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs/{job}")
-    return float(msgspec.json.decode(body)["completed_at"] or 0)
+    view: dict[str, Any] = msgspec.json.decode(body)
+    return view
 
 
 ROWS = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.budget import ANY, Budget
+from bench.chaos.budget import ANY, RESETS, Budget
 from bench.chaos.house import House
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.rows.workers import victim
@@ -26,6 +26,8 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+STREAMED = "schema, streamed"
+DONE = "[DONE]"
 TIE = 0.15
 """Two tokens whose log-probabilities are no further apart may change places: sums depend on the rest of the batch."""
 PATIENCE_S = 120.0
@@ -60,7 +62,7 @@ async def f36(stage: Stage) -> None:
         # With it the likeliest token is not the one that is taken, and ties could not be told from logprobs.
         "PENSTOCK_LLAMACPP_REPEAT_PENALTY": "1",
     }
-    models = (MODEL,)
+    models, schemas = (MODEL,), 0
     async with stage.house(workers=2, models=models, engine="llamacpp", environ=environ, lease_ms=2000) as house:
         for trial in stage.tries():
             wanted = requests(trial % 3)
@@ -69,16 +71,23 @@ async def f36(stage: Stage) -> None:
             wanted["stop"] = (wanted["chat"][0], wanted["chat"][1] | {"stop": [stop]})
             whole["stop"] = await _ask(house, trial, "stop", *wanted["stop"])
             answers = {name: asyncio.create_task(_ask(house, trial, name, *asked)) for name, asked in wanted.items()}
+            whole[STREAMED] = whole["schema"]
+            answers[STREAMED] = asyncio.create_task(_stream(house, trial, *wanted["schema"]))
             await asyncio.sleep(stage.rng.uniform(0.3, 2.0))
             doomed = await victim(stage, house)
             stage.fault(f"kill -9 {doomed.name}, which computes")
             doomed.kill()
             for name, task in answers.items():
-                reference = whole["prompts" if name == "prompts" else "schema" if name == "schema" else "logprobs"]
+                schema = name.startswith("schema")
+                reference = whole["prompts" if name == "prompts" else "schema" if schema else "logprobs"]
                 _compare(stage, f"{name} of trial {trial}", whole[name], await task, _ties(reference))
-            begun = [body["_attempts"] for body in [await task for task in answers.values()]]
-            stage.bit(max(begun) > 1, "no answer was begun twice")
+            begun = {name: (await task)["_attempts"] for name, task in answers.items()}
+            stage.bit(max(begun.values()) > 1, "no answer was begun twice")
+            schemas += sum(name.startswith("schema") and count > 1 for name, count in begun.items())
             await house.ready(120.0)
+    stage.figures["schema jobs begun twice"] = schemas
+    # The short form has one trial, which may meet other jobs.
+    stage.must(stage.short or schemas > 0, "no schema job was begun twice")
 
 
 def _weights() -> Path:
@@ -113,6 +122,43 @@ async def _ask(house: House, trial: int, name: str, path: str, body: dict[str, A
     house.clients.owners[job] = tenant
     _, view = await house.clients.fetch(job, house.ports[0], "GET", f"/v1/jobs/{job}")
     return answer | {"_attempts": msgspec.json.decode(view)["attempts"]}
+
+
+async def _stream(house: House, trial: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The same request as a stream: the job's result, how often it was begun, and what was wrong with the stream."""
+    tenant, shown, code = TENANTS[trial % 2], "", ""
+    sent = msgspec.json.encode(body | {"stream": True})
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            exchange = await Exchange.begin(house.ports[trial % 2], "POST", path, sent, authorization(tenant))
+            await exchange.answer()
+            job = exchange.headers["x-job-id"]
+            house.clients.owners[job] = tenant
+            async for block in exchange.blocks():
+                if (data := block.get("data", "")) == DONE:
+                    code = DONE
+                    break
+                chunk = msgspec.json.decode(data)
+                code = chunk.get("error", {}).get("code", code)
+                shown += "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+            await house.clients.read_finally(job, PATIENCE_S)
+            _, view = await house.clients.fetch(job, house.ports[0], "GET", f"/v1/jobs/{job}")
+    except (Cut, TimeoutError, KeyError) as error:
+        return {"_error": f"{STREAMED}: {error!r}", "_attempts": 0}
+    found = msgspec.json.decode(view)
+    answer: dict[str, Any] = found["result"] or {}
+    fault = fault_of_stream(shown, code, "".join(_texts(answer)), found["attempts"])
+    return answer | {"_attempts": found["attempts"]} | ({"_error": f"{STREAMED}: {fault}"} if fault else {})
+
+
+def fault_of_stream(shown: str, code: str, result: str, attempts: int) -> str:
+    """What is wrong with a stream of JSON, "" if nothing: it showed the result to its end, or said after a loss that
+    what it had shown is not what will be stored."""
+    if code == DONE:
+        return "" if shown == result else f"showed {shown!r:.150} of the result {result!r:.150}"
+    if code in RESETS:
+        return "" if attempts > 1 and shown else f"told {code} without a loss after {shown!r:.150}"
+    return f"ended with {code!r}"
 
 
 def _texts(answer: Mapping[str, Any]) -> list[str]:

@@ -10,10 +10,11 @@ from typing import Any, cast
 import msgspec
 
 from bench.chaos.asks import Ask, Told
-from bench.chaos.budget import Budget
+from bench.chaos.budget import Budget, Other
 from bench.chaos.history import of_kind
 from bench.chaos.house import House
 from bench.chaos.http import Exchange, fetch
+from bench.chaos.readings import CANCEL
 from bench.chaos.stage import Row, Stage
 from bench.chaos.tenants import SECOND, TENANTS
 from bench.chaos.waiting import becomes
@@ -147,6 +148,7 @@ async def _cancel(stage: Stage, house: House, told: Told) -> None:
     else:
         await asyncio.sleep(after)
     if told.job:
+        await house.clients.try_as_other(told.job, house.ports[0], *CANCEL)
         stage.fault("cancel, twice")
         await asyncio.gather(*(house.clients.cancel(told.job, port) for port in house.ports))
 
@@ -225,13 +227,19 @@ ROWS = (
     Row(
         *("F16", "deadlines", "300 ms in the queue, 1 s in all", 48, f16, 60),
         proves="A job whose time is over costs no engine step.",
-        budget=Budget(others=frozenset({408}), why="a job that expired in the queue is answered 408"),
+        budget=Budget(
+            others=(Other(408, "deadline_exceeded_in_queue", 1),),
+            why="a chat that expired in the queue is answered 408",
+        ),
         short=24,
     ),
     Row(
         *("F22", "cancel races", "cancel at random moments, twice, and at the end", 200, f22, 120),
         proves="A job completes or is cancelled, never both.",
-        budget=Budget(others=frozenset({409}), why="a chat that was cancelled before its first token is answered 409"),
+        budget=Budget(
+            others=(Other(409, "job_cancelled", 1),),
+            why="a chat that was cancelled before its first token is answered 409",
+        ),
         short=40,
     ),
     Row(

@@ -39,7 +39,7 @@ async def f05(stage: Stage) -> None:
             await server.back()
             await _finish(stage, house, begun, since)
     await server.child.end()
-    _count_resets(stage)
+    count_resets(stage)
 
 
 async def f05_replica(stage: Stage) -> None:
@@ -72,7 +72,7 @@ async def f05_replica(stage: Stage) -> None:
             await _follow(replica, between)
             await house.ready()
     await asyncio.gather(front.stop(), between.stop(), *(server.child.end() for server in servers))
-    _count_resets(stage)
+    count_resets(stage)
 
 
 async def _follow(replica: Server, way: Proxy) -> None:
@@ -121,15 +121,18 @@ async def _finish(stage: Stage, house: House, begun: list[Begun], since: float) 
     await house.ready()
 
 
-def _count_resets(stage: Stage) -> None:
-    stage.figures["readers told to begin anew"] = len(of_kind(stage.history.events, "reset"))
+def count_resets(stage: Stage) -> None:
+    resets = len(of_kind(stage.history.events, "reset"))
+    stage.figures["readers told to begin anew"] = resets
+    # In the few trials of the short form every reader may happen to be told that the job is gone instead.
+    stage.must(stage.short or resets > 0, "no reader was told stream.reset")
     told = [event for event in of_kind(stage.history.events, "end") if event["state"] == "forgotten"]
     stage.figures["told that the job is gone"] = len(told)
 
 
 def _away(why: str) -> Budget:
-    # A client asks about once a second while the store is away, and reads on about twenty times a second.
-    return Budget(refused=60, unanswered=6, broken=120, why=why)
+    # Three times the most that was seen: 1 refused and 4 broken off in a trial, on a machine that was far too busy.
+    return Budget(refused=6, unanswered=2, broken=12, why=why)
 
 
 ROWS = (

@@ -21,6 +21,9 @@ from bench.chaos.waiting import becomes
 
 ENDLESS = resource.RLIM_INFINITY
 MIB = 1 << 20
+ACCEPTED = 202
+MIN_STORM_KILLS = 20
+"""Subscriptions that the quick kills must have met, in 4 s: two processes come back every 250 ms at the latest."""
 
 
 async def f04(stage: Stage) -> None:
@@ -73,19 +76,28 @@ async def f19(stage: Stage) -> None:
         running, numbers = asyncio.Event(), count()
         running.set()
         readers = [asyncio.create_task(_reading(house, running, numbers)) for _ in range(8)]
-        for _ in range(stage.wanted):
+        for _ in stage.tries():
             await asyncio.sleep(1.0)
             stage.fault("CLIENT KILL TYPE pubsub")
-            await server.command("CLIENT", "KILL", "TYPE", "pubsub")
+            killed = await kill_subscriptions(server)
+            stage.bit(killed >= len(house.apis), f"only {killed} subscriptions were cut")
         stage.history.add("fault", trial=stage.trials, what="CLIENT KILL TYPE pubsub, every 20 ms for 4 s")
+        killed = 0
         for _ in range(200):
-            await server.command("CLIENT", "KILL", "TYPE", "pubsub")
+            killed += await kill_subscriptions(server)
             await asyncio.sleep(0.02)
+        stage.figures["subscriptions cut by the quick kills"] = killed
+        stage.must(killed >= MIN_STORM_KILLS, f"the quick kills cut only {killed} subscriptions")
         running.clear()
         await asyncio.gather(*readers)
     await server.child.end()
     p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
     stage.must(p99 <= 500, f"stall p99 {p99:.0f} ms; a poll of 250 ms after a wait of 250 ms to subscribe is allowed")
+
+
+async def kill_subscriptions(server: Server) -> int:
+    """How many connections were cut."""
+    return int(await server.command("CLIENT", "KILL", "TYPE", "pubsub"))
 
 
 async def _reading(house: House, running: asyncio.Event, numbers: count[int]) -> None:
@@ -180,13 +192,14 @@ async def _recovers(stage: Stage, house: House, server: Server, trial: int) -> N
 
     async def takes_again() -> bool:
         ask = Ask(f"after the flood {trial}", 5, chat=False)
-        return await house.clients.put_unread(ask, house.ports[0]) == 0
+        return await house.clients.put_unread(ask, house.ports[0]) == ACCEPTED
 
     stage.must(await becomes(has_room, 40, 0.1), "no memory came free within 40 s")
     stage.must(await becomes(takes_again, 5, 0.1), "jobs were not accepted again within 5 s")
 
 
-STORE_AWAY = Budget(refused=60, unanswered=8, broken=60, why="nothing is accepted or read while the store is away")
+STORE_AWAY = Budget(refused=45, unanswered=3, broken=40, why="nothing is accepted or read while the store is away")
+"""Three times the most that was seen on a machine that was far too busy: 18 and 14 in a trial."""
 
 ROWS = (
     Row(

@@ -1,0 +1,267 @@
+"""What the rows judge by themselves: a fault that did not bite and a figure that is wrong are found."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from bench.chaos.asks import Ask
+from bench.chaos.checker import check
+from bench.chaos.clients import Clients
+from bench.chaos.history import History, of_kind
+from bench.chaos.readings import CANCEL, LIST, Readings, opened
+from bench.chaos.rows import ROWS
+from bench.chaos.rows.crowds import MAX_HEALTH_MS, asking, judge_health
+from bench.chaos.rows.leaving import was_in
+from bench.chaos.rows.operations import holds_some
+from bench.chaos.rows.real import DONE, fault_of_stream
+from bench.chaos.rows.rollback import count_resets
+from bench.chaos.rows.store import ACCEPTED, kill_subscriptions
+from bench.chaos.servers import Server
+from bench.chaos.soak import Held, judge_keys
+from bench.chaos.stage import Row, Stage
+
+
+async def _nothing(_: Stage) -> None:
+    pass
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(Row("F00", "none", "nothing", 2, _nothing, 10), tmp_path / "F00")
+    yield stage
+    stage.history.close()
+
+
+@asynccontextmanager
+async def answering(*answers: bytes) -> AsyncIterator[int]:
+    """A server that gives each connection the next of these answers, and hangs up on those behind the last."""
+    left, open_now = list(answers), set[asyncio.Task[None]]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        open_now.add(task)
+        with suppress(OSError, EOFError):  # who asked may have gone
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(left.pop(0) if left else b"")
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        await asyncio.gather(*open_now)
+
+
+def http(status: int, body: bytes = b"{}") -> bytes:
+    return b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+async def test_a_broken_connection_is_no_job_that_was_accepted(stage: Stage) -> None:
+    """F14 waits for a 202; neither a refusal nor no answer at all is one."""
+    async with answering(http(503), b"", http(202)) as port:
+        readings = Readings(stage.history, [port])
+        found = [await readings.put_unread(Ask("p", chat=False), port) for _ in range(3)]
+        assert [status == ACCEPTED for status in found] == [False, False, True]
+    assert await readings.put_unread(Ask("p", chat=False), port) != ACCEPTED, "nobody listens"
+
+
+@pytest.mark.parametrize(("answer", "killed"), [(b"0", 0), (b"2", 2)])
+async def test_subscriptions_that_were_cut_are_counted(answer: bytes, killed: int) -> None:
+    """F19 repeats a trial in which there were none."""
+
+    class Told:
+        async def command(self, *words: str) -> bytes:
+            assert words == ("CLIENT", "KILL", "TYPE", "pubsub")
+            return answer
+
+    assert await kill_subscriptions(cast(Server, Told())) == killed
+
+
+@pytest.mark.parametrize(
+    ("phase", "view", "bit"),
+    [
+        ("accept", {}, True),
+        ("queue", {"started_at": None}, True),
+        ("queue", {"started_at": 11.0}, True),
+        ("queue", {"started_at": 9.0}, False),
+        ("queue", {}, False),
+        ("prefill", {"started_at": 9.0, "first_token_at": 11.0}, True),
+        ("prefill", {"started_at": 9.0, "first_token_at": 9.5}, False),
+        ("prefill", {"started_at": 11.0}, False),
+        ("decode", {"started_at": 9.0, "first_token_at": 9.5, "completed_at": 11.0}, True),
+        ("decode", {"started_at": 9.0, "first_token_at": 9.5, "completed_at": 9.9}, False),
+    ],
+)
+def test_a_client_that_left_too_late_or_too_soon_left_in_another_phase(
+    phase: str, view: dict[str, float | None], bit: bool
+) -> None:
+    """F08, by the job's own times; the client left at 10."""
+    assert was_in(phase, view, 10.0) is bit
+
+
+def test_a_worker_that_held_nothing_is_no_trial() -> None:
+    """F17 and F18: the bite is a job that one of the processes held when it was told to end."""
+    workers: list[Any] = ["one", "two", "three"]
+    assert holds_some(workers[:2], workers[1:]) and not holds_some(workers[:2], workers[2:])
+    assert not holds_some(workers, [])
+
+
+def test_a_store_that_lost_data_must_have_been_told_of(stage: Stage) -> None:
+    """F05 fails if no reader was told stream.reset."""
+    count_resets(stage)
+    assert stage.wrong == ["no reader was told stream.reset"]
+    stage.wrong.clear()
+    stage.history.add("reset", req=1, code="stream.reset")
+    count_resets(stage)
+    assert stage.wrong == [] and stage.figures["readers told to begin anew"] == 1
+
+
+@pytest.mark.parametrize(
+    ("waits", "bare", "holds"),
+    [
+        ([1.0, MAX_HEALTH_MS], [], True),
+        ([1.0, MAX_HEALTH_MS + 1], [], False),
+        ([1.0, MAX_HEALTH_MS + 1], [1.0], True),
+        ([math.inf], [1.0], False),
+        ([], [], False),
+    ],
+)
+def test_an_api_process_that_stands_still_fails_the_row(
+    stage: Stage, waits: list[float], bare: list[float], holds: bool
+) -> None:
+    """F30: beside a bare server. No answer at all is the longest."""
+    judge_health(stage, waits, bare)
+    assert (stage.wrong == []) is holds
+
+
+async def test_a_health_check_without_an_answer_has_waited_for_ever() -> None:
+    """Neither a connection that breaks nor a refusal ends the asking."""
+    async with answering(http(200), b"", http(503)) as port, asking(port) as waits:
+        async with asyncio.timeout(10):
+            while len(waits) < 3:
+                await asyncio.sleep(0.01)
+    assert waits[0] < math.inf and waits[1:3] == [math.inf, math.inf]
+
+
+async def test_a_health_check_that_is_still_open_counts() -> None:
+    """A process that hangs when the readers are done is seen."""
+
+    over = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read()
+        writer.close()
+        over.set()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        async with asking(server.sockets[0].getsockname()[1]) as waits:
+            await asyncio.sleep(0.1)
+            assert waits == []
+        await over.wait()
+    assert len(waits) == 1 and waits[0] >= 90
+
+
+@pytest.mark.parametrize(
+    ("shown", "code", "attempts", "good"),
+    [
+        ('{"a": 1}', DONE, 1, True),
+        ('{"a": 1}', DONE, 2, True),
+        ('{"a"{"a": 1}', DONE, 2, False),
+        ('{"a"', "resume_impossible", 2, True),
+        ('{"a"', "resume_impossible", 1, False),
+        ("", "resume_impossible", 2, False),
+        ('{"a"', "", 2, False),
+        ('{"a"', "internal_error", 2, False),
+    ],
+)
+def test_a_stream_of_json_shows_the_result_or_says_that_it_cannot(
+    shown: str, code: str, attempts: int, good: bool
+) -> None:
+    """F36: after a kill a stream that has shown some of an answer must not go on with another one."""
+    assert (fault_of_stream(shown, code, '{"a": 1}', attempts) == "") is good
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body", "shown"),
+    [
+        ("/v1/jobs/{job}", 404, b"", False),
+        ("/v1/jobs/{job}", 200, b"", True),
+        ("/v1/jobs/{job}/timing", 200, b"", True),
+        ("/v1/jobs/{job}/result", 409, b"", True),
+        (CANCEL[1], 202, b"", True),
+        (CANCEL[1], 404, b"job_1", False),
+        (LIST, 200, b'{"data": []}', False),
+        (LIST, 200, b'{"data": [{"id": "job_1"}]}', True),
+    ],
+)
+def test_another_tenant_is_shown_nothing_of_a_job(path: str, status: int, body: bytes, shown: bool) -> None:
+    """A list that names it, its timing, its result, and a cancel that tells that there is none to be had."""
+    assert opened("job_1", path, status, body) is shown
+
+
+async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: Stage) -> None:
+    """And only such a one."""
+    named = msgspec.json.encode({"data": [{"id": "job_1"}]})
+    async with answering(http(404), http(200), http(200, named)) as port:
+        readings = Readings(stage.history, [port])
+        for way in (CANCEL, CANCEL, ("GET", LIST)):
+            await readings.try_as_other("job_1", port, *way)
+    assert [event["path"] for event in of_kind(stage.history.events, "crossed")] == [f"POST {CANCEL[1]}", f"GET {LIST}"]
+
+
+def held(**keys: int) -> Held:
+    return Held(Counter(keys), Counter(keys))
+
+
+def test_the_log_of_a_dead_worker_that_outlives_its_minute_is_found(stage: Stage) -> None:
+    """The soak counts logs by themselves; the keys of dead workers are kept for an hour."""
+    judge_keys(stage, held(log=2, worker=2, job=5), held(log=2, worker=9, job=5))
+    assert stage.wrong == []
+    judge_keys(stage, held(log=2, worker=2, job=5), held(log=3, worker=2, job=5))
+    assert len(stage.wrong) == 1 and "3 logs" in stage.wrong[0]
+
+
+def test_every_event_that_a_client_is_told_reaches_the_judge(tmp_path: Path) -> None:
+    """A second `started`, and an end with the id of the last delta."""
+
+    def told(*blocks: tuple[str, str, dict[str, Any]]) -> set[str]:
+        history = History(tmp_path / "history.jsonl")
+        clients = Clients(history, [])
+        reader = clients.tell(Ask("p", 0, chat=False, reads=False))
+        history.add("accepted", req=reader.req, job="job_1", status=202, ms=1)
+        for name, event_id, data in blocks:
+            clients.take_event(reader, {"event": name, "id": event_id, "data": msgspec.json.encode(data).decode()})
+        assert reader.cursor == blocks[-1][1]
+        history.close()
+        return {violation.kind for violation in check(history.events)} - {"lost"}  # nobody reads it afterwards
+
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 0}}
+    queued, started = ("queued", "1:1:-", {}), ("started", "1:2:w-1", {})
+    delta = ("delta", "1:3:w-1", {"text": ""})
+    assert told(queued, started, delta, ("completed", "1:4:w-1", usage)) == set()
+    assert told(queued, started, started, ("completed", "1:3:w-1", usage)) == {"numbering"}
+    assert told(queued, started, delta, ("completed", "1:3:w-1", usage)) == {"numbering"}
+    assert told(queued, started, ("completed", "1:3:w-1", {})) == {"accounting"}
+
+
+@pytest.mark.parametrize(
+    ("row", "refused", "broken"),
+    [("F04", 17.5, 13.5), ("F05", 1.4, 4), ("F05b", 1.4, 4), ("F07", 0.3, 0), ("F18", 0, 7)],
+)
+def test_a_budget_is_near_what_was_seen(row: str, refused: float, broken: float) -> None:
+    """Of answers in a trial, at the most, on a busy machine: a row that answers ten times worse must fail."""
+    budget = next(each.budget for each in ROWS if each.id == row)
+    assert refused <= budget.refused <= max(6, 3 * refused) and broken <= budget.broken <= max(12, 3 * broken)
+    assert budget.unanswered <= 3
