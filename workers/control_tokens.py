@@ -63,16 +63,18 @@ def _tree(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _branches(node: dict[str, Any]) -> str:
-    """Tokens are long at times, but not as deep as the interpreter's stack: runs without a branch are one step."""
     branches = []
-    for character, rest in sorted(node.items()):
-        if not character:
-            continue
-        run = character
-        while len(rest) == 1 and "" not in rest:
-            ((character, rest),) = rest.items()
-            run += character
-        branches.append(re.escape(run) + _branches(rest))
+    for character in sorted(filter(None, node)):
+        run, below = _run(character, node[character])
+        branches.append(re.escape(run) + _branches(below))
     if not branches:
         return ""
     return f"(?:{'|'.join(branches)})" + ("?" if "" in node else "")
+
+
+def _run(text: str, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """All characters up to the next branch or end: tokens may be longer than the interpreter's stack is deep."""
+    while len(node) == 1 and "" not in node:
+        ((character, below),) = node.items()
+        text, node = text + character, below
+    return text, node

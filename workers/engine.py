@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True):
     after it and never emits it again; `sampling.max_tokens` still counts from the beginning. With a JSON schema only
     an engine whose capabilities say `json_resume` is given one."""
     tenant: str = ""
-    """Whose request it is: what an engine caches of one tenant's prompts is never used for another's, nor told to it."""
+    """Whose request it is: an engine never uses what it has cached of one tenant's prompts for another's."""
 
     @property
     def past_tokens(self) -> int:

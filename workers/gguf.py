@@ -25,7 +25,7 @@ UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Kinds of tokens by their number in the format."""
 
 _MARK = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
-"""How a control token looks that a conversion took for one of the user's: others of these are words, such as <think>."""
+"""How a control token looks that a conversion took for a user-defined one; others are words, such as <think>."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9

@@ -42,8 +42,8 @@ class Prompts:
         """The prompt and what earlier attempts generated behind it, as one call takes it. Raises Refused."""
         parts = self._prompt(prompt)
         generated = self._past(past)
-        if generated and isinstance(parts[-1], str) and isinstance(generated[0], str):
-            parts[-1] += generated.pop(0)  # tokens do not end where an attempt did
+        if generated and isinstance(last := parts[-1], str) and isinstance(first := generated[0], str):
+            parts[-1], generated = last + first, generated[1:]  # tokens do not end where an attempt did
         return self._mixed([*parts, *generated])
 
     def _prompt(self, prompt: Sequence[Turn] | str | Sequence[int]) -> list[str | int]:
@@ -92,7 +92,9 @@ class Prompts:
                 before, found, after = str(part).partition(text)
                 if found:  # the template's own
                     return [each for each in (*parts[:place], before, number, after, *parts[place + 1 :]) if each != ""]
-        raise Refused(invalid("a message spells a control token of this model, which it cannot take as text", "messages"))
+        raise Refused(
+            invalid("a message spells a control token of this model, which it cannot take as text", "messages")
+        )
 
     def _compiled(self, file: Gguf) -> ChatTemplate | None:
         if not file.chat_template:

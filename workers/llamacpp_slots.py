@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from workers.llamacpp_request import Generation
+from workers.prefix import length, shared_length
 
 MIN_SHARED = 0.1
-"""Part of a prompt that a slot must have cached to be chosen for it: for less, the least recently used slot is better."""
+"""Part of a prompt that a slot must have cached to be chosen for it; for less, the least recently used slot is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,38 +80,10 @@ class Slots:
 
     @staticmethod
     def _fitness(slot: Slot, generation: Generation) -> tuple[int, int]:
-        """What the slot has cached of the prompt, if it is this tenant's. Of several that have as much the last used one
-        is taken, whose prompt may go on as this one does; of those that have nothing the first used one."""
+        """What the slot has cached of the prompt, if it is this tenant's. Of several that have as much the last used
+        one is best, whose prompt may go on as this one does; of those that have nothing the first used one."""
         shared = 0
         if slot.owner == generation.tenant:
             shared = shared_length(slot.prompt, generation.prompt)
-            shared = shared if shared >= MIN_SHARED * _length(generation.prompt) else 0
+            shared = shared if shared >= MIN_SHARED * length(generation.prompt) else 0
         return shared, slot.last_used if shared else -slot.last_used
-
-
-def shared_length(one: Sequence[str | int], other: Sequence[str | int]) -> int:
-    """How much two prompts have in common from their beginning: characters of texts and ids, counted alike."""
-    total = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if mine == theirs:
-            total += _length((mine,))
-            continue
-        if isinstance(mine, str) and isinstance(theirs, str):
-            total += _shared_characters(mine, theirs)
-        break
-    return total
-
-
-def _shared_characters(one: str, other: str) -> int:
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _length(prompt: Sequence[str | int]) -> int:
-    return sum(len(part) if isinstance(part, str) else 1 for part in prompt)

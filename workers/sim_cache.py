@@ -5,8 +5,9 @@ A model of what real engines keep of finished requests, so that tests of the who
 
 from __future__ import annotations
 
-import os.path
 from collections import OrderedDict
+
+from workers.prefix import shared_characters
 
 
 class PrefixCache:
@@ -19,7 +20,7 @@ class PrefixCache:
     def use(self, tenant: str, prompt: str) -> int:
         """The characters of this prompt that are cached; all of it is from now on."""
         known = [kept for owner, kept in self._kept if owner == tenant]
-        cached = max((len(os.path.commonprefix([kept, prompt])) for kept in known), default=0)
+        cached = max((shared_characters(kept, prompt) for kept in known), default=0)
         self._kept[tenant, prompt] = None
         self._kept.move_to_end((tenant, prompt))
         while len(self._kept) > self._size:
