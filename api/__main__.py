@@ -33,6 +33,7 @@ from streaming.settings import (
     EventSettings,
     FilesSettings,
     ModelSettings,
+    QuotaSettings,
     WebhookSettings,
     WireSettings,
     served_models,
@@ -54,6 +55,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "keys": KeySettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
+    "quotas": QuotaSettings,
 }
 
 SEND_BUFFER = 64 * 1024
@@ -130,6 +132,7 @@ def _services(config: Config, keyring: Keyring) -> Services:
         wanted=Wanted(config.section("events", EventSettings), config.table("webhooks", WebhookSettings)),
         files_settings=config.section("files", FilesSettings),
         batch_settings=config.section("batch", BatchSettings),
+        quota_settings=config.section("quotas", QuotaSettings),
     )
 
 

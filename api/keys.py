@@ -13,6 +13,7 @@ from api.errors import invalid_api_key
 from api.settings import KeySettings
 from streaming.config import ConfigError
 from streaming.messages import Priority
+from streaming.settings import UNLIMITED, QuotaSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Caller:
     admin: bool = False
     """May look after dead letters, of all tenants."""
     batch_tokens: int | None = None
+    """As in KeySettings."""
+    quotas: QuotaSettings = UNLIMITED
     """As in KeySettings."""
 
 
@@ -45,7 +48,7 @@ class Keyring:
             if digest in self._callers:
                 twin = self._callers[digest].name
                 raise ConfigError(f"keys.{name}", f"the same key as keys.{twin}", "make a new one")
-            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens)
+            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
 
     @property
     def open(self) -> bool:
@@ -56,6 +59,14 @@ class Keyring:
     def tenants(self) -> frozenset[str]:
         """Who may come in."""
         return frozenset(caller.tenant for caller in (self._callers.values() or [ANYONE]))
+
+    def quotas_of(self, tenant: str) -> QuotaSettings:
+        """What the keys of a tenant say it may keep; of several keys the first that says something of one counts."""
+        found = UNLIMITED
+        for caller in self._callers.values():
+            if caller.tenant == tenant:
+                found = found.over(caller.quotas)
+        return found
 
     def caller(self, authorization: str | None) -> Caller:
         """Whoever holds the key in an Authorization header. Raises ApiError (401)."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from streaming.messages import Priority
-from streaming.settings import check_tenant
+from streaming.settings import UNLIMITED, QuotaSettings, check_tenant
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,8 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     """May look after dead letters, of all tenants."""
     batch_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Tokens this tenant's unfinished batches may add up to; None: as [batch] enqueued_tokens says."""
+    quotas: QuotaSettings = UNLIMITED
+    """What this tenant may keep; where it says nothing, as [quotas] says."""
 
     def __post_init__(self) -> None:
         check_tenant("tenant", self.tenant)

@@ -51,6 +51,7 @@ from streaming.settings import (
     EventSettings,
     FilesSettings,
     ModelSettings,
+    QuotaSettings,
     WebhookSettings,
     WireSettings,
     served_models,
@@ -77,6 +78,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
+    "quotas": QuotaSettings,
 }
 
 
@@ -127,6 +129,7 @@ class OfflineProcess:
         self._batch = config.section("batch", BatchSettings)
         self._served = served_models(config.table("models", ModelSettings))
         self._events = config.section("events", EventSettings)
+        self._quotas = config.section("quotas", QuotaSettings)
         self._webhooks = config.table("webhooks", WebhookSettings)
         self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
@@ -202,7 +205,8 @@ class OfflineProcess:
         if not self._events.take_url:
             return None
         wanted = Wanted(self._events, self._webhooks)
-        return Consumer(Intake(wire, headroom, store, self._served, self._events, wanted), self._events, self._metrics)
+        intake = Intake(wire, headroom, store, self._served, self._events, wanted, self._quotas)
+        return Consumer(intake, self._events, self._metrics)
 
     async def _enter(self, store: StoreMonitor, stop: asyncio.Event) -> None:
         """Wait until Redis answers, and check that its store is this deployment's. Raises ConfigError."""
