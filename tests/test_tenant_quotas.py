@@ -403,6 +403,7 @@ def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureF
 
 def test_counts_follow_a_store_that_went_back(tmp_path: Path) -> None:
     """Restored to an earlier moment, the store counts what it holds then."""
+
     async def keep(url: str, count: int) -> Usage:
         wire = Wire.open(WireSettings(url=url))
         queue = Queue(wire)
