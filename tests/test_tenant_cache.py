@@ -1,4 +1,4 @@
-"""A guess at another tenant's prompt, asked of real processes over HTTP: the answer does not say whether it was right."""
+"""A guess at another tenant's prompt, asked over HTTP: the answer does not say whether it was right."""
 
 from __future__ import annotations
 
