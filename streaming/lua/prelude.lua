@@ -50,8 +50,8 @@ local function do_gathered()
       for _, field in ipairs(redis.call('HKEYS', key)) do
         if tonumber(string.match(field, '%d+') or 0) <= now then redis.call('HDEL', key, field) end
       end
+      if last - now > redis.call('TTL', key) then redis.call('EXPIRE', key, last - now) end
     end
-    if last - now > redis.call('TTL', key) then redis.call('EXPIRE', key, last - now) end
   end
   dropped, let_go, listed, owing, keeping = {}, {}, {}, {}, {}
 end

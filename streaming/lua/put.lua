@@ -47,10 +47,11 @@ if most_owed then
   owed_sum = owed_sum + owed
 end
 
+local ends = span_end(tonumber(keep), now)
 local entry = redis.call('XADD', lane, '*', 'job', id)
 waits[lane] = waiting + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
-  'lane', lane, 'entry', entry, 'keep', keep, 'owed', owed)
+  'lane', lane, 'entry', entry, 'keep', keep, 'owed', owed, 'size', part and '' or size .. ':' .. ends)
 owe(lane, owed)
 if events ~= '' then
   redis.call('HSET', job, 'events', events)
@@ -60,9 +61,7 @@ if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
 if not part then
   listed_s = 2 * keep
   gather(listed, tenant, now, id)
-  local ends = span_end(tonumber(keep), now)
   gather(keeping, tenant, tostring(ends), size)
-  redis.call('HSET', job, 'size', size .. ':' .. ends)
   if kept then kept.jobs, kept.requests = kept.jobs + 1, kept.requests + size end
 end
 local expires = nil
