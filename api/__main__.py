@@ -41,6 +41,7 @@ from streaming.settings import (
     EventSettings,
     FilesSettings,
     ModelSettings,
+    QuotaSettings,
     WebhookSettings,
     WireSettings,
     served_models,
@@ -64,6 +65,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "keys": KeySettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
+    "quotas": QuotaSettings,
 }
 
 LIVE_TIMEOUT_S = 5.0
@@ -148,6 +150,7 @@ def _services(config: Config, keyring: Keyring) -> Services:
         wanted=Wanted(config.section("events", EventSettings), config.table("webhooks", WebhookSettings)),
         files_settings=config.section("files", FilesSettings),
         batch_settings=config.section("batch", BatchSettings),
+        quota_settings=config.section("quotas", QuotaSettings),
     )
 
 

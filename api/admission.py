@@ -24,6 +24,7 @@ from streaming.errors import (
     KeyReused,
     LaneFull,
     NoCapacity,
+    QuotaExceeded,
     StoreFull,
     Unavailable,
     UnknownBatch,
@@ -33,6 +34,7 @@ from streaming.inbox import Inbox
 from streaming.keys import joined, partition_of
 from streaming.messages import Job, ModelCard
 from streaming.queue import Accepted
+from streaming.settings import QuotaSettings
 
 MAX_KEY = 255
 WITHDRAW_EVERY_S = 1.0
@@ -129,19 +131,28 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     if card is not None and (failure := unsupported(job, card.capabilities)):
         raise errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)
-    accepted, inbox = await _accept(services, job, key, body, must_run=must_run, waits=waits, card=card)
+    quota = services.quotas(caller)
+    accepted, inbox = await _accept(services, job, key, body, quota, must_run=must_run, waits=waits, card=card)
     eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
     return Admitted(job, partition, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
 
 
 async def _accept(
-    services: Services, job: Job, key: str, body: bytes, *, must_run: bool, waits: bool, card: ModelCard | None
+    services: Services,
+    job: Job,
+    key: str,
+    body: bytes,
+    quota: QuotaSettings,
+    *,
+    must_run: bool,
+    waits: bool,
+    card: ModelCard | None,
 ) -> tuple[Accepted, Inbox]:
     """The accepted job, or the one its idempotency key led to, and the inbox of its replies."""
     while True:
         inbox = services.relay.open(job.id, whole=not job.stream)
         try:
-            accepted = await _put(services, job, key, body, must_run=must_run, card=card)
+            accepted = await _put(services, job, key, body, quota, must_run=must_run, card=card)
         except BaseException:
             services.relay.close(inbox)
             raise
@@ -155,7 +166,14 @@ async def _accept(
 
 
 async def _put(
-    services: Services, job: Job, key: str, body: bytes, *, must_run: bool, card: ModelCard | None
+    services: Services,
+    job: Job,
+    key: str,
+    body: bytes,
+    quota: QuotaSettings,
+    *,
+    must_run: bool,
+    card: ModelCard | None,
 ) -> Accepted:
     digest = hashlib.sha256(body).hexdigest() if key else ""
     try:
@@ -166,7 +184,10 @@ async def _put(
             must_run=must_run,
             card=card,
             refusal=services.headroom.reason,
+            quota=quota,
         )
+    except QuotaExceeded as error:
+        raise errors.quota_exceeded(error) from None
     except StoreFull as error:
         raise errors.store_full(str(error)) from None
     except LaneFull as error:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from streaming.messages import BatchState, Priority, State
 from streaming.plans import ActionKind, PoolKind
+from streaming.settings import QuotaSettings
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
 
 Schema = dict[str, Any]
@@ -76,6 +77,8 @@ def answer_schemas() -> dict[str, Schema]:
         "Deleted": _object(id=STRING, object=STRING, deleted=BOOLEAN),
         "Batch": _batch(),
         "BatchList": _page("Batch"),
+        "Tenant": _tenant(),
+        "TenantList": _object(object=_word("list"), data=_list(schema("Tenant"))),
         "Pool": _pool(),
         "PoolList": _object(
             object=_word("list"),
@@ -163,6 +166,17 @@ def _webhook_message() -> Schema:
 def _dead_letter() -> Schema:
     words = {name: _maybe(STRING) for name in ("job_id", "lane", "entry")}
     return _object(id=STRING, object=_word("dead_letter"), reason=STRING, at=NUMBER, **words)
+
+
+def _tenant() -> Schema:
+    limit = _maybe(INTEGER | {"description": "null: no limit."})
+    counts = ("jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes")
+    return _object(
+        object=_word("tenant"),
+        tenant=STRING,
+        **dict.fromkeys(counts, INTEGER),
+        limits=_object(**dict.fromkeys(QuotaSettings.__struct_fields__, limit)),
+    )
 
 
 def _pool() -> Schema:

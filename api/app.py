@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, timing, webhooks
+from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, tenants, timing, webhooks
 from api.errors import ApiError
 from api.guard import Guarded
 from api.jobs import as_json
@@ -59,6 +59,8 @@ ROUTES = [
     Route("/admin/webhooks", webhooks.listing),
     Route("/admin/webhooks/{message_id}", webhooks.show),
     Route("/admin/webhooks/{message_id}/replay", webhooks.replay, methods=["POST"]),
+    Route("/admin/tenants", tenants.listing),
+    Route("/admin/tenants/{tenant:path}", tenants.show),
     Route("/admin/pools", pools.listing),
     Route("/admin/pools/{model:path}", pools.show),
     Route("/admin/pools/{model:path}", pools.override, methods=["PUT"]),

@@ -28,7 +28,7 @@ from api.schemas import read_object
 from api.services import Services
 from api.validation import explained
 from streaming.batches import BatchRecord, Wish
-from streaming.errors import KeyReused, Unavailable, UnknownBatch, UnknownFile
+from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch, UnknownFile
 from streaming.ledger import Outcome
 from streaming.messages import Batch, BatchState, LineFault
 
@@ -44,6 +44,10 @@ async def create(request: Request) -> Response:
         raise errors.store_full(services.refusal)
     key = idempotency_key(request.scope)
     batch = _batch(services, caller, asked, services.batches.new_id(caller.tenant, key))
+    most = services.quotas(caller).file_bytes
+    used = 0 if most is None else await services.kept.file_bytes(caller.tenant)
+    if most is not None and used >= most and not (key and await _is_known(services, batch)):
+        raise errors.quota_exceeded(QuotaExceeded("file_bytes", used, most))
     try:
         await services.files.get(asked.input_file_id, caller.tenant)
         await asyncio.to_thread(services.shelf.begin_work, batch.id, asked.input_file_id)
@@ -51,10 +55,15 @@ async def create(request: Request) -> Response:
         if not key or not await _is_known(services, batch):  # else the file was deleted since
             raise errors.invalid_request("input_file_id names no file of yours.", "input_file_id") from None
     try:
-        record = await services.batches.create(batch, hashlib.sha256(body).hexdigest())
+        record = await services.batches.create(batch, hashlib.sha256(body).hexdigest(), most)
     except KeyReused:
         await _take_back(services, batch)
         raise errors.idempotency_key_reused() from None
+    except QuotaExceeded as error:
+        await _take_back(services, batch)
+        if not key:  # else others may be creating it right now
+            await asyncio.to_thread(services.shelf.end_work, batch.id)
+        raise errors.quota_exceeded(error) from None
     except Unavailable:
         if key:  # it may have been accepted: the client's next try finds it
             raise errors.acceptance_unknown() from None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from streaming.errors import QuotaExceeded
 from streaming.messages import Failure, State, Terminal
 
 LONGEST_RETRY_S = 120
@@ -254,6 +255,27 @@ def idempotency_key_reused() -> ApiError:
 def queue_full(waiting: int, retry_s: float) -> ApiError:
     message = f"{waiting} jobs are waiting in this lane, as many as it holds. Try again later."
     return ApiError(429, "queue_full", message, headers=retry_after(retry_s))
+
+
+def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
+    """The tenant keeps as much as it may. A client library's next tries would be refused as well."""
+    what, fix = _QUOTAS[quota.name]
+    message = (
+        f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} "
+        f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
+    )
+    return ApiError(429, "quota_exceeded", message, param=param or quota.name, headers=FINAL)
+
+
+_RETENTION = "Jobs are forgotten [redis] retention_s after their end, which makes room."
+
+_QUOTAS = {
+    "jobs": ("jobs", _RETENTION),
+    "job_bytes": ("bytes of requests", _RETENTION),
+    "result_bytes": ("bytes of results", _RETENTION),
+    "file_bytes": ("bytes of files", "Delete files that you do not need (DELETE /v1/files/{id})."),
+}
+"""What each quota counts, and what makes room."""
 
 
 def no_capacity(retry_s: float) -> ApiError:

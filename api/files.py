@@ -16,7 +16,7 @@ from api.jobs import as_json
 from api.query import whole_number
 from api.services import Services
 from api.uploads import Upload, receive
-from streaming.errors import UnknownFile
+from streaming.errors import QuotaExceeded, UnknownFile
 from streaming.messages import StoredFile
 
 BATCH, OUTPUT = "batch", "batch_output"
@@ -31,6 +31,9 @@ async def create(request: Request) -> Response:
     if services.refusal:
         raise errors.store_full(services.refusal)
     limit = services.files_settings.size_limit
+    most = services.quotas(caller).file_bytes
+    if most is not None and (used := await services.kept.file_bytes(caller.tenant)) >= most:
+        raise errors.quota_exceeded(QuotaExceeded("file_bytes", used, most), "file")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit + 64 * 1024:  # the other parts are small
         raise errors.payload_too_large(limit)
@@ -39,7 +42,9 @@ async def create(request: Request) -> Response:
         silence_s = services.settings.send_timeout_s
         await asyncio.to_thread(services.shelf.claim, services.store.deployment)
         upload = await receive(request.stream(), kind, services.shelf, limit, silence_s)
-        file = await _keep(services, caller.tenant, upload)
+        file = await _keep(services, caller.tenant, upload, most)
+    except QuotaExceeded as error:
+        raise errors.quota_exceeded(error, "file") from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -47,8 +52,8 @@ async def create(request: Request) -> Response:
     return as_json(file_object(file))
 
 
-async def _keep(services: Services, tenant: str, upload: Upload) -> StoredFile:
-    """Raises ApiError (400), OSError, Unavailable; then nothing of it stays."""
+async def _keep(services: Services, tenant: str, upload: Upload, limit: int | None) -> StoredFile:
+    """Raises ApiError (400), QuotaExceeded, OSError, Unavailable; then nothing of it stays."""
     incoming = upload.incoming
     try:
         if incoming is None:
@@ -73,7 +78,7 @@ async def _keep(services: Services, tenant: str, upload: Upload) -> StoredFile:
         if incoming is not None:
             incoming.discard()
     try:
-        await services.files.put(file)
+        await services.files.put(file, limit)
     except BaseException:
         await asyncio.to_thread(services.shelf.remove, file.id)
         raise

@@ -13,6 +13,7 @@ from api.errors import admin_not_configured, admin_token_required, invalid_api_k
 from api.settings import ApiSettings, KeySettings
 from streaming.config import ConfigError
 from streaming.messages import Priority
+from streaming.settings import UNLIMITED, QuotaSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Caller:
     admin: bool = False
     """May call /admin."""
     batch_tokens: int | None = None
+    """As in KeySettings."""
+    quotas: QuotaSettings = UNLIMITED
     """As in KeySettings."""
 
 
@@ -50,7 +53,7 @@ class Keyring:
             if digest in self._callers:
                 twin = self._callers[digest].name
                 raise ConfigError(f"keys.{name}", f"the same key as keys.{twin}", "make a new one")
-            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens)
+            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
         self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
 
     @property
@@ -72,6 +75,14 @@ class Keyring:
     def has_admin_token(self) -> bool:
         """Whether somebody may call /admin without keys."""
         return self.open and bool(self._admin_token)
+
+    def quotas_of(self, tenant: str) -> QuotaSettings:
+        """What the keys of a tenant say it may keep; of several keys the first that says something of one counts."""
+        found = UNLIMITED
+        for caller in self._callers.values():
+            if caller.tenant == tenant:
+                found = found.over(caller.quotas)
+        return found
 
     def caller(self, authorization: str | None) -> Caller:
         """Whoever holds the key in an Authorization header. Raises ApiError (401)."""

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from api.errors import model_not_found
-from api.keys import Keyring
+from api.keys import Caller, Keyring
 from api.openapi import document
 from api.outlook import Outlook
 from api.pace import Pace
@@ -33,9 +33,17 @@ from streaming.monitor import NOT_CHECKED, StoreMonitor
 from streaming.overrides import Overrides
 from streaming.plans import Plans
 from streaming.queue import Queue
+from streaming.quotas import Quotas
 from streaming.reaper import Reaper
 from streaming.relay import Relay
-from streaming.settings import BatchSettings, EventSettings, FilesSettings, ModelSettings
+from streaming.settings import (
+    UNLIMITED,
+    BatchSettings,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    QuotaSettings,
+)
 from streaming.shelf import Shelf
 from streaming.summaries import Summaries
 from streaming.wire import Wire
@@ -67,6 +75,7 @@ class Services:
     version: str
     files_settings: FilesSettings = field(default_factory=FilesSettings)
     batch_settings: BatchSettings = field(default_factory=BatchSettings)
+    quota_settings: QuotaSettings = UNLIMITED
     wanted: Wanted = field(default_factory=lambda: Wanted(EventSettings(), {}))
     pace: Pace = field(default_factory=Pace)
     outlook: Outlook = field(default_factory=Outlook)
@@ -79,7 +88,7 @@ class Services:
         self.headroom, self.shelf = Headroom(self.wire), Shelf(self.files_settings.dir)
         self.queue, self.journal, self.fleet = Queue(self.wire, self.headroom), Journal(self.wire), Fleet(self.wire)
         self.summaries, self.backlog, self.relay = Summaries(self.wire), Backlog(self.wire), Relay(self.wire)
-        self.files, self.batches = Files(self.wire), Batches(self.wire)
+        self.files, self.batches, self.kept = Files(self.wire), Batches(self.wire), Quotas(self.wire)
         self.leadership, self.plans, self.overrides = Leadership(self.wire), Plans(self.wire), Overrides(self.wire)
         self.store = StoreMonitor(self.wire)
         self.clock, self.deliveries = Clock(self.wire), Deliveries(self.wire)
@@ -150,6 +159,10 @@ class Services:
         if self.outlook.knows(model):
             return self.outlook.eta_ms(model, lane, before)
         return self.pace.eta_ms(model, before)
+
+    def quotas(self, caller: Caller) -> QuotaSettings:
+        """What the caller's tenant may keep."""
+        return self.quota_settings if caller.quotas is UNLIMITED else caller.quotas.over(self.quota_settings)
 
     def model(self, name: str) -> ModelSettings:
         """Raises ApiError (404)."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from streaming.messages import Priority
-from streaming.settings import check_tenant
+from streaming.settings import UNLIMITED, QuotaSettings, check_tenant
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -91,6 +91,8 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Tokens this tenant's unfinished batches may add up to, counted as [batch] enqueued_tokens is; None: as that
     says."""
+    quotas: QuotaSettings = UNLIMITED
+    """What this tenant may keep; where it says nothing, as [quotas] says."""
 
     def __post_init__(self) -> None:
         check_tenant("tenant", self.tenant)

@@ -21,6 +21,7 @@ class LazyGroup(click.Group):
         "batch": ("cli.batch:batch", "Run files of prompts, and look after batches."),
         "dlq": ("cli.dlq:dlq", "List, show, replay and drop what was given up."),
         "webhooks": ("cli.webhooks:webhooks", "List, show and replay webhook messages."),
+        "tenants": ("cli.tenants:tenants", "Show what each tenant keeps, and may keep."),
         "scale": ("cli.scale:scale", "Show and steer how many workers each model has."),
         "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),

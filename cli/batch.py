@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from cli.batch_run import Run, duration, watched
 from cli.client import Client
 from cli.errors import DONE
 from cli.options import Command, Where, json_option, where_options
-from cli.output import note, print_json, print_rows, print_table, rfc3339
+from cli.output import emit, note, print_json, print_rows, print_table, rfc3339
+from cli.visible import VisibleBytes
 
 COLUMNS = ("id", "status", "lines", "failed", "per_second", "window", "created_at")
 FAULTS = ("line", "custom_id", "code", "message")
@@ -115,8 +116,17 @@ def show(batch_id: str, where: Where, as_json: bool) -> int:
 def output(batch_id: str, where: Where) -> int:
     """Print the answers there are, also while it runs."""
     with Client.find(where) as client:
-        client.download(f"/v1/batches/{batch_id}/output", sys.stdout.buffer.write)
+        client.download(f"/v1/batches/{batch_id}/output", _writer())
     return DONE
+
+
+def _writer() -> Callable[[bytes], object]:
+    """Bytes as they are, which are data, but for a terminal."""
+    write = sys.stdout.buffer.write
+    if not sys.stdout.isatty():
+        return write
+    shown = VisibleBytes()
+    return lambda data: write(shown.feed(data))
 
 
 @batch.command("errors", cls=Command)
@@ -168,14 +178,14 @@ def _steer(where: Where, batch_id: str, wish: str, *, as_json: bool) -> int:
     if as_json:
         print_json(found)
     else:
-        sys.stdout.write(f"{found['id']} {_state(found)}\n")
+        emit(f"{found['id']} {_state(found)}\n")
     return DONE
 
 
 def _tell(ended: dict[str, Any], work: Run) -> None:
     """The last words: what is where."""
     counts = ended["request_counts"]
-    sys.stdout.write(f"{ended['id']} {ended['status']}: {counts['completed']} of {counts['total']} lines\n")
+    emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counts['total']} lines\n")
     if ended["output_file_id"]:
         note(f"answers in {work.target}")
     if ended["error_file_id"]:

@@ -11,7 +11,7 @@ import click
 from cli.client import Client, chunk_text
 from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, Where, where_options
-from cli.output import note
+from cli.output import emit, note
 from cli.progress import Progress
 
 PROMPT = ">>> "
@@ -63,7 +63,7 @@ def _converse(client: Client, options: dict[str, Any], turns: Turns) -> int:
 
 
 def _ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
-    """Stream one answer to stdout; returns it."""
+    """Stream one answer to stdout, in visible characters; returns it as it came."""
     body = {**options, "messages": turns, "stream": True}
     answer: list[str] = []
     progress = Progress(sys.stderr, os.environ, quiet=not sys.stderr.isatty())
@@ -77,7 +77,7 @@ def _ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
                 if text:
                     progress.end()
                     answer.append(text)
-                    sys.stdout.write(text)
+                    emit(text)
                     sys.stdout.flush()
             else:
                 raise Problem("the answer was cut off", cause="the connection ended before the last token")

@@ -24,6 +24,7 @@ from streaming.settings import (
     EventSettings,
     FilesSettings,
     ModelSettings,
+    QuotaSettings,
     ShapeSettings,
     WebhookSettings,
     WireSettings,
@@ -50,6 +51,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "keys": KeySettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
+    "quotas": QuotaSettings,
 }
 """Every section of a deployment and the struct that checks it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from cli.client import Client
 from cli.errors import DONE
 from cli.options import Command, Where, json_option, where_options
-from cli.output import note, print_json, print_rows, print_table, rfc3339
+from cli.output import emit, note, print_json, print_rows, print_table, rfc3339
 
 COLUMNS = ("id", "reason", "at", "job_id", "lane")
 
@@ -65,7 +64,7 @@ def replay(letter_id: str, where: Where, as_json: bool) -> int:
     if as_json:
         print_json(job)
     else:
-        sys.stdout.write(f"{job['id']}\n")
+        emit(f"{job['id']}\n")
     return DONE
 
 
@@ -80,7 +79,7 @@ def drop(letter_id: str, where: Where, as_json: bool) -> int:
     if as_json:
         print_json(dropped)
     else:
-        sys.stdout.write(f"{dropped['id']} dropped\n")
+        emit(f"{dropped['id']} dropped\n")
     return DONE
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from cli.deployment import load_deployment
 from cli.errors import DONE, FAILED
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
-from cli.output import print_json
+from cli.output import emit, print_json
 from streaming.config import ConfigError
 
 
@@ -31,7 +30,7 @@ def doctor(verbose: bool, where: Where, as_json: bool) -> int:
     if as_json:
         print_json({"ok": ok, "checks": [dataclasses.asdict(check) for check in found]})
     else:
-        sys.stdout.write("\n".join([*_lines(found, verbose=verbose), summary(found)]) + "\n")
+        emit("\n".join([*_lines(found, verbose=verbose), summary(found)]) + "\n")
     return DONE if ok else FAILED
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cli.client import Client, Event
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, Problem
-from cli.output import note, print_json, rfc3339
+from cli.output import emit, note, print_json, rfc3339
 
 FINAL = ("completed", "failed", "cancelled", "expired", "incomplete")
 TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
@@ -74,7 +74,7 @@ def _show(event: Event, data: dict[str, Any]) -> None:
     """Tokens on stdout, everything else is a note."""
     match event.name:
         case "delta":
-            sys.stdout.write(data["text"])
+            emit(data["text"])
             sys.stdout.flush()
         case "queued" | "queue.position":
             if data["position"] is not None:

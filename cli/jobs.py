@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from cli.client import Client
 from cli.errors import DONE, STILL_RUNNING, Problem
 from cli.job import answer_of, ended_badly, follow, timed
 from cli.options import Command, Where, json_option, where_options
-from cli.output import note, print_json, print_rows, print_table
+from cli.output import emit, note, print_json, print_rows, print_table
 from cli.timing import HEADER, bounds, rows
 
 COLUMNS = ("id", "status", "priority", "model", "created_at", "seconds", "tokens")
@@ -78,7 +77,7 @@ def result(job_id: str, where: Where, as_json: bool) -> int:
     if as_json:
         print_json(job["result"])
     else:
-        sys.stdout.write(answer_of(job["result"]) + "\n")
+        emit(answer_of(job["result"]) + "\n")
     return DONE
 
 
@@ -117,7 +116,7 @@ def cancel(job_id: str, where: Where, as_json: bool) -> int:
     if as_json:
         print_json(job)
     else:
-        sys.stdout.write(f"{job['id']} {job['status']}\n")
+        emit(f"{job['id']} {job['status']}\n")
     return DONE
 
 

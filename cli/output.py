@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from cli.errors import Problem
+from cli.visible import visible
 
 
 def styled(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -22,9 +23,14 @@ def styled(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return bool(environ.get("FORCE_COLOR")) or stream.isatty()
 
 
+def emit(text: str) -> None:
+    """Text of others, or with such in it, on stdout; what a terminal would obey is made visible."""
+    sys.stdout.write(visible(text))
+
+
 def print_json(value: Any) -> None:
     """One object, one line."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    emit(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
@@ -38,6 +44,7 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns under their names; plain text unless the terminal takes styles."""
+    header, *rows = [[visible(cell) for cell in row] for row in (header, *rows)]
     if styled(sys.stdout, os.environ):
         _rich_table(header, rows)
         return
@@ -48,6 +55,11 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def note(text: str) -> None:
     """A word to the person at the terminal."""
+    _write_note(visible(text))
+
+
+def _write_note(text: str) -> None:
+    """Text of ours, which may have styles in it."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
@@ -64,7 +76,7 @@ def complain(problem: Problem, *, as_json: bool) -> None:
         }
         note(json.dumps({"error": fields}, ensure_ascii=False))
         return
-    note("\n".join(error_block(problem, red=styled(sys.stderr, os.environ))))
+    _write_note("\n".join(error_block(problem, red=styled(sys.stderr, os.environ))))
 
 
 def error_block(problem: Problem, *, red: bool = False) -> list[str]:
@@ -84,7 +96,7 @@ def rfc3339(seconds: float) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))
 
 
 def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
+from cli.visible import visible
+
 TICK_S = 0.1
 REPEAT_S = 10.0
 BAR = 24
@@ -40,6 +42,7 @@ class Progress:
 
     def phase(self, text: str) -> None:
         """A new phase begins; the same text again changes nothing, "" is no phase."""
+        text = visible(text)
         with self._lock:
             if text != self._text:
                 self._text, self._amount, self._since = text, "", time.monotonic()
@@ -55,13 +58,13 @@ class Progress:
         """How far a phase has come in steps, and a few words behind."""
         with self._lock:
             self.phase(text)
-            self._amount = f"  {bar(done, total)} {done}/{total}  {detail}"
+            self._amount = f"  {bar(done, total)} {done}/{total}  {visible(detail)}"
 
     def say(self, line: str) -> None:
         """A lasting line; the phase goes on below it."""
         with self._lock:
             self._clear()
-            self._stream.write(line + "\n")
+            self._stream.write(visible(line) + "\n")
             self._show(changed=False)
             self._stream.flush()
 

@@ -15,7 +15,7 @@ from cli.client import Client
 from cli.errors import DONE, STILL_RUNNING, USAGE, Problem
 from cli.job import FINAL, answer_of, ended_badly, follow, timed
 from cli.options import Command, Where, json_option, where_options
-from cli.output import note, print_json
+from cli.output import emit, note, print_json
 from cli.progress import Progress
 
 LONG_POLL_S = 30.0
@@ -106,7 +106,7 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
     if job["status"] != "completed":
         raise ended_badly(job)
     if not as_json:
-        sys.stdout.write(answer_of(job["result"]) + "\n")
+        emit(answer_of(job["result"]) + "\n")
     return DONE
 
 
@@ -114,7 +114,7 @@ def _print(job: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(timed(job))
     else:
-        sys.stdout.write(f"{job['id']}\n")
+        emit(f"{job['id']}\n")
 
 
 def _spelled_out(args: Sequence[str]) -> list[str]:

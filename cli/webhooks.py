@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from cli.client import Client
 from cli.errors import DONE
 from cli.options import Command, Where, json_option, where_options
-from cli.output import note, print_json, print_rows, print_table, rfc3339
+from cli.output import emit, note, print_json, print_rows, print_table, rfc3339
 
 COLUMNS = ("id", "endpoint", "type", "subject", "status", "attempts", "at", "next_attempt_at", "last_error")
 TIMES = ("at", "last_attempt_at", "next_attempt_at")
@@ -64,7 +63,7 @@ def replay(message_id: str, where: Where, as_json: bool) -> int:
     if as_json:
         print_json(message)
     else:
-        sys.stdout.write(f"{message['id']} {message['status']}\n")
+        emit(f"{message['id']} {message['status']}\n")
     return DONE
 
 

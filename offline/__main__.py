@@ -52,6 +52,7 @@ from streaming.settings import (
     EventSettings,
     FilesSettings,
     ModelSettings,
+    QuotaSettings,
     WebhookSettings,
     WireSettings,
     served_models,
@@ -79,6 +80,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
+    "quotas": QuotaSettings,
 }
 
 
@@ -130,6 +132,7 @@ class OfflineProcess:
         self._max_choices = config.section("api", ApiSettings).max_choices_per_request
         self._served = served_models(config.table("models", ModelSettings))
         self._events = config.section("events", EventSettings)
+        self._quotas = config.section("quotas", QuotaSettings)
         self._webhooks = config.table("webhooks", WebhookSettings)
         self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
@@ -205,7 +208,9 @@ class OfflineProcess:
         if not self._events.take_url:
             return None
         wanted = Wanted(self._events, self._webhooks)
-        intake = Intake(wire, headroom, store, self._served, self._events, wanted, self._max_choices)
+        intake = Intake(
+            wire, headroom, store, self._served, self._events, wanted, self._max_choices, quota=self._quotas
+        )
         return Consumer(intake, self._events, self._metrics)
 
     async def _enter(self, store: StoreMonitor, stop: asyncio.Event) -> None:

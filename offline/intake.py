@@ -16,7 +16,7 @@ from streaming.memory import Headroom
 from streaming.monitor import StoreMonitor
 from streaming.queue import Queue
 from streaming.redeliveries import Redeliveries
-from streaming.settings import EventSettings, ModelSettings
+from streaming.settings import UNLIMITED, EventSettings, ModelSettings, QuotaSettings
 from streaming.wire import Wire
 
 MAX_REDELIVERIES = 5
@@ -41,17 +41,19 @@ class Intake:
         settings: EventSettings,
         wanted: Wanted,
         max_choices: int,
+        quota: QuotaSettings = UNLIMITED,
     ) -> None:
         self._queue, self._fleet = Queue(wire, headroom), Fleet(wire)
         self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(wire)
-        self._models, self._settings, self._wanted, self._max_choices = models, settings, wanted, max_choices
+        self._models, self._settings, self._wanted = models, settings, wanted
+        self._max_choices, self._quota = max_choices, quota
 
     async def accept(self, body: bytes, message_id: str, *, redelivered: bool = False) -> str:
         """The job's id: it is kept from now on, and the same message again leads to the same job. `redelivered`: the
         broker has given it out before.
 
-        Raises Rejected; LaneFull, StoreFull, Unavailable: there is no room now; anything else for a message that makes
-        us fail.
+        Raises Rejected; LaneFull, StoreFull (also of the tenant's quota), Unavailable: there is no room now; anything
+        else for a message that makes us fail.
         """
         if not redelivered:
             return await self._accept(body, message_id)
@@ -102,7 +104,9 @@ class Intake:
         digest = hashlib.sha256(body).hexdigest()
         try:
             must_run = bool(asked.queue.do_not_queue)
-            accepted = await self._queue.put(job, idempotency_key=key, digest=digest, must_run=must_run, card=card)
+            accepted = await self._queue.put(
+                job, idempotency_key=key, digest=digest, must_run=must_run, card=card, quota=self._quota
+            )
             return accepted.id
         except KeyReused:
             raise Rejected("This message_id came with another body before.") from None

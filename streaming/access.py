@@ -21,7 +21,7 @@ SWEEPING = frozenset({"reap", "rewound"})
 
 SCRIPTS: Mapping[str, frozenset[str]] = {
     "api": EVERY_ROLE | SWEEPING | {
-        "put", "join", "cancel", "record", "recent", "stand", "waiting", "lanes", "follow", "reset", "deliver",
+        "put", "join", "cancel", "record", "recent", "usage", "stand", "waiting", "lanes", "follow", "reset", "deliver",
         "put_file", "put_batch", "steer", "forget", "redeliver", "lead", "override",
     },
     "worker": EVERY_ROLE | SWEEPING | {

@@ -38,6 +38,8 @@ def parse_address(url: str) -> Address:
     """Raises ValueError, whose text never repeats the URL: it may hold a password."""
     scheme, _, rest = url.partition("://")
     if scheme in ONE_SERVER and rest:
+        if scheme != "unix":
+            _check_port(url)
         return Address("server", url)
     if scheme not in KINDS or not rest:
         raise ValueError(f"url must begin with one of {', '.join(f'{name}://' for name in (*ONE_SERVER, *KINDS))}")
@@ -58,6 +60,18 @@ def parse_address(url: str) -> Address:
         sentinel_username=options.get("sentinel_username"),
         sentinel_password=options.get("sentinel_password"),
     )
+
+
+def _check_port(url: str) -> None:
+    """Raises ValueError in words of ours: Python's repeat what stands in the port's place, which may be a password."""
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        port = -1
+    if port is not None and port <= 0:
+        raise ValueError(
+            "url must name its server as host:port; write / ? # and @ of a password as %2F %3F %23 and %40"
+        )
 
 
 def _host(text: str, port: int) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from streaming.errors import DecodeError, KeyReused, Stale, StreamingError, UnknownBatch
+from streaming.errors import DecodeError, KeyReused, QuotaExceeded, Stale, StreamingError, UnknownBatch
 from streaming.keys import joined, kept_partition, new_batch_id, partition_key, tenant_partition
 from streaming.listing import overdue, page
 from streaming.messages import (
@@ -25,6 +25,7 @@ from streaming.messages import (
     decode_progress,
     encode,
 )
+from streaming.quotas import NAMES
 from streaming.wire import Wire, translated
 
 Wish: TypeAlias = Literal["cancel", "pause", "resume"]
@@ -100,12 +101,16 @@ class Batches:
         seed = joined(tenant, idempotency_key) if idempotency_key else ""
         return new_batch_id(tenant_partition(tenant, self._wire.settings.partitions), seed)
 
-    async def create(self, batch: Batch, digest: str) -> BatchRecord:
-        """Accept a batch for good: as it stands, also if it was there already. Raises KeyReused."""
-        args = (batch.id, batch.tenant, encode(batch), digest, batch.window_ms or "", batch.events)
+    async def create(self, batch: Batch, digest: str, file_limit: int | None = None) -> BatchRecord:
+        """Accept a batch for good: as it stands, also if it was there already. `file_limit`: the bytes of files that
+        the tenant may keep, to which it will add its output. Raises KeyReused, QuotaExceeded."""
+        most = "" if file_limit is None else file_limit
+        args = (batch.id, batch.tenant, encode(batch), digest, batch.window_ms or "", batch.events, most)
         answer = await self._wire.call("put_batch", self._partition(batch.id), *args)
         if answer == b"reused":
             raise KeyReused("this idempotency key was used with another request body")
+        if answer[0] == b"quota":
+            raise QuotaExceeded(NAMES["files"], answer[2], file_limit or 0)
         record = _record(batch.id, answer)
         assert record is not None
         return record

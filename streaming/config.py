@@ -22,7 +22,7 @@ ENV_PREFIX = "PENSTOCK_"
 SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes", "telemetry"),
     *("sim", "llamacpp", "trtllm", "models", "keys"),
-    *("webhooks", "events"),
+    *("webhooks", "events", "quotas"),
 )
 """Every section there is; a process that reads only some still refuses a section nobody has."""
 

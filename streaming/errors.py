@@ -56,6 +56,14 @@ class StoreFull(StreamingError):
     """Raised when what a job may write, beside what is owed to others, does not fit into the store's memory."""
 
 
+class QuotaExceeded(StoreFull):
+    """Raised when a tenant keeps as much as it may. `name` is the quota's (streaming.settings.QuotaSettings)."""
+
+    def __init__(self, name: str, used: int, limit: int) -> None:
+        super().__init__(f"{used} of {limit} are kept already ({name})")
+        self.name, self.used, self.limit = name, used, limit
+
+
 class NoCapacity(StreamingError):
     """Raised when a job that must not queue would have to."""
 

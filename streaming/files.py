@@ -6,10 +6,11 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, cast
 
-from streaming.errors import DecodeError, UnknownFile
+from streaming.errors import DecodeError, QuotaExceeded, UnknownFile
 from streaming.keys import kept_partition, new_file_id, partition_key, tenant_partition
 from streaming.listing import overdue, page
 from streaming.messages import StoredFile, decode_file, encode
+from streaming.quotas import NAMES
 from streaming.wire import Wire, translated
 
 log = logging.getLogger(__name__)
@@ -27,10 +28,13 @@ class Files:
     def new_id(self, tenant: str) -> str:
         return new_file_id(tenant_partition(tenant, self._wire.settings.partitions))
 
-    async def put(self, file: StoredFile) -> None:
-        """Make a file known whose bytes are in their place."""
-        args = (file.id, file.tenant, encode(file), file.expires_ms - file.created_ms)
-        await self._wire.call("put_file", kept_partition(file.id) or 0, *args)
+    async def put(self, file: StoredFile, limit: int | None = None) -> None:
+        """Make a file known whose bytes are in their place. Raises QuotaExceeded if the tenant's files would then have
+        more bytes than `limit`."""
+        args = (file.id, file.tenant, encode(file), file.expires_ms - file.created_ms, "" if limit is None else limit)
+        answer = await self._wire.call("put_file", kept_partition(file.id) or 0, *args)
+        if limit is not None and isinstance(answer, list):
+            raise QuotaExceeded(NAMES["files"], answer[2], limit)
 
     async def get(self, file_id: str, tenant: str) -> StoredFile:
         """Raises UnknownFile, also for somebody else's."""

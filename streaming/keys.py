@@ -42,7 +42,7 @@ CATALOGUE = (
         "the record of one job: state, body, attempt, worker, run, lane, entry, times (ms, with decimals where they "
         "divide its timing), reply addresses, runs, resets (epoch), record, when its answer was delivered, its "
         "idempotency key, whether a request that did not wait was told its id (pinned); for lists its metadata, and a "
-        "summary: the record without its rows",
+        "summary: the record without its rows; the bytes of its request with the span they are counted in (size)",
     ),
     Key(
         "lane",
@@ -117,6 +117,14 @@ CATALOGUE = (
         "put; list",
         "twice the retention after its newest entry; so is each entry",
         "by tenant: job ids by acceptance time (ms)",
+    ),
+    Key(
+        "kept",
+        "kept:{}",
+        "hash",
+        "put, finish, cancel, claim, reap",
+        "until the retention time after its newest entry; so is each field",
+        "by tenant: bytes of the requests (and, after an r, results) of its jobs, by the second by which they are gone",
     ),
     Key(
         "idem",
@@ -230,6 +238,14 @@ CATALOGUE = (
         "put_file, save; forget",
         "an entry until its file is forgotten",
         "by tenant: file ids by creation time (ms)",
+    ),
+    Key(
+        "sizes",
+        "sizes:{}",
+        "hash",
+        "put_file, save; forget",
+        "a field until its file is forgotten",
+        "by tenant: bytes of each of its files, by id",
     ),
     Key(
         "expiring",

@@ -18,6 +18,7 @@ from streaming.errors import (
     KeyReused,
     LaneFull,
     NoCapacity,
+    QuotaExceeded,
     StoreFull,
     StreamingError,
     Unavailable,
@@ -26,7 +27,9 @@ from streaming.errors import (
 from streaming.keys import digest_partition, idempotency_digest, new_job_id, partition_key, partition_of
 from streaming.memory import Headroom, Reservation
 from streaming.messages import Job, ModelCard, State, encode, encode_metadata
+from streaming.quotas import NAMES, Quotas
 from streaming.reservation import owed_bytes
+from streaming.settings import UNLIMITED, QuotaSettings
 from streaming.wire import Call, Wire, translated
 
 
@@ -50,7 +53,7 @@ class Queue:
     refused whose output would not fit into the store beside what is owed to others."""
 
     def __init__(self, wire: Wire, headroom: Headroom | None = None) -> None:
-        self._wire, self._headroom = wire, headroom
+        self._wire, self._headroom, self._quotas = wire, headroom, Quotas(wire)
         self._puts, self._follows = Bundle(wire, "put"), Bundle(wire, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
@@ -69,17 +72,19 @@ class Queue:
         must_run: bool = False,
         card: ModelCard | None = None,
         refusal: str = "",
+        quota: QuotaSettings = UNLIMITED,
     ) -> Accepted:
         """Accept a job for good. `digest` identifies the request body for the idempotency check, `card` says how much
-        the job may write. With a `refusal`, why there is no room, only a job is answered that the idempotency key leads
-        to: whoever comes back for it needs no room.
+        the job may write, `quota` how much its tenant may keep. With a `refusal`, why there is no room, only a job is
+        answered that the idempotency key leads to: whoever comes back for it needs no room.
 
-        Raises LaneFull, StoreFull, NoCapacity (only if must_run), KeyReused, Unavailable (then nothing can be said
-        about the job: it may be there, but the same idempotency key will find it).
+        Raises LaneFull, StoreFull, QuotaExceeded, NoCapacity (only if must_run), KeyReused, Unavailable (then nothing
+        can be said about the job: it may be there, but the same idempotency key will find it).
         """
         try:
             if refusal:
                 raise StoreFull(refusal)
+            left = await self._quotas.left(job.tenant, self._partition(job.id), quota) if quota.bounds_jobs else ()
             (_, partition, args), reserved = self._put_call(job, idempotency_key, digest, must_run=must_run, card=card)
         except StoreFull:
             found = await self._join(job, idempotency_key, digest) if idempotency_key else None
@@ -88,10 +93,12 @@ class Queue:
             return found
         answer: Sequence[Any] = ()
         try:
-            answer = await self._put(partition, args)
+            answer = await self._put(partition, (*args, *left))
         finally:
             if not _brought_work(answer):
                 reserved.give_back()
+        if left and answer[0] == b"quota":
+            raise _exceeded(quota, answer, left)
         return self._accepted(job, answer)
 
     async def _put(self, partition: int, args: Sequence[str | bytes | int]) -> Sequence[Any]:
@@ -259,6 +266,14 @@ class Queue:
         if answer == b"unknown":
             raise UnknownJob("no such job")
         return _state(answer)
+
+
+def _exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Sequence[int | str]) -> QuotaExceeded:
+    """What a put was refused for: by all that is kept, wherever it is."""
+    name, limits = NAMES[answer[1].decode()], (quota.jobs, quota.job_bytes, quota.result_bytes)
+    place = ("jobs", "job_bytes", "result_bytes").index(name)
+    limit = limits[place] or 0
+    return QuotaExceeded(name, answer[2] + limit - int(left[place]), limit)
 
 
 def _brought_work(answer: Sequence[Any]) -> bool:

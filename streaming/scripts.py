@@ -12,6 +12,7 @@ redeliver) is refused then. Admission leaves room for what the others write (`st
 | cancel         | api, offline           | end a waiting job; mark a running one and tell its worker           |
 | record         | api, worker, offline   | read what is written about a job                                    |
 | recent         | api                    | a page of a tenant's jobs, without their bodies and answers         |
+| usage          | api                    | what a tenant keeps, and how a slice of its jobs stands             |
 | stand          | api                    | where a job stands, without its body                                |
 | waiting        | api                    | the first jobs of a lane that wait                                  |
 | lanes          | api, scheduler         | what waits and runs in every lane, and the nearest deadlines        |
@@ -72,6 +73,7 @@ NAMES = (
     "cancel",
     "record",
     "recent",
+    "usage",
     "stand",
     "waiting",
     "lanes",

@@ -85,6 +85,33 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     (`batch_tokens` in its [keys] row). None: no limit."""
 
 
+class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section [quotas], and `quotas` of a row of [keys.<name>]: what one tenant may keep. None: no limit."""
+
+    jobs: Positive | None = None
+    """Jobs that wait, run or are kept, each for [redis] retention_s from its acceptance."""
+    job_bytes: Positive | None = None
+    """Bytes of their requests."""
+    result_bytes: Positive | None = None
+    """Bytes of their results. A job is refused while they are kept; one that was accepted keeps its result."""
+    file_bytes: Positive | None = None
+    """Bytes of files, outputs of batches among them. An upload or a batch is refused; a batch that was accepted keeps
+    its output."""
+
+    def over(self, others: QuotaSettings) -> QuotaSettings:
+        """These, and where they say nothing the others."""
+        own = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(others, **own)
+
+    @property
+    def bounds_jobs(self) -> bool:
+        """Whether a job can exceed one of them."""
+        return any(limit is not None for limit in (self.jobs, self.job_bytes, self.result_bytes))
+
+
+UNLIMITED = QuotaSettings()
+
+
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One row of [webhooks.<name>]: an endpoint that hears how jobs and batches of one tenant ended."""
 

@@ -9,32 +9,18 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping
+import threading
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
 
+from telemetry.redaction import clean, redact
 from telemetry.tracing import current
-
-HIDDEN = "***"
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; the rest came as `extra`."""
-
-_SECRET_KEY = re.compile(r"(?i)(proxy[-_])?authorization|(.*[-_])?(password|passwd|secret|api[-_]?key)")
-
-_SECRETS = (
-    (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/]*@"), rf"\1{HIDDEN}@"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{4,}"), rf"\1 {HIDDEN}"),
-    (
-        re.compile(
-            r"(?i)\b(authorization|password|passwd|secret|api[-_]?key)([\"']?\s*[:=]\s*[\"']?)(?!bearer|basic)[^\s\"',;&}]+"
-        ),
-        rf"\1\2{HIDDEN}",
-    ),
-)
-"""The password of a URL, credentials after their scheme, and values named as secrets inside free text."""
 
 _NOT_ESCAPED_BY_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
 """Legal inside a JSON string, yet a terminal obeys some of them and a line reader may break at others."""
@@ -53,6 +39,18 @@ def setup(service: str, level: str, stream: TextIO | None = None) -> None:
     root.addHandler(handler)
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda end: _uncaught(end.exc_type, end.exc_value, end.exc_traceback)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """What ends the process, or a thread of it, is a line like every other: Python's own traceback would show the
+    secrets in it."""
+    if error is not None and issubclass(kind, Exception):
+        name = threading.current_thread().name
+        logging.getLogger("uncaught").critical("an error ends thread %s", name, exc_info=(kind, error, trace))
+    elif error is not None and kind is not SystemExit:
+        sys.__excepthook__(kind, error, trace)
 
 
 class JsonLines(logging.Formatter):
@@ -97,28 +95,6 @@ class JsonLines(logging.Formatter):
 def rfc3339(seconds: float) -> str:
     """A Unix time as RFC 3339 in UTC, with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def redact(text: str) -> str:
-    """The text without the secrets one can tell by their shape."""
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-def clean(value: Any) -> Any:
-    """The value with secrets replaced, also inside mappings and sequences; they show by key or by shape."""
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, Mapping):
-        return {key: HIDDEN if _is_secret(key) else clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(item) for item in value]
-    return value
-
-
-def _is_secret(key: Any) -> bool:
-    return isinstance(key, str) and _SECRET_KEY.fullmatch(key) is not None
 
 
 def _plain(value: Any) -> str:

@@ -11,9 +11,12 @@ from __future__ import annotations
 import random
 import re
 import threading
+import traceback
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from telemetry.redaction import clean, redact
 
 if TYPE_CHECKING:
     from opentelemetry import trace
@@ -129,10 +132,10 @@ class RecordedSpan(Span):
         self._span = span
 
     def set(self, attributes: Attributes) -> None:
-        self._span.set_attributes(attributes)
+        self._span.set_attributes(clean(attributes))
 
     def event(self, name: str, attributes: Attributes | None = None) -> None:
-        self._span.add_event(name, attributes)
+        self._span.add_event(name, clean(attributes))
 
     def end(
         self,
@@ -143,7 +146,7 @@ class RecordedSpan(Span):
         if not self._span.is_recording():
             return
         if attributes:
-            self._span.set_attributes(attributes)
+            self._span.set_attributes(clean(attributes))
         if error is not None:
             self._fail(error)
         self._span.end(end_ns)
@@ -152,8 +155,9 @@ class RecordedSpan(Span):
         from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - as below
 
         if isinstance(error, BaseException):
-            self._span.record_exception(error)
-        self._span.set_status(Status(StatusCode.ERROR, str(error)))
+            shown = {"message": str(error), "stacktrace": "".join(traceback.format_exception(error))}
+            self._span.record_exception(error, {f"exception.{name}": redact(text) for name, text in shown.items()})
+        self._span.set_status(Status(StatusCode.ERROR, redact(str(error))))
 
 
 class Active:
@@ -228,7 +232,7 @@ class RecordedTracing(Tracing):
                 name,
                 context=_context(carried) if carried else None,
                 kind=SpanKind[kind.upper()],
-                attributes=attributes,
+                attributes=clean(attributes),
                 start_time=start_ns,
             )
         )

@@ -6,6 +6,8 @@ import fcntl
 import logging
 import os
 import signal
+import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -35,8 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def logging_as_before() -> Iterator[None]:
     """A command that runs in this process has it log to a stream of its own, which is gone with the test."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, hooks = root.handlers[:], root.level, (sys.excepthook, threading.excepthook)
     yield
+    sys.excepthook, threading.excepthook = hooks
     logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)

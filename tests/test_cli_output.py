@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import http.server
 import io
 import json
+import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from cli.__main__ import main
 from cli.errors import Problem
-from cli.output import complain, error_block, print_rows, styled
+from cli.output import complain, emit, error_block, note, print_json, print_rows, print_table, styled
 from cli.progress import Progress, amount
+from cli.visible import VisibleBytes, visible
 
 ESC = "\x1b"
 
@@ -150,3 +154,94 @@ def test_ascii_terminal_speaks_utf8() -> None:
     done = subprocess.run(command, capture_output=True, env=environ, check=False)
     assert done.returncode == 2
     assert "no help on 'caf\u00e9'".encode() in done.stderr
+
+
+# --- text of others --------------------------------------------------------------------------------------------------
+
+HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m\x08\x7f\r\u202egnp\u2066\ud800"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def test_what_a_terminal_would_obey_is_shown() -> None:
+    """Every control code but tab and newline, C1 and bidi overrides among them; other text, in any script, stays."""
+    assert visible(HOSTILE) == (r"\u001b]52;c;ZXZpbA==\u0007\u001b[2J\u009b31m\u0008\u007f\u000d\u202egnp\u2066\ud800")
+    for code in (*range(0x20), *range(0x7F, 0xA0)):
+        assert (visible(chr(code)) == chr(code)) is (chr(code) in "\t\n")
+    plain = "Tab\tand\nline, הַבַּיִת, 日本語, 👩‍👩‍👧 and \u200f a mark"
+    assert visible(plain) == plain
+
+
+def test_bytes_in_pieces_are_read_as_a_whole() -> None:
+    """A C1 code is two bytes, which may come apart."""
+    shown = VisibleBytes()
+    assert shown.feed(b"a\xc2") + shown.feed(b"\x9bb\x1b") == rb"a\u009bb\u001b"
+
+
+def test_no_way_to_a_terminal_leaves_them_in(capfd: pytest.CaptureFixture[str]) -> None:
+    """Tables with and without styles, notes, errors, progress and JSON, which stays the same JSON."""
+    row = {"id": HOSTILE[:-1], "model": "m"}
+    print_rows([row], ("id", "model"), as_json=False)
+    print_table(("FIELD", HOSTILE[:-1]), [("id", HOSTILE)])
+    emit(HOSTILE)
+    note(HOSTILE)
+    complain(Problem(HOSTILE, cause=HOSTILE, next_step=HOSTILE), as_json=False)
+    progress = Progress(sys.stderr, {})
+    progress.phase(HOSTILE)
+    progress.say(HOSTILE)
+    progress.end()
+    shown = capfd.readouterr()
+    assert not OBEYED.search(shown.out + shown.err)
+    print_json(row)
+    complain(Problem(HOSTILE), as_json=True)
+    shown = capfd.readouterr()
+    assert not OBEYED.search(shown.out + shown.err)
+    assert json.loads(shown.out) == row
+    assert json.loads(shown.err)["error"]["message"] == HOSTILE
+
+
+def test_a_table_with_styles_has_no_code_of_its_cells(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The styles are ours, and the cell's are not."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_table(("NAME",), [("\x1b]0;owned\x07",)])
+    assert "\x1b]" not in capsys.readouterr().out
+
+
+class Hostile(http.server.BaseHTTPRequestHandler):
+    """A server that answers everything with control codes."""
+
+    def do_GET(self) -> None:
+        self._send(404, json.dumps({"error": {"message": HOSTILE, "code": HOSTILE, "param": None, "type": "x"}}))
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        chunk = {"choices": [{"index": 0, "delta": {"content": HOSTILE}}]}
+        self._send(200, f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", "text/event-stream")
+
+    def _send(self, status: int, text: str, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_model_cannot_drive_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    """`penstock chat` shows what the model said; `penstock jobs show` what the server complains of."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert main(["chat", "hello", "--model", "m", "--url", url]) == 0
+        answered = capfd.readouterr()
+        assert answered.out == visible(HOSTILE) + "\n"
+        assert main(["jobs", "show", "job_x", "--url", url]) != 0
+        complained = capfd.readouterr()
+        server.shutdown()
+    assert r"\u001b]52" in complained.err
+    assert not OBEYED.search(answered.err + complained.out + complained.err)

@@ -84,7 +84,7 @@ def test_the_readmes_curl_lines_work(served: House) -> None:
 def test_the_readmes_penstock_lines_work(served: House) -> None:
     """Every command but `up` and `doctor`, which need a machine of their own, ends well and says something."""
     lines = [shlex.split(line) for line in commands(ROOT / "README.md") if re.match(r"(\.venv/bin/)?penstock ", line)]
-    known = {"submit", "up", "ps", "chat", "jobs", "batch", "webhooks", "scale", "dlq", "store", "doctor"}
+    known = {"submit", "up", "ps", "chat", "jobs", "batch", "webhooks", "tenants", "scale", "dlq", "store", "doctor"}
     assert {line[1] for line in lines} == known
     environ = {**os.environ, **served.environ, "PENSTOCK_API_PORT": str(served.port)}
     environ["PENSTOCK_API_KEY"] = ADMIN_TOKEN  # `penstock up` would have put it where the commands find it

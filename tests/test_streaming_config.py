@@ -19,6 +19,7 @@ from streaming.settings import (
     EventSettings,
     FilesSettings,
     ModelSettings,
+    QuotaSettings,
     ShapeSettings,
     WebhookSettings,
     WireSettings,
@@ -92,6 +93,7 @@ def test_every_setting_is_documented() -> None:
         "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
         "models.<name>.shapes.<shape>": ShapeSettings,
         "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
+        "quotas": QuotaSettings,
         "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
     }  # fmt: skip
     text = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")

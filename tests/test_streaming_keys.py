@@ -34,6 +34,7 @@ FLEET_BOUNDED = {"procs", "card", "leader_epoch", "plan", "cold", "actions", "st
 """Those of the fleet: as many fields as there are models, processes of the last hour, the newest thousand actions."""
 EXPIRY_S = {
     "job": RETENTION_S, "idem": RETENTION_S, "jobs": 2 * RETENTION_S, "worker": HOUR, "log": 60, "alone": 60,
+    "kept": RETENTION_S + 2,
     "outbox": 7 * DAY, "hook": 31 * DAY, "hook_due": 31 * DAY, "hooks": 2 * RETENTION_S,
     "proc": 10, "leader": 60, "redelivery": DAY, "shares": 60,
 }  # fmt: skip
@@ -135,6 +136,7 @@ def expire_kept(store: Any) -> None:
             store.delete(partition_key(partition, kind, name))
             store.zrem(due, name)
             store.zrem(partition_key(partition, "files" if kind == "file" else "batches", "local"), name)
+            store.hdel(partition_key(partition, "sizes", "local"), name)
 
 
 def unbounded(store: Any) -> list[str]:
@@ -177,6 +179,7 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
         "enqueued",
         "file",
         "files",
+        "sizes",
         "expiring",
     }
     assert {key.name for key in CATALOGUE} <= BOUNDED.keys() | EXPIRY_S.keys() | emptied

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from telemetry.logs import HIDDEN, JsonLines, clean, redact, setup
+from telemetry.logs import JsonLines, setup
+from telemetry.redaction import HIDDEN, clean, redact
 from telemetry.tracing import Tracing
 
 

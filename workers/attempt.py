@@ -174,7 +174,7 @@ class Attempt:
             # Copies of one prompt must differ: each has a seed of its own.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
             sampling = replace(sampling, n=1, seed=seed)
-        return Request(self._request_id(index), prompt, sampling, past)
+        return Request(self._request_id(index), prompt, sampling, past, self.job.tenant)
 
     def _request_id(self, index: int) -> str:
         return f"{self.job.id}/{self.number}/{index}"

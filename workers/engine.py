@@ -26,6 +26,8 @@ class Request(msgspec.Struct, frozen=True):
     """What earlier attempts generated: (text, known token ids, token count) each, oldest first. The engine goes on
     after it and never emits it again; `sampling.max_tokens` still counts from the beginning. With a JSON schema only
     an engine whose capabilities say `json_resume` is given one."""
+    tenant: str = ""
+    """Whose request it is: an engine never uses what it has cached of one tenant's prompts for another's."""
 
     @property
     def past_tokens(self) -> int:

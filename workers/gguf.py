@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,12 @@ F32, F16, Q4_1, Q8_0 = 0, 1, 3, 8
 
 BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_1: (32, 20), Q8_0: (32, 34)}
 """Weights and bytes of one block of a kind."""
+
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+"""Kinds of tokens by their number in the format."""
+
+_MARK = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+"""How a control token looks that a conversion took for a user-defined one; others are words, such as <think>."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -115,6 +122,24 @@ class Gguf:
             for _ in range(number):
                 cursor.skip(_STRING)
             return number, cursor.string()
+
+    def control_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that a tokenizer reads as marks and not as text, by their texts."""
+        tokens, kinds = self.metadata.get("tokenizer.ggml.tokens"), self.metadata.get("tokenizer.ggml.token_type")
+        if not isinstance(tokens, Array) or not isinstance(kinds, Array) or kinds.count < tokens.count:
+            return {}
+        found: dict[str, int] = {}
+        with mapped(self.path) as data:
+            kind_at, token_at = _Cursor(data, kinds.offset), _Cursor(data, tokens.offset)
+            for number in range(tokens.count):
+                kind = kind_at.number(_layout(kinds.kind))
+                if kind in (UNKNOWN, CONTROL, USER_DEFINED):
+                    text = token_at.string()
+                    if kind != USER_DEFINED or _MARK.fullmatch(text):
+                        found[text] = number
+                else:
+                    token_at.skip(_STRING)
+        return found
 
 
 def read(path: Path) -> Gguf:

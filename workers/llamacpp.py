@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import os
-import queue
 import secrets
 import shutil
 import struct
@@ -27,6 +26,7 @@ from workers import gguf, manifest
 from workers.constraint import begins_json
 from workers.engine import EngineDead, Health, Piece, Request, Stats, Step
 from workers.llamacpp_request import Generation, engine_error, invalid
+from workers.llamacpp_slots import Slot, Slots
 from workers.settings import LlamacppSettings
 from workers.stops import joined
 
@@ -41,9 +41,6 @@ GATHER_S = 0.0015
 
 STOP_S = 5.0
 """How long stop() waits for running requests to see their cancel."""
-
-CACHE_MIB = 64
-"""Prompts of finished requests kept in memory (llama.cpp would keep 8 GiB)."""
 
 TRIAL_TOKENS = 3
 """Generated to see whether a schema constrains them."""
@@ -69,7 +66,7 @@ class LlamacppEngine:
         self._server: Any = None
         self._folder: Path | None = None
         self._threads: list[threading.Thread] = []
-        self._queue: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+        self._slots = Slots(settings.slots)
         self._live: dict[str, Generation] = {}
         self._waiting: set[Generation] = set()
         self._running = 0
@@ -80,7 +77,7 @@ class LlamacppEngine:
         self._schemas: dict[str, bool] = {}
         self._outbox: list[Piece] = []
         self._lock = threading.Lock()
-        """Guards the outbox and the counters, which the slots' threads and the event loop share."""
+        """Guards the outbox, the counters and which slot is idle: the slots' threads and the event loop share them."""
 
     # --- the engine protocol ---------------------------------------------------------------------------------------
 
@@ -94,8 +91,8 @@ class LlamacppEngine:
         await asyncio.to_thread(self._read)
         on_phase("loading weights")
         await asyncio.to_thread(self._load)
-        for number in range(self._settings.slots):
-            thread = threading.Thread(target=self._serve, name=f"slot-{number}", daemon=True)
+        for slot in self._slots.all:
+            thread = threading.Thread(target=self._serve, args=(slot,), name=f"slot-{slot.number}", daemon=True)
             thread.start()
             self._threads.append(thread)
         return ModelCard(
@@ -117,11 +114,11 @@ class LlamacppEngine:
         """Raises Refused, EngineDead."""
         if self._server is None or self._prompts is None:
             raise EngineDead("the engine is not running")
-        generation = Generation(request, self._prompts.render(request.prompt), self._context)
+        generation = Generation(request, self._prompts.render(request.prompt, request.past), self._context)
         with self._lock:
             self._live[request.id] = generation
             self._waiting.add(generation)
-        self._queue.put(generation)
+            self._slots.submit(generation)
 
     def cancel(self, request_id: str) -> None:
         """A waiting request ends now; a running one at its next token, or after the next piece of its prompt."""
@@ -163,8 +160,8 @@ class LlamacppEngine:
         """Requests still running get their last piece ("cancelled") if llama.cpp gives in within STOP_S."""
         for request_id in list(self._live):
             self.cancel(request_id)
-        for _ in self._threads:
-            self._queue.put(None)
+        for slot in self._slots.all:
+            slot.inbox.put(None)
         await asyncio.to_thread(self._join, time.monotonic() + STOP_S)
         self._threads.clear()
         self._server = None
@@ -220,7 +217,8 @@ class LlamacppEngine:
         params.n_batch = params.n_ubatch = settings.batch
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.n_gpu_layers = settings.gpu_layers
-        params.cache_ram_mib = CACHE_MIB
+        # It would keep the prompts of finished requests for all slots alike, so one tenant's for another's.
+        params.cache_ram_mib = 0
         params.verbosity = -1
         # It insists on a listener: a Unix socket only this user can reach, behind a key nobody knows.
         params.hostnames, params.api_keys = [str(folder / "engine.sock")], [secrets.token_hex(32)]
@@ -235,22 +233,26 @@ class LlamacppEngine:
 
     # --- the slots' threads ----------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        while (generation := self._queue.get()) is not None:
-            if not self._claim(generation):
-                continue  # cancelled while it waited
-            generation.scheduled = time.monotonic()
-            self._count(running=1)
-            try:
-                if not generation.done:
-                    self._generate(generation)
-            except ValueError as error:  # how the library refuses what it cannot parse
-                generation.fail(invalid(f"llama.cpp refused the request: {error}"))
-            except Exception as error:  # noqa: BLE001 - whatever it is, its requester must hear and the slot live on
-                _log.exception("a request failed in llama.cpp")
-                generation.fail(engine_error(f"llama.cpp failed: {type(error).__name__}"))
-            self._count(running=-1)
-            self._end(generation)
+    def _serve(self, slot: Slot) -> None:
+        while (generation := slot.inbox.get()) is not None:
+            if self._claim(generation):  # else it was cancelled while it waited
+                self._run(generation, slot)
+            with self._lock:
+                self._slots.free(slot)
+
+    def _run(self, generation: Generation, slot: Slot) -> None:
+        generation.scheduled = time.monotonic()
+        self._count(running=1)
+        try:
+            if not generation.done:
+                self._generate(generation, slot)
+        except ValueError as error:  # how the library refuses what it cannot parse
+            generation.fail(invalid(f"llama.cpp refused the request: {error}"))
+        except Exception as error:  # noqa: BLE001 - whatever it is, its requester must hear and the slot live on
+            _log.exception("a request failed in llama.cpp")
+            generation.fail(engine_error(f"llama.cpp failed: {type(error).__name__}"))
+        self._count(running=-1)
+        self._end(generation)
 
     def _claim(self, generation: Generation) -> bool:
         """Take it out of the waiting requests; False: a slot, or its cancel, was first."""
@@ -264,16 +266,19 @@ class LlamacppEngine:
             self._live.pop(generation.id, None)
         self._push(generation.last())
 
-    def _generate(self, generation: Generation) -> None:
+    def _generate(self, generation: Generation, slot: Slot) -> None:
         """Blocks until the request has ended. Raises what the library or our own callback raised."""
-        if generation.schema is not None and not self._constrains(generation.schema):
+        if generation.schema is not None and not self._constrains(generation.schema, slot):
             generation.fail(invalid(UNUSABLE_SCHEMA, "response_format"))
             return
         errors: list[Exception] = []
+        reuse = slot.begin(generation)
 
         def on_chunk(chunk: dict[str, Any]) -> bool:
             self._heard = time.monotonic()
             try:
+                if chunk.get("prompt_progress"):
+                    slot.own(generation)
                 piece = generation.take(chunk)
                 if piece.n or piece.text:
                     self._push(piece)
@@ -281,14 +286,14 @@ class LlamacppEngine:
                 errors.append(error)
             return bool(errors) or generation.done  # True: stop
 
-        self._server.handle_completions(generation.body(self._settings), on_chunk)
+        self._server.handle_completions(generation.body(self._settings, slot.number, reuse=reuse), on_chunk)
         if errors:
             raise RuntimeError("a chunk was not understood") from errors[0]
         if not generation.done:
             self._broken = "llama.cpp ended a request without a result"
             generation.fail(engine_error(self._broken))
 
-    def _constrains(self, schema: dict[str, Any]) -> bool:
+    def _constrains(self, schema: dict[str, Any], slot: Slot) -> bool:
         """Whether this schema has an effect.
 
         A schema that it cannot use llama.cpp ignores without a word, and a grammar that has too many ways to go on (an
@@ -300,11 +305,14 @@ class LlamacppEngine:
         if key not in self._schemas:
             trial = {
                 "prompt": [0],
+                "id_slot": slot.number,
+                "cache_prompt": False,
                 "json_schema": schema,
                 "logit_bias": [["The", 100]],
                 "n_predict": TRIAL_TOKENS,
                 "temperature": 0,
             }
+            slot.disown()
             answer = self._server.handle_completions(trial)
             works = "error" not in answer and begins_json(answer["choices"][0]["text"])
             with self._lock:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from streaming.messages import Failure, Logprob, Turn
@@ -19,9 +18,10 @@ from workers.stops import TokenGate
 class Generation:
     """One request from submit to its last piece. `take` runs on the thread of its slot."""
 
-    def __init__(self, request: Request, prompt: Sequence[str | int], context: int) -> None:
-        """`prompt` is rendered: texts and token ids mixed. `context` is the longest prompt + completion, in tokens."""
-        self.id = request.id
+    def __init__(self, request: Request, prompt: list[str | int], context: int) -> None:
+        """`prompt` is rendered: texts and token ids mixed, and behind it what earlier attempts generated. `context` is
+        the longest prompt + completion, in tokens."""
+        self.id, self.tenant, self.prompt = request.id, request.tenant, prompt
         self.cancelled = False
         self.prompt_tokens = 0
         """Of this attempt: what earlier ones generated is part of its prompt. 0: not known yet."""
@@ -30,7 +30,7 @@ class Generation:
         self.scheduled = 0.0
         """When a slot took it, by `time.monotonic`; llama.cpp begins with its prompt at once."""
         self._first = 0.0
-        self._request, self._prompt, self._context = request, prompt, context
+        self._request, self._context = request, context
         self._gate = TokenGate(request.sampling.stop, request.past_text)
         self._cached = 0
         self._finish = "stop" if self._gate.hit else "length" if self.remaining == 0 else ""
@@ -58,11 +58,14 @@ class Generation:
         """What it holds of the KV cache."""
         return self.prompt_tokens + self.generated
 
-    def body(self, settings: LlamacppSettings) -> dict[str, Any]:
-        """The call. Stop strings stay here: what llama.cpp holds back for one is lost when a length limit ends it."""
+    def body(self, settings: LlamacppSettings, slot: int, *, reuse: bool) -> dict[str, Any]:
+        """The call, for one slot. `reuse`: it may use what the slot has cached. Stop strings stay here: what llama.cpp
+        holds back for one is lost when a length limit ends it."""
         sampling, remaining = self._request.sampling, self.remaining
         body: dict[str, Any] = {
-            "prompt": _one_prompt([*self._prompt, *_past(self._request)]),
+            "prompt": self.prompt,
+            "id_slot": slot,
+            "cache_prompt": reuse,
             "n_predict": -1 if remaining is None else remaining,
             "temperature": settings.temperature if sampling.temperature is None else sampling.temperature,
             "top_p": settings.top_p if sampling.top_p is None else sampling.top_p,
@@ -192,26 +195,3 @@ def too_long(request: Request, prompt_tokens: int, context: int) -> Failure:
         status=400,
         param=what,
     )
-
-
-def _past(request: Request) -> list[str | int]:
-    """What earlier attempts generated: token ids where all are known, else the text they stand for."""
-    parts: list[str | int] = []
-    for known, deltas in groupby(request.past, key=lambda delta: delta[2] > 0 and len(delta[1]) == delta[2]):
-        rows = list(deltas)
-        if known:
-            parts.extend(number for _, ids, _ in rows for number in ids)
-        else:
-            parts.append("".join(text for text, _, _ in rows))
-    return [part for part in parts if part != ""]
-
-
-def _one_prompt(parts: Sequence[str | int]) -> list[str | int]:
-    """Texts that follow each other as one: a list of nothing but texts would be that many prompts to llama.cpp."""
-    prompt: list[str | int] = []
-    for part in parts:
-        if prompt and isinstance(part, str) and isinstance(before := prompt[-1], str):
-            prompt[-1] = before + part
-        else:
-            prompt.append(part)
-    return prompt

@@ -39,6 +39,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     context: Positive = 8192
     load_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Simulated time to load the weights."""
+    cache_prompts: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Prompts whose prefill is not simulated again for what they have in common with a new one of the same tenant."""
     faults: bool = False
     """Obey fault words in prompts ([[crash@5]], [[hang@5]], [[fail@5]], [[slow@5]]). For tests only."""
     authors: bool = False

@@ -24,6 +24,7 @@ from streaming.messages import Capabilities, Failure, ModelCard, Turn
 from workers.alarm import Alarm
 from workers.engine import Health, Piece, Refused, Request, Stats, Step, Times
 from workers.settings import SimSettings
+from workers.sim_cache import PrefixCache
 from workers.stops import TokenGate, joined
 
 WORDS = tuple(
@@ -77,6 +78,11 @@ class _Sequence:
     fault: tuple[str, int] | None
     begun: bool = False
     """Its first token, and with it the size of its prompt, was given."""
+    tenant: str = ""
+    prompt: str = ""
+    """Kept only if prompts are cached."""
+    cached: int = 0
+    """Tokens of its prompt that were not computed for it."""
     ready_at: float = 0.0
     scheduled_at: float = 0.0
     cancelled: bool = False
@@ -119,6 +125,7 @@ class SimEngine:
         self._signs: dict[str, str] = {}
         """By request, with the setting `authors`."""
         self._random = random.SystemRandom()
+        self._cache = PrefixCache(settings.cache_prompts) if settings.cache_prompts else None
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         on_phase("loading simulated weights")
@@ -203,7 +210,10 @@ class SimEngine:
         gate = TokenGate(stop, request.past_text) if any(stop) else None
         found = FAULT.search(prompt) if self._settings.faults else None
         fault = (found[1], int(found[2])) if found else None
-        return _Sequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
+        sequence = _Sequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
+        if self._cache is not None:
+            sequence.tenant, sequence.prompt = request.tenant, prompt
+        return sequence
 
     async def _run(self, on_step: Step) -> None:
         """Steps on a fixed grid while there is work; a late step does not delay the next ones."""
@@ -240,9 +250,18 @@ class SimEngine:
             if not self._has_room(sequence):
                 return
             batch.waiting.popleft()
-            sequence.ready_at = now + self._settings.prefill_ms / 1000
+            sequence.ready_at = now + self._prefill_s(sequence)
             sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
             batch.running[sequence.id] = sequence
+
+    def _prefill_s(self, sequence: _Sequence) -> float:
+        """Shorter by what is cached of its prompt."""
+        whole_s = self._settings.prefill_ms / 1000
+        if self._cache is None:
+            return whole_s
+        cached = self._cache.use(sequence.tenant, sequence.prompt)
+        sequence.cached = min(cached * sequence.prompt_tokens // max(1, len(sequence.prompt)), sequence.prompt_tokens)
+        return whole_s * (1 - sequence.cached / sequence.prompt_tokens)
 
     def _has_room(self, sequence: _Sequence) -> bool:
         capacity = self._settings.kv_tokens
@@ -293,7 +312,8 @@ class SimEngine:
             piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
         else:
             sequence.begun = True
-            piece = Piece(sequence.id, text, (number & 0xFFFF,), 1, prompt_tokens=sequence.prompt_tokens)
+            prompt, cached = sequence.prompt_tokens, sequence.cached
+            piece = Piece(sequence.id, text, (number & 0xFFFF,), 1, prompt_tokens=prompt, cached_tokens=cached)
         if sequence.gate is not None:
             return self._gated(sequence, sequence.gate, piece)
         return self._last(sequence, piece, "length") if sequence.done >= sequence.max_tokens else piece
@@ -319,7 +339,8 @@ class SimEngine:
     def _last(self, sequence: _Sequence, piece: Piece, finish: str = "") -> Piece:
         self._batch.ended.append(sequence)
         times = Times(scheduled=sequence.scheduled_at)
-        return replace(piece, finish=finish, prompt_tokens=sequence.prompt_tokens, times=times)
+        prompt, cached = sequence.prompt_tokens, sequence.cached
+        return replace(piece, finish=finish, prompt_tokens=prompt, cached_tokens=cached, times=times)
 
     def _remove(self, sequence: _Sequence) -> None:
         del self._by_id[sequence.id]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import importlib
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +70,8 @@ class TrtllmEngine:
         self._grace_s, self._shutdown_s = grace_s, shutdown_s
         self._engine: Loaded | None = None
         self._stopping = False
+        self._salt_key = secrets.token_bytes(32)
+        """Of this process: nobody who knows a tenant's name can say which salt its prompts are cached under."""
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Load in a thread, as NVIDIA's Triton backend does, so that the process goes on saying that it is there."""
@@ -97,7 +101,14 @@ class TrtllmEngine:
 
     def _loader(self, library: Library, context: int) -> Callable[[], Any]:
         """What loads the engine. Raises EngineDead for settings that this version does not have."""
-        plain = trtllm_args.fields(self._settings, context)
+        salted = trtllm_args.SALT in trtllm_args.optional_call(library)
+        if not salted and self._settings.kv_cache.get("enable_block_reuse", True):
+            log.warning(
+                "TensorRT-LLM %s has no %s, so cached prompts of tenants cannot be told apart: no block is reused",
+                library.version,
+                trtllm_args.SALT,
+            )
+        plain = trtllm_args.fields(self._settings, context, salted=salted)
         lacking = trtllm_args.missing(plain, library)
         if lacking:
             raise EngineDead(
@@ -139,6 +150,7 @@ class TrtllmEngine:
                 end_ids,
                 request_error=library.request_error,
                 clock=self._clock,
+                cached_hidden=trtllm_args.SALT not in trtllm_args.optional_call(library),
             ),
             reader=StatsReader(llm.get_stats) if self._settings.enable_iter_perf_stats else None,
         )
@@ -203,6 +215,8 @@ class TrtllmEngine:
         chosen: dict[str, Any] = {}
         if self._settings.waiting_queue_policy == "priority" and "priority" in engine.optional:
             chosen["priority"] = RESUMED if request.past else NEW
+        if trtllm_args.SALT in engine.optional:
+            chosen[trtllm_args.SALT] = hmac.digest(self._salt_key, request.tenant.encode(), "sha256").hex()
         if name := self._settings.adapter:
             number = list(self._settings.lora).index(name) + 1
             path = self._settings.lora[name]

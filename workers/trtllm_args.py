@@ -38,7 +38,10 @@ SAMPLING = [
 PASSED = ["tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_num_tokens", "stream_interval"]
 """Settings that are TorchLlmArgs fields of the same name and always passed."""
 
-OPTIONAL = frozenset({"priority"})
+SALT = "cache_salt"
+"""The keyword of generate_async that keeps the cached prompts of tenants apart."""
+
+OPTIONAL = frozenset({"priority", SALT})
 """Prototype keywords of generate_async, used where they exist."""
 
 REFUSED_EXTRA = {
@@ -101,14 +104,15 @@ def folders(settings: TrtllmSettings) -> list[Path]:
     return [Path(name) for name in (*named, *settings.lora.values()) if name]
 
 
-def fields(settings: TrtllmSettings, context: int) -> dict[str, Any]:
-    """The keyword arguments of LLM(...) as plain data. `context` is the longest sequence in tokens."""
+def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> dict[str, Any]:
+    """The keyword arguments of LLM(...) as plain data. `context` is the longest sequence in tokens. `salted`: this
+    version tells the cached prompts of tenants apart; one that does not may not use them again at all."""
     chosen: dict[str, Any] = {name: getattr(settings, name) for name in PASSED}
     chosen |= {
         "model": settings.model,
         "max_seq_len": context,
         "enable_chunked_prefill": settings.chunked_prefill,
-        "kv_cache_config": dict(settings.kv_cache),
+        "kv_cache_config": dict(settings.kv_cache) if salted else {**settings.kv_cache, "enable_block_reuse": False},
         "scheduler_config": {"capacity_scheduler_policy": settings.scheduler_policy},
     }
     if settings.waiting_queue_policy == "priority":

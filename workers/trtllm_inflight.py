@@ -59,7 +59,9 @@ class InFlight:
         *,
         request_error: type[Exception],
         clock: Callable[[], float],
+        cached_hidden: bool = False,
     ) -> None:
+        self._cached_hidden = cached_hidden
         self.dead = ""
         """Why the engine as a whole is gone, or ""."""
         self.steps = self.retracted = 0
@@ -159,14 +161,20 @@ class InFlight:
             self.end(live, replace(piece, finish=reason))
         else:
             if ids or text:
-                self._emit(piece if live.begun else _counted(live, piece))
+                self._emit(piece if live.begun else self._counted(live, piece))
             if reason:
                 self._give_up(live, reason)
 
     def end(self, live: Live, piece: Piece) -> None:
         """Emit a request's last piece."""
         live.ended = True
-        self._emit(replace(_counted(live, piece), times=trtllm_stats.times(live.handle, live.since)))
+        self._emit(replace(self._counted(live, piece), times=trtllm_stats.times(live.handle, live.since)))
+
+    def _counted(self, live: Live, piece: Piece) -> Piece:
+        """A first or last piece, with the size of the prompt."""
+        live.begun = True
+        cached = 0 if self._cached_hidden else min(live.prompt, int(getattr(live.handle, "cached_tokens", 0) or 0))
+        return replace(piece, prompt_tokens=live.prompt, cached_tokens=cached)
 
     def _give_up(self, live: Live, reason: str) -> None:
         """The engine ended a request in no good way: as it was told to, or by a failure."""
@@ -212,10 +220,3 @@ class InFlight:
         failures = [piece.failure.message for piece in pieces if piece.failure is not None]
         survivors = any(live.cursor and not live.ended for live in self._live.values())
         return failures[0] if len(failures) >= BURST and len(set(failures)) == 1 and not survivors else ""
-
-
-def _counted(live: Live, piece: Piece) -> Piece:
-    """A first or last piece, with the size of the prompt."""
-    live.begun = True
-    cached = min(live.prompt, int(getattr(live.handle, "cached_tokens", 0) or 0))
-    return replace(piece, prompt_tokens=live.prompt, cached_tokens=cached)

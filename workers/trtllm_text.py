@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from streaming.messages import Failure, Turn
+from workers.control_tokens import ControlTokens
 from workers.engine import Refused, Request
 from workers.stops import StopMatcher
 
@@ -57,6 +58,7 @@ class Codec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._inner = getattr(tokenizer, "tokenizer", tokenizer)
+        self._control = ControlTokens(_control_texts(self._inner))
 
     @property
     def chats(self) -> bool:
@@ -73,12 +75,20 @@ class Codec:
         return len(self._inner) if hasattr(self._inner, "__len__") else 0
 
     def prompt_ids(self, prompt: Sequence[Turn] | str | Sequence[int]) -> list[int]:
-        """Raises Refused when the chat template does not take the conversation."""
+        """Control tokens that messages spell are text; a raw prompt is all its caller's, control tokens included.
+
+        Raises Refused when the chat template does not take the conversation."""
         if isinstance(prompt, str):
             return list(self._tokenizer.encode(prompt, add_special_tokens=True))
         if prompt and isinstance(prompt[0], Turn):
-            return list(self._tokenizer.encode(self._render(prompt), add_special_tokens=False))
+            marked, mark = self._control.mark([turn for turn in prompt if isinstance(turn, Turn)])
+            text = self._render(marked)
+            return self._ids(text.split(mark) if mark else [text])
         return cast("list[int]", list(prompt))
+
+    def _ids(self, pieces: Sequence[str]) -> list[int]:
+        """Tokenise each piece by itself: a control token that was cut in two stays text."""
+        return [each for piece in pieces for each in self._tokenizer.encode(piece, add_special_tokens=False)]
 
     def _render(self, turns: Sequence[Any]) -> str:
         if not self.chats:
@@ -97,7 +107,7 @@ class Codec:
         """Token ids of what earlier attempts generated; tokenised again where they are not all known."""
         ids: list[int] = []
         for text, known, count in past:
-            ids += known if len(known) == count else self._tokenizer.encode(text, add_special_tokens=False)
+            ids += known if len(known) == count else self._ids(self._control.cut(text))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -106,6 +116,13 @@ class Codec:
     def name(self, token: int) -> str:
         """One token's own text, special ones included."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _control_texts(tokenizer: Any) -> list[str]:
+    """Texts that this tokenizer reads as control tokens wherever they stand."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = [str(token) for token in added.values() if getattr(token, "special", False)]
+    return special + [str(text) for text in getattr(tokenizer, "all_special_tokens", ())]
 
 
 class Detokenizer:

@@ -5,6 +5,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 
 from __future__ import annotations
 
+from bench.planted import tenants
 from bench.planted.bug import Bug, Edit
 from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
@@ -735,9 +736,9 @@ TOKENS = (
         "A request goes on from text alone, and llama.cpp answers prompt and past each by itself.",
         (
             Edit(
-                "workers/llamacpp_request.py",
-                "_one_prompt([*self._prompt, *_past(self._request)])",
-                "[*self._prompt, *_past(self._request)]",
+                "workers/llamacpp_prompt.py",
+                "parts[-1], generated = last + first, generated[1:]",
+                "parts, generated = [*parts, first], generated[1:]",
             ),
         ),
         ("tests/test_workers_llamacpp.py::test_a_past_without_token_ids_is_continued_as_one_prompt",),
@@ -1215,7 +1216,13 @@ LINES = (
     Bug(
         "a refused create that keeps its file",
         "Every refused try to create a batch leaves a link to its input, so a deleted file takes room on the disk.",
-        (Edit("api/batches.py", "        await _take_back(services, batch)\n", ""),),
+        (
+            Edit(
+                "api/batches.py",
+                "    except KeyReused:\n        await _take_back(services, batch)\n",
+                "    except KeyReused:\n",
+            ),
+        ),
         ("tests/test_api_batches.py::test_a_refused_create_leaves_no_link_to_its_file",),
     ),
     Bug(
@@ -1499,4 +1506,5 @@ BUGS = (
     *CONNECTIONS,
     *SECURITY,
     *STORE_ACCESS,
+    *tenants.BUGS,
 )

@@ -8,9 +8,11 @@ local whole, dead = ARGV[7] == '1', ARGV[8]
 if not is_live(worker) then return 'fenced' end
 local job = job_key(id)
 local s = redis.pcall('HMGET', job, 'state', 'worker', 'run', 'lane', 'entry', 'reply', 'keep', 'events', 'idem', 'owed',
-  'attempt')
+  'attempt', 'tenant', 'size')
 if s.err or s[1] ~= 'in_progress' or s[2] ~= worker or s[3] ~= run then return 0 end
-redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now_ms())
+local now = now_ms()
+redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now)
+keep_ended(s[12], s[13], s[7], now, #record + #summary)
 drop_entry(s[4], s[5])
 if s[10] then owe(s[4], -s[10]) end
 if s[11] ~= '1' then disown(id, redis.call('HGET', job, 'runs')) end
@@ -18,6 +20,6 @@ gather(let_go, worker, id)
 redis.call('EXPIRE', job, tonumber(s[7]) or 3600)
 if s[9] then redis.call('EXPIRE', s[9], tonumber(s[7]) or 3600) end
 tell(s[6], whole and record or summary)
-if s[8] then emit(s[8], id, redis.call('HGET', job, 'tenant') or '', 'job.' .. state, true) end
+if s[8] then emit(s[8], id, s[12] or '', 'job.' .. state, true) end
 if dead ~= '' then bury('job', id, 'reason', dead) end
 return 1

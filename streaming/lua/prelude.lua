@@ -15,8 +15,8 @@ local function past(when, now)
 end
 
 -- What many calls do to one key is done by one command, behind the last call or when it has grown long: entries dropped by
--- lane, jobs let go by worker, scores and jobs listed by tenant, bytes owed by model and priority.
-local dropped, let_go, listed, owing = {}, {}, {}, {}
+-- lane, jobs let go by worker, scores and jobs listed by tenant, bytes owed by model and priority, bytes kept by tenant.
+local dropped, let_go, listed, owing, keeping = {}, {}, {}, {}, {}
 local listed_s = 86400 -- put says for how long jobs are listed
 local function do_gathered()
   for lane, entries in pairs(dropped) do
@@ -36,7 +36,24 @@ local function do_gathered()
     for _, bytes in ipairs(amounts) do sum = sum + bytes end
     redis.call('HINCRBY', owed_key(), place, sum)
   end
-  dropped, let_go, listed, owing = {}, {}, {}, {}
+  for tenant, fields in pairs(keeping) do
+    local key, now, last, new = kept_key(tenant), math.floor(now_ms() / 1000), 0, false
+    local added = {}
+    for i = 1, #fields, 2 do added[fields[i]] = (added[fields[i]] or 0) + fields[i + 1] end
+    for field, bytes in pairs(added) do
+      local sum = redis.call('HINCRBY', key, field, bytes)
+      if sum == bytes then new = true end
+      if sum <= 0 then redis.call('HDEL', key, field) end
+      last = math.max(last, tonumber(string.match(field, '%d+')))
+    end
+    if new then -- as often as a new span of time begins: drop those that are over
+      for _, field in ipairs(redis.call('HKEYS', key)) do
+        if tonumber(string.match(field, '%d+') or 0) <= now then redis.call('HDEL', key, field) end
+      end
+      if last - now > redis.call('TTL', key) then redis.call('EXPIRE', key, last - now) end
+    end
+  end
+  dropped, let_go, listed, owing, keeping = {}, {}, {}, {}, {}
 end
 
 local function gather(lists, key, word, second)
@@ -61,6 +78,47 @@ local function owed_now()
     for _, bytes in ipairs(redis.call('HVALS', owed_key())) do owed_sum = owed_sum + math.max(0, bytes) end
   end
   return owed_sum
+end
+
+-- Bytes that a tenant's jobs take, by the second by which their records are gone, in some twenty spans of the retention
+-- time. A span's bytes are counted until it is over and need not be taken back, so no count outlives what it counts,
+-- whatever becomes of a job, a process or the store.
+local function span_end(keep, now)
+  local span = math.ceil(keep / 24)
+  return (math.floor((now / 1000 + keep) / span) + 1) * span
+end
+
+-- A job has ended: its request is kept from now on, and its result. `size` says what was counted when it came: the bytes
+-- of its request, and the end of their span. Parts of something that is listed by itself are not counted.
+local function keep_ended(tenant, size, keep, now, result)
+  local bytes, was = string.match(size or '', '^(%d+):(%d+)$')
+  if not bytes or not tenant then return end
+  local ends = span_end(tonumber(keep) or 3600, now)
+  if tonumber(was) ~= ends then
+    if tonumber(was) > now / 1000 then gather(keeping, tenant, was, -bytes) end
+    gather(keeping, tenant, tostring(ends), tonumber(bytes))
+  end
+  if result > 0 then gather(keeping, tenant, 'r' .. ends, result) end
+end
+
+-- What a tenant keeps: {jobs, bytes of requests, bytes of results}. Of what a call adds it tells these itself.
+local kept_now = {}
+local function kept_by(tenant, keep)
+  local sums = kept_now[tenant]
+  if sums then return sums end
+  do_gathered()
+  local now = now_ms()
+  sums = {jobs = redis.call('ZCOUNT', jobs_key(tenant), now - 1000 * keep, '+inf'), requests = 0, results = 0}
+  local fields = redis.call('HGETALL', kept_key(tenant))
+  for i = 1, #fields, 2 do
+    local kind, ends = string.match(fields[i], '^(r?)(%d+)$')
+    if ends and tonumber(ends) > now / 1000 then
+      local what = kind == 'r' and 'results' or 'requests'
+      sums[what] = sums[what] + fields[i + 1]
+    end
+  end
+  kept_now[tenant] = sums
+  return sums
 end
 
 -- Tell every process that holds a response of this job. `reply` is a list of addresses joined by commas.
@@ -205,16 +263,18 @@ end
 -- End a job that no worker ends: cancelled in the queue, expired, given up.
 local function end_job(id, state, reason, now)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
+    'tenant', 'size')
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   drop_entry(s[1], s[2])
   if s[8] then owe(s[1], -s[8]) end
+  keep_ended(s[10], s[11], s[5], now, 0)
   disown(id, s[9])
   if s[4] then gather(let_go, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, tonumber(s[5]) or 3600)
   if s[7] then redis.call('EXPIRE', s[7], tonumber(s[5]) or 3600) end
-  if s[6] then emit(s[6], id, redis.call('HGET', job, 'tenant'), 'job.' .. state, true) end
+  if s[6] then emit(s[6], id, s[10], 'job.' .. state, true) end
   tell(s[3], cmsgpack.pack({'e', id}))
 end
 
@@ -232,11 +292,32 @@ local function requeue(id, now, suspect)
   if not wake(model, now) then wake_scheduler(model) end
 end
 
+-- The size a file's record names; 0 if it cannot be read.
+local function size_of(record)
+  local read, file = pcall(cmsgpack.unpack, record or '')
+  local bytes = read and type(file) == 'table' and tonumber(file.size)
+  return bytes and string.format('%.0f', bytes) or '0'
+end
+
 -- Keep a file's record until it expires.
 local function keep_file(id, tenant, record, now, expires)
   redis.call('SET', file_key(id), record)
   redis.call('ZADD', files_key(tenant), now, id)
+  redis.call('HSET', sizes_key(tenant), id, size_of(record))
   redis.call('ZADD', expiring_key(), expires, id)
+end
+
+-- The bytes of a tenant's files. They are noted beside the list of its files, and anew where the two do not agree.
+local function stored_bytes(tenant)
+  local sizes, sum = sizes_key(tenant), 0
+  if redis.call('HLEN', sizes) ~= redis.call('ZCARD', files_key(tenant)) then
+    redis.call('DEL', sizes)
+    for _, id in ipairs(redis.call('ZRANGE', files_key(tenant), 0, -1)) do
+      redis.call('HSET', sizes, id, size_of(redis.call('GET', file_key(id))))
+    end
+  end
+  for _, bytes in ipairs(redis.call('HVALS', sizes)) do sum = sum + bytes end
+  return sum
 end
 
 -- Free an idempotency key, if it is one and still leads to this job.
@@ -253,7 +334,7 @@ end
 local function fail_malformed(id, reason, now)
   local job = job_key(id)
   local s = redis.pcall('HMGET', job, 'state', 'lane', 'entry', 'worker', 'keep', 'events', 'tenant', 'reply', 'idem',
-    'owed', 'runs')
+    'owed', 'runs', 'size')
   if s.err then
     redis.call('DEL', job) -- not a hash
     s = {'?'}
@@ -264,6 +345,7 @@ local function fail_malformed(id, reason, now)
   drop_entry(s[2], s[3])
   local lane = string.sub(s[2] or '', 1, #P) == P and string.match(s[2], '^%a+:.+:%a+$', #P + 1)
   if lane and string.match(s[10] or '', '^%d+$') then owe(s[2], -s[10]) end
+  keep_ended(s[7], s[12], string.match(s[5] or '', '^%d+$'), now, 0)
   pcall(disown, id, s[11])
   free_key(s[9], id)
   if (s[4] or '') ~= '' then gather(let_go, s[4], id) end

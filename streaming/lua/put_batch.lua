@@ -1,12 +1,16 @@
--- Accept a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', whom its end is for | ''
--- Returns: 'reused' (something else was asked before under this id, or by another tenant) | the fields that say how the
+-- Accept a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', whom its end is for | '', the most
+-- bytes of files that the tenant may keep, to which the batch will add | ''
+-- Returns: 'reused' (something else was asked before under this id, or by another tenant) |
+--          {'quota', 'files', bytes it keeps} | the fields that say how the
 --          batch stands, new or not: asked, status, paused, created, expires, cancelling, progress, tenant
 local id, tenant, asked, digest, window = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local events = ARGV[6]
+local events, most = ARGV[6], tonumber(ARGV[7])
 local known = redis.call('HMGET', batch_key(id), 'digest', 'tenant')
 if known[1] and (known[1] ~= digest or known[2] ~= tenant) then return 'reused' end
 local now = now_ms()
 if not known[1] then
+  local stored = most and stored_bytes(tenant)
+  if most and stored >= most then return {'quota', 'files', stored} end
   redis.call('HSET', batch_key(id), 'asked', asked, 'digest', digest, 'tenant', tenant, 'status', 'validating',
     'paused', '', 'created', now, 'expires', window ~= '' and now + window or '', 'turn', 0, 'epoch', 0, 'progress', '', 'events', events)
   redis.call('ZADD', batches_key(tenant), now, id)

@@ -1,0 +1,426 @@
+"""What a tenant keeps is counted by what is there, and bounded; no loss of anything makes a count drift."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import client, content, ended, jsonl, line
+from flow import append, delta
+from house import House, redis_process
+from openai import OpenAI, RateLimitError
+from redis import Redis
+
+from cli.__main__ import main
+from streaming.errors import QuotaExceeded
+from streaming.files import Files
+from streaming.keys import partition_key, partition_of
+from streaming.lease import Claim, Finish, Lease
+from streaming.messages import Chat, Job, Priority, State, StoredFile, Terminal, Turn
+from streaming.queue import Queue
+from streaming.quotas import Quotas, Usage
+from streaming.reaper import Reaper
+from streaming.settings import QuotaSettings, WireSettings
+from streaming.wire import Wire
+
+RETENTION_S = 48
+TENANT = "t"
+
+
+@pytest.fixture
+async def wire(redis_url: str) -> AsyncIterator[Wire]:
+    """A wire of one partition whose spans are two seconds."""
+    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, retention_s=RETENTION_S))
+    yield wire
+    await wire.close()
+
+
+def a_job(queue: Queue, tenant: str = TENANT, text: str = "hello", **changes: Any) -> Job:
+    fields = {"id": queue.new_id(tenant), "model": "m", "tenant": tenant, "priority": Priority.STANDARD}
+    return Job(**{**fields, "prompt": Chat((Turn("user", text),)), **changes})
+
+
+async def run(wire: Wire, count: int = 1) -> None:
+    """Work off so many jobs."""
+    lease = Lease(wire, "m")
+    await lease.register()
+    for _ in range(count):
+        (claim,) = (await lease.claim(0, 1)).jobs
+        assert isinstance(claim, Claim)
+        rows = (delta(claim, 1, "answer"),)
+        await lease.calls([append(lease, {"-": rows}, claim, oldest=claim.first_frame)])
+        terminal = Terminal(claim.job.id, State.COMPLETED, 1, ("stop",), rows=rows)
+        await lease.calls([lease.finish_call(Finish(terminal, claim.number, True))])
+    await lease.leave()
+
+
+async def stored(wire: Wire, job_id: str) -> tuple[int, int]:
+    """Bytes of a job's request and of its result, as they lie in the store."""
+    fields: dict[bytes, bytes] = await wire.redis.hgetall(partition_key(0, "job", job_id))  # type: ignore[misc]
+    length = {name.decode(): len(value) for name, value in fields.items()}
+    return length["body"] + length.get("metadata", 0), length.get("record", 0) + length.get("summary", 0)
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_tenant_has_as_many_jobs_as_it_may(wire: Wire) -> None:
+    """Waiting, running and ended alike; another tenant's are its own, and a request that comes again finds its job."""
+    queue, quota = Queue(wire), QuotaSettings(jobs=3)
+    first = a_job(queue)
+    for job in (first, a_job(queue)):
+        await queue.put(job, quota=quota, idempotency_key=f"key {job.id}", digest="d")
+    await run(wire)
+    await queue.put(a_job(queue), quota=quota)
+    with pytest.raises(QuotaExceeded) as refused:
+        await queue.put(a_job(queue), quota=quota)
+    assert (refused.value.name, refused.value.used, refused.value.limit) == ("jobs", 3, 3)
+    again = await queue.put(
+        a_job(queue, id=queue.new_id(TENANT, f"key {first.id}")),
+        quota=quota, idempotency_key=f"key {first.id}", digest="d",
+    )  # fmt: skip
+    assert again.joined and again.id == first.id
+    await queue.put(a_job(queue, "other"), quota=quota)
+    assert (await Quotas(wire).usage(TENANT)).jobs == 3
+    assert (await Quotas(wire).usage("other")).jobs == 1
+
+
+async def test_bytes_are_those_that_are_stored(wire: Wire) -> None:
+    """Of requests from their acceptance, of results from their end, whichever way a job ends."""
+    queue, quotas = Queue(wire), Quotas(wire)
+    done, cancelled, waiting = (a_job(queue, text=text, metadata={"a": text}) for text in ("x" * 500, "y" * 70, "z"))
+    for job in (done, cancelled, waiting):
+        await queue.put(job)
+    await run(wire)
+    await queue.cancel(cancelled.id)
+    sizes = [await stored(wire, job.id) for job in (done, cancelled, waiting)]
+    assert sizes[0][1] > 0 == sizes[1][1]
+    usage = await quotas.usage(TENANT)
+    assert usage == Usage(3, sum(size for size, _ in sizes), sizes[0][1], waiting=1)
+
+
+@pytest.mark.parametrize("name", ["job_bytes", "result_bytes"])
+async def test_bytes_are_bounded(wire: Wire, name: str) -> None:
+    """A request that does not fit is refused, and one that comes while results fill the quota."""
+    queue = Queue(wire)
+    await queue.put(a_job(queue))
+    await run(wire)
+    held = getattr(await Quotas(wire).usage(TENANT), name)
+    assert held > 0
+    with pytest.raises(QuotaExceeded) as refused:
+        await queue.put(a_job(queue), quota=QuotaSettings(**{name: held}))
+    assert (refused.value.name, refused.value.used) == (name, held)
+    await queue.put(a_job(queue), quota=QuotaSettings(**{name: held + 10_000}))
+
+
+async def test_many_puts_at_once_share_what_is_left(wire: Wire) -> None:
+    """They go to the server in one call, and each counts those before it."""
+    queue, quota = Queue(wire), QuotaSettings(jobs=10)
+
+    async def put() -> bool:
+        try:
+            await queue.put(a_job(queue), quota=quota)
+        except QuotaExceeded:
+            return False
+        return True
+
+    outcomes = await asyncio.gather(*(put() for _ in range(40)))
+    assert sum(outcomes) == 10
+    usage = await Quotas(wire).usage(TENANT)
+    assert (usage.jobs, usage.waiting) == (10, 10)
+
+
+async def test_no_loss_makes_a_count_drift(wire: Wire) -> None:
+    """Jobs whose worker was killed, that were given up, expired, cancelled twice, put twice, or whose records cannot be
+    read: what is counted is what is stored, and it is nothing when their time is over."""
+    queue, quotas = Queue(wire), Quotas(wire)
+    jobs = [a_job(queue, text="n" * number) for number in range(6)]
+    for job in jobs:
+        await queue.put(job)
+    await queue.put(jobs[0])
+    await queue.put(a_job(queue, text="too late", max_queue_ms=1))
+    for _ in range(3):  # three lost workers: the job is given up
+        lease = Lease(wire, "m")
+        await lease.register()
+        await lease.claim(0, 1)
+        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+        await Reaper(wire).sweep()
+    await queue.cancel(jobs[3].id)
+    await queue.cancel(jobs[3].id)
+    await wire.call("fail_malformed", 0, jobs[4].id, "a test")
+    keys = await wire.redis.keys(partition_key(0, "job", "*"))
+    sizes = [await stored(wire, key.decode().rpartition(":")[2]) for key in keys]
+    usage = await quotas.usage(TENANT)
+    assert usage.jobs == len(keys) == 7
+    assert usage.job_bytes == sum(size for size, _ in sizes)
+    fields: dict[bytes, bytes] = await wire.redis.hgetall(partition_key(0, "kept", TENANT))  # type: ignore[misc]
+    assert 0 < await wire.redis.ttl(partition_key(0, "kept", TENANT)) <= RETENTION_S + 4
+    now_s = await wire.now_ms() // 1000
+    assert all(now_s + RETENTION_S <= int(name.lstrip(b"r")) <= now_s + RETENTION_S + 4 for name in fields)
+
+
+async def test_bytes_are_counted_until_the_record_is_gone_and_no_longer(wire: Wire) -> None:
+    """A span that is over counts no more, and its field is dropped with the next that begins."""
+    queue, quotas = Queue(wire), Quotas(wire)
+    key = partition_key(0, "kept", TENANT)
+    await queue.put(a_job(queue))
+    now_s = await wire.now_ms() // 1000
+    await wire.redis.hset(key, mapping={str(now_s - 1): 7_000, f"r{now_s - 1}": 8_000})  # type: ignore[misc]
+    usage = await quotas.usage(TENANT)
+    assert usage.job_bytes < 7_000 and usage.result_bytes == 0
+    await run(wire)
+    assert all(int(name.lstrip(b"r")) > now_s for name in await wire.redis.hkeys(key))  # type: ignore[misc]
+
+
+async def test_a_request_moves_to_the_span_of_its_end(wire: Wire) -> None:
+    """A job that took long is kept longer than its acceptance said: its request counts until then, once."""
+    queue, quotas = Queue(wire), Quotas(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    key, record = partition_key(0, "kept", TENANT), partition_key(0, "job", job.id)
+    (span,) = await wire.redis.hkeys(key)  # type: ignore[misc]
+    size = int(await wire.redis.hget(key, span))  # type: ignore[misc,arg-type]
+    earlier = int(span) - 10  # as if it had been accepted ten seconds before
+    await wire.redis.hdel(key, span)  # type: ignore[misc]
+    await wire.redis.hset(key, str(earlier), size)  # type: ignore[misc]
+    await wire.redis.hset(record, "size", f"{size}:{earlier}")  # type: ignore[misc]
+    await run(wire)
+    left = {name.decode(): int(value) for name, value in (await wire.redis.hgetall(key)).items()}  # type: ignore[misc]
+    assert str(earlier) not in left
+    assert [value for name, value in left.items() if not name.startswith("r")] == [size]
+    assert (await quotas.usage(TENANT)).job_bytes == size
+
+
+async def test_lines_of_batches_are_not_jobs_of_a_tenant(wire: Wire) -> None:
+    """They are counted as the file that their answers become."""
+    queue = Queue(wire)
+    await queue.put_parts([a_job(queue)])
+    await run(wire)
+    assert await Quotas(wire).usage(TENANT) == Usage()
+
+
+async def test_partitions_share_a_limit(redis_url: str) -> None:
+    """What other partitions hold is taken off, as it was a second ago at most; a process that just came knows it."""
+    wire = Wire.open(WireSettings(url=redis_url, partitions=4))
+    queue = Queue(wire)
+    for _ in range(20):
+        await queue.put(a_job(queue))
+    used = (await Quotas(wire).usage(TENANT)).jobs
+    assert used == 20
+    jobs = [a_job(queue) for _ in range(8)]
+    assert len({partition_of(job.id) for job in jobs}) > 1
+    for job in jobs:
+        with pytest.raises(QuotaExceeded) as refused:
+            await Queue(wire).put(job, quota=QuotaSettings(jobs=20))
+        assert (refused.value.used, refused.value.limit) == (20, 20)
+    await queue.put(jobs[0], quota=QuotaSettings(jobs=21))
+    await wire.close()
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def a_file(files: Files, size: int, tenant: str = TENANT) -> StoredFile:
+    return StoredFile(
+        id=files.new_id(tenant), tenant=tenant, name="f", size=size, purpose="batch", created_ms=0, expires_ms=60_000
+    )
+
+
+async def test_files_are_bounded_by_their_bytes(wire: Wire) -> None:
+    """Exactly, each tenant's by itself; one that is deleted makes room; one put again is counted once."""
+    files, quotas = Files(wire), Quotas(wire)
+    first = a_file(files, 600)
+    await files.put(first, 1000)
+    await files.put(first, 1000)
+    with pytest.raises(QuotaExceeded) as refused:
+        await files.put(a_file(files, 401), 1000)
+    assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 600, 1000)
+    await files.put(a_file(files, 400), 1000)
+    await files.put(a_file(files, 1000, "other"), 1000)
+    assert await quotas.file_bytes(TENANT) == 1000
+    await files.forget(first)
+    assert (await quotas.usage(TENANT)).files == 1 and await quotas.file_bytes(TENANT) == 400
+
+
+async def test_sizes_are_noted_anew_where_they_are_not_those_of_the_files(wire: Wire) -> None:
+    """Of files of an earlier version, or if the store lost them: the list of files and their records decide."""
+    files, quotas = Files(wire), Quotas(wire)
+    kept = [a_file(files, size) for size in (5, 70, 900)]
+    for file in kept:
+        await files.put(file)
+    sizes = partition_key(0, "sizes", TENANT)
+    await wire.redis.delete(sizes)
+    assert await quotas.file_bytes(TENANT) == 975
+    await wire.redis.hset(sizes, "file-gone", 5_000)  # type: ignore[misc]
+    assert await quotas.file_bytes(TENANT) == 975
+    await wire.redis.set(partition_key(0, "file", kept[2].id), b"not a record")
+    await wire.redis.delete(sizes)
+    assert await quotas.file_bytes(TENANT) == 75
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+SETTINGS = """
+[quotas]
+jobs = 1000
+file_bytes = 50000
+[keys.ann]
+tenant = "ann"
+sha256 = "{ann}"
+quotas = {{ jobs = 2, file_bytes = 2000 }}
+[keys.bob]
+tenant = "bob"
+sha256 = "{bob}"
+[keys.ops]
+tenant = "ops"
+admin = true
+sha256 = "{ops}"
+"""
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """An API process, a worker and an offline process; two tenants, of which one has small quotas."""
+    folder = tmp_path_factory.mktemp("quotas")
+    digests = {name: hashlib.sha256(f"key-of-{name}".encode()).hexdigest() for name in ("ann", "bob", "ops")}
+    (folder / "penstock.toml").write_text(SETTINGS.format(**digests))
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        try:
+            house.start("workers")
+            house.start("offline")
+            house.start_api()
+            house.wait_ready()
+            yield house
+        finally:
+            house.close()
+
+
+@pytest.fixture
+def emptied(door: House) -> House:
+    """Nothing is kept from another test."""
+    with Redis.from_url(door.redis_url) as store:
+        for name in ("jobs", "kept", "files", "sizes"):
+            for tenant in ("ann", "bob"):
+                store.delete(partition_key(0, name, tenant))
+    return door
+
+
+def headers(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer key-of-{name}"}
+
+
+def chat(house: House, name: str) -> tuple[int, dict[str, str], dict[str, Any]]:
+    asked = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    status, given, body = house.post("/v1/chat/completions", asked, headers(name))
+    return status, given, json.loads(body)
+
+
+def test_a_tenant_over_its_quota_is_told_what_and_what_to_do(emptied: House) -> None:
+    """429 that names the field and the fix, and that no client library repeats; others are served."""
+    assert [chat(emptied, "ann")[0] for _ in range(2)] == [200, 200]
+    status, given, body = chat(emptied, "ann")
+    assert (status, given["x-should-retry"]) == (429, "false")
+    error = body["error"]
+    assert (error["code"], error["param"], error["type"]) == ("quota_exceeded", "jobs", "rate_limit_error")
+    assert "2 jobs and may keep 2" in error["message"] and "[quotas]" in error["message"]
+    assert chat(emptied, "bob")[0] == 200
+
+
+def test_files_and_batches_are_bounded(emptied: House) -> None:
+    """An upload over the quota leaves no byte on the disk; a batch whose output would come on top is refused, unless it
+    was accepted before."""
+    ann = client(emptied, "key-of-ann")
+    lines = [line(number) for number in range(4)]
+    file = ann.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
+    keyed = {"Idempotency-Key": "once"}
+
+    def begin() -> Any:
+        return ann.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_headers=keyed
+        )
+
+    batch = begin()
+    on_disk = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
+    with pytest.raises(RateLimitError) as refused:
+        ann.files.create(file=("more.jsonl", jsonl([line(number) for number in range(20)])), purpose="batch")
+    assert refused.value.code == "quota_exceeded" and refused.value.param == "file"
+    done = ended(ann, batch)
+    assert done.output_file_id is not None
+    assert [each["custom_id"] for each in content(ann, done.output_file_id)] == [each["custom_id"] for each in lines]
+    output = ann.files.retrieve(done.output_file_id)
+    left = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
+    assert left == on_disk | {output.id}
+    assert not list((emptied.folder / ".penstock/files/incoming").iterdir())
+    assert file.bytes + output.bytes > 2000, "the output fills the quota"
+    assert begin().id == batch.id
+    with pytest.raises(RateLimitError) as refused:
+        ann.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_headers={}
+        )
+    assert refused.value.code == "quota_exceeded" and "DELETE /v1/files" in refused.value.message
+    assert {path.name for path in (emptied.folder / ".penstock/files/batches").iterdir()} <= {batch.id}
+    ann.files.delete(output.id)
+    assert ended(ann, begin_new(ann, file.id)).status == "completed"
+
+
+def begin_new(openai: OpenAI, file_id: str) -> Any:
+    return openai.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Counts and limits, by API and by command; nobody else does."""
+    chat(emptied, "ann")
+    client(emptied, "key-of-bob").files.create(file=("in.jsonl", jsonl([line(1)])), purpose="batch")
+    _, _, body = emptied.request("GET", "/admin/tenants", headers=headers("ops"))
+    found = {each["tenant"]: each for each in json.loads(body)["data"]}
+    assert set(found) == {"ann", "bob", "ops"}
+    ann, bob = found["ann"], found["bob"]
+    assert (ann["jobs"], ann["waiting"], ann["running"], ann["files"]) == (1, 0, 0, 0)
+    assert ann["job_bytes"] > 0 and ann["result_bytes"] > 0
+    assert (bob["jobs"], bob["files"], bob["file_bytes"]) == (0, 1, len(jsonl([line(1)])))
+    assert ann["limits"] == {"jobs": 2, "job_bytes": None, "result_bytes": None, "file_bytes": 2000}
+    assert bob["limits"]["jobs"] == 1000
+    assert json.loads(emptied.request("GET", "/admin/tenants/bob", headers=headers("ops"))[2]) == bob
+    assert json.loads(emptied.request("GET", "/admin/tenants/gone", headers=headers("ops"))[2])["jobs"] == 0
+    assert emptied.request("GET", "/admin/tenants/a%20b", headers=headers("ops"))[0] == 400
+    for path in ("/admin/tenants", "/admin/tenants/ann"):
+        assert emptied.request("GET", path, headers=headers("ann"))[0] == 403
+        assert emptied.request("GET", path)[0] == 401
+    monkeypatch.setenv("PENSTOCK_API_KEY", "key-of-ops")
+    assert main(["tenants", "--url", emptied.url]) == 0
+    row = next(each.split() for each in capsys.readouterr().out.splitlines() if each.startswith("ann"))
+    assert row[:2] == ["ann", "1/2"] and row[-1] == "0/2000"
+    assert main(["tenants", "bob", "--json", "--url", emptied.url]) == 0
+    assert json.loads(capsys.readouterr().out) == bob
+
+
+def test_counts_follow_a_store_that_went_back(tmp_path: Path) -> None:
+    """Restored to an earlier moment, the store counts what it holds then."""
+
+    async def keep(url: str, count: int) -> Usage:
+        wire = Wire.open(WireSettings(url=url))
+        queue = Queue(wire)
+        for _ in range(count):
+            await queue.put(a_job(queue))
+        usage = await Quotas(wire).usage(TENANT)
+        await wire.close()
+        return usage
+
+    with redis_process(tmp_path) as url:
+        before = asyncio.run(keep(url, 5))
+        with Redis.from_url(url) as store:
+            store.save()
+        shutil.copy(tmp_path / "dump.rdb", tmp_path / "kept.rdb")
+        assert asyncio.run(keep(url, 5)).jobs == 10
+    shutil.copy(tmp_path / "kept.rdb", tmp_path / "dump.rdb")
+    with redis_process(tmp_path) as url:
+        assert asyncio.run(keep(url, 0)) == before
+        after = asyncio.run(keep(url, 1))
+    assert after.jobs == 6 and after.job_bytes * 5 == before.job_bytes * 6
