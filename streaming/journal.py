@@ -267,7 +267,7 @@ def _delivered(data: bytes | None) -> Delivered | None:
 
 def malformed_keep_s(data: bytes | None) -> int:
     """How long a job whose record cannot be read is kept after its end, as the script that fails it decides."""
-    return int(data) if data and data.isdigit() else 3600
+    return int(data) if data and data.isdigit() and len(data) < 16 else 3600
 
 
 def _malformed(job_id: str, fields: Sequence[bytes], done_ms: int) -> Record:
