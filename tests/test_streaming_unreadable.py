@@ -346,7 +346,7 @@ async def test_a_refusal_in_the_middle_of_a_sweep_is_made_good_by_the_next(desk:
 def test_scripts_and_processes_know_the_same_refusals() -> None:
     """What is a refusal to a process fails no job in a script."""
     source = load_scripts()["reap"].source
-    table = source[source.index("local REFUSALS") :]
+    table = source[source.index("local refusals") :]
     assert all(f"{code} = true" in table[: table.index("}")] for code in REFUSALS)
 
 

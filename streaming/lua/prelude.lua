@@ -58,11 +58,10 @@ local function number_of(text)
 end
 
 -- The model, the priority and the kind of a lane, or of a stream that jobs are put back to; nil for any other name.
-local PLACES = {lane = true, retry = true, suspects = true}
 local function place_of(lane)
   if string.sub(lane or '', 1, #P) ~= P then return nil end
   local kind, model, priority = string.match(lane, '^(%a+):(.+):(%a+)$', #P + 1)
-  if not PLACES[kind or ''] then return nil end
+  if kind ~= 'lane' and kind ~= 'retry' and kind ~= 'suspects' then return nil end
   for _, known in ipairs(PRIORITIES) do
     if priority == known then return model, priority, kind end
   end
@@ -374,18 +373,18 @@ end
 -- Why what a job's record holds makes a command or a computation fail; nil where the server refuses, whatever it holds:
 -- by the code of its answer, or by these words. What is not known to be a refusal is the job's fault: it fails, people
 -- look at it, and no other job waits for it.
-local REFUSALS = {
-  OOM = true, MISCONF = true, READONLY = true, NOREPLICAS = true, LOADING = true, MASTERDOWN = true, NOSCRIPT = true,
-  UNBLOCKED = true, NOAUTH = true, WRONGPASS = true, NOPERM = true, CLUSTERDOWN = true, MOVED = true, ASK = true,
-  TRYAGAIN = true
-}
-local REFUSING = {'ACL failure', 'executing the script', 'nknown Redis command', 'nknown command', 'non local key',
-  'cript killed', 'not enough memory'}
 local function fault_of(problem)
+  local refusals = {
+    OOM = true, MISCONF = true, READONLY = true, NOREPLICAS = true, LOADING = true, MASTERDOWN = true, NOSCRIPT = true,
+    UNBLOCKED = true, NOAUTH = true, WRONGPASS = true, NOPERM = true, CLUSTERDOWN = true, MOVED = true, ASK = true,
+    TRYAGAIN = true
+  }
+  local words = {'ACL failure', 'executing the script', 'nknown Redis command', 'nknown command', 'non local key',
+    'cript killed', 'not enough memory'}
   local text = type(problem) == 'table' and problem.err or tostring(problem)
-  if REFUSALS[string.match(text, '^%-?(%u+)') or ''] then return nil end
-  for _, words in ipairs(REFUSING) do
-    if string.find(text, words, 1, true) then return nil end
+  if refusals[string.match(text, '^%-?(%u+)') or ''] then return nil end
+  for _, refusal in ipairs(words) do
+    if string.find(text, refusal, 1, true) then return nil end
   end
   return text
 end
