@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 
 from streaming.deadletters import DeadLetters
 from streaming.errors import Unavailable
-from streaming.journal import malformed_keep_s
+from streaming.journal import Journal, malformed_keep_s
 from streaming.keys import partition_key, prefix
 from streaming.lease import Broken, Claim, Finish, Lease
 from streaming.messages import Run, Section, State, Terminal
@@ -219,6 +219,37 @@ async def test_a_claim_and_a_sweep_go_on_behind_a_waiting_job(desk: Desk, noise:
     await desk.finish(desk.lease)
     assert await desk.states(desk.whole[:2]) == {"completed"} and await desk.states(desk.whole[2:]) == {"expired"}
     await desk.all_end()
+
+
+@each_noise
+async def test_a_claim_leaves_no_waiting_job_behind(desk: Desk, noise: str) -> None:
+    """It gives a job to the worker, or fails it: none is dropped from its lane and waits for ever."""
+    await desk.put()
+    await desk.spoil(noise)
+    await desk.claim()
+    assert "queued" not in await desk.states([*desk.whole, *desk.spoiled.values()])
+    for claim in desk.claims.values():
+        assert isinstance(claim, Broken) or claim.attempt == 1
+    await desk.finish(desk.lease)
+    assert await desk.states(desk.whole) == {"completed"}
+    await desk.all_end()
+
+
+async def test_numbers_beyond_all_bounds_are_none(desk: Desk) -> None:
+    """A worker that was given such an attempt, and one that looked for such a frame, ended; so did the next."""
+    await desk.put()
+    await desk.claim()
+    redis: Any = desk.wire.redis
+    await redis.hset(desk.key(desk.spoiled["attempt"]), "attempt", NOISE["digits"])
+    await redis.hset(desk.key(desk.spoiled["runs"]), "runs", b"w:" + NOISE["digits"] + b":1;")
+    await redis.hset(desk.key(desk.spoiled["created"]), "created", NOISE["digits"])
+    await desk.lapse()
+    heir = Lease(desk.wire, "m")
+    await heir.register()
+    claims = {each.id if isinstance(each, Broken) else each.job.id: each for each in (await heir.claim(0, 50)).jobs}
+    assert desk.spoiled["attempt"] not in claims and isinstance(claims[desk.spoiled["runs"]], Broken)
+    records = await Journal(desk.wire).records([desk.spoiled[name] for name in ("attempt", "runs", "created")])
+    assert [record and record.state for record in records] == [State.FAILED] * 3
 
 
 @each_noise

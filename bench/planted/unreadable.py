@@ -64,12 +64,6 @@ UNREADABLE = (
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
-        "put back before it is read",
-        "A job is in the queue again and then refused a deadline that is none: what follows in the script is left out.",
-        (_lua("prelude", "  if s[3] and not due then error('its deadline is none', 0) end\n", "  due = s[3]\n"),),
-        (TEST + "a_drain_hands_all_jobs_back",),
-    ),
-    Bug(
         "ended before it is read",
         "A job whose lane cannot be read is completed and kept for ever; nobody is told, its entry stays.",
         (
@@ -92,7 +86,13 @@ UNREADABLE = (
         "a waiting job whose entry is unreadable",
         "A claim drops it from its lane, where nobody finds it again: it waits for ever.",
         (_lua("claim", "s[6] ~= entry and not stands_elsewhere(id, s[10], s[6]) then", "false then"),),
-        (TEST + "a_claim_and_a_sweep_go_on_behind_a_waiting_job",),
+        (TEST + "a_claim_leaves_no_waiting_job_behind",),
+    ),
+    Bug(
+        "any digits are a number of attempts",
+        "One job that is claimed ends its worker, and the next, and the next.",
+        (_lua("claim", "  if s[8] and not whole_number(s[8]) then error('its attempt is none', 0) end\n", ""),),
+        (TEST + "numbers_beyond_all_bounds_are_none",),
     ),
     Bug(
         "any digits are a number of seconds",

@@ -44,6 +44,9 @@ local function take(lane, entry, id)
     drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
     return nil
   end
+  if s[2] and not number_of(s[2]) then error('its queue_deadline is none', 0) end
+  if s[3] and not number_of(s[3]) then error('its deadline is none', 0) end
+  if s[8] and not whole_number(s[8]) then error('its attempt is none', 0) end
   if s[10] and s[10] ~= lane then error('its lane is none', 0) end
   if (not s[8] and past(s[2], now)) or past(s[3], now) then
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
@@ -56,7 +59,7 @@ local function take(lane, entry, id)
   if alone then redis.call('HSET', job, 'alone', 1) end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   if s[9] and attempt == 1 then emit(s[9], id, redis.call('HGET', job, 'tenant') or '', 'job.started') end
-  return {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, tonumber(s[7]) or 0, run}
+  return {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, number_of(s[7]) or 0, run}
 end
 
 local function jobs_in(entries)
