@@ -20,7 +20,7 @@ UNREADABLE = (
                 "prelude",
                 "if string.find(text, refusal, 1, true) then return nil end\n  end\n  return text\n",
                 "if string.find(text, refusal, 1, true) then return nil end\n  end\n"
-                "  return (string.find(text, 'WRONGTYPE', 1, true) or string.find(text, 'attempt to', 1, true)) and text\n",
+                "  return string.find(text, 'WRONGTYPE', 1, true) and text or nil\n",
             ),
         ),
         (TEST + "a_sweep_takes_all_jobs_of_a_lost_worker",),

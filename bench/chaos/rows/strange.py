@@ -282,7 +282,14 @@ async def _remove(redis: Any, job: str) -> None:
 
 ROWS = (
     Row(
-        *("F33", "corrupt frames and records", "random bytes in logs, each field of a record, plans, fleet, channels", 10, f33, 300),
+        *(
+            "F33",
+            "corrupt frames and records",
+            "random bytes in logs, records' fields, plans, fleet, channels",
+            10,
+            f33,
+            300,
+        ),
         proves="Bytes nobody can read cost at most the one job they belong to, and end no process.",
         budget=Budget(broken=20, others=frozenset({500}), why="readers of the touched job may be told that it is lost"),
         short=len(MANNERS),
