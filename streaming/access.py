@@ -197,17 +197,21 @@ def _commands(role: str) -> frozenset[str]:
 
 
 def _operator_commands() -> frozenset[str]:
-    """What the commands of `penstock` send besides, and the scripts of pools that `penstock up` runs."""
-    return script_commands("share") | {
-        "scan",
-        "xlen",
-        "scard",
-        "zcard",
-        "hset",
-        "unlink",
-        "zrangebyscore",
-        "config|get",
-    }
+    """What the commands of `penstock` send besides, and the scripts that they and the pools of `penstock up` run."""
+    return (
+        script_commands("share")
+        | script_commands("condemn")
+        | {
+            "scan",
+            "xlen",
+            "scard",
+            "zcard",
+            "hset",
+            "unlink",
+            "zrangebyscore",
+            "config|get",
+        }
+    )
 
 
 def _kinds(role: str) -> frozenset[str]:

@@ -37,6 +37,9 @@ from telemetry.latency import Stamps
 
 log = logging.getLogger(__name__)
 
+MAX_NUMBER = 10**18
+"""What the scripts take for a number of a record is less."""
+MAX_FRAME = 10**15
 PAGE = 100
 """Records read, and then parsed, before others have their turn."""
 
@@ -200,7 +203,7 @@ def _parsed(job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies
     state = State(state_bytes.decode())
 
     def number(name: str) -> int:
-        return int(float(raw.get(name) or 0))
+        return read_number(raw.get(name))
 
     def word(name: str) -> str:
         return raw.get(name, b"").decode()
@@ -267,7 +270,7 @@ def _delivered(data: bytes | None) -> Delivered | None:
 
 def malformed_keep_s(data: bytes | None) -> int:
     """How long a job whose record cannot be read is kept after its end, as the script that fails it decides."""
-    return int(data) if data and data.isdigit() else 3600
+    return int(data) if data and data.isdigit() and len(data) < 16 else 3600
 
 
 def _malformed(job_id: str, fields: Sequence[bytes], done_ms: int) -> Record:
@@ -344,7 +347,18 @@ def _beside(job_id: str, word: Callable[[str], str]) -> Job:
     return Job(id=job_id, model=model, tenant=word("tenant"), priority=priority, prompt=Text(("",)))
 
 
+def read_number(data: bytes | None) -> int:
+    """A number of a record, 0 where there is none, as the scripts take it for one. Raises ValueError."""
+    found = float(data or 0)
+    if not 0 <= found < MAX_NUMBER:
+        raise ValueError(f"{data!r} is out of range")
+    return int(found)
+
+
 def parse_runs(text: str) -> tuple[LoggedRun, ...]:
-    """`worker:frame:number;worker:frame:number;` as written by the claim script."""
+    """`worker:frame:number;worker:frame:number;` as written by the claim script. Raises ValueError."""
     parts = [part.split(":") for part in text.split(";")[:-1]]
-    return tuple(LoggedRun(Run(worker, int(number)), int(frame)) for worker, frame, number in parts)
+    runs = tuple(LoggedRun(Run(worker, int(number)), int(frame)) for worker, frame, number in parts)
+    if not all(0 <= run.frame < MAX_FRAME for run in runs):
+        raise ValueError("the number of a frame is out of range")
+    return runs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from streaming.keys import ROOT, fleet_key, kind_of
+from streaming.keys import FLEET_SLOT, ROOT, fleet_key, kind_of
 from streaming.wire import Wire, translated
 
 SIZES = {
@@ -69,8 +69,7 @@ async def reset_store(wire: Wire) -> int:
     """Delete every key of Penstock; the number of keys. Interrupted, the store stays unusable until it is done again:
     its identity goes last, and until then it names no format. Raises Unavailable."""
     identity = fleet_key("store")
-    with translated():
-        await wire.redis.hset(identity, mapping={"format": 0, "partitions": 0, "deployment": ""})
+    await wire.call("condemn", FLEET_SLOT)
     deleted = 0
     async for place, keys in wire.scan(f"{ROOT}*"):
         doomed = [key for key in keys if key != identity]

@@ -1,5 +1,5 @@
 """The Lua scripts of the wire: each atomic within one partition, each documented at the head of its file.
-The last seven run in the slot all processes share.
+The last nine run in the slot all processes share.
 
 Scripts that begin with `#!lua flags=allow-oom` run while the store is full too. They are those that finish what was
 accepted, give room back or keep a worker's hold on its jobs; what brings new work (put, put_file, put_batch, reserve,
@@ -49,6 +49,7 @@ redeliver) is refused then. Admission leaves room for what the others write (`st
 | settle         | offline                | fenced: what came of an attempt to deliver one                      |
 | redeliver      | api                    | a webhook message is sent once more                                 |
 | identify       | any                    | read what this store is, or write it if nobody has yet              |
+| condemn        | cli                    | mark a store as one nobody may use, before it is emptied            |
 | lead           | api, scheduler         | take or keep the lead, with its epoch                               |
 | plan           | scheduler              | fenced: publish what the leader has decided, tell workers and pools |
 | act            | scheduler              | fenced: note what is about to be done                               |
@@ -110,6 +111,7 @@ NAMES = (
     "redeliver",
     "fail_malformed",
     "identify",
+    "condemn",
     "lead",
     "plan",
     "act",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from streaming.errors import DecodeError
-from streaming.journal import end_of, fail_malformed, malformed_end, malformed_keep_s, parse_runs
+from streaming.journal import end_of, fail_malformed, malformed_end, malformed_keep_s, parse_runs, read_number
 from streaming.keys import parse_lane
 from streaming.messages import Priority, Run, State, Terminal, decode_metadata
 from streaming.wire import Wire
@@ -140,7 +140,7 @@ def _summary(job_id: str, values: Sequence[bytes | None], epoch: bytes | None) -
     model, priority = parse_lane(raw["lane"].decode())
 
     def number(name: str) -> int:
-        return int(float(raw[name] or 0))
+        return read_number(raw[name])
 
     return Summary(
         id=job_id,

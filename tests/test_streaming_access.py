@@ -86,13 +86,14 @@ def test_the_file_is_what_the_catalogue_gives(capsys: pytest.CaptureFixture[str]
 
 
 def test_every_script_is_somebodys() -> None:
-    """By the table that people read, too. `share` is run by the pools of `penstock up`."""
-    assert frozenset().union(*SCRIPTS.values()) | {"share"} == set(scripts.NAMES)
+    """By the table that people read, too. `share` is run by the pools of `penstock up`, `condemn` by `penstock store`."""
+    people = {"share", "condemn"}
+    assert frozenset().union(*SCRIPTS.values()) | people == set(scripts.NAMES)
     table = dict(re.findall(r"^\| (\w+) +\| ([a-z, ]+?) +\| ", scripts.__doc__ or "", re.MULTILINE))
     del table["script"]
     assert set(table) == set(scripts.NAMES)
     for name, who in table.items():
-        expected = {"any": set(ROLES), "pools": set()}.get(who) or set(who.split(", ")) - {"pools"}
+        expected = {"any": set(ROLES), "pools": set(), "cli": set()}.get(who) or set(who.split(", ")) - {"pools"}
         assert {role for role in ROLES if name in SCRIPTS[role]} == expected, name
 
 

@@ -12,6 +12,7 @@ from bench.planted.door import DOORS
 from bench.planted.readers import READERS
 from bench.planted.security import SECURITY
 from bench.planted.store_access import STORE_ACCESS
+from bench.planted.unreadable import UNREADABLE
 from bench.planted.work import WORK
 
 LUA = "streaming/lua/"
@@ -63,19 +64,19 @@ FENCING = (
     Bug(
         "finish without its owner",
         "Any live worker can end a job that another one runs.",
-        (_lua("finish", " or s[2] ~= worker", ""),),
+        (_lua("finish", "holds(id, worker, run, s[1]", "holds(id, s[2], run, s[1]"),),
         (REGRESSIONS + "a_job_is_ended_by_its_holder_and_its_run_only",),
     ),
     Bug(
         "finish without its run",
         "The end of an earlier attempt counts for a later one.",
-        (_lua("finish", " or s[3] ~= run", ""),),
+        (_lua("finish", "holds(id, worker, run, s[1]", "holds(id, worker, s[3], s[1]"),),
         (REGRESSIONS + "a_job_is_ended_by_its_holder_and_its_run_only",),
     ),
     Bug(
         "release without its run",
         "A hand-back that arrives late takes the job from the worker that has claimed it again and runs it.",
-        (_lua("release", "if s[3] ~= run then return 0 end\n", ""),),
+        (_lua("release", "holds(id, worker, run, s[1]", "holds(id, worker, s[3], s[1]"),),
         (REGRESSIONS + "a_release_that_arrives_late_leaves_the_next_attempt_alone",),
     ),
     Bug(
@@ -125,8 +126,8 @@ ENDS = (
         (
             _lua(
                 "finish",
-                "if s.err or s[1] ~= 'in_progress' or s[2]",
-                "drop_entry(s[4], s[5])\nif s.err or s[1] ~= 'in_progress' or s[2]",
+                "  if not holds(",
+                "  drop_entry(s[4], s[5])\n  if not holds(",
             ),
         ),
         (REGRESSIONS + "a_finish_behind_the_hand_back_leaves_the_job_in_the_queue",),
@@ -171,7 +172,7 @@ ENDS = (
     Bug(
         "a cancel that forgets the worker",
         "A running job is never told of its cancel: it keeps its slot to the end.",
-        (_lua("cancel", "  redis.call('HSET', job_key(id), 'cancel', 1)\n  tell_worker(s[2], {'c', id})\n", ""),),
+        (_lua("cancel", "    redis.call('HSET', job_key(id), 'cancel', 1)\n    tell_worker(s[2], {'c', id})\n", ""),),
         (PROTOCOL + "cancel_ends_a_waiting_job_and_marks_a_running_one",),
     ),
     Bug(
@@ -215,9 +216,9 @@ ENDS = (
         "A dead worker's jobs stay with it because one of them cannot be read.",
         (
             _lua(
-                "reap",
-                "local ran, problem = pcall(step, id, worker, back)",
-                "local ran, problem = true, step(id, worker, back)",
+                "prelude",
+                "local ran, answer = pcall(step, id, worker)",
+                "local ran, answer = true, step(id, worker)",
             ),
         ),
         (MALFORMED + "a_sweep_puts_the_other_jobs_back",),
@@ -303,13 +304,13 @@ QUEUE = (
     Bug(
         "an idempotency key that outlives its finished job",
         "The store keeps the key of every job that was ever completed.",
-        (_lua("finish", "if s[9] then redis.call('EXPIRE', s[9], tonumber(s[7]) or 3600) end\n", ""),),
+        (_lua("finish", "  if is_idem(s[9]) then redis.call('EXPIRE', s[9], keep_of(s[7])) end\n", ""),),
         (IDEMPOTENCY + "a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs",),
     ),
     Bug(
         "an idempotency key that outlives its cancelled job",
         "The same, of jobs that no worker ends.",
-        (_lua("prelude", "  if s[7] then redis.call('EXPIRE', s[7], tonumber(s[5]) or 3600) end\n", ""),),
+        (_lua("prelude", "  if is_idem(s[7]) then redis.call('EXPIRE', s[7], keep_of(s[5])) end\n", ""),),
         (IDEMPOTENCY + "whatever_ends_a_job_bounds_the_life_of_its_key",),
     ),
     Bug(
@@ -327,7 +328,7 @@ QUEUE = (
     Bug(
         "a lost connection that keeps its key",
         "The next try of a client that lost its connection is told that the job was cancelled.",
-        (_lua("cancel", "  if s[5] then redis.call('DEL', s[5]) end\n", ""),),
+        (_lua("cancel", "    free_key(s[5], id)\n", ""),),
         (
             IDEMPOTENCY + "a_job_that_lost_its_client_leaves_its_key_free",
             RETRIES + "a_request_that_lost_its_connection_is_computed_when_it_comes_again",
@@ -391,8 +392,8 @@ QUEUE = (
         (
             _lua(
                 "prelude",
-                "  drop_entry(s[1], s[2])\n  if s[3] then gather(let_go, s[3], id) end\n",
-                "  if s[3] then gather(let_go, s[3], id) end\n",
+                "  drop_entry(s[1], s[2])\n  gather(let_go, worker, id)\n",
+                "  gather(let_go, worker, id)\n",
             ),
         ),
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),
@@ -514,7 +515,7 @@ QUEUE = (
     Bug(
         "a malformed job that still owes",
         "The room of a job that failed as malformed is never given back, and each such job has less accepted.",
-        (_lua("prelude", "  if lane and string.match(s[10] or '', '^%d+$') then owe(s[2], -s[10]) end\n", ""),),
+        (_lua("prelude", "  if model then owe(model, priority, s[10], -1) end\n", ""),),
         (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
     ),
     Bug(
@@ -556,7 +557,7 @@ QUEUE = (
     Bug(
         "a reservation that is never given back",
         "With every finished job less is accepted, in the end nothing.",
-        (_lua("finish", "if s[10] then owe(s[4], -s[10]) end\n", ""),),
+        (_lua("finish", "  owe(model, priority, s[10], -1)\n", ""),),
         (MEMORY + "what_ends_gives_its_reservation_back",),
     ),
     Bug(
@@ -770,7 +771,7 @@ TOKENS = (
     Bug(
         "a job of nobody that keeps its worker",
         "A worker that drains waits for ever for a job that the store has lost.",
-        (_lua("release", "redis.call('SREM', claims_key(worker), id)", "tostring(id)"),),
+        (_lua("prelude", "  gather(let_go, worker, id)\n  return false\n", "  return false\n"),),
         (REGRESSIONS + "a_worker_leaves_though_the_store_has_lost_its_job",),
     ),
     Bug(
@@ -1507,4 +1508,5 @@ BUGS = (
     *SECURITY,
     *STORE_ACCESS,
     *tenants.BUGS,
+    *UNREADABLE,
 )

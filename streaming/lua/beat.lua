@@ -10,6 +10,6 @@ if model and redis.call('GET', alone_key(model)) == worker then redis.call('PEXP
 local held = {}
 for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do
   local s = redis.pcall('HMGET', job_key(id), 'run', 'cancel')
-  held[#held + 1] = {id, tonumber(s[1]) or 0, s[2] or ''}
+  held[#held + 1] = {id, tonumber(whole_number(s[1])) or 0, s[2] or ''}
 end
 return held

@@ -24,17 +24,30 @@ local function read(lane, count)
   return got and got[1] and got[1][2] or {}
 end
 
-local STATES = {queued = 1, in_progress = 1, completed = 1, failed = 1, cancelled = 1, expired = 1}
+-- Whether a waiting job stands in another place than the one that is read.
+local function stands_elsewhere(id, lane, entry)
+  checked_place(lane, entry)
+  local found = redis.call('XRANGE', lane, entry, entry)[1]
+  return found and found[2][2] == id
+end
+
 local begun = 0 -- jobs that this call gives to the worker: a number is used up by one of these, and by no failed one
 local function take(lane, entry, id)
   local job, run = job_key(id), number + begun + 1
   local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'entry', 'created', 'attempt',
-    'events')
+    'events', 'lane')
   if s[1] and not STATES[s[1]] then error('attempt to claim a job in state ' .. s[1], 0) end
+  if s[1] == 'queued' and s[6] ~= entry and not stands_elsewhere(id, s[10], s[6]) then
+    error('its entry is none', 0)
+  end
   if s[1] ~= 'queued' or s[6] ~= entry then
     drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
     return nil
   end
+  if s[2] and not number_of(s[2]) then error('its queue_deadline is none', 0) end
+  if s[3] and not number_of(s[3]) then error('its deadline is none', 0) end
+  if s[8] and not whole_number(s[8]) then error('its attempt is none', 0) end
+  if s[10] and s[10] ~= lane then error('its lane is none', 0) end
   if (not s[8] and past(s[2], now)) or past(s[3], now) then
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
     return nil
@@ -46,7 +59,13 @@ local function take(lane, entry, id)
   if alone then redis.call('HSET', job, 'alone', 1) end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   if s[9] and attempt == 1 then emit(s[9], id, redis.call('HGET', job, 'tenant') or '', 'job.started') end
-  return {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, tonumber(s[7]) or 0, run}
+  return {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, number_of(s[7]) or 0, run}
+end
+
+local function jobs_in(entries)
+  local ids = {}
+  for _, item in ipairs(entries) do ids[#ids + 1] = item[2] and item[2][1] == 'job' and item[2][2] or nil end
+  return ids
 end
 
 -- Only jobs that were never begun may wait too long; a lane read to its end is left for the next.
@@ -65,9 +84,11 @@ local function take_from(lane, most)
         local ran, job = pcall(take, lane, item[1], fields[2])
         if not ran then -- that job alone fails, unless it is the server that refuses
           local why = fault_of(job)
-          if not why then error(job, 0) end
-          drop_entry(lane, item[1])
-          fail_malformed(fields[2], why, now)
+          if not why then -- what was read is this worker's, which hands back what it does not know
+            redis.call('SADD', claims_key(worker), unpack(jobs_in(entries)))
+            error(job, 0)
+          end
+          fail_malformed(fields[2], why, now, nil, lane, item[1])
         elseif job then
           out[#out + 1], taken[#taken + 1], begun = job, job[1], begun + 1
         end

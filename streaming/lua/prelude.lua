@@ -64,10 +64,44 @@ local function gather(lists, key, word, second)
   if #words >= 1000 then do_gathered() end
 end
 
+-- A number that a record holds: a whole one, as it is written; any that is no text like inf or nan. nil for another text.
+local function whole_number(text)
+  return #(text or '') < 16 and string.match(text or '', '^%d+$') or nil
+end
+
+local function number_of(text)
+  local number = tonumber(text or nil)
+  return number and number >= 0 and number < 1e18 and number or nil
+end
+
+-- The model, the priority and the kind of a lane, or of a stream that jobs are put back to; nil for any other name.
+local function place_of(lane)
+  if string.sub(lane or '', 1, #P) ~= P then return nil end
+  local kind, model, priority = string.match(lane, '^(%a+):(.+):(%a+)$', #P + 1)
+  if kind ~= 'lane' and kind ~= 'retry' and kind ~= 'suspects' then return nil end
+  for _, known in ipairs(PRIORITIES) do
+    if priority == known then return model, priority, kind end
+  end
+end
+
+local function is_entry(entry)
+  local ms, number = string.match(entry or '', '^(%d+)%-(%d+)$')
+  return ms and #ms < 20 and #number < 20
+end
+
+-- The same of a job, by the lane and the entry in its record. Raises if they are none: before anything is written.
+local function checked_place(lane, entry)
+  local model, priority, kind = place_of(lane)
+  if not model then error('its lane is none', 0) end
+  if not is_entry(entry) then error('its entry is none', 0) end
+  return model, priority, kind
+end
+
 -- Count bytes that an accepted job may still write (less than 0: it has ended), by model and priority, which are what
--- the names of its lane, retry and suspects streams have in common.
-local function owe(lane, bytes)
-  if lane and bytes then gather(owing, string.match(lane, '^%a+:(.*)$', #P + 1), tonumber(bytes)) end
+-- the names of its lane, retry and suspects streams have in common. Bytes that are no number are nobody's: what is
+-- counted for a lane goes when the last of its jobs has ended.
+local function owe(model, priority, bytes, sign)
+  if whole_number(bytes) then gather(owing, model .. ':' .. priority, sign * bytes) end
 end
 
 -- The bytes that all unfinished jobs may still write. Of what a call adds it tells `owed_now` itself.
@@ -92,7 +126,7 @@ end
 -- of its request, and the end of their span. Parts of something that is listed by itself are not counted.
 local function keep_ended(tenant, size, keep, now, result)
   local bytes, was = string.match(size or '', '^(%d+):(%d+)$')
-  if not bytes or not tenant then return end
+  if not whole_number(bytes) or not whole_number(was) or not tenant then return end
   local ends = span_end(tonumber(keep) or 3600, now)
   if tonumber(was) ~= ends then
     if tonumber(was) > now / 1000 then gather(keeping, tenant, was, -bytes) end
@@ -208,9 +242,7 @@ local function bury(...)
 end
 
 local function drop_entry(lane, entry)
-  if lane and entry and string.sub(lane, 1, #P) == P and string.find(entry, '^%d+%-%d+$') then
-    gather(dropped, lane, entry)
-  end
+  if string.sub(lane or '', 1, #P) == P and is_entry(entry) then gather(dropped, lane, entry) end
 end
 
 -- An event, for those its record names: b the broker, w webhooks, which hear of ends alone. `what` is as in job.completed.
@@ -260,35 +292,50 @@ local function disown(id, runs)
   end
 end
 
--- End a job that no worker ends: cancelled in the queue, expired, given up.
+-- For how long the record of an ended job is kept (s): an hour, if it says no number.
+local function keep_of(keep)
+  return whole_number(keep) or 3600
+end
+
+-- An idempotency key is kept as long as its job is. What is no such key is left alone.
+local function is_idem(key)
+  local start = idem_key('')
+  return string.sub(key or '', 1, #start) == start
+end
+
+-- End a job that no worker ends: cancelled in the queue, expired, given up. Raises if its record cannot be read.
 local function end_job(id, state, reason, now)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
     'tenant', 'size')
+  local model, priority = checked_place(s[1], s[2])
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   drop_entry(s[1], s[2])
-  if s[8] then owe(s[1], -s[8]) end
-  keep_ended(s[10], s[11], s[5], now, 0)
+  owe(model, priority, s[8], -1)
+  keep_ended(s[10], s[11], keep_of(s[5]), now, 0)
   disown(id, s[9])
   if s[4] then gather(let_go, s[4], id) end
   redis.call('ZREM', timers_key(), id)
-  redis.call('EXPIRE', job, tonumber(s[5]) or 3600)
-  if s[7] then redis.call('EXPIRE', s[7], tonumber(s[5]) or 3600) end
-  if s[6] then emit(s[6], id, s[10], 'job.' .. state, true) end
+  redis.call('EXPIRE', job, keep_of(s[5]))
+  if is_idem(s[7]) then redis.call('EXPIRE', s[7], keep_of(s[5])) end
+  if s[6] then emit(s[6], id, s[10] or '', 'job.' .. state, true) end
   tell(s[3], cmsgpack.pack({'e', id}))
 end
 
--- Put a claimed job back, before the lane it came from; a suspect where it will be run alone.
-local function requeue(id, now, suspect)
+-- Put a job that a worker was given back, before the lane it came from; a suspect where it will be run alone. Raises if
+-- its record cannot be read.
+local function requeue(id, now, suspect, worker)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'worker', 'deadline')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline')
+  local model, priority, kind = checked_place(s[1], s[2])
+  local due = number_of(s[3])
+  if s[3] and not due then error('its deadline is none', 0) end
   drop_entry(s[1], s[2])
-  if s[3] then gather(let_go, s[3], id) end
-  local model, priority = string.match(s[1], '^' .. P .. '%a+:(.+):(%a+)$')
-  local lane = suspect and suspects_key(model, priority) or retry_key(model, priority)
+  gather(let_go, worker, id)
+  local lane = (suspect or kind == 'suspects') and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
-  if s[4] then redis.call('ZADD', timers_key(), s[4], id) end
+  if due then redis.call('ZADD', timers_key(), due, id) end
   if not wake(model, now) then wake_scheduler(model) end
 end
 
@@ -322,16 +369,37 @@ end
 
 -- Free an idempotency key, if it is one and still leads to this job.
 local function free_key(key, id)
-  local start = idem_key('')
-  if string.sub(key or '', 1, #start) ~= start then return end
+  if not is_idem(key) then return end
   local known = redis.pcall('GET', key)
   if type(known) == 'string' and string.sub(known, 1, 36) == id then redis.call('DEL', key) end
 end
 
+-- The entries that a worker was given and that are not dropped yet, by job: lane and entry. Only what stands in no record
+-- that can be read is looked for here.
+local given = {}
+local function given_to(worker)
+  if given[worker] then return given[worker] end
+  local found, model = {}, redis.call('HGET', worker_key(worker), 'model')
+  given[worker] = found
+  for _, lane in ipairs(model and lanes_of(model) or {}) do
+    local from, pending = '-', {}
+    repeat
+      pending = redis.pcall('XPENDING', lane, GROUP, from, '+', 1000, worker) -- an error has no entries
+      for _, item in ipairs(pending) do
+        local entry = redis.call('XRANGE', lane, item[1], item[1])[1]
+        if entry then found[entry[2][2]] = {lane, item[1]} end
+        from = '(' .. item[1]
+      end
+    until #pending < 1000
+  end
+  return found
+end
+
 -- Fail a job whose record holds what no script can work with: nothing of it is trusted but its id, and each field that
--- can be read is used for what it is. People may look at it; a request that comes again with its idempotency key is
--- computed anew. Returns 0 if it had ended, or is not kept.
-local function fail_malformed(id, reason, now)
+-- can be read is used for what it is. `worker`, and its place if that is known, count for more than what its record
+-- says of them. People may look at it; a request that comes again with its idempotency key is computed anew. Returns 0
+-- if it had ended, or is not kept.
+local function fail_malformed(id, reason, now, worker, lane, entry)
   local job = job_key(id)
   local s = redis.pcall('HMGET', job, 'state', 'lane', 'entry', 'worker', 'keep', 'events', 'tenant', 'reply', 'idem',
     'owed', 'runs', 'size')
@@ -339,18 +407,24 @@ local function fail_malformed(id, reason, now)
     redis.call('DEL', job) -- not a hash
     s = {'?'}
   end
+  if worker then gather(let_go, worker, id) end
   if not s[1] or s[1] == 'completed' or s[1] == 'failed' or s[1] == 'cancelled' or s[1] == 'expired' then return 0 end
+  lane, entry = lane or s[2], entry or s[3]
+  if not pcall(checked_place, lane, entry) then
+    local place = given_to(worker or s[4] or '')[id] or {}
+    lane, entry = place[1], place[2]
+  end
   redis.call('HSET', job, 'state', 'failed', 'reason', 'malformed', 'done', now)
   redis.call('HSETNX', job, 'body', '')
-  drop_entry(s[2], s[3])
-  local lane = string.sub(s[2] or '', 1, #P) == P and string.match(s[2], '^%a+:.+:%a+$', #P + 1)
-  if lane and string.match(s[10] or '', '^%d+$') then owe(s[2], -s[10]) end
-  keep_ended(s[7], s[12], string.match(s[5] or '', '^%d+$'), now, 0)
+  drop_entry(lane, entry)
+  local model, priority = place_of(lane or s[2])
+  if model then owe(model, priority, s[10], -1) end
+  keep_ended(s[7], s[12], keep_of(s[5]), now, 0)
   pcall(disown, id, s[11])
   free_key(s[9], id)
   if (s[4] or '') ~= '' then gather(let_go, s[4], id) end
   redis.call('ZREM', timers_key(), id)
-  redis.call('EXPIRE', job, string.match(s[5] or '', '^%d+$') or 3600)
+  redis.call('EXPIRE', job, keep_of(s[5]))
   if s[6] and s[7] then emit(s[6], id, s[7], 'job.failed', true) end
   bury('job', id, 'reason', 'unreadable: ' .. reason)
   tell(s[8], cmsgpack.pack({'e', id}))
@@ -377,11 +451,53 @@ local function job_of_key(key, tenant, digest, pin, epoch)
   return {'joined', found, s[2], tonumber(created), tonumber(attempt), epoch}
 end
 
--- Why what a job's record holds makes a command or a computation fail; nil where the server refuses, whatever it holds.
+-- Why what a job's record holds makes a command or a computation fail; nil where the server refuses, whatever it holds:
+-- by the code of its answer, or by these words. What is not known to be a refusal is the job's fault: it fails, people
+-- look at it, and no other job waits for it.
 local function fault_of(problem)
+  local refusals = {
+    OOM = true, MISCONF = true, READONLY = true, NOREPLICAS = true, LOADING = true, MASTERDOWN = true, NOSCRIPT = true,
+    UNBLOCKED = true, NOAUTH = true, WRONGPASS = true, NOPERM = true, CLUSTERDOWN = true, MOVED = true, ASK = true,
+    TRYAGAIN = true
+  }
+  local words = {'ACL failure', 'executing the script', 'nknown Redis command', 'nknown command', 'non local key',
+    'cript killed', 'not enough memory'}
   local text = type(problem) == 'table' and problem.err or tostring(problem)
-  for _, sign in ipairs({'WRONGTYPE', 'not an integer', 'not a float', 'attempt to', 'must be strings or integers'}) do
-    if string.find(text, sign, 1, true) then return text end
+  if refusals[string.match(text, '^%-?(%u+)') or ''] then return nil end
+  for _, refusal in ipairs(words) do
+    if string.find(text, refusal, 1, true) then return nil end
   end
+  return text
+end
+
+-- Do something to a job, which `worker` holds if one does. If its record cannot be worked with only that job fails.
+-- Returns: what `step` does, or nil if the job has failed
+local function or_malformed(id, worker, step)
+  local ran, answer = pcall(step, id, worker)
+  if ran then return answer end
+  local why = fault_of(answer)
+  if not why then error(answer, 0) end
+  fail_malformed(id, why, now_ms(), worker)
   return nil
+end
+
+-- Whether a worker holds a job under a run, by the job's record. A job that has ended, or that another worker holds, is
+-- not counted as this worker's any more. Raises if the record cannot be true: it has no state; it names a run that is
+-- none, or a worker that knows nothing of it.
+local function holds(id, worker, run, state, owner, number)
+  if state == 'in_progress' and owner == worker and number == run then return true end
+  if state and not STATES[state] then error('its state is none', 0) end
+  if state == 'queued' then return false end
+  if state == 'in_progress' then
+    if owner == worker then
+      if not string.find(whole_number(number) or '', '^[1-9]') then error('its run is none', 0) end
+      return false
+    end
+    if redis.call('SISMEMBER', claims_key(worker), id) == 1
+      and redis.call('SISMEMBER', claims_key(owner or ''), id) == 0 then
+      error('its worker is none', 0)
+    end
+  end
+  gather(let_go, worker, id)
+  return false
 end

@@ -52,7 +52,7 @@ local entry = redis.call('XADD', lane, '*', 'job', id)
 waits[lane] = waiting + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', owed, 'size', part and '' or size .. ':' .. ends)
-owe(lane, owed)
+owe(model, priority, ARGV[17], 1)
 if events ~= '' then
   redis.call('HSET', job, 'events', events)
   emit(events, id, tenant, 'job.accepted')

@@ -8,14 +8,20 @@ local now = now_ms()
 local requeued, expired, given_up, spared = 0, 0, 0, 0
 
 local function give_up(id, reason)
-  bury('job', id, 'reason', reason)
   end_job(id, 'failed', reason, now)
+  bury('job', id, 'reason', reason)
   given_up = given_up + 1
 end
 
-local function take_from_dead(id, worker, back)
-  local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'alone')
-  if s[1] ~= 'in_progress' or s[2] ~= worker then return end
+local back = {}
+local function take_from_dead(id, worker)
+  local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'alone', 'run')
+  if s[1] == 'queued' then
+    requeue(id, now, false, worker) -- the claim that gave it broke off
+    requeued = requeued + 1
+    return
+  end
+  if not holds(id, worker, s[5], s[1], s[2], s[5]) then return end
   local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
   if s[3] then
     end_job(id, 'cancelled', 'cancelled', now)
@@ -24,19 +30,10 @@ local function take_from_dead(id, worker, back)
   elseif losses >= most_attempts then
     give_up(id, 'attempts_exhausted')
   else
-    requeue(id, now, losses == most_attempts - 1)
+    requeue(id, now, losses == most_attempts - 1, worker)
     back[#back + 1] = id
     requeued = requeued + 1
   end
-end
-
--- Of a job whose record cannot be worked with only that job fails.
-local function or_malformed(id, step, worker, back)
-  local ran, problem = pcall(step, id, worker, back)
-  if ran then return end
-  local why = fault_of(problem)
-  if not why then error(problem, 0) end
-  fail_malformed(id, why, now)
 end
 
 -- No sweep for so long: the store was away, and nobody could renew a lease that was good before. Once, for each.
@@ -62,9 +59,9 @@ local lapsed = redis.call('ZRANGE', leases_key(), '-inf', now, 'BYSCORE', 'LIMIT
 for _, worker in ipairs(lapsed) do
   redis.call('HSET', worker_key(worker), 'state', 'dead') -- the fence: from here on it can write nothing
   redis.call('EXPIRE', worker_key(worker), 3600)
-  redis.call('ZREM', leases_key(), worker)
-  local back = {}
-  for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do or_malformed(id, take_from_dead, worker, back) end
+  back = {}
+  for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do or_malformed(id, worker, take_from_dead) end
+  redis.call('ZREM', leases_key(), worker) -- behind its jobs: where the server refuses one, the next sweep goes on
   redis.call('DEL', claims_key(worker))
   inherit(worker, back, keep)
   end_log(worker, keep)
@@ -78,7 +75,9 @@ for _, worker in ipairs(lapsed) do
 end
 
 local function expire(id)
-  if redis.call('HGET', job_key(id), 'state') == 'queued' then
+  local state = redis.call('HGET', job_key(id), 'state')
+  if state and not STATES[state] then error('its state is none', 0) end
+  if state == 'queued' then
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
     expired = expired + 1
   else
@@ -86,7 +85,7 @@ local function expire(id)
   end
 end
 for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_jobs)) do
-  or_malformed(id, expire)
+  or_malformed(id, nil, expire)
 end
 
 -- What is owed follows from the jobs that are there. Where none is left it is nothing: a sum that is not has outlived jobs

@@ -6,8 +6,8 @@ local worker, address, dropped = ARGV[1], ARGV[2], 0
 if not is_live(worker) then return 'fenced' end
 for i = 3, #ARGV do
   local job = job_key(ARGV[i])
-  local s = redis.call('HMGET', job, 'state', 'worker', 'reply')
-  if s[1] == 'in_progress' and s[2] == worker then
+  local s = redis.pcall('HMGET', job, 'state', 'worker', 'reply')
+  if not s.err and s[1] == 'in_progress' and s[2] == worker then
     local kept = {}
     for each in string.gmatch(s[3] or '', '[^,]+') do
       if each ~= address then kept[#kept + 1] = each end

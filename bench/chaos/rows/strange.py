@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -10,30 +13,116 @@ from redis.exceptions import RedisError
 
 from bench.chaos.asks import Ask
 from bench.chaos.budget import Budget, Other
+from bench.chaos.house import House
 from bench.chaos.http import fetch
+from bench.chaos.processes import Child
 from bench.chaos.rows.requests import put_raw
-from bench.chaos.rows.workers import asks, requests
+from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import Row, Stage
-from bench.chaos.waiting import until
+from bench.chaos.tenants import FIRST, authorization
+from bench.chaos.waiting import becomes, until
 from streaming.keys import ROOT, fleet_key, partition_key, prefix
+from streaming.messages import State
 
 TOKENS = 200
 
+FIELDS = (
+    *("state", "body", "tenant", "reply", "created", "lane", "entry", "keep", "owed", "events", "metadata", "idem"),
+    *("deadline", "queue_deadline", "pinned", "worker", "attempt", "run", "claimed", "started", "runs", "alone"),
+    *("cancel", "losses", "epoch", "abandoned", "delivered", "size"),
+)
+"""Of the hash of a job that has not ended."""
+MANNERS = ("plain end", "cancel", "kill", "drain", "expiry")
+"""What becomes of jobs once their records are spoiled, in turn."""
+SPOILED_TOKENS = 600
+EXPIRY_MS = 4000
+END_S = 40.0
+"""Within so long after the fault each spoiled job must have ended: its tokens, a lease, and a second run of it."""
+
+
+@dataclass(slots=True)
+class Spoiled:
+    """Jobs of which one field each is spoiled; the store is asked what became of them, for their readers may not be
+    able to ask: the field may be their tenant."""
+
+    house: House
+    manner: str
+    jobs: Mapping[str, str] = field(default_factory=dict)
+    """By the name of the field."""
+
+    @classmethod
+    async def begun(cls, house: House, manner: str, trial: int) -> Spoiled:
+        """Put, and begun by some worker."""
+        found = cls(house, manner)
+        queue = {"deadline_ms": EXPIRY_MS} if manner == "expiry" else {"deadline_ms": 600_000}
+        found.jobs = {name: await found._put(f"{name} {trial}", queue) for name in FIELDS}
+        await until(found._all_run, 20)
+        return found
+
+    async def _put(self, prompt: str, queue: Mapping[str, int]) -> str:
+        body = Ask(prompt, SPOILED_TOKENS, chat=False, queue=queue).body
+        _, _, answer = await fetch(self.house.ports[0], "POST", "/v1/jobs", body, authorization(FIRST))
+        return str(msgspec.json.decode(answer)["id"])
+
+    async def _states(self) -> dict[str, bytes]:
+        redis: Any = self.house.wire.redis
+        return {name: await redis.hget(_job_key(job), "state") or b"" for name, job in self.jobs.items()}
+
+    async def _all_run(self) -> bool:
+        return set((await self._states()).values()) == {b"in_progress"}
+
+    async def spoil(self, stage: Stage) -> None:
+        """Random bytes into each job's field, or digits, or nothing."""
+        redis: Any = self.house.wire.redis
+        for name, job in self.jobs.items():
+            noise = stage.rng.choice([_noise(stage), _noise(stage), b"9" * 30, b""])
+            await redis.hset(_job_key(job), name, noise)
+
+    async def cancel(self, stage: Stage) -> None:
+        """Each, as its owner would. One whose record cannot be read may be answered as failed, or not be there."""
+        for name, job in self.jobs.items():
+            at = f"/v1/jobs/{job}/cancel"
+            status, _, body = await fetch(self.house.ports[0], "POST", at, headers=authorization(FIRST))
+            stage.must(
+                status in (200, 404, 410) or b"malformed_job" in body,
+                f"a cancel is answered {status} where {name} is spoiled: {body[:100]!r}",
+            )
+
+    async def judge(self, stage: Stage) -> None:
+        """Each has one of the final states and is kept for a time, not for ever."""
+        redis: Any = self.house.wire.redis
+        final = {state.encode() for state in State if state.final}
+
+        async def all_ended() -> bool:
+            return set((await self._states()).values()) <= final
+
+        await becomes(all_ended, END_S, 0.1)
+        for name, state in (await self._states()).items():
+            what = f"{self.manner}, {name} spoiled"
+            stage.must(state in final, f"{what}: the job is {state!r} after {END_S:g} s")
+            stage.must(await redis.ttl(_job_key(self.jobs[name])) != -1, f"{what}: the job is kept for ever")
+
 
 async def f33(stage: Stage) -> None:
-    """Random bytes into the logs, one job's record, plans, overrides, the fleet and every channel."""
-    async with stage.house() as house:
+    """Random bytes into the logs, plans, overrides, the fleet, every channel, and each field of jobs' records, which
+    then end, are cancelled, lose their worker by kill -9 or SIGTERM, or expire."""
+    async with stage.house(environ={"PENSTOCK_WORKER_DRAIN_S": "0.5"}) as house:
         redis: Any = house.wire.redis
-        exits = [len(child.exits) for child in house.children]
+        exits = {child.name: len(child.exits) for child in house.children}
+        meant: list[tuple[str, int]] = []
         for trial in stage.tries():
+            manner = MANNERS[trial % len(MANNERS)]
+            spoiled = await Spoiled.begun(house, manner, trial)
             begun = house.begin(asks(stage.row.id, trial, tokens=TOKENS))
             touched = house.begin(
                 [Ask(f"touched {trial}", 600, False, may=("completed", "failed"), reads=trial % 2 == 0)]
             )
             await asyncio.gather(*(told.begun.wait() for told, _ in begun))
             await asyncio.gather(*(told.accepted.wait() for told, _ in touched))
-            stage.fault("random bytes")
-            written = 0
+            stage.fault(f"random bytes, then {manner}")
+            written = await _into_logs(stage, redis)
+            await spoiled.spoil(stage)
+            meant += await _bring_about(stage, house, spoiled)
             for _ in range(5):
                 written += await _into_logs(stage, redis)
                 await _into_fleet(stage, redis)
@@ -43,11 +132,30 @@ async def f33(stage: Stage) -> None:
             # What comes now is read from the log.
             await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             await house.finish([*begun, *touched])
+            await spoiled.judge(stage)
             stage.bit(written and stage.across(requests(begun)), "no frame was written, or nobody read across it")
             await _clean(redis)
             await house.ready()
-        ended = [c.name for c, was in zip(house.children, exits, strict=True) if len(c.exits) > was]
-    stage.must(not ended, f"processes ended: {ended}")
+        ended = [(child.name, code) for child in house.children for code in child.exits[exits[child.name] :]]
+    stage.must(sorted(ended) == sorted(meant), f"processes ended: {ended}, meant to: {meant}")
+
+
+async def _bring_about(stage: Stage, house: House, spoiled: Spoiled) -> list[tuple[str, int]]:
+    """What the manner says; the process that is to end by it, with its exit code."""
+    if spoiled.manner == "cancel":
+        await spoiled.cancel(stage)
+    if spoiled.manner not in ("kill", "drain"):
+        return []
+    doomed: Child = await victim(stage, house)
+    lives = len(doomed.exits)
+    number = signal.SIGKILL if spoiled.manner == "kill" else signal.SIGTERM
+    doomed.send(number)
+    await doomed.exited(lives + 1)
+    return [(doomed.name, -number if spoiled.manner == "kill" else 0)]
+
+
+def _job_key(job: str) -> str:
+    return partition_key(0, "job", job)
 
 
 async def _into_logs(stage: Stage, redis: Any) -> int:
@@ -177,10 +285,17 @@ MALFORMED = Other(500, "malformed_job", 4)
 
 ROWS = (
     Row(
-        *("F33", "corrupt frames and records", "random bytes in logs, a record, plans, fleet, channels", 12, f33, 300),
+        *(
+            "F33",
+            "corrupt frames and records",
+            "random bytes in logs, records' fields, plans, fleet, channels",
+            10,
+            f33,
+            300,
+        ),
         proves="Bytes nobody can read cost at most the one job they belong to, and end no process.",
         budget=Budget(broken=20, others=(MALFORMED,), why="readers of the touched job may be told that it is lost"),
-        short=4,
+        short=len(MANNERS),
     ),
     Row(
         *("F34", "version N beside N+1", "jobs, messages and entries of an unknown version", 10, f34, 240),

@@ -1,0 +1,500 @@
+"""Any field of a job's record that cannot be read, at every moment of its life: only its own job may fail, and nothing
+of it stays behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from flow import a_job, append, delta, until
+from house import House, eventually, redis_process
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from streaming.deadletters import DeadLetters
+from streaming.errors import Unavailable
+from streaming.journal import Journal, malformed_keep_s
+from streaming.keys import partition_key, prefix
+from streaming.lease import Broken, Claim, Finish, Lease
+from streaming.messages import Run, Section, State, Terminal
+from streaming.queue import Queue
+from streaming.reaper import Reaper
+from streaming.reset import reset_store
+from streaming.scripts import load_scripts
+from streaming.settings import WireSettings
+from streaming.wire import REFUSALS, Wire
+
+FIELDS = (
+    *("state", "body", "tenant", "reply", "created", "lane", "entry", "keep", "owed", "events", "metadata", "idem"),
+    *("deadline", "queue_deadline", "pinned", "worker", "attempt", "run", "claimed", "started", "runs", "alone"),
+    *("cancel", "losses", "epoch", "abandoned", "delivered", "size"),
+)
+"""Of a job's hash before its end."""
+NOISE = {"words": b"zz;9,x", "bytes": b"\xff\xc1\x00;:,", "digits": b"9" * 30, "infinity": b"1e400", "empty": b""}
+FINAL = {state for state in State if state.final}
+
+
+class Desk:
+    """Jobs of which one field each is spoiled, and three that are whole; all with one worker."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.queue, self.lease = wire, Queue(wire), Lease(wire, "m")
+        self.reaper = Reaper(wire)
+        self.whole: list[str] = []
+        self.spoiled: dict[str, str] = {}
+        self.claims: dict[str, Claim | Broken] = {}
+
+    async def put(self, **settings: Any) -> None:
+        """The whole ones stand before, between and behind the others."""
+        await self.lease.register()
+        for field in ("", *FIELDS[:12], "", *FIELDS[12:], ""):
+            job = msgspec.structs.replace(a_job(self.queue), events="bw", **settings)
+            await self.queue.put(job, idempotency_key=job.id, digest="d")
+            if field:
+                self.spoiled[field] = job.id
+            else:
+                self.whole.append(job.id)
+
+    async def claim(self) -> None:
+        await self._claimed(self.lease)
+
+    async def _claimed(self, lease: Lease) -> None:
+        claimed = await lease.claim(0, 50)
+        for each in claimed.jobs:
+            self.claims[each.id if isinstance(each, Broken) else each.job.id] = each
+        while claimed.suspects:
+            claimed = await lease.claim(0, 1, alone=True)
+            for each in claimed.jobs:
+                self.claims[each.id if isinstance(each, Broken) else each.job.id] = each
+            if not claimed.jobs:
+                break
+            await self.finish(lease)
+
+    async def spoil(self, noise: str, fields: Iterable[str] = FIELDS) -> None:
+        for field in fields:
+            await self.wire.redis.hset(self.key(self.spoiled[field]), field, NOISE[noise])  # type: ignore[misc]
+
+    async def finish(self, lease: Lease) -> None:
+        """Every job that this worker knows, and then what only the server counts as its own, as a worker does it."""
+        claims, self.claims = self.claims, {}
+        for job_id, claim in claims.items():
+            sections = (Section(1, Run(lease.id, claim.number)),)
+            end = Terminal(job_id, State.COMPLETED, 1, ("stop",), rows=(delta(claim.number, 1),), sections=sections)
+            await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+        await self.hand_back_strays(lease)
+
+    async def hand_back_strays(self, lease: Lease) -> None:
+        for job_id, held in (await lease.beat(0)).items():
+            await lease.release(job_id, held.number)
+
+    async def lapse(self, losses: int = 0) -> None:
+        """The worker is lost, for the last time if it has `losses` already; its lease lapses."""
+        for job_id in [*self.whole, *self.spoiled.values()] if losses else []:
+            if not await self.wire.redis.hget(self.key(job_id), "losses"):  # type: ignore[misc]
+                await self.wire.redis.hset(self.key(job_id), "losses", losses)  # type: ignore[misc]
+        await self.wire.redis.zadd(partition_key(0, "leases"), {self.lease.id: 1})
+        await self.reaper.sweep()
+        assert await self.wire.redis.zscore(partition_key(0, "leases"), self.lease.id) is None
+        self.claims = {}
+
+    async def all_end(self) -> None:
+        """Other workers do what is left. Then no job is unfinished and nothing is held for any."""
+        for _ in range(3):
+            heir = Lease(self.wire, "m")
+            await heir.register()
+            await self._claimed(heir)
+            await self.finish(heir)
+            await heir.leave()
+        with suppress(Exception):
+            await self.lease.leave()
+        await self.reaper.sweep()
+        redis: Any = self.wire.redis
+        for name, job_id in [*self.spoiled.items(), *(("whole", each) for each in self.whole)]:
+            state = (await redis.hget(self.key(job_id), "state") or b"").decode(errors="replace")
+            assert state in FINAL, f"the job of which {name} was spoiled is {state!r}"
+            assert await redis.ttl(self.key(job_id)) > 0, f"the job of which {name} was spoiled is kept for ever"
+        for kind in ("lane", "retry", "suspects", "timers", "claims"):
+            async for key in redis.scan_iter(match=f"{prefix(0)}{kind}*"):
+                sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen}
+                assert await sizes[await redis.type(key)](key) == 0, key
+        assert sum(int(each) for each in await redis.hvals(partition_key(0, "owed"))) == 0
+
+    async def states(self, job_ids: Iterable[str]) -> set[str]:
+        redis: Any = self.wire.redis
+        return {(await redis.hget(self.key(job_id), "state")).decode() for job_id in job_ids}
+
+    @staticmethod
+    def key(job_id: str) -> str:
+        return partition_key(0, "job", job_id)
+
+
+@pytest.fixture
+def desk(wire: Wire) -> Desk:
+    return Desk(wire)
+
+
+each_noise = pytest.mark.parametrize("noise", NOISE)
+
+
+@each_noise
+async def test_jobs_end_beside_one_that_cannot_be_read(desk: Desk, noise: str) -> None:
+    """Their worker finishes them all; what the server alone counts as its own it hands back."""
+    await desk.put()
+    await desk.claim()
+    await desk.spoil(noise)
+    await desk.finish(desk.lease)
+    assert await desk.states(desk.whole) == {"completed"}
+    await desk.all_end()
+
+
+@each_noise
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("losses", [0, 1, 2])
+async def test_a_sweep_takes_all_jobs_of_a_lost_worker(desk: Desk, noise: str, losses: int, cancelled: bool) -> None:
+    """Put back, put aside as suspects, given up or cancelled: whatever is to become of the others becomes of them."""
+    await desk.put(deadline_ms=600_000)
+    await desk.claim()
+    if cancelled:
+        for job_id in [*desk.whole, *desk.spoiled.values()]:
+            await desk.queue.cancel(job_id)
+    await desk.spoil(noise)
+    await desk.lapse(losses)
+    now = "cancelled" if cancelled else "failed" if losses == 2 else "queued"
+    assert await desk.states(desk.whole) == {now}
+    await desk.all_end()
+
+
+@each_noise
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_drain_hands_all_jobs_back(desk: Desk, noise: str, cancelled: bool) -> None:
+    """None of the others has lost a worker by it, and the worker can leave."""
+    await desk.put(deadline_ms=600_000)
+    await desk.claim()
+    if cancelled:
+        for job_id in [*desk.whole, *desk.spoiled.values()]:
+            await desk.queue.cancel(job_id)
+    await desk.spoil(noise)
+    for job_id, claim in desk.claims.items():
+        await desk.lease.release(job_id, claim.number)
+    desk.claims = {}
+    await desk.hand_back_strays(desk.lease)
+    assert await desk.lease.leave() == 0
+    assert await desk.states(desk.whole) == {"cancelled" if cancelled else "queued"}
+    for job_id in desk.whole:
+        assert await desk.wire.redis.hget(desk.key(job_id), "losses") is None  # type: ignore[misc]
+    await desk.all_end()
+
+
+@each_noise
+async def test_a_running_job_is_cancelled(desk: Desk, noise: str) -> None:
+    """Cancelled once its record is spoiled, by an API process that hears no error."""
+    await desk.put()
+    await desk.claim()
+    await desk.spoil(noise)
+    for job_id in [*desk.whole, *desk.spoiled.values()]:
+        await desk.queue.cancel(job_id)
+    held = await desk.lease.beat(0)
+    assert all(held[job_id].cancelled for job_id in desk.whole)
+    await desk.finish(desk.lease)
+    await desk.all_end()
+
+
+@each_noise
+async def test_a_claim_and_a_sweep_go_on_behind_a_waiting_job(desk: Desk, noise: str) -> None:
+    """Jobs whose record is spoiled while they wait: what is over expires, the others run."""
+    await desk.put(max_queue_ms=1)
+    await until(lambda: _passed(desk.wire))
+    await desk.spoil(noise)
+    for job_id in desk.whole[:2]:
+        await desk.wire.redis.hdel(desk.key(job_id), "queue_deadline")  # type: ignore[misc]
+    await desk.claim()
+    assert set(desk.whole[:2]) <= desk.claims.keys() and desk.whole[2] not in desk.claims
+    await desk.finish(desk.lease)
+    assert await desk.states(desk.whole[:2]) == {"completed"} and await desk.states(desk.whole[2:]) == {"expired"}
+    await desk.all_end()
+
+
+@each_noise
+async def test_a_claim_leaves_no_waiting_job_behind(desk: Desk, noise: str) -> None:
+    """It gives a job to the worker, or fails it: none is dropped from its lane and waits for ever."""
+    await desk.put()
+    await desk.spoil(noise)
+    await desk.claim()
+    assert "queued" not in await desk.states([*desk.whole, *desk.spoiled.values()])
+    for claim in desk.claims.values():
+        assert isinstance(claim, Broken) or claim.attempt == 1
+    await desk.finish(desk.lease)
+    assert await desk.states(desk.whole) == {"completed"}
+    await desk.all_end()
+
+
+async def test_numbers_beyond_all_bounds_are_none(desk: Desk) -> None:
+    """A worker that was given such an attempt, and one that looked for such a frame, ended; so did the next."""
+    await desk.put()
+    await desk.claim()
+    redis: Any = desk.wire.redis
+    await redis.hset(desk.key(desk.spoiled["attempt"]), "attempt", NOISE["digits"])
+    await redis.hset(desk.key(desk.spoiled["runs"]), "runs", b"w:" + NOISE["digits"] + b":1;")
+    await redis.hset(desk.key(desk.spoiled["created"]), "created", NOISE["digits"])
+    await desk.lapse()
+    heir = Lease(desk.wire, "m")
+    await heir.register()
+    claims = {each.id if isinstance(each, Broken) else each.job.id: each for each in (await heir.claim(0, 50)).jobs}
+    assert desk.spoiled["attempt"] not in claims and isinstance(claims[desk.spoiled["runs"]], Broken)
+    records = await Journal(desk.wire).records([desk.spoiled[name] for name in ("attempt", "runs", "created")])
+    assert [record and record.state for record in records] == [State.FAILED] * 3
+
+
+@each_noise
+async def test_a_sweep_expires_waiting_jobs(desk: Desk, noise: str) -> None:
+    """No worker is there to claim any."""
+    await desk.put(max_queue_ms=1)
+    await until(lambda: _passed(desk.wire))
+    await desk.spoil(noise)
+    await desk.reaper.sweep()
+    assert await desk.states(desk.whole) == {"expired"}
+    assert await desk.states(desk.spoiled.values()) <= {"expired", "failed"}
+    await desk.all_end()
+
+
+@each_noise
+async def test_waiting_jobs_are_cancelled(desk: Desk, noise: str) -> None:
+    """And abandoned: no key but an idempotency key is deleted with them."""
+    await desk.put(reply_to="somewhere")
+    await desk.spoil(noise)
+    await desk.wire.redis.set("another", b"x")
+    await desk.wire.redis.hset(desk.key(desk.whole[2]), "idem", "another")  # type: ignore[misc]
+    await desk.queue.cancel(desk.whole[0])
+    for job_id in [*desk.whole[1:], *desk.spoiled.values()]:
+        await desk.queue.abandon(job_id, "somewhere")
+    assert await desk.states(desk.whole) == {"cancelled"} and await desk.wire.redis.exists("another")
+    await desk.all_end()
+
+
+@each_noise
+async def test_every_other_call_of_a_worker_bears_it(desk: Desk, noise: str) -> None:
+    """It begins jobs anew, writes checkpoints, stops sending, and puts back what only a newer version can read."""
+    await desk.put()
+    await desk.claim()
+    await desk.lapse()
+    lease = desk.lease = Lease(desk.wire, "m")
+    await lease.register()
+    await desk.claim()
+    await desk.spoil(noise)
+    await lease.calls([append(lease, {"-": [delta(each.number, 1) for each in desk.claims.values()]})])
+    await lease.unfollow(0, "somewhere", list(desk.claims))
+    await lease.calls([lease.checkpoint_call(0, job_id, each.number, 1) for job_id, each in desk.claims.items()])
+    for job_id, each in desk.claims.items():
+        await lease.restart(job_id, each.number)
+        await desk.queue.reset(job_id, 1)
+    await lease.decline([Broken(job_id, each.number, "") for job_id, each in desk.claims.items()])
+    desk.claims = {}
+    assert await desk.states(desk.whole) == {"queued"}
+    await desk.hand_back_strays(lease)
+    await desk.all_end()
+
+
+async def test_what_failed_is_shown_to_people(desk: Desk) -> None:
+    """As a dead letter that says which field; a job that can be ended without that field is none."""
+    await desk.put()
+    await desk.claim()
+    await desk.spoil("words")
+    await desk.finish(desk.lease)
+    reasons = {letter.job: letter.reason for letter in await DeadLetters(desk.wire).recent(100)}
+    for field in ("state", "lane", "entry", "worker", "run"):
+        assert reasons[desk.spoiled[field]].startswith("unreadable: ") and field in reasons[desk.spoiled[field]]
+    assert reasons.keys() == {desk.spoiled[field] for field in ("state", "lane", "entry", "worker", "run")}
+    assert malformed_keep_s(NOISE["digits"]) == malformed_keep_s(NOISE["words"]) == 3600
+
+
+async def test_a_refusal_in_the_middle_of_a_claim_loses_no_job(desk: Desk, redis_url: str) -> None:
+    """The server refuses the worker a command that one of five jobs needs. Nothing fails for it, and what was read is
+    handed back: by the worker, which lives on, or by the sweep after its end."""
+    redis: Any = desk.wire.redis
+    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-zrem")
+    narrow = Wire.open(WireSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
+    try:
+        for ends in (False, True):
+            jobs = [a_job(desk.queue) for _ in range(5)]
+            jobs[2] = msgspec.structs.replace(jobs[2], deadline_ms=600_000)
+            for job in jobs:
+                await desk.queue.put(job)
+            lease = Lease(narrow, "m")
+            await lease.register()
+            await redis.execute_command("ACL", "SETUSER", "narrow", "-zrem")
+            with pytest.raises((ResponseError, Unavailable)):
+                await lease.claim(0, 5)
+            await redis.execute_command("ACL", "SETUSER", "narrow", "+zrem")
+            if ends:
+                desk.lease = lease
+                await desk.lapse()
+            else:
+                await desk.hand_back_strays(lease)
+            assert await desk.states(job.id for job in jobs) == {"queued"}
+            heir = Lease(desk.wire, "m")
+            await heir.register()
+            claimed = [claim for claim in (await heir.claim(0, 10)).jobs if isinstance(claim, Claim)]
+            assert {claim.job.id for claim in claimed} == {job.id for job in jobs}
+            for claim in claimed:
+                end = Terminal(claim.job.id, State.COMPLETED, 0)
+                await heir.calls([heir.finish_call(Finish(end, claim.number, True))])
+        await desk.all_end()
+        assert await DeadLetters(desk.wire).recent(10) == []
+    finally:
+        await narrow.close()
+
+
+async def test_a_refusal_in_the_middle_of_a_sweep_is_made_good_by_the_next(desk: Desk, redis_url: str) -> None:
+    """The lease and the claims of a lost worker go behind its jobs."""
+    redis: Any = desk.wire.redis
+    jobs = [msgspec.structs.replace(a_job(desk.queue), deadline_ms=n and 600_000) for n in (None, 1, None)]
+    for job in jobs:
+        await desk.queue.put(job)
+    await desk.lease.register()
+    await desk.lease.claim(0, 3)
+    await redis.zadd(partition_key(0, "leases"), {desk.lease.id: 1})
+    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-hincrby")
+    narrow = Wire.open(WireSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
+    try:
+        with pytest.raises((ResponseError, Unavailable)):
+            await Reaper(narrow).sweep()
+    finally:
+        await narrow.close()
+    assert (await desk.reaper.sweep()).requeued == 3
+    assert await DeadLetters(desk.wire).recent(10) == []
+    heir = Lease(desk.wire, "m")
+    await heir.register()
+    assert len((await heir.claim(0, 10)).jobs) == 3
+
+
+def test_scripts_and_processes_know_the_same_refusals() -> None:
+    """What is a refusal to a process fails no job in a script."""
+    source = load_scripts()["reap"].source
+    table = source[source.index("local refusals") :]
+    assert all(f"{code} = true" in table[: table.index("}")] for code in REFUSALS)
+
+
+async def _passed(wire: Wire) -> bool:
+    """Whether all that waits has waited for too long."""
+    latest = await wire.redis.zrange(partition_key(0, "timers"), -1, -1, withscores=True)
+    return bool(latest) and await wire.now_ms() > latest[0][1]
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_house(tmp_path: Path) -> Any:
+    """An API process, and workers that need a while for each job."""
+    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
+        house = House(url, tmp_path)
+        house.environ |= {"PENSTOCK_SIM_STEP_MS": "10", "PENSTOCK_SIM_SLOTS": "64", "PENSTOCK_WORKER_DRAIN_S": "0.3"}
+        try:
+            yield house
+        finally:
+            house.close()
+
+
+def _running(house: House, redis: Redis, count: int, tokens: int) -> list[str]:
+    """So many jobs, once they all run."""
+    bodies = [{"model": "sim", "messages": [{"role": "user", "content": f"job {n}"}]} for n in range(count)]
+    answers = [house.post("/v1/jobs", body | {"max_tokens": tokens}) for body in bodies]
+    jobs = [json.loads(body)["id"] for _, _, body in answers]
+    eventually(lambda: {redis.hget(_key(job), "state") for job in jobs} == {b"in_progress"})
+    return jobs
+
+
+def _key(job: str) -> str:
+    return partition_key(0, "job", job)
+
+
+def _ended(house: House, redis: Redis, jobs: Iterable[str]) -> set[str]:
+    """The states in which all of these jobs are in the end."""
+
+    def states() -> set[str] | None:
+        found = {(redis.hget(_key(job), "state") or b"").decode(errors="replace") for job in jobs}
+        return found if found <= FINAL else None
+
+    found: Any = eventually(states, seconds=60)
+    return set(found)
+
+
+def _alive(workers: Iterable[subprocess.Popen[bytes]]) -> bool:
+    return all(worker.poll() is None for worker in workers)
+
+
+def test_a_killed_worker_with_an_unreadable_job(slow_house: House) -> None:
+    """One job's lane is unreadable, and it is cancelled; another's is, and this is its last loss. All others go on with
+    another worker, and no process ends."""
+    house = slow_house
+    doomed = house.start("workers", "--id", "w0")
+    house.start_api()
+    house.wait_ready()
+    with Redis.from_url(house.redis_url) as redis:
+        cancelled, last, *others = _running(house, redis, 8, 200)
+        redis.hset(_key(cancelled), mapping={"lane": b"zz;9,x", "cancel": 1})
+        redis.hset(_key(last), mapping={"lane": b"zz;9,x", "losses": 2})
+        doomed.kill()
+        heir = house.start("workers", "--id", "w1")
+        assert _ended(house, redis, others) == {"completed"}
+        assert _ended(house, redis, [cancelled, last]) == {"failed"}
+        assert _alive([heir])
+
+
+def test_a_drain_with_unreadable_jobs(slow_house: House) -> None:
+    """The worker ends as if nothing were wrong; the others have lost no worker and go on with the next one."""
+    house = slow_house
+    leaving = house.start("workers", "--id", "w0")
+    house.start_api()
+    house.wait_ready()
+    with Redis.from_url(house.redis_url) as redis:
+        fields = ("lane", "worker", "run", "entry")
+        jobs = _running(house, redis, 8, 300)
+        others = jobs[len(fields) :]
+        for job, field in zip(jobs, fields, strict=False):
+            redis.hset(_key(job), field, b"zz")
+        leaving.send_signal(signal.SIGTERM)
+        assert leaving.wait(30) == 0, house.log("workers")[-2000:]
+        assert _ended(house, redis, jobs[: len(fields)]) == {"failed"}
+        assert [redis.hget(_key(job), "losses") for job in others] == [None] * len(others)
+        house.start("workers", "--id", "w1")
+        assert _ended(house, redis, others) == {"completed"}
+
+
+def test_jobs_end_whose_run_or_worker_cannot_be_read(slow_house: House) -> None:
+    """While their worker lives, which goes on with the others."""
+    house = slow_house
+    worker = house.start("workers", "--id", "w0")
+    house.start_api()
+    house.wait_ready()
+    with Redis.from_url(house.redis_url) as redis:
+        run, owner, lane, *others = _running(house, redis, 6, 150)
+        for job, field in ((run, "run"), (owner, "worker"), (lane, "lane")):
+            redis.hset(_key(job), field, b"zz")
+        assert _ended(house, redis, [run, owner, lane]) == {"failed"}
+        assert _ended(house, redis, others) == {"completed"} and _alive([worker])
+
+
+# --- a full store -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_store_is_reset(tmp_path: Path) -> None:
+    """Nothing but deleting makes room in it; while that goes on no process may use it."""
+    with redis_process(tmp_path, None, "--appendonly", "yes") as url, Redis.from_url(url) as redis:
+        redis.set(partition_key(0, "job", "x"), b"y" * 5_000_000)
+        redis.config_set("maxmemory", "4mb")
+        with pytest.raises(ResponseError, match="maxmemory"):
+            redis.set("more", b"x")
+        wire = Wire.open(WireSettings(url=url))
+        try:
+            assert await reset_store(wire) == 2
+        finally:
+            await wire.close()
+        assert redis.keys("*") == []
