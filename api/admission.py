@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope
 
 from api import errors
 from api.keys import Caller
-from api.schemas import Kind, Request, ignored_fields, parse, to_job
+from api.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.services import Services
 from streaming.capabilities import unsupported
 from streaming.errors import (
@@ -96,6 +96,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     caller = services.keyring.caller(header(scope, b"authorization"))
     body = await read_body(scope, receive, services.settings.body_limit)
     asked = parse(kind, body)
+    check_choices(asked, services.settings.max_choices_per_request)
     services.model(asked.model)
     key = idempotency_key(scope)
     # A full store takes nothing new, but a request that comes again for its answer brings nothing.

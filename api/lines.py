@@ -11,9 +11,10 @@ import msgspec
 
 from api.errors import ApiError, model_not_found
 from api.render import Facts, completion, to_json
-from api.schemas import Kind, Request, parse
+from api.schemas import Kind, Request, check_choices, parse
 from streaming.journal import Record
-from streaming.messages import Batch, Chat, Job, Priority, State, Text, Tokens
+from streaming.messages import Batch, Chat, Job, ModelCard, Priority, State, Text, Tokens
+from streaming.work import prompt_sizes, work_of
 
 ENDPOINTS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 """What a batch may ask for: every endpoint the engines serve."""
@@ -59,7 +60,7 @@ class Traits:
 
     model: str
     tokens: int
-    """Estimate: about four characters a token, and the most it may generate."""
+    """Its prompts, estimated where they are texts, and the most that all its choices may have."""
     twin: bytes
     """Equal for requests whose answers must be equal; b"" if they need not be."""
     groups: tuple[int, ...]
@@ -87,23 +88,27 @@ def envelope(data: bytes, endpoint: str) -> Envelope:
     return found
 
 
-def request_of(found: Envelope, models: Collection[str] | None) -> Request:
-    """The request in a line, to one of these models (None: any). Raises ApiError, which becomes the line's answer."""
+def request_of(found: Envelope, models: Collection[str] | None, max_choices: int | None = None) -> Request:
+    """The request in a line, to one of these models and of at most so many choices (None: any). Raises ApiError, which
+    becomes the line's answer."""
     request = parse(ENDPOINTS[found.url], bytes(found.body))
+    if max_choices is not None:
+        check_choices(request, max_choices)
     if models is not None and request.model not in models:
         raise model_not_found(request.model, models)
     return request
 
 
-def traits(request: Request) -> Traits:
-    """Of a request that was read without error."""
+def traits(request: Request, card: ModelCard | None) -> Traits:
+    """Of a request that was read without error. `card`: what is known of its model, if anything is."""
     job_prompt, sampling = request.prompt_asked, request.sampling
     text = _text(job_prompt)
     sure = sampling.temperature == 0 or sampling.seed is not None
     twin = hashlib.sha256(msgspec.msgpack.encode((request.model, job_prompt, sampling))).digest()[:16] if sure else b""
     head = f"{request.model}\0{text}"
     groups = tuple(_digest(head[:size]) for size in SHARED)
-    return Traits(request.model, len(text) // 4 + (sampling.max_tokens or 0) * sampling.n, twin, groups)
+    tokens = sum(prompt_sizes(job_prompt)) + work_of(job_prompt, sampling, card)
+    return Traits(request.model, tokens, twin, groups)
 
 
 def _digest(text: str) -> int:

@@ -136,6 +136,11 @@ class Generation(Body, ABC):
     def prompt_asked(self) -> JobPrompt: ...
 
     @property
+    def prompts(self) -> int:
+        """How many prompts these are."""
+        return 1
+
+    @property
     @abstractmethod
     def logprobs_asked(self) -> int | None:
         """As in Sampling."""
@@ -215,6 +220,10 @@ class CompletionRequest(Generation):
                 return Tokens(tuple(tuple(ids) for ids in cast(list[list[int]], lists)))
 
     @property
+    def prompts(self) -> int:
+        return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
+
+    @property
     def logprobs_asked(self) -> int | None:
         return self.logprobs
 
@@ -250,6 +259,18 @@ def parse(kind: Kind, body: bytes) -> Request:
         return model.model_validate(fields)
     except ValidationError as error:
         raise explained(error) from None
+
+
+def check_choices(request: Request, max_choices: int) -> None:
+    """Refuse a request that asks for more than `max_choices` choices. Raises ApiError (400)."""
+    n, prompts = request.n or 1, request.prompts
+    if n * prompts <= max_choices:
+        return
+    bound = f"one request may have at most {max_choices:,} (setting api.max_choices_per_request)"
+    if prompts == 1:
+        raise invalid_request(f"n asks for {n} choices, but {bound}. Lower n.", "n")
+    asked = f"prompt and n ask for {n * prompts:,} choices ({prompts} prompts, n {n})"
+    raise invalid_request(f"{asked}, but {bound}. Send the prompts in several requests, or lower n.", "prompt")
 
 
 def to_job(

@@ -18,6 +18,9 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     body_limit: Annotated[int, msgspec.Meta(ge=1024)] = 2 * 1024 * 1024
     """Bytes of one request body."""
+    max_choices_per_request: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """Choices one request may ask for: n times its prompts. Lines of batches and jobs from a broker are held to it too.
+    A body cannot ask for more than 1,024."""
     keep_alive_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Silence after which a stream gets a comment, so that no proxy cuts it."""
     wait_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
@@ -39,7 +42,8 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     admin: bool = False
     """May look after dead letters, of all tenants."""
     batch_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Tokens this tenant's unfinished batches may add up to; None: as [batch] enqueued_tokens says."""
+    """Tokens this tenant's unfinished batches may add up to, counted as [batch] enqueued_tokens is; None: as that
+    says."""
 
     def __post_init__(self) -> None:
         check_tenant("tenant", self.tenant)

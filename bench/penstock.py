@@ -64,7 +64,7 @@ class Penstock:
 
     `redis_url`: use this server instead of one of its own (its costs are then not counted here). `settings` are those
     of docs/configuration.md, by `section.key`. `folder` must exist; `data_dir` is where weights are kept. `tree`: the
-    processes import this source tree instead of the one that is installed.
+    processes import this source tree instead of the one that is installed. `config`: more lines of penstock.toml.
     """
 
     def __init__(
@@ -79,9 +79,10 @@ class Penstock:
         settings: Mapping[str, object] | None = None,
         data_dir: Path | None = None,
         tree: Path | None = None,
+        config: str = "",
     ) -> None:
         self.folder, self.engine, self.apis, self.workers, self.offline = folder, engine, apis, workers, offline
-        self.redis_url, self._data_dir = redis_url, data_dir
+        self.redis_url, self._data_dir, self._config = redis_url, data_dir, config
         self.settings = dict(settings or {})
         rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self.processes = Processes(folder, rest if tree is None else rest | {"PYTHONPATH": str(tree)})
@@ -106,7 +107,7 @@ class Penstock:
 
     def start(self) -> None:
         """Until every process serves. Raises Died, FileNotFoundError."""
-        (self.folder / "penstock.toml").write_text(f'[models.{MODEL}]\nengine = "{self.engine}"\n')
+        (self.folder / "penstock.toml").write_text(f'[models.{MODEL}]\nengine = "{self.engine}"\n{self._config}')
         self.redis_url = self.redis_url or start_redis(self.processes)
         self.processes.environ |= self._environ()
         with socket.socket() as listener:  # every API process accepts from it

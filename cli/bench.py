@@ -19,6 +19,7 @@ PROGRAMS = {
     "replay": "A bursty trace against a live endpoint: TTFT, queue time, who was in time.",
     "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
     "recovery": "Kill a worker or an API process under load: how long readers wait, who stands still.",
+    "abuse": "A tenant's short chat beside the largest requests that another tenant may send.",
     "chaos": "The fault matrix: kill, stop, cut, fill and flood everything.",
 }
 """One line each. What a program is given, it reads itself."""

@@ -25,6 +25,7 @@ from celery import Celery
 from celery.worker import WorkController
 from celery.worker import state as celery_state
 
+from api.settings import ApiSettings
 from offline.app import HARD_LIMIT_S, build_app
 from offline.bell import Bell
 from offline.broker import check_broker
@@ -69,6 +70,7 @@ EXIT_STUCK = 75
 TIDY_S = 60.0
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "api": ApiSettings,
     "redis": WireSettings,
     "files": FilesSettings,
     "batch": BatchSettings,
@@ -125,6 +127,7 @@ class OfflineProcess:
         self.settings = config.section("offline", OfflineSettings)
         self._redis = config.section("redis", WireSettings)
         self._batch = config.section("batch", BatchSettings)
+        self._max_choices = config.section("api", ApiSettings).max_choices_per_request
         self._served = served_models(config.table("models", ModelSettings))
         self._events = config.section("events", EventSettings)
         self._webhooks = config.table("webhooks", WebhookSettings)
@@ -149,7 +152,7 @@ class OfflineProcess:
             self._loop.add_signal_handler(number, stop.set)
         wire = Wire.open(self._redis)
         headroom, store = Headroom(wire), StoreMonitor(wire)
-        tools = Tools(wire, headroom, store, tuple(self._served), self._batch)
+        tools = Tools(wire, headroom, store, tuple(self._served), self._batch, self._max_choices)
         say_s = min(1.0, self._redis.lease_ms / 2000)
         bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self.settings.turn_s, say_s)
         self._desk = desk = Desk(bench, self._quarantine_s)
@@ -202,7 +205,8 @@ class OfflineProcess:
         if not self._events.take_url:
             return None
         wanted = Wanted(self._events, self._webhooks)
-        return Consumer(Intake(wire, headroom, store, self._served, self._events, wanted), self._events, self._metrics)
+        intake = Intake(wire, headroom, store, self._served, self._events, wanted, self._max_choices)
+        return Consumer(intake, self._events, self._metrics)
 
     async def _enter(self, store: StoreMonitor, stop: asyncio.Event) -> None:
         """Wait until Redis answers, and check that its store is this deployment's. Raises ConfigError."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 
 from api.errors import ApiError, model_not_found
-from api.schemas import parse, to_job
+from api.schemas import check_choices, parse, to_job
 from streaming.capabilities import unsupported
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
 from streaming.events import Wanted
@@ -40,10 +40,11 @@ class Intake:
         models: Mapping[str, ModelSettings],
         settings: EventSettings,
         wanted: Wanted,
+        max_choices: int,
     ) -> None:
         self._queue, self._fleet = Queue(wire, headroom), Fleet(wire)
         self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(wire)
-        self._models, self._settings, self._wanted = models, settings, wanted
+        self._models, self._settings, self._wanted, self._max_choices = models, settings, wanted, max_choices
 
     async def accept(self, body: bytes, message_id: str, *, redelivered: bool = False) -> str:
         """The job's id: it is kept from now on, and the same message again leads to the same job. `redelivered`: the
@@ -81,6 +82,7 @@ class Intake:
         tenant = self._settings.take_tenant
         try:
             asked = parse("job", body)
+            check_choices(asked, self._max_choices)
             if asked.model not in self._models:
                 raise model_not_found(asked.model, self._models)
         except ApiError as error:

@@ -47,6 +47,8 @@ class Tools:
     store: StoreMonitor
     models: Sequence[str]
     settings: BatchSettings
+    max_choices: int
+    """Of one line."""
 
 
 class Lines:
@@ -71,6 +73,10 @@ class Lines:
         """What is cancelled now was cancelled by us, for good."""
         self._completed = self._failed = self._retried = 0
         self._usage = Usage()
+        self.opened = False
+        """What earlier turns left is read: before that nothing can be said of progress and tokens."""
+        self.tokens_left = 0
+        """Units of work of the lines that have no answer."""
         self._ends: deque[tuple[float, int]] = deque()
         """When how many lines ended."""
         self._slots, self._slots_at = 0, float("-inf")
@@ -88,6 +94,7 @@ class Lines:
         self._queued = {job_id: first[job_id] for job_id in known}
         taken = set(self._queued.values())
         self._waiting = deque(line for line in self._waiting if line not in taken)
+        self.opened = True
 
     def _load(self) -> None:
         self.plan = Plan.load(self._folder)
@@ -95,6 +102,7 @@ class Lines:
         self._copies = self.plan.copies()
         self._source = (self._folder / "input").open("rb")
         self._waiting.extend(line for line in self.plan.order if self.ledger.ends[line] is None)
+        self.tokens_left = sum(self.plan.tokens[line] for line in self._waiting)
         self._retried = sum(self.ledger.failures)
         self._count([end for end in self.ledger.ends if end is not None])
 
@@ -235,7 +243,9 @@ class Lines:
     async def _commit(self) -> None:
         rows = await asyncio.to_thread(self._segment.commit)
         failures = sum(row.outcome is Outcome.RETRIED for row in rows)
-        ended = self._count(self.ledger.take(rows))
+        ends = self.ledger.take(rows)
+        self.tokens_left -= sum(self.plan.tokens[row.line] for row in ends)
+        ended = self._count(ends)
         self._retried += failures
         if ended:
             self._ends.append((asyncio.get_running_loop().time(), ended))
@@ -256,11 +266,6 @@ class Lines:
             lane_reason=self._reason,
             per_second=round(self._pace(), 3),
         )
-
-    def tokens_left(self) -> int:
-        """Estimate of what is still to be computed."""
-        tokens = self.plan.tokens
-        return sum(tokens[line] for line in self._waiting) + sum(tokens[line] for line in self._queued.values())
 
     def _count(self, rows: Sequence[Row]) -> int:
         """Count these ends, for their twins too; how many lines that were."""

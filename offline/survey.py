@@ -6,14 +6,14 @@ Blocks: call it from a thread. It does not know Redis, nor who asked.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from api.errors import ApiError
 from api.lines import BadLine, Envelope, envelope, refusal, request_of, traits
 from streaming.ledger import Outcome, Plan, Segment, lines_of
-from streaming.messages import LineFault
+from streaming.messages import LineFault, ModelCard
 
 MOST_FAULTS = 100
 LONGEST_LINE = 2 * 1024 * 1024
@@ -31,6 +31,10 @@ class Terms:
     endpoint: str
     models: Collection[str]
     max_lines: int
+    max_choices: int | None = None
+    """Of one line; None: any number."""
+    cards: Mapping[str, ModelCard] = field(default_factory=dict)
+    """What is known of the models, by name."""
     longest: int = LONGEST_LINE
 
 
@@ -88,12 +92,12 @@ def _checked(data: bytes, number: int, terms: Terms, names: _Names) -> Envelope:
 
 def _take(line: Envelope, place: int, terms: Terms, found: Survey, grouping: _Grouping, segment: Segment) -> None:
     try:
-        request = request_of(line, terms.models)
+        request = request_of(line, terms.models, terms.max_choices)
     except ApiError as error:
         segment.add(place, Outcome.FAILED, answer=refusal(error))
         found.refused += 1
         return
-    seen = traits(request)
+    seen = traits(request, terms.cards.get(request.model))
     found.models.add(seen.model)
     found.plan.twins[place] = grouping.twin(seen.twin, place)
     if found.plan.twins[place] == place:

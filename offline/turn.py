@@ -20,6 +20,7 @@ from offline.survey import Interrupted, Survey, Terms, survey
 from streaming.batches import Batches, Hold, Verdict
 from streaming.errors import Fenced, Unavailable
 from streaming.files import Files
+from streaming.fleet import Fleet
 from streaming.ledger import Ledger, Outcome, Plan, Segment
 from streaming.messages import BatchState, LineFault, StoredFile
 from streaming.shelf import Incoming, Shelf
@@ -105,8 +106,8 @@ class Turn:
         async with self._saying:
             if self._ended:
                 return
-            if self._lines is not None:
-                self._progress, self._tokens = self._lines.progress(), self._lines.tokens_left()
+            if self._lines is not None and self._lines.opened:
+                self._progress, self._tokens = self._lines.progress(), self._lines.tokens_left
             self._verdict = await self._batches.save(
                 self._hold, self._state, self._progress, tokens=self._tokens, rest_ms=rest_ms
             )
@@ -149,7 +150,13 @@ class Turn:
         """Whether there is something to compute."""
         tools, batch = self._bench.tools, self._hold.batch
         segment = Segment(self._folder, self._hold.epoch)
-        terms = Terms(batch.endpoint, frozenset(tools.models), tools.settings.max_lines)
+        terms = Terms(
+            batch.endpoint,
+            frozenset(tools.models),
+            tools.settings.max_lines,
+            max_choices=tools.max_choices,
+            cards=await Fleet(tools.wire).cards(),
+        )
         try:
             source = await asyncio.to_thread(self._bench.shelf.input_of, batch.id, batch.input_file)
             found = await asyncio.to_thread(survey, source, terms, segment, self._go_on)

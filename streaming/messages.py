@@ -93,6 +93,17 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
 Prompt: TypeAlias = Chat | Text | Tokens
 
 
+def prompt_count(prompt: Prompt) -> int:
+    """How many prompts these are: a conversation is one."""
+    match prompt:
+        case Chat():
+            return 1
+        case Text(texts):
+            return len(texts)
+        case Tokens(ids):
+            return len(ids)
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to sample. None means "the engine's own default"."""
 
@@ -145,14 +156,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     @property
     def choices(self) -> int:
         """How many texts are to be generated."""
-        match self.prompt:
-            case Chat():
-                prompts = 1
-            case Text(texts):
-                prompts = len(texts)
-            case Tokens(ids):
-                prompts = len(ids)
-        return prompts * self.sampling.n
+        return prompt_count(self.prompt) * self.sampling.n
 
 
 # --- what comes back -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Admission reserves them (`streaming/memory.py`), so that what was accepted fits 
 from __future__ import annotations
 
 from streaming.messages import Job, ModelCard
+from streaming.work import work_of
 
 TOKEN = 96
 """Bytes of one token that is alone in its step: an entry of the log with one reply address, and a row of the record.
@@ -15,8 +16,6 @@ LOGPROB, ALTERNATIVE = 40, 40
 """More for the log-probability of a token, and for each of its alternatives: both stand in log and record."""
 JOB = 1536
 """Beside its tokens: fields of its hash that come with claim and end, its places in streams and sets."""
-UNKNOWN_OUTPUT = 4096
-"""Tokens of an answer without a limit by a model that no worker has loaded yet."""
 
 
 def owed_bytes(job: Job, card: ModelCard | None = None) -> int:
@@ -25,13 +24,4 @@ def owed_bytes(job: Job, card: ModelCard | None = None) -> int:
     each = TOKEN
     if sampling.logprobs is not None:
         each += LOGPROB + ALTERNATIVE * sampling.logprobs
-    return JOB + job.choices * tokens_owed(sampling.max_tokens, card) * each
-
-
-def tokens_owed(max_tokens: int | None, card: ModelCard | None) -> int:
-    """The longest answer: as asked for, or as long as the engine lets it become."""
-    if card is None:
-        return UNKNOWN_OUTPUT if max_tokens is None else max_tokens
-    if max_tokens is None:
-        return card.default_output or card.max_output
-    return min(max_tokens, card.max_output)
+    return JOB + work_of(job.prompt, sampling, card) * each

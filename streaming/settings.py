@@ -80,8 +80,9 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
     """How often a line is tried again after a fault of the engine."""
     enqueued_tokens: Positive | None = None
-    """Tokens one tenant's unfinished batches may add up to (about four characters a token, and max_tokens); a key may
-    have its own (`batch_tokens` in its [keys] row). None: no limit."""
+    """Tokens one tenant's unfinished batches may add up to: of each line its prompts, at about four characters a token,
+    and for each choice (n times prompts) max_tokens, or without it the engine's default. A key may have its own
+    (`batch_tokens` in its [keys] row). None: no limit."""
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):

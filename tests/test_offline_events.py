@@ -105,6 +105,7 @@ async def test_a_message_that_makes_its_taker_fail_is_put_aside(wire: Wire, monk
         {"sim": ModelSettings(engine="sim")},
         EventSettings(),
         Wanted(EventSettings(), {}),
+        64,
     )
     await intake._store.require()
     poison, good = (json.dumps(body(text)).encode() for text in ("poison", "good"))

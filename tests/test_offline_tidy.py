@@ -50,7 +50,7 @@ def metrics() -> Iterator[Metrics]:
 async def desk(wire: Wire, metrics: Metrics, tmp_path: Path) -> Desk:
     """A store and an empty folder that have found each other."""
     await enter_store(wire)
-    tools = Tools(wire, Headroom(wire), StoreMonitor(wire), (), BatchSettings())
+    tools = Tools(wire, Headroom(wire), StoreMonitor(wire), (), BatchSettings(), 64)
     shelf = Shelf(tmp_path / "files")
     shelf.prepare()
     desk = Desk(Bench(tools, shelf, metrics, 3600, 1.0), KEEP_S)

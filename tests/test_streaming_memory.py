@@ -37,9 +37,10 @@ from streaming.messages import (
 )
 from streaming.queue import Accepted, Queue
 from streaming.reaper import Reaper
-from streaming.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, UNKNOWN_OUTPUT, owed_bytes
+from streaming.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, owed_bytes
 from streaming.settings import WireSettings
 from streaming.wire import Memory, Wire
+from streaming.work import UNKNOWN_OUTPUT
 
 MIB = 1 << 20
 

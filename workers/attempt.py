@@ -6,7 +6,7 @@ It knows neither Redis nor which engine runs it; it decides nothing but when the
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -85,12 +85,26 @@ class Attempt:
                 self._prompts.setdefault(row.index, row.prompt)
         self._stopped: tuple[State, Failure] | None = None
         self._open: set[int] = set()
-        """Choices the engine still owes a last piece."""
+        """Choices that have not ended."""
+        self._waiting: deque[tuple[int, Request]] = deque()
+        """Open choices that the engine has not been given yet."""
+        self.share = 1
+        """How many of its choices the engine may have at a time."""
 
     @property
     def over(self) -> bool:
-        """Every request has had its last piece."""
+        """Every choice has had its last piece, and none waits to be started."""
         return not self._open
+
+    @property
+    def waits(self) -> bool:
+        """Whether choices wait to be started."""
+        return bool(self._waiting)
+
+    @property
+    def started(self) -> int:
+        """Choices the engine has, or has queued."""
+        return len(self._open) - len(self._waiting)
 
     @property
     def is_checked(self) -> bool:
@@ -131,6 +145,24 @@ class Attempt:
         self._open = set(requests)
         return requests
 
+    def queue_choices(self) -> None:
+        """Let every choice that has not finished wait to be started, in the order of their numbers."""
+        self._waiting.extend(self.requests().items())
+
+    def start_next(self) -> tuple[int, Request]:
+        """The choice that has waited longest, which the engine is given now."""
+        return self._waiting.popleft()
+
+    def refuse(self, index: int, failure: Failure) -> None:
+        """The engine has not taken a choice it was given: the job fails."""
+        self._open.discard(index)
+        self.stop(State.FAILED, failure)
+
+    def start_no_more(self) -> None:
+        """Choices that wait are never started."""
+        self._open.difference_update([index for index, _ in self._waiting])
+        self._waiting.clear()
+
     def _spent(self, past: Sequence[tuple[str, Sequence[int], int]]) -> bool:
         limit = self.job.sampling.max_tokens
         return limit is not None and sum([count for _, _, count in past]) >= limit
@@ -154,8 +186,9 @@ class Attempt:
         return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
 
     def live_ids(self) -> list[str]:
-        """Engine ids of the requests that are not over."""
-        return [self._request_id(index) for index in self._open]
+        """Engine ids of the requests that were started and are not over."""
+        waiting = {index for index, _ in self._waiting}
+        return [self._request_id(index) for index in self._open if index not in waiting]
 
     def take(self, index: int, piece: Piece, now: float) -> bytes | None:
         """One piece of one choice, which came `now` (monotonic), as a numbered delta, encoded, or None if it shows
@@ -233,12 +266,10 @@ class Attempt:
         return complete_texts(texts, self._finishes, stops=any(self.job.sampling.stop))
 
     def stop(self, state: State, failure: Failure) -> None:
-        """Nothing more is shown; the first reason stands. The engine still owes its last pieces."""
+        """Nothing more is started or shown; the first reason stands. The engine still owes last pieces of what it was
+        given."""
         self._stopped = self._stopped or (state, failure)
-
-    def abandon(self) -> None:
-        """The engine will give nothing more for this job."""
-        self._open.clear()
+        self.start_no_more()
 
     def terminal(self, worker: str, generated: Generated) -> Terminal:
         """The end of the job, with everything a reader may still ask for. `generated` are its stamps in Redis time."""

@@ -116,6 +116,8 @@ class Claimer:
         self._fenced: set[int] = set()
         """Partitions where the worker's lease was taken."""
         self._ending = False
+        self.is_full = False
+        """The last look found no room: it is worth another one as soon as a slot is free."""
 
     async def run(self, partitions: Sequence[int]) -> None:
         """Ask the partitions in turn, each time beginning with another: no lane starves for its number.
@@ -271,7 +273,9 @@ class Claimer:
             return 0
         if self._suspects and (self._hands.running or self._claims or partition not in self._suspects):
             return 0
-        return room(self._hands.stats(), self._hands.texts, self._settings.prefetch)
+        free = room(self._hands.stats(), self._hands.texts, self._settings.prefetch)
+        self.is_full = free <= 0
+        return free
 
     def _leaves_newer(self, partition: int) -> bool:
         return time.monotonic() < self._newer_until.get(partition, -math.inf)

@@ -29,6 +29,7 @@ from streaming.messages import (
     Failure,
     Follow,
     Hold,
+    Job,
     ModelCard,
     Priority,
     State,
@@ -37,6 +38,7 @@ from streaming.messages import (
 )
 from streaming.reaper import Reaper
 from streaming.wire import Wire
+from streaming.work import answer_tokens, prompt_sizes
 from telemetry.lag import watch_lag
 from workers.attempt import CANCELLED, EXPIRED, Attempt
 from workers.checker import Checker
@@ -78,6 +80,10 @@ class Worker:
         """What the engine runs, by its id there: whose it is, and which of its texts."""
         self.batch_texts = 0
         """Those of lane batch among them."""
+        self._partial: dict[str, Attempt] = {}
+        """By job id, attempts with choices that wait to be started."""
+        self._engine_dead: EngineDead | None = None
+        """Raised by the engine in a callback; the health check passes it on."""
         self._handed_back: list[Attempt] = []
         self._writers = [
             Writer(self.lease, partition, self._oldest_frame, self._everything, self._on_written)
@@ -202,18 +208,69 @@ class Worker:
         self._writers[attempt.partition].send()
 
     def _submit(self, attempt: Attempt) -> None:
+        """Start the first choice. The others are started once all jobs of this claim have their first one."""
         attempt.stamps.release()
-        for index, request in attempt.requests().items():
-            try:
-                self._engine.submit(request)
-            except Refused as refused:
-                attempt.stop(State.FAILED, refused.failure)
-                break
-            self._choices[request.id] = (attempt, index)
-            self.batch_texts += attempt.job.priority is Priority.BATCH
+        attempt.queue_choices()
+        if attempt.waits:
+            self._start(attempt)
+        if attempt.waits:
+            attempt.share = self._share(attempt.job)
+            self._partial[attempt.job.id] = attempt
+            asyncio.get_running_loop().call_soon(self._start_waiting)
+
+    def _start(self, attempt: Attempt) -> None:
+        """Give the engine the next choice. The job fails if it is refused. Raises EngineDead."""
+        index, request = attempt.start_next()
+        try:
+            self._engine.submit(request)
+        except Refused as refused:
+            attempt.refuse(index, refused.failure)
+            return
+        self._choices[request.id] = (attempt, index)
+        self.batch_texts += attempt.job.priority is Priority.BATCH
+
+    def _share(self, job: Job) -> int:
+        """How many choices of a job the engine may have at a time, so that other jobs find room: at most half of its
+        slots, by estimated size at most half of its KV cache, and at least one."""
+        stats = self.stats()
+        share = stats.slots // 2
+        if stats.kv_tokens:
+            size = max(prompt_sizes(job.prompt)) + answer_tokens(job.sampling.max_tokens, self._card)
+            share = min(share, stats.kv_tokens // 2 // max(1, min(size, self._card.context)))
+        return max(1, share)
+
+    def _start_waiting(self) -> None:
+        """Start choices that wait. First every job that has none running gets one, so that each job goes on; then, as
+        long as there is room, the highest lane comes first, and in it the oldest job."""
+        waiting = sorted(self._partial.values(), key=lambda each: each.job.priority.rank)
+        slots = self.stats().slots
+        try:
+            for attempt in waiting:
+                if attempt.waits and not attempt.started:
+                    self._start_next(attempt)
+            for attempt in waiting:
+                while attempt.waits and self._may_start(attempt, slots):
+                    self._start_next(attempt)
+        except EngineDead as error:
+            self._engine_dead = error  # this is called by the event loop and by the engine itself
+            return
+        for attempt in waiting:
+            if not attempt.waits:
+                del self._partial[attempt.job.id]
+        for writer in self._writers:
+            writer.send()
+
+    def _start_next(self, attempt: Attempt) -> None:
+        """Start one more choice of a job that has begun. Raises EngineDead."""
+        self._start(attempt)
         if attempt.stopped:
-            self._let_go(attempt)
-            attempt.abandon()
+            self._end_if_over(attempt)
+
+    def _may_start(self, attempt: Attempt, slots: int) -> bool:
+        """Whether there is room for one more choice of a job."""
+        if attempt.started >= attempt.share or self.texts >= slots + self._settings.prefetch:
+            return False
+        return attempt.job.priority is not Priority.BATCH or self.batch_texts < slots - self.reserved
 
     def refuse(self, broken: Broken) -> None:
         """End one that cannot be read."""
@@ -236,6 +293,7 @@ class Worker:
         """Given to the engine: every piece of one step. The loop's body is done once a token."""
         now = time.monotonic()
         choices, writers = self._choices, self._writers
+        freed = False
         for piece in pieces:
             choice = choices.get(piece.id)
             if choice is None:
@@ -251,6 +309,11 @@ class Worker:
             if piece.finish or piece.failure is not None:
                 self._forget(piece.id)
                 self._end_if_over(attempt)
+                freed = True
+                if not attempt.over and self._claimer.is_full:
+                    self._room.set()  # where a job ends, this is done once that is written
+        if freed and self._partial:
+            self._start_waiting()
         for writer in writers:
             writer.send()
 
@@ -412,6 +475,8 @@ class Worker:
 
     def _let_go(self, attempt: Attempt) -> None:
         """Stop it, and take nothing more of it."""
+        attempt.start_no_more()
+        self._partial.pop(attempt.job.id, None)
         self._stop_engine(attempt)
         for request_id in attempt.live_ids():
             self._forget(request_id)
@@ -426,6 +491,8 @@ class Worker:
         """Look whether the engine lives."""
         while True:
             await asyncio.sleep(self._wire.settings.lease_ms / 3000)
+            if self._engine_dead is not None:
+                raise self._engine_dead
             health = self._engine.health()
             if not health.ok:
                 raise EngineDead(health.reason)

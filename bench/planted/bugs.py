@@ -6,6 +6,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
+from bench.planted.work import WORK
 
 LUA = "streaming/lua/"
 PROTOCOL = "tests/test_streaming_protocol.py::test_"
@@ -1477,4 +1478,4 @@ POOLS = (
     ),
 )
 
-BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS)
+BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS, *WORK)

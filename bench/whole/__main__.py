@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(run: Run) -> int:
     args = run.args
-    engine = SimSettings(step_ms=args.step_ms, prefill_ms=args.step_ms, slots=max(256, args.choices))
+    engine = SimSettings(step_ms=args.step_ms, prefill_ms=args.step_ms, slots=max(256, 2 * args.choices))
     rows, wrong = _measured(args, engine, run.console)
     found = Report(
         name=NAME,
@@ -112,6 +112,7 @@ def _control(folder: Path, engine: SimSettings) -> Iterator[Target]:
 @contextmanager
 def _penstock(folder: Path, engine: SimSettings) -> Iterator[Target]:
     settings = {f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items()}
+    settings["api.max_choices_per_request"] = engine.slots // 2
     with Penstock(folder, settings=settings) as penstock:
         yield Target("127.0.0.1", penstock.port, MODEL)
 

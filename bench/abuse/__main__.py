@@ -1,0 +1,155 @@
+"""`python -m bench.abuse`: a 4-token chat of one tenant beside the largest requests that another tenant may send.
+
+Each round measures the chat's time to first token alone and then beside the large requests. These ask for the most
+choices and prompts that are accepted; each prompt and its answer fill the context. Beside one large request there is a
+goal. Beside several the figures are only shown: jobs are claimed in the order of arrival, so one tenant can still fill
+all slots with many requests. `--base REF` also measures the tree of another commit, without a goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import program, report
+from bench.abuse.ask import Door, Large, Size, Unanswered, first_token_s
+from bench.abuse.figures import COLUMNS, Case, Round, goal_of, row_of
+from bench.gateway.stage import Stage
+from bench.gateway.trees import Tree, export
+from bench.penstock import MODEL, Penstock
+from bench.processes import Died
+from bench.program import Run, count
+from bench.report import Report
+
+NAME = "abuse"
+THIS = "this tree"
+DEFAULT_CHOICES = 64
+CHAT_KEY, LARGE_KEY = "bench-chat", "bench-large"
+
+CASES = (
+    Case(slots=256, choices=64),
+    Case(slots=256, choices=1024),
+    Case(slots=4, choices=64),
+    Case(slots=256, choices=64, bodies=8),
+    Case(slots=4, choices=64, bodies=2),
+)
+"""64 choices are the most without a setting, 1,024 the most that a body can ask for. 4 slots are llama.cpp's."""
+QUICK = (Case(slots=16, choices=64), Case(slots=4, choices=64))
+SETTLE_S = 0.5
+"""Between the first token of the large requests and the first chat beside them."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 1 if the goal is missed."""
+    return program.play(_parser(), argv, _run, Died, Unanswered, OSError, TimeoutError)
+
+
+def _run(run: Run) -> int:
+    args = run.args
+    cases = QUICK if args.quick else CASES
+    rows, goals = [], []
+    with Stage(run.console, "starting", len(cases) * (2 if args.base else 1)) as stage:
+        trees: list[Tree | None] = [None, *([export(args.base, stage.folder / "base")] if args.base else [])]
+        for case in cases:
+            for tree in trees:
+                name = tree.version if tree else THIS
+                stage.say(f"{name}: {case.words}")
+                folder = stage.folder / f"{name}-{case.slots}-{case.choices}-{case.bodies}".replace(" ", "-")
+                folder.mkdir()
+                rounds = _measured(folder, case, tree, args)
+                rows.append(row_of(name, case, rounds, args.limit))
+                if tree is None:
+                    goals.append(goal_of(case, rounds, args.limit))
+                stage.done()
+    found = Report(
+        name=f"{NAME}-quick" if args.quick else NAME,
+        title="A chat of 4 tokens beside another tenant's large requests",
+        command=run.command,
+        settings={"rounds": args.rounds, "chats": args.chats, "limit_s": args.limit, "sim": _sim(args)},
+        columns=COLUMNS,
+        rows=rows,
+        ratios=tuple(goals),
+        notes=(
+            "Several large requests are shown and not judged: jobs are claimed in the order of arrival, whoever sent "
+            "them.",
+            "A chat whose first token does not come within the limit counts as that late, and ends its round.",
+        ),
+    )
+    run.tell(found, args.out / found.file)
+    return int(any(goal.holds is False for goal in found.ratios))
+
+
+def _sim(args: argparse.Namespace) -> dict[str, float]:
+    return {"step_ms": args.step_ms, "prefill_ms": args.prefill_ms, "context": args.context}
+
+
+def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namespace) -> list[Round]:
+    """A deployment of its own, with a key for each tenant. Raises Died, Unanswered, OSError."""
+    settings: dict[str, object] = {f"sim.{name}": value for name, value in _sim(args).items()}
+    settings |= {"sim.slots": case.slots}
+    if tree is None:
+        settings |= {"api.max_choices_per_request": max(DEFAULT_CHOICES, case.choices)}
+    penstock = Penstock(folder, settings=settings, tree=tree.path if tree else None, config=_keys())
+    with penstock:
+        return asyncio.run(_rounds(penstock.port, case, args))
+
+
+def _keys() -> str:
+    rows = (
+        (name, hashlib.sha256(key.encode()).hexdigest()) for name, key in (("chat", CHAT_KEY), ("large", LARGE_KEY))
+    )
+    return "".join(f'[keys.{name}]\nsha256 = "{digest}"\ntenant = "{name}"\n' for name, digest in rows)
+
+
+async def _rounds(port: int, case: Case, args: argparse.Namespace) -> list[Round]:
+    chat, large = Door(port, CHAT_KEY, MODEL), Door(port, LARGE_KEY, MODEL)
+    size = Size(case.choices, args.context // 8, args.context - args.context // 8)
+    await first_token_s(chat, 0, args.limit)  # whatever is done once
+    rounds = []
+    for number in range(args.rounds):
+        alone = await _chats(chat, args)
+        async with contextlib.AsyncExitStack() as stack:
+            bodies = [
+                await stack.enter_async_context(Large(large, size, number * case.bodies + at))
+                for at in range(case.bodies)
+            ]
+            await bodies[0].begun.wait()
+            await asyncio.sleep(SETTLE_S)
+            beside = await _chats(chat, args)
+            for body in bodies:
+                body.check()
+        rounds.append(Round(alone, beside))
+    return rounds
+
+
+async def _chats(door: Door, args: argparse.Namespace) -> list[float | None]:
+    """One after the other; one that is late is the last."""
+    times: list[float | None] = []
+    while len(times) < args.chats and None not in times:
+        times.append(await first_token_s(door, len(times), args.limit))
+    return times
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock bench abuse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=count, default=5, help="of each case (default 5)")
+    parser.add_argument("--chats", type=count, default=15, help="alone and beside, in each round (default 15)")
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds to wait for a first token (default 10)")
+    parser.add_argument("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)")
+    parser.add_argument("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)")
+    parser.add_argument("--context", type=count, default=8192, help="of the simulated engine, in tokens (default 8192)")
+    parser.add_argument("--base", metavar="REF", help="a git commit whose tree is measured too")
+    parser.add_argument("--quick", action="store_true", help="few slots, few cases")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

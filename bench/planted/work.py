@@ -1,0 +1,172 @@
+"""Planted bugs of how work is counted and bounded: units of work, choices of one request, quotas of batches."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+UNITS = "tests/test_streaming_work.py::test_"
+CHOICES = "tests/test_workers_choices.py::test_"
+BOUND = "tests/test_api_choices.py::test_"
+QUOTA = "tests/test_offline_quota.py::test_"
+WORKER = "workers/worker.py"
+
+WORK = (
+    Bug(
+        "a list of prompts is one prompt",
+        "A request of 128 prompts is counted as one of them: the store fills beyond what was reserved.",
+        (Edit("streaming/work.py", "sampling.n * prompt_count(prompt) * answer_tokens", "sampling.n * answer_tokens"),),
+        (UNITS + "work_is_choices_times_tokens",),
+    ),
+    Bug(
+        "without max_tokens there is no work",
+        "Requests that name no limit cost a tenant's quota nothing.",
+        (
+            Edit(
+                "streaming/work.py",
+                "(card.default_output or card.max_output) if max_tokens is None else max_tokens",
+                "max_tokens or 0",
+            ),
+        ),
+        (QUOTA + "a_line_weighs_what_it_may_have_computed",),
+    ),
+    Bug(
+        "a line is counted by a unit of its own",
+        "A batch passes a quota that the same requests, sent one by one, would exceed.",
+        (Edit("api/lines.py", "+ work_of(job_prompt, sampling, card)", "+ (sampling.max_tokens or 0) * sampling.n"),),
+        (UNITS + "a_line_of_a_batch_and_a_request_weigh_the_same",),
+    ),
+    Bug(
+        "any number of choices",
+        "600 bytes make 1,024 texts.",
+        (Edit("api/admission.py", "    check_choices(asked, services.settings.max_choices_per_request)\n", ""),),
+        (BOUND + "a_small_body_cannot_ask_for_a_thousand_texts",),
+    ),
+    Bug(
+        "any number of choices in a line of a batch",
+        "What is refused at the door comes in by a file.",
+        (Edit("offline/survey.py", "terms.models, terms.max_choices)", "terms.models)"),),
+        (BOUND + "a_line_of_a_batch_is_held_to_it",),
+    ),
+    Bug(
+        "any number of choices in a message",
+        "What is refused at the door comes in by a broker.",
+        (Edit("offline/intake.py", "            check_choices(asked, self._max_choices)\n", ""),),
+        (BOUND + "a_message_of_a_broker_is_held_to_it",),
+    ),
+    Bug(
+        "all slots for one request",
+        "One tenant's request holds the whole worker, and everybody else waits for its end.",
+        (Edit(WORKER, "share = stats.slots // 2", "share = stats.slots"),),
+        (CHOICES + "one_request_has_half_of_the_slots",),
+    ),
+    Bug(
+        "all of the KV cache for one request",
+        "Half of the slots is more than the cache holds: requests wait inside the engine, and nothing is claimed.",
+        (
+            Edit(
+                WORKER, "        if stats.kv_tokens:\n            size", "        if not stats.slots:\n            size"
+            ),
+        ),
+        (CHOICES + "it_has_half_of_the_cache",),
+    ),
+    Bug(
+        "further choices wait for the first one's end",
+        "A request of eight choices takes eight times as long on an idle worker.",
+        (Edit(WORKER, "            asyncio.get_running_loop().call_soon(self._start_waiting)\n", ""),),
+        (CHOICES + "its_end_before_its_time_starts_no_choice",),
+    ),
+    Bug(
+        "choices of a batch in reserved slots",
+        "Lines with many choices fill the slots that are kept for chats.",
+        (
+            Edit(
+                WORKER,
+                "return attempt.job.priority is not Priority.BATCH or self.batch_texts < slots - self.reserved",
+                "return True",
+            ),
+        ),
+        (CHOICES + "lane_batch_leaves_the_reserved_slots_free",),
+    ),
+    Bug(
+        "the lowest lane's choices first",
+        "A line of a batch overtakes the choices of a chat.",
+        (Edit(WORKER, "key=lambda each: each.job.priority.rank)", "key=lambda each: -each.job.priority.rank)"),),
+        (CHOICES + "of_what_waits_the_highest_lane_goes_first",),
+    ),
+    Bug(
+        "a choice's slot is found at the next poll",
+        "A full worker leaves a free slot empty although jobs wait.",
+        (Edit(WORKER, "if not attempt.over and self._claimer.is_full:", "if attempt.stopped and attempt.over:"),),
+        (CHOICES + "a_slot_that_becomes_free_is_taken_at_once",),
+    ),
+    Bug(
+        "a cancelled job starts its other choices",
+        "A cancel or a deadline frees no slot: the next choices of the same job take them.",
+        (
+            Edit(
+                "workers/attempt.py",
+                "self._stopped = self._stopped or (state, failure)\n        self.start_no_more()\n",
+                "self._stopped = self._stopped or (state, failure)\n",
+            ),
+        ),
+        (CHOICES + "its_end_before_its_time_starts_no_choice",),
+    ),
+    Bug(
+        "a job that was handed back still waits here",
+        "Its choices may be started by two workers at once.",
+        (Edit(WORKER, "        attempt.start_no_more()\n        self._partial.pop(attempt.job.id, None)\n", ""),),
+        (CHOICES + "a_drain_hands_over_what_was_not_started",),
+    ),
+    Bug(
+        "a refused choice stays open",
+        "A job whose later prompt is too long never ends.",
+        (
+            Edit(
+                "workers/attempt.py",
+                "        self._open.discard(index)\n        self.stop(State.FAILED, failure)\n",
+                "        self.stop(State.FAILED, failure)\n",
+            ),
+        ),
+        (CHOICES + "one_choice_that_is_refused_ends_the_job",),
+    ),
+    Bug(
+        "an engine's death in a callback",
+        "The engine is gone when a later choice is given to it, nobody hears of that, and the job never ends.",
+        (
+            Edit(
+                WORKER,
+                "            if self._engine_dead is not None:\n                raise self._engine_dead\n",
+                "",
+            ),
+        ),
+        (CHOICES + "an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker",),
+    ),
+    Bug(
+        "a quota that is given back while a turn begins",
+        "While the ledger of a large batch is read, another batch of the tenant takes its tokens.",
+        (Edit("offline/turn.py", "if self._lines is not None and self._lines.opened:", "if self._lines is not None:"),),
+        (QUOTA + "nothing_is_said_of_a_ledger_that_is_being_read",),
+    ),
+    Bug(
+        "lines on their way into the queue are forgotten",
+        "Between two looks a batch seems smaller than it is, and its tenant gets more in.",
+        (
+            Edit(
+                "offline/lines.py",
+                "            room -= len(lines)\n",
+                "            room -= len(lines)\n            self.tokens_left -= self.plan.tokens[lines[0]]\n",
+            ),
+        ),
+        (QUOTA + "what_is_left_is_what_has_no_answer",),
+    ),
+    Bug(
+        "answers give nothing back",
+        "A batch holds its whole quota until its end.",
+        (
+            Edit(
+                "offline/lines.py", "        self.tokens_left -= sum(self.plan.tokens[row.line] for row in ends)\n", ""
+            ),
+        ),
+        (QUOTA + "what_is_left_is_what_has_no_answer",),
+    ),
+)

@@ -1,0 +1,84 @@
+"""The unit of work: choices times the tokens each may have, and everything that is counted is counted by it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.lines import traits
+from api.schemas import parse, to_job
+from streaming.messages import Capabilities, Chat, ModelCard, Priority, Prompt, Sampling, Text, Tokens, Turn
+from streaming.reservation import JOB, TOKEN, owed_bytes
+from streaming.work import UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, work_of
+
+CARD = ModelCard(
+    name="m", engine="sim", context=1000, max_output=900, capabilities=Capabilities(), created=1, default_output=100
+)
+NO_DEFAULT = ModelCard(
+    name="m", engine="llamacpp", context=1000, max_output=1000, capabilities=CARD.capabilities, created=1
+)
+CHAT = Chat((Turn("user", "hello"),))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "card", "work"),
+    [
+        (CHAT, Sampling(max_tokens=50), CARD, 50),
+        (CHAT, Sampling(max_tokens=50, n=8), CARD, 400),
+        (Text(("a",) * 16), Sampling(max_tokens=100, n=8), CARD, 12_800),
+        (Text(("a",) * 128), Sampling(n=8), CARD, 102_400),
+        (CHAT, Sampling(), CARD, 100),
+        (CHAT, Sampling(), NO_DEFAULT, 1000),
+        (CHAT, Sampling(), None, UNKNOWN_OUTPUT),
+        (CHAT, Sampling(max_tokens=5000), None, 5000),
+        (CHAT, Sampling(max_tokens=5000), CARD, 900),
+        (Tokens(((1,) * 950, (1,) * 20)), Sampling(n=2), CARD, 2 * (50 + 100)),
+        (Tokens(((1,) * 2000,)), Sampling(), CARD, 0),
+    ],
+)
+def test_work_is_choices_times_tokens(prompt: Prompt, sampling: Sampling, card: ModelCard | None, work: int) -> None:
+    """n, prompt lists, no max_tokens, a model nobody has loaded, and no more than the context leaves."""
+    assert work_of(prompt, sampling, card) == work
+
+
+def test_an_answer_is_no_longer_than_what_is_left() -> None:
+    """Of the context, behind the prompt; and than the model's longest."""
+    assert [answer_tokens(None, CARD, size) for size in (0, 950, 1000, 5000)] == [100, 50, 0, 0]
+    assert answer_tokens(100_000, CARD) == 900
+
+
+def test_sizes_of_prompts() -> None:
+    """Counted where that is possible, else about four characters a token."""
+    assert prompt_sizes(Tokens(((1, 2, 3), (4,)))) == [3, 1]
+    assert prompt_sizes(Text(("x" * 40, "x" * 8))) == [10, 2]
+    assert prompt_sizes(Chat((Turn("user", "x" * 36),))) == [10]
+
+
+BODIES = st.fixed_dictionaries(
+    {
+        "model": st.just("m"),
+        "prompt": st.one_of(
+            st.text("ab ", min_size=1, max_size=40),
+            st.lists(st.text("ab ", min_size=1, max_size=40), min_size=1, max_size=9),
+            st.lists(st.integers(0, 9), min_size=1, max_size=9),
+            st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=1200), min_size=1, max_size=9),
+        ),
+    },
+    optional={"n": st.integers(1, 8), "max_tokens": st.integers(1, 5000)},
+)
+
+
+@given(BODIES, st.sampled_from([CARD, NO_DEFAULT, None]))
+def test_a_line_of_a_batch_and_a_request_weigh_the_same(body: dict[str, object], card: ModelCard | None) -> None:
+    """What a tenant's quota counts is what the store's memory is reserved for, besides the prompts."""
+    request = parse("completion", json.dumps(body).encode())
+    job = to_job(request, job_id="j", tenant="t", ceiling=Priority.BATCH, reply_to="", trace={})
+    work = work_of(job.prompt, job.sampling, card)
+    assert traits(request, card).tokens == sum(prompt_sizes(job.prompt)) + work
+    assert owed_bytes(job, card) == JOB + TOKEN * work
+    if card is not None and request.max_tokens is None and work:
+        assert work <= job.choices * (card.default_output or card.max_output)
+    assert request.prompts * job.sampling.n == job.choices
