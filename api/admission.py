@@ -22,6 +22,7 @@ from streaming.errors import (
     Abandoned,
     KeyReused,
     LaneFull,
+    NeverFits,
     NoCapacity,
     StoreFull,
     Unavailable,
@@ -159,6 +160,8 @@ async def _put(
             card=card,
             refusal=services.headroom.reason,
         )
+    except NeverFits as error:
+        raise errors.too_large_for_store(job, error.needed, error.most) from None
     except StoreFull as error:
         raise errors.store_full(str(error)) from None
     except LaneFull as error:

@@ -113,7 +113,7 @@ ROUTES = (
 )  # fmt: skip
 
 ERRORS = {
-    400: "invalid_request_error or context_length_exceeded: `param` names the field.",
+    400: "invalid_request_error, context_length_exceeded or too_large_for_store: `param` names the field.",
     401: "invalid_api_key: no key, or one that is not known here.",
     403: "permission_denied: the key does not reach so far.",
     404: "model_not_found, or job_not_found, file_not_found, batch_not_found, also for what is somebody else's.",

@@ -227,7 +227,7 @@ class Turn:
                     await self._say(rest_ms=self._sleep_ms())
                     return None
             else:
-                await lines.feed()
+                self._bench.metrics.batch_lines.inc(await lines.feed())
             await self._pause(LOOK_S)
 
     def _called_off(self) -> Why:
