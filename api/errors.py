@@ -93,8 +93,8 @@ def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     counted = ", ".join(f"{name} {value}" for name, value in asked.items() if value)
     message = (
         f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store ({counted}), and this store has at "
-        f"most {most / _MIB:,.1f} MiB for one request, however long it waits. Lower max_tokens or n, send the prompts in "
-        "several requests, or leave logprobs out."
+        f"most {most / _MIB:,.1f} MiB for one request, however long it waits. Lower max_tokens or n, send the prompts "
+        "in several requests, or leave logprobs out."
     )
     param = "prompt" if prompts > 1 else "n" if sampling.n > 1 else "max_tokens"
     return ApiError(400, "too_large_for_store", message, param=param)

@@ -160,9 +160,8 @@ class Lines:
         return len(written)
 
     async def feed(self) -> int:
-        """Put as many lines as belong into the queue; how many ended instead, because they can never fit into the store.
-        Lines that must wait for room keep their place, and do not keep those behind them. Raises Unavailable, OSError.
-        """
+        """Put as many lines as belong into the queue; returns how many ended instead, because they can never fit into
+        the store. Lines that must wait for room keep their place and hold up nobody. Raises Unavailable, OSError."""
         left_ms = self._left_ms()
         refused = self._tools.headroom.full or self._tools.store.reason
         if not self._waiting or refused or (left_ms is not None and left_ms <= 0):

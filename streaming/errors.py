@@ -62,8 +62,8 @@ class StoreFull(StreamingError):
 
 
 class NeverFits(StoreFull):
-    """Raised when a job needs more memory than the store gives to new jobs while it holds nothing else: waiting does not
-    help. `needed` and `most` in bytes."""
+    """Raised when a job needs more memory than the store gives to new jobs while it holds no other: waiting is no use.
+    `needed` and `most` in bytes."""
 
     def __init__(self, needed: int, most: int) -> None:
         super().__init__(f"the job needs {needed} bytes of the store, which never gives more than {most}", needed)

@@ -4,8 +4,9 @@ A full store refuses every write that needs memory, but for the scripts that end
 earlier: beside the memory in use it counts what accepted jobs may still write (`streaming/reservation.py`), which `put`
 reserves and the end of a job gives back. `put` itself compares, so several processes do not reserve the same room; a
 process also counts what it has reserved since its last look, since a server's partitions share its memory and each
-`put` sees only its own. A job that would not fit into an idle store is refused for good (`NeverFits`). Between two looks processes that put into different partitions of one server may each reserve
-the same room once; what is left above FULL, and the next look, are there for that.
+`put` sees only its own. A job that would not fit into an idle store is refused for good (`NeverFits`). Between two
+looks processes that put into different partitions of one server may each reserve the same room once; what is left above
+FULL, and the next look, are there for that.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class Queue:
         the job may write. With a `refusal`, why there is no room, only a job is answered that the idempotency key leads
         to: whoever comes back for it needs no room.
 
-        Raises LaneFull, StoreFull, NeverFits, NoCapacity (only if must_run), KeyReused, Unavailable (then nothing can be
-        said about the job: it may be there, but the same idempotency key will find it).
+        Raises LaneFull, StoreFull, NeverFits, NoCapacity (only if must_run), KeyReused, Unavailable (then nothing can
+        be said about the job: it may be there, but the same idempotency key will find it).
         """
         try:
             if refusal:
@@ -113,8 +113,8 @@ class Queue:
         self, jobs: Sequence[Job], cards: Mapping[str, ModelCard] | None = None
     ) -> list[Accepted | LaneFull | StoreFull]:
         """Accept many in one round trip, as parts of something that is listed by itself; what happened to each. Those
-        that fit are accepted, also behind one that does not. Their ids must be the same each time, so that all of it may
-        be repeated. `cards` are the models', by name. Raises Unavailable."""
+        that fit are accepted, also behind one that does not. Their ids must be the same each time, so that all of it
+        may be repeated. `cards` are the models', by name. Raises Unavailable."""
         calls: list[Call] = []
         reserved: list[Reservation] = []
         refused: dict[str, StoreFull] = {}

@@ -147,8 +147,8 @@ def tokens_of(size: int) -> int:
 
 
 async def test_what_is_refused_for_good_depends_on_the_store_alone(small: Wire) -> None:
-    """Not on what others hold: a full store refuses for now what an idle one would take, and lines by their share. A job
-    just below the bound is accepted by an idle store, so nothing waits for room that never comes."""
+    """Not on what others hold: a full store refuses for now what an idle one would take, and lines by their share. A
+    job just below the bound is accepted by an idle store, so nothing waits for room that never comes."""
     headroom = Headroom(small)
     await headroom.look()
     queue = Queue(small, headroom)
@@ -285,8 +285,8 @@ async def test_lines_that_wait_take_no_place_in_the_window(small: Wire, begin: C
 async def test_lines_that_wait_are_not_read_again(
     small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor encoded and tried, while what they need is not there: they may be large, and are looked at often. No more than
-    LOOK_AHEAD are ever passed over."""
+    """Nor encoded and tried, while what they need is not there: they may be large, and are looked at often. No more
+    than LOOK_AHEAD are ever passed over."""
     monkeypatch.setattr(lines_module, "LOOK_AHEAD", 10)
     lines: Lines = await begin(15, *[15] * 70, *[0.01] * 8, window=2)
     read: list[int] = []
@@ -315,7 +315,7 @@ async def test_smaller_lines_do_not_keep_a_larger_one_waiting_for_ever(
             passed += 1
             await end(lines, first)
         assert passed < 60
-    assert 10 < passed
+    assert passed > 10
 
 
 async def test_lines_pass_one_that_others_keep_from_its_room(
