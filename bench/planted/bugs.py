@@ -6,6 +6,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
+from bench.planted.room import ROOM_BUGS
 from bench.planted.work import WORK
 
 LUA = "streaming/lua/"
@@ -1478,4 +1479,4 @@ POOLS = (
     ),
 )
 
-BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS, *WORK)
+BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS, *WORK, *ROOM_BUGS)
