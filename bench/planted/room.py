@@ -59,7 +59,8 @@ ROOM_BUGS = (
             Edit(
                 "streaming/queue.py",
                 "                refused[job.id] = error\n                continue",
-                "                refused |= {each.id: error for each in jobs[jobs.index(job) :]}\n                break",
+                "                for each in jobs[jobs.index(job) :]:\n"
+                "                    refused[each.id] = error\n                break",
             ),
         ),
         (ROOM + "a_line_that_waits_for_room_lets_smaller_ones_pass",),
