@@ -23,6 +23,7 @@ from streaming.errors import (
     Abandoned,
     KeyReused,
     LaneFull,
+    NeverFits,
     NoCapacity,
     QuotaExceeded,
     StoreFull,
@@ -188,6 +189,8 @@ async def _put(
         )
     except QuotaExceeded as error:
         raise errors.quota_exceeded(error) from None
+    except NeverFits as error:
+        raise errors.too_large_for_store(job, error.needed, error.most) from None
     except StoreFull as error:
         raise errors.store_full(str(error)) from None
     except LaneFull as error:

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streaming.errors import QuotaExceeded
-from streaming.messages import Failure, State, Terminal
+from streaming.messages import Failure, Job, State, Terminal, prompt_count
 
 LONGEST_RETRY_S = 120
 """Told to wait any longer, OpenAI's libraries give up at once."""
 
 FINAL = {"x-should-retry": "false"}
+
+_MIB = 1 << 20
 
 _TYPES = {
     401: "authentication_error",
@@ -78,6 +80,25 @@ def context_length_exceeded(tokens: int, context: int, param: str = "messages") 
     """`tokens` are those of the prompt and those asked for."""
     message = f"The request needs {tokens} tokens, but the model's context is {context}. Shorten prompt or max_tokens."
     return ApiError(400, "context_length_exceeded", message, param=param)
+
+
+def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
+    """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
+    sampling, prompts = job.sampling, prompt_count(job.prompt)
+    asked = {
+        "prompts": f"{prompts:,}" if prompts > 1 else "",
+        "n": f"{sampling.n}" if sampling.n > 1 else "",
+        "max_tokens": "not set" if sampling.max_tokens is None else f"{sampling.max_tokens:,}",
+        "logprobs": "" if sampling.logprobs is None else f"{sampling.logprobs}",
+    }
+    counted = ", ".join(f"{name} {value}" for name, value in asked.items() if value)
+    message = (
+        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store ({counted}), and this store has at "
+        f"most {most / _MIB:,.1f} MiB for one request, however long it waits. Lower max_tokens or n, send the prompts "
+        "in several requests, or leave logprobs out."
+    )
+    param = "prompt" if prompts > 1 else "n" if sampling.n > 1 else "max_tokens"
+    return ApiError(400, "too_large_for_store", message, param=param)
 
 
 def unknown_route(instead: str = "") -> ApiError:

@@ -69,6 +69,7 @@ class Desk:
         for batch_id in await self._batches.forget_expired(MOST):
             await asyncio.to_thread(shelf.end_work, batch_id)
         await asyncio.to_thread(shelf.drop_incoming)
+        await asyncio.to_thread(shelf.end_notes, self._bench.keep_s)
         strays = await asyncio.to_thread(shelf.strays, "files")
         await self._set_aside("files", set(strays) - await self._files.known(strays))
         works, old = await asyncio.to_thread(shelf.works), await asyncio.to_thread(shelf.strays, "batches")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from api.errors import ApiError, model_not_found
+from api.errors import ApiError, model_not_found, too_large_for_store
 from api.schemas import check_choices, parse, to_job
 from streaming.capabilities import unsupported
-from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
+from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
 from streaming.events import Wanted
 from streaming.fleet import Fleet
 from streaming.keys import joined
@@ -108,6 +108,8 @@ class Intake:
                 job, idempotency_key=key, digest=digest, must_run=must_run, card=card, quota=self._quota
             )
             return accepted.id
+        except NeverFits as error:
+            raise Rejected(too_large_for_store(job, error.needed, error.most).message) from None
         except KeyReused:
             raise Rejected("This message_id came with another body before.") from None
         except NoCapacity:

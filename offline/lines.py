@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from api.lines import answer, envelope, job_of, request_of, worth_retrying
+from api.errors import too_large_for_store
+from api.lines import answer, envelope, job_of, refusal, request_of, worth_retrying
 from offline.urgency import Standing, lane_of, window_of
 from streaming.batches import Hold
-from streaming.errors import LaneFull, StoreFull
+from streaming.errors import LaneFull, NeverFits, StoreFull
 from streaming.fleet import Fleet
 from streaming.journal import Journal, Record
-from streaming.keys import line_job_id
+from streaming.keys import line_job_id, partition_of
 from streaming.ledger import Ledger, Outcome, Plan, Row, Segment
 from streaming.memory import Headroom
-from streaming.messages import Job, Priority, Progress, State, Usage
+from streaming.messages import Job, ModelCard, Priority, Progress, State, Usage
 from streaming.monitor import StoreMonitor
 from streaming.queue import Queue
 from streaming.settings import BatchSettings
@@ -32,6 +33,13 @@ from streaming.wire import Wire
 
 AT_ONCE = 64
 """Jobs put, or records read, in one round trip."""
+LOOK_AHEAD = 64
+"""Lines that may wait for room in the store before no further line is looked at."""
+MAX_OVERTAKING = 512
+"""Lines put behind one that waits for room, before the queue must have run empty of the batch's lines once: what they
+would take again and again is then free together."""
+MAX_LOOKED_AT = 1024
+"""Lines in one round of putting."""
 FADE_S = 600
 """How long the record of a line's job is kept once its answer is on disk."""
 PACE_S = 10.0
@@ -69,6 +77,12 @@ class Lines:
         """Lines that are not in the queue and have no answer, in the order they are to be put."""
         self._queued: dict[str, int] = {}
         """Lines in the queue, by their job."""
+        self._needs: dict[int, int] = {}
+        """Lines that wait for room in the store: the bytes each one needs."""
+        self._overtaking = 0
+        """Lines put behind one that waits for room, since the queue was empty of lines."""
+        self._cards: Mapping[str, ModelCard] = {}
+        """What the needs were counted by."""
         self._giving_up = False
         """What is cancelled now was cancelled by us, for good."""
         self._completed = self._failed = self._retried = 0
@@ -87,8 +101,9 @@ class Lines:
     async def open(self) -> None:
         """Read the ledger and find the lines that are in the queue. Raises Unavailable, OSError."""
         await asyncio.to_thread(self._load)
-        # Lines are put in order and only so many at once: those in the queue are among the first.
-        most = 2 * max(self._tools.settings.window, self._hold.progress.in_queue)
+        # Lines are put in order, but for a few that wait for room, and only so many at once: those in the queue are
+        # among the first.
+        most = 2 * max(self._tools.settings.window, self._hold.progress.in_queue) + LOOK_AHEAD
         first = {self._job_id(line): line for line in list(self._waiting)[:most]}
         known = await self._queue.known(list(first))
         self._queued = {job_id: first[job_id] for job_id in known}
@@ -144,19 +159,51 @@ class Lines:
             await self._queue.fade(written, FADE_S)
         return len(written)
 
-    async def feed(self) -> None:
-        """Put as many lines as belong into the queue. Raises Unavailable, OSError."""
+    async def feed(self) -> int:
+        """Put as many lines as belong into the queue; returns how many ended instead, because they can never fit into
+        the store. Lines that must wait for room keep their place and hold up nobody. Raises Unavailable, OSError."""
         left_ms = self._left_ms()
         refused = self._tools.headroom.full or self._tools.store.reason
         if not self._waiting or refused or (left_ms is not None and left_ms <= 0):
-            return
+            return 0
         room = window_of(await self._slots_there(), self._tools.settings.window) - len(self._queued)
         self._lane, self._reason = lane_of(self._standing(), self._hold.batch.ceiling)
-        while room > 0 and self._waiting:
-            lines = [self._waiting.popleft() for _ in range(min(room, AT_ONCE, len(self._waiting)))]
-            room -= len(lines)
-            if not await self._put(lines, left_ms):
-                return
+        if self.idle:
+            self._overtaking = 0
+        looked_at: list[int] = []
+        gone: set[int] = set()
+        """Of these, the lines that wait no longer."""
+        ended = 0
+        try:
+            while room > 0 and (lines := self._next(min(room, AT_ONCE), looked_at, gone)):
+                before = len(self._queued)
+                lane_full, failed = await self._put(lines, left_ms, gone)
+                room -= len(self._queued) - before
+                ended += failed
+                if lane_full:
+                    break
+        finally:
+            self._waiting.extendleft(line for line in reversed(looked_at) if line not in gone)
+        return ended
+
+    def _next(self, most: int, looked_at: list[int], gone: set[int]) -> list[int]:
+        """The next lines to put, at most so many: those that need more room than there is are passed over. All of them
+        are taken from the waiting ones, and added to `looked_at`."""
+        lines: list[int] = []
+        passed = sum(line in self._needs and line not in gone for line in looked_at)
+        draining = self._overtaking >= MAX_OVERTAKING
+        while self._waiting and len(lines) < most and passed < LOOK_AHEAD and len(looked_at) < MAX_LOOKED_AT:
+            line = self._waiting[0]
+            needed = self._needs.get(line)
+            if draining and (needed is None or passed):
+                break
+            looked_at.append(self._waiting.popleft())
+            partition = partition_of(self._job_id(line)) or 0
+            if needed is None or self._tools.headroom.fits(partition, needed, part=True):
+                lines.append(line)
+            else:
+                passed += 1
+        return lines
 
     async def withdraw(self) -> None:
         """Take out of the queue what nobody has begun; it will be put again. Raises Unavailable, OSError."""
@@ -184,22 +231,36 @@ class Lines:
                 del self._queued[job_id]
                 self._waiting.appendleft(line)
 
-    async def _put(self, lines: list[int], left_ms: int | None) -> bool:
-        """False once the lane or the store is full: the lines it did not take go on waiting."""
+    async def _put(self, lines: list[int], left_ms: int | None, gone: set[int]) -> tuple[bool, int]:
+        """Whether the lane is full, and how many lines can never fit into the store and have ended by that. Adds those
+        that wait no longer to `gone`."""
         jobs = await asyncio.to_thread(self._jobs, lines, left_ms)
-        try:
-            answers = await self._queue.put_parts(jobs, await self._fleet.cards())
-        except BaseException:
-            self._waiting.extendleft(reversed(lines))
-            raise
-        refused = []
+        cards = await self._fleet.cards()
+        if cards != self._cards:  # with what is known of a model, the lines that wait may need less
+            self._cards = cards
+            self._needs.clear()
+        answers = await self._queue.put_parts(jobs, cards)
+        lane_full, failed = False, 0
         for line, job, accepted in zip(lines, jobs, answers, strict=True):
-            if isinstance(accepted, LaneFull | StoreFull):
-                refused.append(line)
-            else:
-                self._queued[job.id] = line
-        self._waiting.extendleft(reversed(refused))
-        return not refused
+            match accepted:
+                case LaneFull():
+                    lane_full = True
+                    continue
+                case NeverFits():
+                    error = too_large_for_store(job, accepted.needed, accepted.most)
+                    self._segment.add(line, Outcome.FAILED, self.ledger.attempts[line], refusal(error, job.id))
+                    failed += 1
+                case StoreFull():
+                    self._needs[line] = accepted.needed
+                    continue
+                case _:
+                    self._queued[job.id] = line
+            self._needs.pop(line, None)
+            self._overtaking = self._overtaking + 1 if self._needs else 0
+            gone.add(line)
+        if failed:
+            await self._commit()
+        return lane_full, failed
 
     def _jobs(self, lines: list[int], left_ms: int | None) -> list[Job]:
         """These lines' requests have been read once without error."""

@@ -15,13 +15,14 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from api.outputs import blocks, output_lines
+from offline.ending import Ending, note_ending, noted_ending
 from offline.lines import Lines, Tools
 from offline.survey import Interrupted, Survey, Terms, survey
 from streaming.batches import Batches, Hold, Verdict
 from streaming.errors import Fenced, Unavailable
 from streaming.files import Files
 from streaming.fleet import Fleet
-from streaming.ledger import Ledger, Outcome, Plan, Segment
+from streaming.ledger import PLAN, Ledger, Outcome, Plan, Segment
 from streaming.messages import BatchState, LineFault, StoredFile
 from streaming.shelf import Incoming, Shelf
 from telemetry.metrics import Metrics
@@ -36,6 +37,12 @@ STOPPING_S = 30.0
 ASLEEP_MS = 24 * 3600 * 1000
 """A paused batch without a deadline is looked at again after so long."""
 OUTPUT = "batch_output"
+WORK_LOST = LineFault(
+    0,
+    "work_lost",
+    "The batch's work is not on disk any more: the store was restored to an earlier moment, or the folder of files "
+    "lost it. Create the batch again. Answers that were finished may lie in the quarantine.",
+)
 
 Why: TypeAlias = Literal["", "expired", "cancelled"]
 
@@ -125,10 +132,11 @@ class Turn:
     async def _end(self, state: BatchState, files: Sequence[StoredFile] = (), **changes: Any) -> None:
         """The last word about this batch. Raises Fenced, Unavailable."""
         async with self._saying:
-            progress = msgspec.structs.replace(
-                self._progress, in_queue=0, per_second=0.0, ended_ms=self._verdict.now_ms, **changes
-            )
+            changes = {"in_queue": 0, "per_second": 0.0, "ended_ms": self._verdict.now_ms, **changes}
+            progress = msgspec.structs.replace(self._progress, **changes)
             self._ended = True
+            ending = Ending(state, progress, tuple(files))
+            await asyncio.to_thread(note_ending, self._bench.shelf, self._hold.batch.id, self._hold.epoch, ending)
             await self._batches.save(self._hold, state, progress, keep_s=self._bench.keep_s, files=files)
         self._bench.metrics.batches.labels(state.value).inc()
         log.info("batch ended as %s", state, extra={"batch": self._hold.batch.id, "lines": progress.total})
@@ -140,11 +148,36 @@ class Turn:
     # --- the work ----------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
+        if not await asyncio.to_thread((self._folder / PLAN).exists) and await self._end_again():
+            return
         if self._hold.state is BatchState.VALIDATING and not await self._read_input():
+            return
+        if not await asyncio.to_thread((self._folder / PLAN).exists):
+            await self._end_without_work()
             return
         why = await self._compute()
         if why is not None:
             await self._put_together(why)
+
+    async def _end_again(self) -> bool:
+        """End the batch as it ended before the store was restored to an earlier moment; whether it had ended."""
+        ending = await asyncio.to_thread(noted_ending, self._bench.shelf, self._hold.batch.id)
+        if ending is None:
+            return False
+        log.warning("the store had forgotten how a batch ended", extra={"batch": self._hold.batch.id})
+        self._progress, now_ms = ending.progress, self._verdict.now_ms
+        keep_ms = self._hold.batch.output_keep_ms
+        files = [msgspec.structs.replace(file, created_ms=now_ms, expires_ms=now_ms + keep_ms) for file in ending.files]
+        await self._end(ending.state, files, ended_ms=ending.progress.ended_ms)
+        return True
+
+    async def _end_without_work(self) -> None:
+        """The input was never read, or the work that was done is gone."""
+        lost = (WORK_LOST,) if self._progress.began_ms else ()
+        if self._verdict.state is BatchState.CANCELLING:
+            await self._end(BatchState.CANCELLED, faults=lost)
+        else:
+            await self._fail([WORK_LOST])
 
     async def _read_input(self) -> bool:
         """Whether there is something to compute."""
@@ -202,8 +235,6 @@ class Turn:
 
     async def _compute(self) -> Why | None:
         """Why it is over for the lines, "" if all have their answer; None if only the turn is over."""
-        if not await asyncio.to_thread((self._folder / "plan").exists):  # cancelled before it was read
-            return "cancelled"
         self._lines = lines = Lines(self._bench.tools, self._hold, self._folder)
         await lines.open()
         loop = asyncio.get_running_loop()
@@ -227,7 +258,7 @@ class Turn:
                     await self._say(rest_ms=self._sleep_ms())
                     return None
             else:
-                await lines.feed()
+                self._bench.metrics.batch_lines.inc(await lines.feed())
             await self._pause(LOOK_S)
 
     def _called_off(self) -> Why:
@@ -250,9 +281,7 @@ class Turn:
 
     async def _put_together(self, why: Why) -> None:
         """Output and error file, in the order of the input, and the end."""
-        if self._lines is None:
-            await self._end(BatchState.CANCELLED)
-            return
+        assert self._lines is not None
         if self._verdict.state is not BatchState.CANCELLING:
             await self._enter(BatchState.FINALIZING, finalizing_ms=self._verdict.now_ms)
         lines = self._lines

@@ -53,7 +53,21 @@ class LaneFull(StreamingError):
 
 
 class StoreFull(StreamingError):
-    """Raised when what a job may write, beside what is owed to others, does not fit into the store's memory."""
+    """Raised when what a job may write, beside what is owed to others, does not fit into the store's memory. `needed`:
+    bytes it brings and may write; 0 if that was not counted."""
+
+    def __init__(self, reason: str, needed: int = 0) -> None:
+        super().__init__(reason)
+        self.needed = needed
+
+
+class NeverFits(StoreFull):
+    """Raised when a job needs more memory than the store gives to new jobs while it holds no other: waiting is no use.
+    `needed` and `most` in bytes."""
+
+    def __init__(self, needed: int, most: int) -> None:
+        super().__init__(f"the job needs {needed} bytes of the store, which never gives more than {most}", needed)
+        self.most = most
 
 
 class QuotaExceeded(StoreFull):

@@ -4,8 +4,9 @@ A full store refuses every write that needs memory, but for the scripts that end
 earlier: beside the memory in use it counts what accepted jobs may still write (`streaming/reservation.py`), which `put`
 reserves and the end of a job gives back. `put` itself compares, so several processes do not reserve the same room; a
 process also counts what it has reserved since its last look, since a server's partitions share its memory and each
-`put` sees only its own. Between two looks processes that put into different partitions of one server may each reserve
-the same room once; what is left above FULL, and the next look, are there for that.
+`put` sees only its own. A job that would not fit into an idle store is refused for good (`NeverFits`). Between two
+looks processes that put into different partitions of one server may each reserve the same room once; what is left above
+FULL, and the next look, are there for that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from streaming.errors import StoreFull, Unavailable
+from streaming.errors import NeverFits, StoreFull, Unavailable
 from streaming.wire import Memory, Wire
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 FULL = 0.8
 PARTS = 0.7
 """The same for lines of batches: what they would take beyond it is left to those who wait for their answer."""
+IDLE_SHARE, IDLE_BYTES = 0.02, 2 << 20
+"""What a store without jobs is expected to hold beside what the server used at its start: connections, scripts, keys of
+processes. A job that needs more than is left beside them would wait for ever."""
 LOOK_S, LONGEST_S = 0.2, 2.0
 """Between two looks: near FULL, and where there is no limit. What a flood brings meanwhile must fit above FULL: a
 second was too long for 10 MB/s into 16 MB."""
@@ -95,20 +99,36 @@ class Headroom:
 
     def reserve(self, partition: int, size: int, owed: int, *, part: bool = False) -> Reservation:
         """Room for a job of `size` bytes that may write `owed` more, to be given back unless the put is answered with
-        `queued`. Raises StoreFull."""
+        `queued`. Raises StoreFull; NeverFits."""
         share = self._shares.get(partition)
         if share is None or not share.memory.allowed:
-            return Reservation()
-        room = room_of(share.memory, PARTS if part else FULL)
+            return Reservation(size=size + owed)
+        most = PARTS if part else FULL
+        if size + owed > (ever := most_ever(share.memory, most)):
+            raise NeverFits(size + owed, ever)
+        room = room_of(share.memory, most)
         if share.taken + size + owed > room:
-            raise StoreFull(_too_much(share.memory, owed))
+            raise StoreFull(_too_much(share.memory, owed), size + owed)
         share.taken += size + owed
         return Reservation(share.memory.owed[partition] + room, share, size + owed)
+
+    def fits(self, partition: int, needed: int, *, part: bool = False) -> bool:
+        """Whether a job that needs so many bytes would get them now, or would be refused for good."""
+        share = self._shares.get(partition)
+        if share is None or not share.memory.allowed:
+            return True
+        most = PARTS if part else FULL
+        return share.taken + needed <= room_of(share.memory, most) or needed > most_ever(share.memory, most)
 
 
 def room_of(memory: Memory, most: float = FULL) -> int:
     """Bytes that new jobs may bring and write, until this share of the memory is taken."""
     return int(most * memory.allowed) - memory.used - sum(memory.owed.values())
+
+
+def most_ever(memory: Memory, most: float = FULL) -> int:
+    """Bytes that one new job may bring and write into a store that holds no other."""
+    return int((most - IDLE_SHARE) * memory.allowed) - IDLE_BYTES - memory.at_start
 
 
 def until_next(memories: Iterable[Memory]) -> float:

@@ -78,8 +78,8 @@ class Queue:
         the job may write, `quota` how much its tenant may keep. With a `refusal`, why there is no room, only a job is
         answered that the idempotency key leads to: whoever comes back for it needs no room.
 
-        Raises LaneFull, StoreFull, QuotaExceeded, NoCapacity (only if must_run), KeyReused, Unavailable (then nothing
-        can be said about the job: it may be there, but the same idempotency key will find it).
+        Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, NoCapacity (only if must_run), KeyReused, Unavailable
+        (then nothing can be said about the job: it may be there, but the same idempotency key will find it).
         """
         try:
             if refusal:
@@ -119,20 +119,21 @@ class Queue:
     async def put_parts(
         self, jobs: Sequence[Job], cards: Mapping[str, ModelCard] | None = None
     ) -> list[Accepted | LaneFull | StoreFull]:
-        """Accept many in one round trip, as parts of something that is listed by itself. Their ids must be the same
-        each time, so that all of it may be repeated. `cards` are the models', by name. Raises Unavailable."""
+        """Accept many in one round trip, as parts of something that is listed by itself; what happened to each. Those
+        that fit are accepted, also behind one that does not. Their ids must be the same each time, so that all of it
+        may be repeated. `cards` are the models', by name. Raises Unavailable."""
         calls: list[Call] = []
         reserved: list[Reservation] = []
-        full: StoreFull | None = None
+        refused: dict[str, StoreFull] = {}
         for job in jobs:
             try:
                 call, reservation = self._put_call(job, part=True, card=(cards or {}).get(job.model))
-            except StoreFull as error:  # those behind it are refused too: they are put in order
-                full = error
-                break
+            except StoreFull as error:
+                refused[job.id] = error
+                continue
             calls.append(call)
             reserved.append(reservation)
-        accepted: list[Accepted | LaneFull | StoreFull] = []
+        accepted: dict[str, Accepted | LaneFull | StoreFull] = {}
         answers: Sequence[Any] = ()
         try:
             answers = await self._wire.calls(calls) if calls else ()
@@ -140,14 +141,15 @@ class Queue:
             for place, reservation in enumerate(reserved):
                 if not answers or not _brought_work(answers[place]):
                     reservation.give_back()
-        for job, answer in zip(jobs, answers, strict=False):
+        put = (job for job in jobs if job.id not in refused)
+        for job, answer, reservation in zip(put, answers, reserved, strict=True):
             try:
-                accepted.append(self._accepted(job, answer))
+                accepted[job.id] = self._accepted(job, answer, reservation.size)
             except (LaneFull, StoreFull) as error:
-                accepted.append(error)
-        return accepted + [full] * (len(jobs) - len(accepted)) if full else accepted
+                accepted[job.id] = error
+        return [refused.get(job.id) or accepted[job.id] for job in jobs]
 
-    def _accepted(self, job: Job, answer: Sequence[Any]) -> Accepted:
+    def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
             case [b"queued", created, waiting, epoch]:
                 return Accepted(job.id, waiting, created, epoch=epoch)
@@ -156,7 +158,7 @@ class Queue:
             case [b"full", waiting]:
                 raise LaneFull(waiting)
             case [b"crowded"]:
-                raise StoreFull("what accepted jobs may still write would not fit into the memory of Redis")
+                raise StoreFull("what accepted jobs may still write would not fit into the memory of Redis", needed)
             case [b"busy"]:
                 raise NoCapacity("no worker has room right now")
             case [b"reused"]:
@@ -173,7 +175,7 @@ class Queue:
         part: bool = False,
         card: ModelCard | None = None,
     ) -> tuple[Call, Reservation]:
-        """The call, and the room it has reserved. Raises StoreFull."""
+        """The call, and the room it has reserved. Raises StoreFull, NeverFits."""
         settings, partition, body = self._wire.settings, self._partition(job.id), encode(job)
         key = idempotency_digest(job.tenant, key) if key else ""
         owed = owed_bytes(job, card)

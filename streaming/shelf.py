@@ -33,11 +33,12 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files, self._incoming, self._work = folder / "files", folder / "incoming", folder / "batches"
+        self._notes = folder / "ended"
         self._quarantine, self._owner = folder / "quarantine", folder / OWNER
 
     def prepare(self) -> None:
         """Make the folders; nobody else may look inside. Raises OSError."""
-        for folder in (self.folder, self._files, self._incoming, self._work):
+        for folder in (self.folder, self._files, self._incoming, self._work, self._notes):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # --- whose files these are ----------------------------------------------------------------------------------------
@@ -155,6 +156,24 @@ class Shelf:
         """Remove a batch's folder. Idempotent."""
         shutil.rmtree(self.work(batch_id), ignore_errors=True)
 
+    def note(self, batch_id: str, epoch: int, data: bytes) -> None:
+        """Keep what is to be known of a batch's end beside its record. Raises OSError."""
+        self.prepare()
+        with replacing(self._notes / f"{_safe(batch_id)}.{epoch:08d}") as write:
+            write(data)
+
+    def notes(self, batch_id: str) -> list[bytes]:
+        """The last first. Raises OSError."""
+        return [path.read_bytes() for path in sorted(self._notes.glob(f"{_safe(batch_id)}.????????"), reverse=True)]
+
+    def end_notes(self, keep_s: float, now: float | None = None) -> None:
+        """Remove those older than `keep_s`. Raises OSError."""
+        horizon = (time.time() if now is None else now) - keep_s
+        for path in self._notes.iterdir() if self._notes.exists() else ():
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                if path.stat().st_mtime < horizon:
+                    path.unlink()
+
     # --- what a killed process left ----------------------------------------------------------------------------------
 
     def strays(self, part: str, now: float | None = None) -> list[str]:
@@ -180,6 +199,15 @@ class Shelf:
             there = place / f"{name}.{secrets.token_hex(4)}"
         (self.folder / part / name).rename(there)
         return there
+
+    def bring_back(self, file_id: str) -> bool:
+        """Whether a file is there, out of quarantine if it was set aside. Raises OSError."""
+        path = self.path(file_id)
+        for found in sorted(self._quarantine.glob(f"*/files/{_safe(file_id)}")) if not path.exists() else ():
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                found.rename(path)
+                os.utime(path)  # young, so that it is not set aside again before its record is there
+        return path.exists()
 
     def quarantined(self) -> list[tuple[str, int]]:
         """The days on which something was set aside, and how much. Raises OSError."""

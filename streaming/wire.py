@@ -62,6 +62,8 @@ class Memory:
     """0: no limit."""
     owed: Mapping[int, int] = field(default_factory=dict)
     """By partition: what unfinished jobs may still write."""
+    at_start: int = 0
+    """What the server used when it started: no job ever gets that."""
 
 
 class Wire:
@@ -255,7 +257,10 @@ class Wire:
         with translated():
             info, *found = checked(await self._topology.run_scripts(place, [("INFO", "memory"), *owed]))
         sums = {p: sum(max(0, int(each)) for each in values) for p, values in zip(partitions, found, strict=True)}
-        return Memory(_memory(info, b"used_memory"), _memory(info, b"maxmemory"), sums)
+        used, allowed, at_start = (
+            _memory(info, name) for name in (b"used_memory", b"maxmemory", b"used_memory_startup")
+        )
+        return Memory(used, allowed, sums, at_start)
 
     async def run_ids(self) -> dict[str, str]:
         """The run id of every primary by its place: another one means another server process. Raises Unavailable."""

@@ -86,7 +86,7 @@ def test_the_file_is_what_the_catalogue_gives(capsys: pytest.CaptureFixture[str]
 
 
 def test_every_script_is_somebodys() -> None:
-    """By the table that people read, too. `share` is run by the pools of `penstock up`, `condemn` by `penstock store`."""
+    """By the table that people read, too. `penstock` runs two: `share` for its pools, `condemn` for its stores."""
     people = {"share", "condemn"}
     assert frozenset().union(*SCRIPTS.values()) | people == set(scripts.NAMES)
     table = dict(re.findall(r"^\| (\w+) +\| ([a-z, ]+?) +\| ", scripts.__doc__ or "", re.MULTILINE))

@@ -10,6 +10,7 @@ from bench.planted.bug import Bug, Edit
 from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
 from bench.planted.readers import READERS
+from bench.planted.room import ROOM_BUGS
 from bench.planted.security import SECURITY
 from bench.planted.store_access import STORE_ACCESS
 from bench.planted.unreadable import UNREADABLE
@@ -1509,4 +1510,5 @@ BUGS = (
     *STORE_ACCESS,
     *tenants.BUGS,
     *UNREADABLE,
+    *ROOM_BUGS,
 )

@@ -153,8 +153,8 @@ WORK = (
         (
             Edit(
                 "offline/lines.py",
-                "            room -= len(lines)\n",
-                "            room -= len(lines)\n            self.tokens_left -= self.plan.tokens[lines[0]]\n",
+                "before = len(self._queued)\n",
+                "before = len(self._queued)\n                self.tokens_left -= self.plan.tokens[lines[0]]\n",
             ),
         ),
         (QUOTA + "what_is_left_is_what_has_no_answer",),

@@ -1,0 +1,354 @@
+"""Requests that are too large for the store: refused for good if no waiting can help, else waited for beside others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from batching import client, content, ended, jsonl
+from house import House, redis_process
+
+from api.errors import too_large_for_store
+from offline import lines as lines_module
+from offline.intake import Intake, Rejected
+from offline.lines import Lines, Tools
+from offline.survey import Terms, survey
+from streaming.batches import Hold
+from streaming.errors import NeverFits, StoreFull
+from streaming.events import Wanted
+from streaming.fleet import Fleet
+from streaming.ledger import Segment
+from streaming.memory import FULL, PARTS, Headroom, most_ever
+from streaming.messages import Batch, BatchState, Capabilities, Job, ModelCard, Priority, Progress, Sampling, Text
+from streaming.monitor import StoreMonitor
+from streaming.queue import Accepted, Queue
+from streaming.reservation import TOKEN, owed_bytes
+from streaming.settings import BatchSettings, EventSettings, ModelSettings, WireSettings
+from streaming.wire import Wire
+
+MIB = 1 << 20
+LIMIT = ("--maxmemory", "32mb", "--maxmemory-policy", "noeviction")
+HUGE: dict[str, Any] = {"model": "sim", "prompt": ["a"] * 8, "n": 8, "max_tokens": 8000}
+"""Its answer may need 47 MiB."""
+WORDS = ("46.9 MiB", "prompts 8", "n 8", "max_tokens 8,000", "logprobs")
+
+
+def completion(name: str, **body: Any) -> dict[str, Any]:
+    return {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {"model": "sim", **body}}
+
+
+# --- as people meet it -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """All roles on a store of 32 MB."""
+    folder = tmp_path_factory.mktemp("house")
+    with redis_process(folder, None, "--appendonly", "yes", *LIMIT) as url:
+        house = House(url, folder)
+        try:
+            for role in ("workers", "offline"):
+                house.start(role)
+            house.start_api()
+            house.wait_ready()
+            yield house
+        finally:
+            house.close()
+
+
+def test_a_request_that_never_fits_is_no_reason_to_try_again(small_house: House) -> None:
+    """Whole, streamed, with a key and as a job: 400 with the fields and the numbers, and nothing is accepted."""
+    job = {"endpoint": "/v1/completions", **HUGE}
+    for path, body, headers in (
+        ("/v1/completions", HUGE, {}),
+        ("/v1/completions", HUGE | {"stream": True}, {}),
+        ("/v1/completions", HUGE, {"Idempotency-Key": "huge"}),
+        ("/v1/jobs", job, {}),
+    ):
+        status, answer, data = small_house.post(path, body, headers)
+        assert status == 400 and "retry-after" not in {name.lower() for name in answer}, data
+        error = json.loads(data)["error"]
+        assert (error["code"], error["param"]) == ("too_large_for_store", "prompt")
+    status, _, data = small_house.post("/v1/completions", HUGE)
+    assert all(word in json.loads(data)["error"]["message"] for word in WORDS)
+    assert json.loads(small_house.get("/v1/jobs")[1])["data"] == []
+    assert small_house.post("/v1/completions", HUGE | {"n": 1, "max_tokens": 4})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "param", "words"),
+    [
+        (1, Sampling(max_tokens=9000), "max_tokens", "(max_tokens 9,000)"),
+        (1, Sampling(), "max_tokens", "(max_tokens not set)"),
+        (1, Sampling(n=8), "n", "(n 8, max_tokens not set)"),
+        (64, Sampling(max_tokens=9, logprobs=20), "prompt", "(prompts 64, max_tokens 9, logprobs 20)"),
+    ],
+)
+def test_the_fields_at_fault_are_named(prompts: int, sampling: Sampling, param: str, words: str) -> None:
+    """Those that the request set, and max_tokens in any case."""
+    job = Job(
+        id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("a",) * prompts), sampling=sampling
+    )  # fmt: skip
+    error = too_large_for_store(job, 30 * MIB, 20 * MIB)
+    assert (error.status, error.param) == (400, param)
+    assert all(each in error.message for each in (words, "30.0 MiB", "20.0 MiB"))
+
+
+def test_a_line_that_never_fits_is_answered_with_the_error(small_house: House) -> None:
+    """The lines behind it are computed, and the batch ends."""
+    openai = client(small_house)
+    rows = [
+        completion("first", prompt="a", max_tokens=4),
+        completion("huge", **HUGE),
+        *(completion(f"l{number}", prompt=f"a {number}", max_tokens=4) for number in range(6)),
+    ]
+    file = openai.files.create(file=("l.jsonl", jsonl(rows)), purpose="batch")
+    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    done = ended(openai, batch)
+    assert done.status == "completed" and done.request_counts
+    assert (done.request_counts.completed, done.request_counts.failed) == (7, 1)
+    (bad,) = content(openai, done.error_file_id)
+    assert bad["custom_id"] == "huge" and bad["response"]["status_code"] == 400
+    error = bad["response"]["body"]["error"]
+    assert error["code"] == "too_large_for_store" and all(word in error["message"] for word in WORDS)
+
+
+# --- below -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[Wire]:
+    """The wire to a store of 32 MB."""
+    with redis_process(tmp_path, None, "--appendonly", "yes", *LIMIT) as url:
+        wire = Wire.open(WireSettings(url=url))
+        yield wire
+        await wire.close()
+
+
+def a_job(queue: Queue, tokens: int) -> Job:
+    return Job(
+        id=queue.new_id("t"),
+        model="sim",
+        tenant="t",
+        priority=Priority.STANDARD,
+        prompt=Text(("hello",)),
+        sampling=Sampling(max_tokens=tokens),
+    )
+
+
+def tokens_of(size: int) -> int:
+    """Of an answer that may need so many bytes."""
+    return size // TOKEN
+
+
+async def test_what_is_refused_for_good_depends_on_the_store_alone(small: Wire) -> None:
+    """Not on what others hold: a full store refuses for now what an idle one would take, and lines by their share. A
+    job just below the bound is accepted by an idle store, so nothing waits for room that never comes."""
+    headroom = Headroom(small)
+    await headroom.look()
+    queue = Queue(small, headroom)
+    (memory,) = await small.memory()
+    door, lines = most_ever(memory, FULL), most_ever(memory, PARTS)
+    assert 0 < memory.at_start < memory.used and lines < door < 0.8 * memory.allowed
+
+    async def put_line(job: Job) -> object:
+        (answer,) = await queue.put_parts([job])
+        return answer
+
+    with pytest.raises(NeverFits) as caught:
+        await queue.put(too_large := a_job(queue, tokens_of(door)))
+    assert caught.value.most == door < caught.value.needed <= owed_bytes(too_large) + 1000
+    assert isinstance(await put_line(a_job(queue, tokens_of(lines))), NeverFits)
+    largest = a_job(queue, tokens_of(lines - 4096))
+    assert isinstance(await put_line(largest), Accepted)
+    again = await put_line(msgspec.structs.replace(largest, id=queue.new_id("t")))
+    assert isinstance(again, StoreFull) and not isinstance(again, NeverFits) and again.needed > lines - 8192
+    await queue.cancel(largest.id)
+    await headroom.look()
+    await queue.put(largest := a_job(queue, tokens_of(door - 4096)))
+    with pytest.raises(StoreFull) as full:
+        await queue.put(a_job(queue, tokens_of(door - 4096)))
+    assert not isinstance(full.value, NeverFits)
+    with pytest.raises(NeverFits):
+        await queue.put(a_job(queue, tokens_of(door)))
+
+
+async def test_a_key_leads_to_its_job_whatever_the_store_gives_now(small: Wire) -> None:
+    """The store was larger when it was accepted."""
+    headroom = Headroom(small)
+    queue, job = Queue(small, headroom), a_job(Queue(small), tokens_of(15 * MIB))
+    await queue.put(job, idempotency_key="k", digest="d")
+    await small.redis.config_set("maxmemory", 16 * MIB)
+    await headroom.look()
+    found = await queue.put(a_job(queue, tokens_of(15 * MIB)), idempotency_key="k", digest="d")
+    assert found.joined and found.id == job.id
+    with pytest.raises(NeverFits):
+        await queue.put(a_job(queue, tokens_of(15 * MIB)), idempotency_key="other", digest="d")
+
+
+async def test_a_message_that_never_fits_is_rejected(small: Wire) -> None:
+    """As any that can never be a job, so that those behind it are taken."""
+    headroom, monitor = Headroom(small), StoreMonitor(small)
+    await monitor.require()
+    await headroom.look()
+    known = {"sim": ModelSettings(engine="sim")}
+    intake = Intake(small, headroom, monitor, known, EventSettings(), Wanted(EventSettings(), {}), 64)
+    asked = {"endpoint": "/v1/completions", **HUGE}
+    with pytest.raises(Rejected) as caught:
+        await intake.accept(json.dumps(asked).encode(), "huge")
+    assert all(word in str(caught.value) for word in WORDS)
+    assert await intake.accept(json.dumps(asked | {"n": 1, "max_tokens": 4}).encode(), "small")
+
+
+# --- lines that wait for room ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def begin(small: Wire, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Makes a turn at a batch of lines that may need so many MiB each, on the store of 32 MB."""
+    begun: list[Lines] = []
+    headroom, monitor = Headroom(small), StoreMonitor(small)
+    await monitor.require()
+    card = ModelCard(
+        name="sim", engine="sim", context=1 << 20, max_output=1 << 20, capabilities=Capabilities(), created=1
+    )
+    await Fleet(small).publish_card(card)
+
+    async def begin(*sizes: float, window: int = 64) -> Lines:
+        rows = [
+            completion(str(number), prompt=f"a {number}", max_tokens=tokens_of(int(size * MIB)))
+            for number, size in enumerate(sizes)
+        ]
+        folder = tmp_path / f"batch{len(begun)}"
+        folder.mkdir()
+        (folder / "input").write_bytes(jsonl(rows))
+        segment = Segment(folder, 1)
+        found = survey(folder / "input", Terms("/v1/completions", {"sim"}, 100_000), segment)
+        segment.close()
+        found.plan.save(folder)
+        batch = Batch(
+            id=f"batch_00{len(begun):030x}", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
+            input_file="f", window="none", output_keep_ms=1000,
+        )  # fmt: skip
+        hold = Hold(batch, 2, 0, BatchState.IN_PROGRESS, False, 0, 0, Progress(total=len(sizes)))
+        lines = Lines(Tools(small, headroom, monitor, ("sim",), BatchSettings(window=window), 64), hold, folder)
+        begun.append(lines)
+        await lines.open()
+        await headroom.look()
+        return lines
+
+    yield begin
+    for lines in begun:
+        lines.close()
+
+
+def queued(lines: Lines) -> list[int]:
+    return sorted(lines._queued.values())
+
+
+async def end(lines: Lines, *which: int) -> None:
+    """As if these had been computed: cancelled by their ids, then given up as lines."""
+    jobs = [job for job, line in lines._queued.items() if line in which]
+    await lines._queue.stop(jobs, waiting_only=False)
+    for job in jobs:
+        del lines._queued[job]
+    await lines._tools.headroom.look()
+
+
+async def test_a_line_that_waits_for_room_lets_smaller_ones_pass(small: Wire, begin: Callable[..., Any]) -> None:
+    """It keeps its place in front of all others, and is put as soon as there is room; the others keep their order."""
+    lines: Lines = await begin(12, 12, 1, 12, 1, 1)
+    assert await lines.feed() == 0
+    assert queued(lines) == [0, 2, 4, 5] and list(lines._waiting) == [1, 3]
+    await lines.feed()
+    assert queued(lines) == [0, 2, 4, 5] and list(lines._waiting) == [1, 3]
+    await end(lines, 0)
+    await lines.feed()
+    assert queued(lines) == [1, 2, 4, 5] and list(lines._waiting) == [3]
+    await end(lines, 1)
+    await lines.feed()
+    assert queued(lines) == [2, 3, 4, 5] and not lines._waiting
+
+
+async def test_lines_that_wait_take_no_place_in_the_window(small: Wire, begin: Callable[..., Any]) -> None:
+    """More of them than the window has places, and smaller ones behind them, are put in one round."""
+    lines: Lines = await begin(15, *[15] * 20, *[0.01] * 8, window=4)
+    await lines.feed()
+    assert queued(lines) == [0, 21, 22, 23]
+
+
+async def test_lines_that_wait_are_not_read_again(
+    small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor encoded and tried, while what they need is not there: they may be large, and are looked at often. No more
+    than LOOK_AHEAD are ever passed over."""
+    monkeypatch.setattr(lines_module, "LOOK_AHEAD", 10)
+    lines: Lines = await begin(15, *[15] * 70, *[0.01] * 8, window=2)
+    read: list[int] = []
+    jobs = lines._jobs
+    monkeypatch.setattr(lines, "_jobs", lambda some, left_ms: read.extend(some) or jobs(some, left_ms))
+    for _ in range(5):
+        await lines.feed()
+    assert queued(lines) == [0]
+    assert read == list(range(len(read))) and 10 < len(read) <= 12
+    assert list(lines._waiting) == list(range(1, 79))
+
+
+async def test_smaller_lines_do_not_keep_a_larger_one_waiting_for_ever(
+    small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many the batch's lines in the queue end without new ones behind them, and the larger one has its turn
+    long before the last of them."""
+    monkeypatch.setattr(lines_module, "MAX_OVERTAKING", 20)
+    small_ones = 200
+    lines: Lines = await begin(4, 18, *[2] * small_ones)
+    passed = 0
+    while 1 not in queued(lines):
+        await lines.feed()
+        if 1 not in queued(lines):
+            first = min(queued(lines))
+            passed += 1
+            await end(lines, first)
+        assert passed < 60
+    assert passed > 10
+
+
+async def test_lines_pass_one_that_others_keep_from_its_room(
+    small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the queue has no line of the batch and there is still no room for the larger one, waiting is no use: the
+    smaller ones go on, to the last."""
+    monkeypatch.setattr(lines_module, "MAX_OVERTAKING", 5)
+    other = Queue(small)
+    await other.put(a_job(other, tokens_of(8 * MIB)))
+    lines: Lines = await begin(18, *[2] * 40)
+    rounds = 0
+    while len(lines._waiting) > 1:
+        await lines.feed()
+        await end(lines, *queued(lines))
+        rounds += 1
+        assert rounds < 60
+    assert list(lines._waiting) == [0]
+
+
+async def test_lines_that_are_being_put_when_the_store_goes_away_keep_their_order(
+    small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were passed over, those on their way, and those behind them."""
+    lines: Lines = await begin(15, 15, 1, 1, 15, 1)
+    await lines.feed()
+    await end(lines, 2, 3, 5)
+    lines._waiting.extend((2, 3, 5))
+
+    async def away(*_: object) -> Any:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(lines._queue, "put_parts", away)
+    with pytest.raises(asyncio.CancelledError):
+        await lines.feed()
+    assert list(lines._waiting) == [1, 4, 2, 3, 5]
