@@ -11,8 +11,8 @@ from offline.lines import Lines, Tools
 from streaming.batches import Hold
 from streaming.journal import Journal
 from streaming.keys import partition_key
-from streaming.ledger import Outcome, Plan
 from streaming.lease import Claim, Finish, Lease
+from streaming.ledger import Outcome, Plan
 from streaming.memory import Headroom
 from streaming.messages import Batch, BatchState, Failure, Priority, Progress, State, Terminal
 from streaming.monitor import StoreMonitor

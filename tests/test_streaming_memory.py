@@ -17,7 +17,7 @@ from redis import Redis
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
 from streaming.fleet import Fleet
 from streaming.journal import Journal
-from streaming.keys import new_job_id, partition_key, partition_of
+from streaming.keys import new_job_id, partition_key
 from streaming.lease import SILENT, Claim, Finish, Lease
 from streaming.memory import FULL, Headroom, crowded, until_next
 from streaming.messages import (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 from bench.planted.readers import READERS
+from bench.planted.survivors import SURVIVORS
 
 LUA = "streaming/lua/"
 PROTOCOL = "tests/test_streaming_protocol.py::test_"
@@ -1478,4 +1479,4 @@ POOLS = (
     ),
 )
 
-BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS, *READERS)
+BUGS = (*FENCING, *ENDS, *QUEUE, *TOKENS, *LOOKS, *CALLERS, *LINES, *STORE, *POOLS, *READERS, *SURVIVORS)
