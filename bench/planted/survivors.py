@@ -1,4 +1,4 @@
-"""Planted bugs that an audit made and the test suite did not notice: conditions of scripts, workers and offline work."""
+"""Planted bugs of an audit that the test suite did not notice: conditions of scripts, workers and offline work."""
 
 from __future__ import annotations
 
@@ -96,6 +96,18 @@ SURVIVORS = (
         "A stranger's schema has the worker open addresses and files.",
         (Edit("workers/json_check.py", "offline=True,", "offline=False,"),),
         ("tests/test_workers_checker.py::test_a_schema_fetches_nothing",),
+    ),
+    Bug(
+        "an unmarked reset",
+        "Processes start on a store of which half was deleted.",
+        (
+            Edit(
+                "streaming/reset.py",
+                'mapping={"format": 0, "partitions": 0, "deployment": ""}',
+                'mapping={"marked": 1}',
+            ),
+        ),
+        ("tests/test_cli_store.py::test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_starts_on",),
     ),
     Bug(
         "a dropped run is ended",
