@@ -136,7 +136,7 @@ ROUTES = (
 )  # fmt: skip
 
 ERRORS = {
-    400: "invalid_request_error, context_length_exceeded, too_large_for_store: `param` names it. body_too_complex: its size.",
+    400: "invalid_request_error, context_length_exceeded, too_large_for_store: `param` names it. body_too_complex.",
     401: "invalid_api_key: no key, or one that is not known here. admin_token_required: under /admin, without keys.",
     403: "permission_denied: the key does not reach so far. foreign_origin: sent by a web page that is not let in.",
     404: "model_not_found, or job_not_found, file_not_found, batch_not_found, also for what is somebody else's.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -150,17 +149,25 @@ def test_a_joined_job_that_is_lost_ends_its_reader(empty_house: House) -> None:
         key = {"Idempotency-Key": "k"}
         first = pool.submit(empty_house.post, "/v1/chat/completions", body, key)
         (name,) = eventually(lambda: redis.keys("*:job:job_*"))  # type: ignore[misc]
+        redis.config_set("slowlog-log-slower-than", 0)  # every command, so that the second request's join is seen
+        redis.config_set("slowlog-max-len", 10_000)
         second = pool.submit(empty_house.post, "/v1/chat/completions", body, key)
-        time.sleep(1)
-        redis.delete(name)
+        joining = name.rpartition(b":")[2] + b" penstock:api:"  # as only `follow` is called
         try:
+            eventually(lambda: any(joining in call for call in _commands(redis)))
+            redis.delete(name)
             for answer in (first, second):
                 assert b"job_lost" in answer.result(30)[2]
-        except TimeoutError:
+        except (TimeoutError, AssertionError):
             empty_house.close()  # else their requests are waited for
             raise
         status, _, answer = empty_house.post("/v1/chat/completions", body, key | {"Prefer": "respond-async"})
         assert status == 202 and json.loads(answer)["id"] not in name.decode()
+
+
+def _commands(redis: Redis) -> list[bytes]:
+    """What the server has logged as slow."""
+    return [bytes(entry["command"]) for entry in redis.slowlog_get(-1)]  # type: ignore[union-attr]
 
 
 def test_a_job_that_cannot_be_read_is_an_error_for_its_reader_alone(empty_house: House) -> None:

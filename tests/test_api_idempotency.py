@@ -3,6 +3,7 @@ store that is cut off just behind a put."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -12,6 +13,10 @@ import pytest
 from house import House, eventually
 from redis import Redis
 from severing import StoreCut, store_cut
+
+from api import admission
+from streaming.errors import Unavailable, UnknownBatch, UnknownJob
+from streaming.messages import State
 
 LONG = 4000
 PATHS = ("/v1/jobs", "/v1/chat/completions")
@@ -203,3 +208,20 @@ def test_a_full_store_gives_whoever_comes_back_its_answer(empty_house: House, pa
     assert house.post(path, body("new"), keyed("new"))[0] == 503
     again, headers, _ = house.post(path, body("once"), keyed("full"))
     assert (again, {name.lower(): value for name, value in headers.items()}["x-job-id"]) == (status, first)
+
+
+async def test_a_refused_put_is_withdrawn_however_long_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The put may have arrived, and nobody would ever find the job: its cancel is repeated until the store answers."""
+    monkeypatch.setattr(admission, "WITHDRAW_EVERY_S", 0)
+    for last in (State.QUEUED, UnknownJob("j"), UnknownBatch("b")):
+        answers: list[State | Exception] = [Unavailable("away"), Unavailable("away"), last, State.CANCELLED]
+
+        async def cancel(answers: list[State | Exception] = answers) -> State:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        async with asyncio.timeout(20):
+            await admission.withdraw(cancel)
+        assert answers == [State.CANCELLED], "until it is answered, and not once more"

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import socket
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from bench.recovery.figures import Stall, of_api, of_worker
+from bench.processes import Processes
+from bench.recovery.figures import Seen, Stall, of_api, of_worker
 from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
 from bench.recovery.readers import Reader
-from bench.recovery.shows import QUICK, api_killed, worker_killed
+from bench.recovery.shows import QUICK, Size, TooSlow, _kill, api_killed, worker_killed
 from bench.report import as_json
 from streaming.messages import Turn
 from workers.sim import prompt_text, token_text
@@ -103,10 +108,44 @@ def _becomes_infinite(watch: Watch) -> None:
         time.sleep(0.01)
 
 
+async def shown(show: Callable[[Path, Size], Awaitable[Seen]], folder: Path, size: Size) -> Seen:
+    """The show, with answers of twice the length each time the machine was too slow to kill within them."""
+    for doubled in range(5):
+        inner = folder / str(doubled)
+        inner.mkdir()
+        with suppress(TooSlow):
+            return await show(inner, size)
+        size = replace(size, tokens=2 * size.tokens, reader_tokens=2 * size.reader_tokens)
+    raise AssertionError(f"readers end before they can be killed, with {size}")
+
+
+async def test_a_machine_that_is_too_slow_is_given_longer_answers(tmp_path: Path) -> None:
+    """A show that refuses the first two sizes is given twice and four times the tokens."""
+    sizes: list[Size] = []
+    seen = of_api([a_reader(0, 2)], 1.0, QUIET)
+
+    async def show(_: Path, size: Size) -> Seen:
+        sizes.append(size)
+        if len(sizes) < 3:
+            raise TooSlow("readers had ended")
+        return seen
+
+    assert await shown(show, tmp_path, QUICK) is seen
+    assert [size.reader_tokens // QUICK.reader_tokens for size in sizes] == [1, 2, 4]
+
+
+def test_a_kill_behind_the_end_of_a_reader_is_not_made() -> None:
+    """It would show nothing: the caller is told that the answers are too short."""
+    with pytest.raises(TooSlow, match="1 of 2 readers"):
+        _kill(cast(Processes, None), "api-doomed", [a_reader(0, 1), Reader("hello", 3)])
+
+
 @pytest.mark.parametrize("show", [worker_killed, api_killed])
-async def test_readers_go_on_with_every_token_once(tmp_path: Path, show: object) -> None:
+async def test_readers_go_on_with_every_token_once(
+    tmp_path: Path, show: Callable[[Path, Size], Awaitable[Seen]]
+) -> None:
     """Real processes; times are the full form's."""
-    seen = await show(tmp_path, QUICK)  # type: ignore[operator]
+    seen = await shown(show, tmp_path, QUICK)
     assert seen.goals[-1].value == 0
     assert {row["what"]: row["value"] for row in seen.rows}["answers that did not complete"] == 0
     assert all(row["value"] is not None for row in seen.rows)

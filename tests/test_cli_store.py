@@ -4,7 +4,7 @@ whose processes have the same names."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,13 @@ from house import House, eventually
 from redis import Redis
 
 from cli.__main__ import main
-from streaming.identity import FORMAT
+from streaming.config import ConfigError
+from streaming.errors import Unavailable
+from streaming.identity import FORMAT, enter_store
 from streaming.keys import fleet_key, partition_key
+from streaming.reset import count_contents, reset_store
 from streaming.shelf import Shelf
+from streaming.wire import Wire
 
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
@@ -73,6 +77,46 @@ def test_a_reset_that_was_interrupted_leaves_no_store_to_start_on(asked: House, 
     redis.delete(partition_key(0, "tick"))
     scheduler = asked.start("scheduler")
     assert scheduler.wait(60) == 2 and "penstock store reset --yes" in asked.log("scheduler")
+
+
+async def test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_starts_on(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The identity is marked before anything is deleted; the same command again ends what was begun."""
+    await enter_store(wire)
+    await wire.redis.set(partition_key(0, "tick"), 7)
+    with monkeypatch.context() as cut:
+
+        async def run_at(*_: object) -> None:
+            raise Unavailable("the store is away")
+
+        async def scan(_: str) -> AsyncIterator[tuple[str, list[str]]]:
+            yield "here", [partition_key(0, "tick")]
+
+        cut.setattr(wire, "run_at", run_at)
+        cut.setattr(wire, "scan", scan)
+        with pytest.raises(Unavailable):
+            await reset_store(wire)
+    assert await wire.redis.exists(partition_key(0, "tick"))
+    with pytest.raises(ConfigError, match="format 0"):
+        await enter_store(wire)
+    assert await reset_store(wire) == 2
+    await enter_store(wire)
+
+
+async def test_each_kind_of_content_is_counted_for_what_it_is(wire: Wire) -> None:
+    """What a reset would lose: a different number of each, so that none is taken for another."""
+    kinds = {"outbox": "broker", "dead": "", "hook_due": "endpoint", "due": ""}
+    for number, (kind, name) in enumerate(kinds.items(), 1):
+        key = partition_key(0, kind, *([name] if name else []))
+        for entry in range(number):
+            if kind in ("outbox", "dead"):
+                await wire.redis.xadd(key, {"id": str(entry)})
+            else:
+                await wire.redis.zadd(key, {str(entry): entry})
+    found = await count_contents(wire)
+    assert (found.events, found.dead_letters, found.webhooks, found.batches_unfinished) == (1, 2, 3, 4)
+    assert (found.keys, found.unfinished, found.running, found.jobs) == (4, 0, 0, 0)
 
 
 def test_a_store_in_use_is_not_reset(asked: House, redis: Redis, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -99,12 +100,16 @@ async def test_what_the_store_forgot_is_quarantined(wire: Wire, desk: Desk, shel
 
 
 async def test_what_is_young_is_left_alone(wire: Wire, desk: Desk, shelf: Shelf) -> None:
-    """Its record may be on its way."""
-    file = await kept(wire, shelf)
+    """Its record may be on its way: a file that is being uploaded, a batch that is being created."""
+    file, work = await kept(wire, shelf), shelf.work("batch_00" + 30 * "b")
+    work.mkdir()
     age(shelf.path(file.id), 0)
     await wire.redis.delete(partition_key(0, "file", file.id))
     await desk.tidy()
-    assert shelf.path(file.id).exists() and quarantined(shelf) == []
+    assert shelf.path(file.id).exists() and work.exists() and quarantined(shelf) == []
+    age(work)
+    await desk.tidy()
+    assert not work.exists() and quarantined(shelf) == [work.name]
 
 
 async def test_an_emptied_store_touches_nothing(wire: Wire, desk: Desk, shelf: Shelf) -> None:
@@ -169,6 +174,17 @@ def test_the_quarantine_ends(shelf: Shelf) -> None:
     assert [number for _, number in shelf.quarantined()] == [2] and (shelf.folder / "quarantine" / "mine").exists()
     names = quarantined(shelf)
     assert len(names) == 2 and names[0] == "young" and names[1].startswith("young.")
+
+
+def test_the_quarantine_keeps_the_end_of_a_day_for_as_long_as_its_beginning(shelf: Shelf) -> None:
+    """What is set aside in a day's last second is kept for all of the time that is documented."""
+    shelf.prepare()
+    midnight = datetime(2026, 3, 2, tzinfo=UTC).timestamp()
+    shelf.path("late").write_bytes(b"x")
+    shelf.set_aside("files", "late", midnight - 1)
+    assert [day for day, _ in shelf.quarantined()] == ["2026-03-01"]
+    assert shelf.end_quarantine(KEEP_S, midnight + KEEP_S - 1) == [] and quarantined(shelf) == ["late"]
+    assert shelf.end_quarantine(KEEP_S, midnight + KEEP_S + 1) == ["2026-03-01"] and quarantined(shelf) == []
 
 
 def test_what_lies_in_the_quarantine_ends_no_emptying(shelf: Shelf, tmp_path: Path) -> None:

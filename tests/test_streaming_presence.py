@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from streaming.fleet import Fleet
-from streaming.keys import new_life
+from streaming.keys import fleet_key, new_life
 from streaming.messages import Process
 from streaming.presence import present
 from streaming.wire import Wire
@@ -80,3 +80,12 @@ async def until(fleet: Fleet, expected: list[Process]) -> None:
     async with asyncio.timeout(20):
         while await fleet.processes() != expected:
             await asyncio.sleep(0.01)
+
+
+async def test_names_of_processes_that_ended_long_ago_are_removed(wire: Wire) -> None:
+    """Every report removes the entries whose processes ended an hour ago, so that their set does not grow for ever."""
+    fleet, now_s = Fleet(wire), await wire.now_ms() / 1000
+    here = Process(role="worker", id="w1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
+    await wire.redis.zadd(fleet_key("procs"), {"worker:old": now_s - 7200, "worker:recent": now_s - 600})
+    await fleet.report(here)
+    assert set(await wire.redis.zrange(fleet_key("procs"), 0, -1)) == {b"worker:recent", f"worker:{here.life}".encode()}

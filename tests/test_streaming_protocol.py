@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from flow import append, delta, deltas_of
+from flow import append, delta, deltas_of, until
 
 from streaming.backlog import Backlog
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
@@ -420,3 +420,78 @@ async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: Wire) -> 
         await asyncio.sleep(0.02)
     assert (await journal.record(late.id)).state is State.EXPIRED
     assert (await claim_one(await a_lease(wire))).job.id == begun.id
+
+
+async def test_resets_that_know_the_same_epoch_begin_one_new_epoch(wire: Wire) -> None:
+    """Two readers that miss the same deltas ask for a reset with the same number: the job's epoch rises once."""
+    queue, journal = Queue(wire), Journal(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    before = (await journal.record(job.id)).epoch
+    assert [await queue.reset(job.id, 0) for _ in range(3)] == [1, 1, 1]
+    assert (await journal.record(job.id)).epoch == before + 1
+    assert [await queue.reset(job.id, known) for known in (1, 1)] == [2, 2]
+
+
+async def test_a_job_expires_at_the_earlier_of_its_two_times(wire: Wire) -> None:
+    """`deadline_ms` and `max_queue_ms` both bound the wait: the sweep ends the job when the first of them is over."""
+    queue, reaper = Queue(wire), Reaper(wire)
+    jobs = [a_job(queue, deadline_ms=1, max_queue_ms=600_000), a_job(queue, deadline_ms=600_000, max_queue_ms=1)]
+    for job in jobs:
+        await queue.put(job)
+
+    async def all_expired() -> bool:
+        await reaper.sweep()
+        return all([(await Journal(wire).record(job.id)).state is State.EXPIRED for job in jobs])
+
+    await until(all_expired, 10)
+
+
+async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: Wire) -> None:
+    """A suspect may run for longer than the key of its runner lives: no other worker is told to take suspects."""
+    queue = Queue(wire)
+    for _ in range(2):
+        await queue.put(a_job(queue))
+    for _ in range(wire.settings.max_attempts - 1):
+        lease = await a_lease(wire)
+        assert len((await lease.claim(0, 2)).jobs) == 2
+        await lapse(wire, lease)
+    runner, other = await a_lease(wire), await a_lease(wire)
+    assert (await runner.claim(0, 1)).suspects
+    assert len((await runner.claim(0, 1, alone=True)).jobs) == 1
+    alone = partition_key(0, "alone", "m")
+    await wire.redis.pexpire(alone, 2 * wire.settings.lease_ms)  # its three leases are nearly over
+    before = await wire.redis.pexpiretime(alone)
+    await runner.beat(0)
+    assert await wire.redis.pexpiretime(alone) > before
+    assert not (await other.claim(0, 1)).suspects
+
+
+async def test_a_worker_unfollows_its_own_jobs_only(wire: Wire) -> None:
+    """A worker that names a job of another worker changes nothing: its readers go on getting its deltas."""
+    queue, journal = Queue(wire), Journal(wire)
+    job = a_job(queue, stream=True, reply_to="penstock:api:here")
+    await queue.put(job)
+    owner, other = await a_lease(wire), await a_lease(wire)
+    await claim_one(owner)
+    await other.unfollow(0, "penstock:api:here", [job.id])
+    assert (await journal.record(job.id)).addresses == ("penstock:api:here",)
+    await owner.unfollow(0, "penstock:api:here", [job.id])
+    assert (await journal.record(job.id)).addresses == ()
+
+
+async def test_the_oldest_waiting_job_of_a_lane_may_be_one_that_was_put_back(wire: Wire) -> None:
+    """The age of a lane is that of whichever waits longest, in whichever of its streams it waits."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    await queue.put(a_job(queue))
+    claim = await claim_one(lease)
+    await lease.release(claim.job.id, claim.number)
+    since = int((await wire.redis.xrange(partition_key(0, "retry", "m", "standard")))[0][0].split(b"-")[0])
+    while await wire.now_ms() <= since:
+        await asyncio.sleep(0.001)
+    await queue.put(a_job(queue))
+    while await wire.now_ms() <= since + 100:
+        await asyncio.sleep(0.01)
+    before = await wire.now_ms()
+    (lane,) = [lane for lane in await Backlog(wire).lanes(["m"]) if lane.priority is Priority.STANDARD]
+    assert lane.waiting == 2 and lane.oldest_ms >= before - since

@@ -239,6 +239,32 @@ async def test_a_late_follower_gets_everything_and_then_the_rest(wire: Wire, rel
         await relay.follow(relay.open(Queue(wire).new_id("t")))
 
 
+async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: Wire, relay: Relay) -> None:
+    """Nothing of the second and third run was published: it comes from their logs while the job still runs."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    first = await Running.begin(wire, relay, job_id)
+    await first.write(2, relay.address)
+    before, holder, claim = first.run, first.lease, first.claim
+    for written in (2, 4):
+        await holder.release(job_id, claim.number)
+        holder = Lease(wire, "m")
+        await holder.register()
+        (claimed,) = (await holder.claim(0, 1)).jobs
+        assert isinstance(claimed, Claim)
+        claim, opening = claimed, Opening(job_id, written + 1, before)
+        rows = [delta(claim, written + number) for number in (1, 2)]
+        await holder.calls([append(holder, {SILENT: rows}, (claim.number, opening))])
+        before = Run(holder.id, claim.number)
+    seen: list[int] = []
+    async with asyncio.timeout(20):
+        while len(seen) < 6:
+            rows, terminal = await inbox.take(0.5)
+            seen += [row.seq for row in rows]
+            assert terminal is None
+    assert seen == [1, 2, 3, 4, 5, 6] and inbox.author(6) == before
+
+
 async def test_a_cancel_in_the_queue_reaches_the_reader(wire: Wire, relay: Relay) -> None:
     """A script ended the job: the reader is told what the record says."""
     queue = Queue(wire)

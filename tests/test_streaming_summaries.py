@@ -183,3 +183,18 @@ async def test_a_job_that_a_list_fails_is_in_the_log(wire: Wire, caplog: pytest.
     await wire.redis.hset(partition_key(0, "job", job.id), "created", b"yesterday")  # type: ignore[misc]
     assert [each.state for each in (await Summaries(wire).recent("t", None, 10)).jobs] == [State.FAILED]
     assert [getattr(record, "job", "") for record in caplog.records if "cannot be read" in record.message] == [job.id]
+
+
+@pytest.mark.parametrize("jobs", [0, 3, 6])
+async def test_the_last_page_names_no_next_page(wire: Wire, jobs: int) -> None:
+    """Also where the jobs fill it exactly: a client that follows the cursor never gets an empty page."""
+    queue = Queue(wire)
+    for _ in range(jobs):
+        await queue.put(a_job(queue))
+    sizes, before = [], None
+    while True:
+        page = await Summaries(wire).recent("t", before, 3)
+        sizes.append(len(page.jobs))
+        if (before := page.behind) is None:
+            break
+    assert sizes == ([3] * (jobs // 3) or [0])

@@ -199,3 +199,18 @@ def test_a_size_told_with_nothing_to_show_is_in_the_next_delta() -> None:
     run(first, (0, Piece("x", prompt_tokens=6)), (0, TOKEN))
     assert log_of(first)[0].prompt == (6, 0)
     assert usage(attempt_with(log_of(first))).prompt == 6
+
+
+def test_a_prompt_counts_whichever_of_its_copies_began() -> None:
+    """n = 2, and the job was cancelled before the engine began the first copy: the prompt was computed once."""
+    attempt = attempt_with([], CHAT, Sampling(n=2))
+    run(attempt, (1, began(5, 2)))
+    assert usage(attempt) == Usage(5, 1, 2)
+
+
+def test_copies_of_one_prompt_have_seeds_of_their_own() -> None:
+    """Equal seeds would make equal texts. Equal copies of different prompts may share one."""
+    seeds = [request.sampling.seed for request in attempt_with([], TWO, Sampling(n=2, seed=7)).requests().values()]
+    assert seeds == [7, 8, 7, 8]
+    assert all(request.sampling.seed is None for request in attempt_with([], TWO, Sampling(n=2)).requests().values())
+    assert [request.sampling.seed for request in attempt_with([], TWO, Sampling(seed=7)).requests().values()] == [7, 7]

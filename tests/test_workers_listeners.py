@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from flow import numbers_read, until
 
+from streaming.errors import Unavailable
 from streaming.inbox import Inbox
 from streaming.journal import Journal
 from streaming.keys import channel, partition_key
@@ -121,4 +122,29 @@ async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: Wire, re
         await until(gone)
         await until(back)
         assert (await Journal(wire).record(inbox.job_id)).state is State.RUNNING
+        assert await reading == list(range(1, TOKENS + 1))
+
+
+async def test_a_drop_that_the_store_did_not_take_is_undone(wire: Wire, relay: Relay) -> None:
+    """The record still names the address, so its rows go on until the store has forgotten it too."""
+    async with at_work(wire) as worker:
+        inbox = await streamed(wire, relay)
+        reading = asyncio.create_task(numbers_read(inbox))
+        unfollow, refused = worker.lease.unfollow, 0
+
+        async def once_refused(partition: int, address: str, job_ids: Sequence[str]) -> None:
+            nonlocal refused
+            refused += 1
+            if refused == 1:
+                raise Unavailable("the store is away")
+            await unfollow(partition, address, job_ids)
+
+        worker.lease.unfollow = once_refused  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await worker._unfollow(relay.address)
+        assert worker._attempts[inbox.job_id].addresses == (relay.address,)
+        assert (await Journal(wire).record(inbox.job_id)).addresses == (relay.address,)
+        await worker._unfollow(relay.address)
+        assert worker._attempts[inbox.job_id].addresses == (SILENT,)
+        assert (await Journal(wire).record(inbox.job_id)).addresses == ()
         assert await reading == list(range(1, TOKENS + 1))

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -26,8 +26,9 @@ from streaming.history import History, LoggedRun
 from streaming.journal import Journal, Record
 from streaming.keys import channel, new_job_id, partition_key
 from streaming.leader import Leadership
-from streaming.lease import Claim, Held, Lease
+from streaming.lease import Broken, Claim, Claimed, Finish, Held, Lease
 from streaming.messages import (
+    Capabilities,
     Chat,
     Control,
     Failure,
@@ -39,6 +40,7 @@ from streaming.messages import (
     Priority,
     Sampling,
     State,
+    Terminal,
     Text,
     Turn,
     decode_reply,
@@ -52,7 +54,7 @@ from streaming.wire import Wire
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
-from workers.claimer import reserved_slots, room, room_for_batch
+from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, reserved_slots, room, room_for_batch
 from workers.engine import Piece, Request, Stats, Step
 from workers.record import Recorder
 from workers.settings import SimSettings, WorkerSettings
@@ -931,6 +933,132 @@ async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: Wire, start
         await asyncio.wait_for(running.task, 20)
 
 
+async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire: Wire, start: Start) -> None:
+    """The answer to an old run's finish may come after the same worker has claimed the job again."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=20, prefill_ms=1))
+    job = a_job(queue, max_tokens=4000)
+    await queue.put(job)
+
+    async def runs() -> bool:
+        return running.engine.stats().running == 1
+
+    await until(runs)
+    number = running.worker._attempts[job.id].number
+    old = Finish(Terminal(job.id, State.COMPLETED, 0, ("stop",)), number - 1, False)
+    running.worker._on_written((old,))
+    assert running.worker.running == 1
+    await queue.cancel(job.id)
+    record = await ended(wire, job.id)
+    assert record.state is State.CANCELLED and record.attempt == 1 and running.worker.running == 0
+
+
+async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: Wire, start: Start) -> None:
+    """Only where two heartbeats in a row do not name a job has the server taken it away."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=20, prefill_ms=1))
+    job = a_job(queue, "seen", 100)
+    await queue.put(job)
+    beat, left_out = running.worker.lease.beat, 0
+
+    async def beaten(partition: int) -> dict[str, Held]:
+        nonlocal left_out
+        held = await beat(partition)
+        if not left_out and job.id in held and job.id in running.worker._attempts:
+            left_out += 1
+            del held[job.id]
+        return held
+
+    running.worker.lease.beat = beaten  # type: ignore[method-assign]
+    record = await ended(wire, job.id)
+    assert left_out == 1 and record.state is State.COMPLETED
+    assert record.attempt == 1 and text_of(record) == expected("seen", 100)
+
+
+class Hands:
+    """A worker as its claimer sees it, which begins nothing."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.reserved = self.batch_texts = 0
+        self.capabilities = Capabilities()
+
+    def stats(self) -> Stats:
+        return Stats(running=0, waiting=0, slots=8)
+
+    def begin(self, claim: Claim, _: History) -> None:
+        self.begun.append(claim.job.id)
+
+
+def a_claimer(wire: Wire, lease: Lease) -> tuple[Claimer, Hands]:
+    hands = Hands()
+    return Claimer(lease, Journal(wire), WorkerSettings(), cast(Any, hands), asyncio.Event()), hands
+
+
+async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: Wire) -> None:
+    """Two claims are under way: the end of one forgets no reader and no cancel of the job that the other brings."""
+    lease, gates = Lease(wire, "m"), [asyncio.Event(), asyncio.Event()]
+
+    async def claim(partition: int, *_: object, **__: object) -> Claimed:
+        await gates[partition].wait()
+        return Claimed([], suspects=False)
+
+    lease.claim = claim  # type: ignore[method-assign]
+    claimer, _ = a_claimer(wire, lease)
+    claims = [asyncio.create_task(claimer._claim(partition, 1)) for partition in (0, 1)]
+    while not (claimer.may_bring(0) and claimer.may_bring(1)):
+        await asyncio.sleep(0)
+    claimer.note_follow("j", "reader")
+    claimer.note_cancel("j")
+    gates[0].set()
+    await claims[0]
+    assert claimer.followers("j") == ["reader"] and claimer.was_cancelled("j")
+    gates[1].set()
+    await claims[1]
+    assert claimer.followers("j") == () and not claimer.was_cancelled("j")
+
+
+async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wire: Wire) -> None:
+    """The pause doubles with every such claim, up to its limit, and is short again after a job it can read."""
+    lease = Lease(wire, "m")
+
+    async def decline(_: Sequence[Broken]) -> None:
+        return
+
+    lease.decline = decline  # type: ignore[method-assign]
+    claimer, _ = a_claimer(wire, lease)
+    pauses = []
+    for _ in range(12):
+        await claimer._take(0, [Broken("j", 1, "newer", newer=True)])
+        pauses.append(claimer._pause_s)
+    assert pauses == [min(MIN_PAUSE_S * 2 ** (place + 1), MAX_PAUSE_S) for place in range(12)]
+    assert pauses[2] == 4 * pauses[0] and pauses[-1] == MAX_PAUSE_S
+    await claimer._take(0, [])
+    assert claimer._pause_s == MIN_PAUSE_S
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(wire: Wire, has_ended: bool) -> None:
+    """The worker was taken for dead and the job cancelled while the log of the first attempt was being read."""
+    queue, first, second = Queue(wire), Lease(wire, "m"), Lease(wire, "m")
+    job = a_job(queue)
+    await queue.put(job)
+    for lease in (first, second):
+        await lease.register()
+    await first.claim(0, 1)
+    await first.release(job.id, 1)
+    (claim,) = (await second.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    if has_ended:
+        await queue.cancel(job.id)
+        await wire.redis.zadd(partition_key(0, "leases"), {second.id: 1})
+        await Reaper(wire).sweep()
+        assert (await Journal(wire).record(job.id)).state is State.CANCELLED
+    claimer, hands = a_claimer(wire, second)
+    assert await claimer._go_on([claim]) == []
+    assert hands.begun == ([] if has_ended else [job.id])
+
+
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
@@ -1000,6 +1128,38 @@ async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
     record = await Journal(wire).record(broken.id)
     assert record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.code == "constraint_unchecked" and running.worker.running == 0
+
+
+async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
+    wire: Wire, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has it by then: its end is neither written nor counted by the one that has lost it."""
+    queue, running = Queue(wire), await start(engine=DeafEngine)
+    worker, gate = running.worker, asyncio.Event()
+    job = a_job(queue, sampling=Sampling(max_tokens=10, json_schema={}))
+    counted: list[str] = []
+    written: list[Finish] = []
+    monkeypatch.setattr(recorder, "ended", lambda attempt, _: counted.append(attempt.job.id))
+
+    async def failure(_: Attempt) -> Failure | None:
+        await gate.wait()
+        return None
+
+    worker._failure = failure  # type: ignore[method-assign]
+    worker._writers[0].finish = written.append  # type: ignore[method-assign]
+    await queue.put(job)
+
+    async def is_checked() -> bool:
+        held = worker._attempts.get(job.id)
+        return held is not None and held.is_checked
+
+    await until(is_checked)
+    check = worker._attempts[job.id].check
+    assert check is not None
+    worker._drop(job.id, "the test says so")
+    gate.set()
+    await asyncio.wait_for(check, 20)
+    assert counted == [] and written == []
 
 
 async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: Wire, start: Start) -> None:

@@ -13,6 +13,7 @@ from bench.planted.readers import READERS
 from bench.planted.room import ROOM_BUGS
 from bench.planted.security import SECURITY
 from bench.planted.store_access import STORE_ACCESS
+from bench.planted.survivors import SURVIVORS
 from bench.planted.unreadable import UNREADABLE
 from bench.planted.work import WORK
 
@@ -1511,4 +1512,5 @@ BUGS = (
     *tenants.BUGS,
     *UNREADABLE,
     *ROOM_BUGS,
+    *SURVIVORS,
 )

@@ -27,6 +27,10 @@ RETRY_DELAY_S = 0.2
 """A reader that was refused, or found nobody, asks again after so long."""
 
 
+class TooSlow(Died):
+    """Readers ended before the kill: on this machine the answers must be longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """How much is running when the kill comes."""
@@ -155,9 +159,12 @@ def _start_api(processes: Processes, name: str) -> int:
 
 
 def _kill(processes: Processes, name: str, readers: Sequence[Reader]) -> float:
-    """At once, and when (monotonic). Raises Died where some readers were done before: nothing would be shown."""
+    """At once, and when (monotonic). Raises TooSlow where some readers were done before: nothing would be
+    shown."""
     if done := sum(bool(reader.ended) for reader in readers):
-        raise Died(f"{done} of {len(readers)} readers had ended before the kill: this machine is too slow for the size")
+        raise TooSlow(
+            f"{done} of {len(readers)} readers had ended before the kill: this machine is too slow for the size"
+        )
     os.kill(processes.pids()[name], signal.SIGKILL)
     return time.monotonic()
 

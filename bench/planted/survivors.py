@@ -1,0 +1,118 @@
+"""Planted bugs of an audit that the test suite did not notice: conditions of scripts, workers and offline work."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+LUA = "streaming/lua/"
+PROTOCOL = "tests/test_streaming_protocol.py::test_"
+WORKER = "tests/test_workers_worker.py::test_"
+
+SURVIVORS = (
+    Bug(
+        "a working worker's log expires",
+        "The log of a draining worker is gone after a minute, with the tokens of the jobs that it still runs.",
+        (
+            Edit(
+                LUA + "prelude.lua",
+                "and redis.call('HGET', worker_key(worker), 'state') ~= 'live' then",
+                "and true then",
+            ),
+        ),
+        ("tests/test_streaming_regressions.py::test_the_log_of_a_worker_that_still_works_does_not_expire",),
+    ),
+    Bug(
+        "every reader resets anew",
+        "Each of many readers that miss the same deltas begins a new epoch, and makes all the others begin anew.",
+        (Edit(LUA + "reset.lua", "if now == tonumber(ARGV[2]) then", "if true then"),),
+        (PROTOCOL + "resets_that_know_the_same_epoch_begin_one_new_epoch",),
+    ),
+    Bug(
+        "a join that pins nothing",
+        "A job whose id was given out with a 202 ends when the client that streams it leaves.",
+        (Edit(LUA + "join.lua", "digest, not waits, epoch)", "digest, false, epoch)"),),
+        ("tests/test_streaming_memory.py::test_a_full_store_answers_a_key_whose_job_it_has",),
+    ),
+    Bug(
+        "the later of two times",
+        "A waiting job outlives its deadline because it may wait in the queue for longer.",
+        (
+            Edit(
+                LUA + "put.lua", "expires = math.min(expires or math.huge, now + queue_ms)", "expires = now + queue_ms"
+            ),
+        ),
+        (PROTOCOL + "a_job_expires_at_the_earlier_of_its_two_times",),
+    ),
+    Bug(
+        "two run suspects",
+        "A suspect that runs for long is no longer alone: another worker is told to take suspects too.",
+        (Edit(LUA + "beat.lua", "'PEXPIRE', alone_key(model), 3 * lease", "'PTTL', alone_key(model)"),),
+        (PROTOCOL + "a_heartbeat_renews_the_right_to_run_suspects",),
+    ),
+    Bug(
+        "a young batch in quarantine",
+        "A batch that is being created loses its folder to the quarantine.",
+        (Edit("offline/desk.py", "if state is None} & set(old))", "if state is None})"),),
+        ("tests/test_offline_tidy.py::test_what_is_young_is_left_alone",),
+    ),
+    Bug(
+        "a newer answer is a failure",
+        "During an upgrade the answers of newer workers are written down as errors of their lines.",
+        (Edit("offline/lines.py", "if record is not None and record.newer:", "if False:"),),
+        ("tests/test_offline_lines.py::test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process",),
+    ),
+    Bug(
+        "a withdrawal that gives up",
+        "A job that was refused with 503, and arrived all the same, is computed for nobody.",
+        (
+            Edit(
+                "api/admission.py",
+                "        except Unavailable:\n            continue\n",
+                "        except Unavailable:\n            return\n",
+            ),
+        ),
+        ("tests/test_api_idempotency.py::test_a_refused_put_is_withdrawn_however_long_the_store_is_away",),
+    ),
+    Bug(
+        "the end of an old run",
+        "A worker forgets a job that it runs because the end of its earlier run was answered late.",
+        (Edit("workers/worker.py", "held is not None and held.number == finish.number", "held is not None"),),
+        (WORKER + "the_late_end_of_an_earlier_run_does_not_end_the_run_held_now",),
+    ),
+    Bug(
+        "only one run's log is read",
+        "A reader that missed two hand-overs sees nothing more until the job ends.",
+        (
+            Edit(
+                "streaming/relay.py",
+                "return (LoggedRun(current, inbox.number), *record.runs[place + 1 :])",
+                "return (LoggedRun(current, inbox.number),)",
+            ),
+        ),
+        ("tests/test_streaming_relay.py::test_a_reader_behind_two_hand_overs_gets_what_every_run_logged",),
+    ),
+    Bug(
+        "a schema that fetches",
+        "A stranger's schema has the worker open addresses and files.",
+        (Edit("workers/json_check.py", "offline=True,", "offline=False,"),),
+        ("tests/test_workers_checker.py::test_a_schema_fetches_nothing",),
+    ),
+    Bug(
+        "an unmarked reset",
+        "Processes start on a store of which half was deleted.",
+        (
+            Edit(
+                "streaming/reset.py",
+                'mapping={"format": 0, "partitions": 0, "deployment": ""}',
+                'mapping={"marked": 1}',
+            ),
+        ),
+        ("tests/test_cli_store.py::test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_starts_on",),
+    ),
+    Bug(
+        "a dropped run is ended",
+        "A worker that has lost a job ends it, and counts it, once its answer is checked.",
+        (Edit("workers/worker.py", "if self._attempts.get(attempt.job.id) is not attempt:", "if False:"),),
+        (WORKER + "a_job_that_was_dropped_is_not_ended_by_its_check",),
+    ),
+)

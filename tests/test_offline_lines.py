@@ -1,0 +1,89 @@
+"""One turn at the lines of a batch, against jobs that the test itself ends: what becomes of a line, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from batching import jsonl, line
+
+from offline.lines import Lines, Tools
+from streaming.batches import Hold
+from streaming.journal import Journal
+from streaming.keys import partition_key
+from streaming.lease import Claim, Finish, Lease
+from streaming.ledger import Outcome, Plan
+from streaming.memory import Headroom
+from streaming.messages import Batch, BatchState, Failure, Priority, Progress, State, Terminal
+from streaming.monitor import StoreMonitor
+from streaming.settings import BatchSettings
+from streaming.wire import Wire
+
+RETRIES = 2
+
+
+async def one_line(wire: Wire, folder: Path) -> Lines:
+    """A turn at a batch of one line, which is in the queue."""
+    data = jsonl([line(1)])
+    (folder / "input").write_bytes(data)
+    plan = Plan()
+    plan.order.append(plan.add(1, 0, len(data)))
+    plan.save(folder)
+    batch = Batch(
+        id="batch_00" + 30 * "a", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/chat/completions",
+        input_file="file", window="none", output_keep_ms=3_600_000,
+    )  # fmt: skip
+    now_ms = await wire.now_ms()
+    hold = Hold(batch, 1, now_ms, BatchState.IN_PROGRESS, False, now_ms, 0, Progress())
+    tools = Tools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES))
+    lines = Lines(tools, hold, folder)
+    await lines.open()
+    await put(lines)
+    return lines
+
+
+async def put(lines: Lines) -> None:
+    assert await lines._put([lines._waiting.popleft()], None) and not lines.idle
+
+
+async def claim_one(lease: Lease) -> Claim:
+    (claim,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    return claim
+
+
+async def test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process(wire: Wire, tmp_path: Path) -> None:
+    """This process cannot read it: it writes nothing down, and the line stays where the other one finds it."""
+    lines, lease = await one_line(wire, tmp_path), Lease(wire, "sim")
+    await lease.register()
+    claim = await claim_one(lease)
+    end = Terminal(claim.job.id, State.COMPLETED, 0, ("stop",))
+    await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+    newer = msgspec.msgpack.encode(["t2", claim.job.id])
+    await wire.redis.hset(partition_key(0, "job", claim.job.id), "record", newer)  # type: ignore[misc]
+    assert (await Journal(wire).record(claim.job.id)).newer
+    assert await lines.collect() == 0
+    assert lines.progress().in_queue == 1 and lines.progress().failed == 0 and not lines.done
+    assert list(lines.ledger.ends) == [None] and list(lines.ledger.attempts) == [0]
+    lines.close()
+
+
+async def test_a_line_is_tried_again_as_often_as_is_set(wire: Wire, tmp_path: Path) -> None:
+    """Its first try and `retries` more, each as a new job; then its error is its answer."""
+    lines, lease, jobs = await one_line(wire, tmp_path), Lease(wire, "sim"), list[str]()
+    await lease.register()
+    while True:
+        claim = await claim_one(lease)
+        jobs.append(claim.job.id)
+        end = Terminal(claim.job.id, State.FAILED, 0, failure=Failure("engine_error", "It broke.", 500))
+        await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+        await lines.collect()
+        if lines.done:
+            break
+        assert len(jobs) <= RETRIES, "tried once too often"
+        await put(lines)
+    assert len(set(jobs)) == len(jobs) == 1 + RETRIES
+    assert (lines.progress().failed, lines.progress().retried) == (1, RETRIES)
+    (row,) = lines.ledger.ends
+    assert row is not None and row.outcome is Outcome.FAILED
+    lines.close()
