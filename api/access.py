@@ -66,7 +66,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "/v1/batches/{batch_id}/resume": {"POST": CALLER},
     "/admin/dlq": {"GET": ADMIN},
     "/admin/tenants": {"GET": ADMIN},
-    "/admin/tenants/{tenant}": {"GET": ADMIN},
+    "/admin/tenants/{tenant:path}": {"GET": ADMIN},
     "/admin/dlq/{letter_id}": {"GET": ADMIN, "DELETE": Rule(Access.ADMIN, "dead_letter.drop")},
     "/admin/dlq/{letter_id}/replay": {"POST": Rule(Access.ADMIN, "dead_letter.replay")},
     "/admin/webhooks": {"GET": ADMIN},

@@ -17,7 +17,7 @@ from api.keys import Caller, Keyring
 
 AUDIT = "penstock.audit"
 MAX_TEXT = 256
-"""Characters of a path or an id that are logged."""
+"""Characters of an id that are logged."""
 REFUSED = (401, 403, 421)
 
 log = logging.getLogger(AUDIT)
@@ -43,11 +43,10 @@ def acted(scope: Scope, found: Found) -> None:
 
 
 def refused(scope: Scope, found: Found | None, error: ApiError) -> None:
-    """A call of an admin's route by somebody who may not."""
+    """A call of an admin's route by somebody who may not. What stands in the address may be anything, and is left out."""
     if error.status in REFUSED:
         action = (found.rule.action if found else "") or "admin.read"
-        target = _target(found.params) if found else ""
-        _write(scope, action, target, "refused", error.status, {"code": error.code})
+        _write(scope, action, "", "refused", error.status, {"code": error.code})
 
 
 def detail(scope: Scope, **fields: Any) -> None:
@@ -68,7 +67,6 @@ def _write(scope: Scope, action: str, target: str, outcome: str, status: int, mo
         "client": f"{client[0]}:{client[1]}" if client else None,
         "request_id": state["request_id"],
         "method": scope["method"],
-        "path": scope["path"][:MAX_TEXT],
     }
     level = logging.INFO if outcome == "done" else logging.WARNING
     log.log(level, "%s: %s", action, outcome, extra=fields | dict(more))

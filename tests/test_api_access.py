@@ -134,8 +134,8 @@ async def test_a_method_without_a_row_cannot_be_reached(method: str) -> None:
 
 def filled(path: str) -> str:
     """The path with something in the place of each parameter."""
-    for name in ("job_id", "file_id", "batch_id", "letter_id", "message_id", "model:path"):
-        path = path.replace("{" + name + "}", "org/x" if name == "model:path" else "x_1")
+    for name in ("job_id", "file_id", "batch_id", "letter_id", "message_id", "model:path", "tenant:path"):
+        path = path.replace("{" + name + "}", "org/x" if name.endswith(":path") else "x_1")
     assert "{" not in path
     return path
 

@@ -339,12 +339,7 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
         count = len(audited(house))
         status, _, data = house.request(method, path, body, headers)
         (line,) = eventually(lambda: audited(house)[count:])  # one for each, and no more
-        assert (line["status"], line["request_id"], line["method"], line["path"]) == (
-            status,
-            f"{method}.{key}",
-            method,
-            path,
-        )
+        assert (line["status"], line["request_id"], line["method"]) == (status, f"{method}.{key}", method)
         assert line["client"].startswith("127.0.0.1:") and line["time"] and line["level"] in ("info", "warning")
         return line | {"answer": json.loads(data)}
 
@@ -366,8 +361,8 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
     assert says(line) == ("pool.override", "sim", "root", "done") and (line["want"], line["for_s"]) == (1, 60)
     assert says(ask("DELETE", "/admin/pools/sim", "root")) == ("pool.resume", "sim", "root", "done")
     assert says(ask("PUT", "/admin/pools/sim", "root", {"want": 99})) == ("pool.override", "sim", "root", "failed")
-    assert says(ask("PUT", "/admin/pools/sim", "plain", {"want": 1})) == ("pool.override", "sim", "plain", "refused")
-    assert says(ask("PUT", "/admin/pools/sim", "wrong", {"want": 1})) == ("pool.override", "sim", None, "refused")
+    assert says(ask("PUT", "/admin/pools/sim", "plain", {"want": 1})) == ("pool.override", "", "plain", "refused")
+    assert says(ask("PUT", "/admin/pools/sim", "wrong", {"want": 1})) == ("pool.override", "", None, "refused")
     assert says(ask("GET", "/admin/dlq", "plain")) == ("admin.read", "", "plain", "refused")
     replay = f"/admin/dlq/{letter['id']}/replay"
     assert says(ask("POST", replay, "root")) == ("dead_letter.replay", letter["id"], "root", "failed")

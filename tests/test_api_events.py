@@ -28,6 +28,8 @@ from streaming.reaper import Reaper
 from streaming.settings import WireSettings
 from streaming.wire import Wire
 
+LEASE_MS = 3_600_000
+"""Workers by hand send no heartbeat; the API process's sweep keeps a lease no longer than its own."""
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 99}
 
 
@@ -129,6 +131,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder: Path = tmp_path_factory.mktemp("door")
     with redis_process(folder, None, "--appendonly", "yes") as url:
         house = House(url, folder)
+        house.environ["PENSTOCK_REDIS_LEASE_MS"] = str(LEASE_MS)
         try:
             house.start_api()
             yield house
@@ -138,7 +141,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture
 async def door_wire(door: House) -> AsyncIterator[Wire]:
-    wire = Wire.open(WireSettings(url=door.redis_url, lease_ms=3_600_000))
+    wire = Wire.open(WireSettings(url=door.redis_url, lease_ms=LEASE_MS))
     yield wire
     await wire.close()
 
@@ -394,6 +397,7 @@ async def test_a_job_whose_retention_passes_while_it_is_read_never_ends_twice(
         await worker.write_frame(100, "x" * size)
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(60)
         slow.connect(("127.0.0.1", door.port))
         slow.sendall(f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         lines = slow.makefile()

@@ -186,7 +186,7 @@ def test_no_secret_comes_out_again(told: Told, collector: Collector) -> None:
     arguments = told_by_arguments(house)
     store_down(told)
     refused_settings = settings_refused(told)
-    metrics = house.get("/metrics")[1].decode()
+    metrics = house.request("GET", "/metrics", headers={"Authorization": f"Bearer {canaries['admin_key']}"})[2].decode()
     for process in house._processes:
         process.send_signal(signal.SIGTERM)
     for process in house._processes:

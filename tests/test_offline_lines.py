@@ -35,7 +35,7 @@ async def one_line(wire: Wire, folder: Path) -> Lines:
     )  # fmt: skip
     now_ms = await wire.now_ms()
     hold = Hold(batch, 1, now_ms, BatchState.IN_PROGRESS, False, now_ms, 0, Progress())
-    tools = Tools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES))
+    tools = Tools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES), 64)
     lines = Lines(tools, hold, folder)
     await lines.open()
     await put(lines)
@@ -43,7 +43,8 @@ async def one_line(wire: Wire, folder: Path) -> Lines:
 
 
 async def put(lines: Lines) -> None:
-    assert await lines._put([lines._waiting.popleft()], None) and not lines.idle
+    await lines._put([lines._waiting.popleft()], None, set())
+    assert not lines.idle
 
 
 async def claim_one(lease: Lease) -> Claim:

@@ -24,7 +24,7 @@ SURVIVORS = (
     Bug(
         "every reader resets anew",
         "Each of many readers that miss the same deltas begins a new epoch, and makes all the others begin anew.",
-        (Edit(LUA + "reset.lua", "if now == tonumber(ARGV[2]) then", "if true then"),),
+        (Edit(LUA + "reset.lua", "if now == seen then", "if true then"),),
         (PROTOCOL + "resets_that_know_the_same_epoch_begin_one_new_epoch",),
     ),
     Bug(
@@ -100,13 +100,7 @@ SURVIVORS = (
     Bug(
         "an unmarked reset",
         "Processes start on a store of which half was deleted.",
-        (
-            Edit(
-                "streaming/reset.py",
-                'mapping={"format": 0, "partitions": 0, "deployment": ""}',
-                'mapping={"marked": 1}',
-            ),
-        ),
+        (Edit(LUA + "condemn.lua", "'format', 0, 'partitions', 0, 'deployment', ''", "'marked', 1"),),
         ("tests/test_cli_store.py::test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_starts_on",),
     ),
     Bug(
