@@ -43,7 +43,7 @@ def acted(scope: Scope, found: Found) -> None:
 
 
 def refused(scope: Scope, found: Found | None, error: ApiError) -> None:
-    """A call of an admin's route by somebody who may not. What stands in the address may be anything, and is left out."""
+    """A call of an admin's route by somebody who may not. What its address holds may be anything, and is left out."""
     if error.status in REFUSED:
         action = (found.rule.action if found else "") or "admin.read"
         _write(scope, action, "", "refused", error.status, {"code": error.code})
