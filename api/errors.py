@@ -240,6 +240,10 @@ def batch_not_steered(wish: str, status: str) -> ApiError:
     return ApiError(409, "batch_not_steerable", message, headers=FINAL)
 
 
+def tenant_not_found() -> ApiError:
+    return ApiError(404, "tenant_not_found", "No key names this tenant, and it keeps nothing here.")
+
+
 def dead_letter_not_found() -> ApiError:
     return ApiError(404, "dead_letter_not_found", "There is no such dead letter. It may have been replayed or dropped.")
 

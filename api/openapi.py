@@ -120,7 +120,7 @@ ROUTES = (
           status=202, params=("message_id",), errors=(401, 403, 404, 503)),
     Route("get", "/admin/tenants", "List what tenants keep", "TenantList", errors=(401, 403, 503)),
     Route("get", "/admin/tenants/{tenant}", "Show what a tenant keeps", "Tenant", params=("tenant",),
-          errors=(400, 401, 403, 503)),
+          errors=(400, 401, 403, 404, 503)),
     Route("get", "/admin/pools", "List the pools of workers, who leads, and what was done", "PoolList",
           errors=(401, 403, 503)),
     Route("get", "/admin/pools/{model}", "Show a model's pool", "Pool", params=("model",), errors=(401, 403, 404, 503)),

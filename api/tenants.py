@@ -13,6 +13,8 @@ from api.jobs import as_json
 from api.services import Services
 from streaming.settings import TENANT_NAME
 
+KEPT = ("jobs", "job_bytes", "result_bytes", "files", "file_bytes")
+
 
 async def listing(request: Request) -> Response:
     """GET /admin/tenants: those that keys, or the door without keys, let in, by name."""
@@ -22,11 +24,14 @@ async def listing(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/tenants/{tenant}: any, also one whose key is gone."""
+    """GET /admin/tenants/{tenant}: any that a key names, or whose key is gone and that still keeps something."""
     services, tenant = services_of(request), request.path_params["tenant"]
     if not TENANT_NAME.fullmatch(tenant):
         raise errors.invalid_request("tenant is not the name of one.", "tenant")
-    return as_json(await _tenant(services, tenant))
+    found = await _tenant(services, tenant)
+    if tenant not in services.keyring.tenants and not any(found[name] for name in KEPT):
+        raise errors.tenant_not_found()
+    return as_json(found)
 
 
 async def _tenant(services: Services, tenant: str) -> dict[str, Any]:

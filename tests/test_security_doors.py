@@ -54,6 +54,7 @@ UNKNOWN = {
     "letter_id": "0-1-1",
     "message_id": "msg_00" + "0" * 30,
     "model": "no-such-model",
+    "tenant": "no-such-tenant",
 }
 """For each name in a path: what it may look like and is nobody's."""
 OWNED = ("job_id", "file_id", "batch_id")

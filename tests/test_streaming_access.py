@@ -93,7 +93,7 @@ def test_every_script_is_somebodys() -> None:
     del table["script"]
     assert set(table) == set(scripts.NAMES)
     for name, who in table.items():
-        expected = {"any": set(ROLES), "pools": set(), "cli": set()}.get(who) or set(who.split(", ")) - {"pools"}
+        expected = set(ROLES) if who == "any" else set(who.split(", ")) - {"pools", "cli"}
         assert {role for role in ROLES if name in SCRIPTS[role]} == expected, name
 
 
