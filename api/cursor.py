@@ -22,13 +22,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from api.errors import invalid_request
-from streaming.journal import Record
+from streaming.journal import MALFORMED, Record
 from streaming.messages import Run, Section, State, Terminal
 
 START, QUEUED = 0, 1
 NO_RUN = "-"
 CUT_SHORT = 10**12
-"""Number of the end of a job that a script ended after a worker had begun it: its log may be trimmed already."""
+"""Number of the end of a job that a script ended after a worker had begun it: its log may be trimmed already. Also of a
+job whose record cannot be read: its runs may be what cannot be."""
 
 _SYNTAX = re.compile(r"([0-9]{1,15}):([0-9]{1,15})(?::([0-9a-zA-Z.-]{1,64}))?")
 
@@ -81,6 +82,8 @@ def delta(epoch: int, place: int, seq: int, run: Run) -> Cursor:
 
 def end(epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor:
     """Of a job that has ended."""
+    if terminal is not None and terminal.failure is not None and terminal.failure.code == MALFORMED.code:
+        return Cursor(epoch, CUT_SHORT)
     if not runs:
         return Cursor(epoch, QUEUED + 1)
     if terminal is None or not terminal.sections:

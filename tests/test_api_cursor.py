@@ -12,7 +12,7 @@ from api import cursor
 from api.cursor import Cursor, Place
 from api.errors import ApiError
 from streaming.history import LoggedRun
-from streaming.journal import Record
+from streaming.journal import MALFORMED, Record
 from streaming.messages import Chat, Job, Priority, Run, Section, State, Terminal, Turn
 
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "x"),)))
@@ -110,6 +110,13 @@ def test_the_latest_id_of_a_running_job_is_not_known() -> None:
     assert cursor.latest_of(record_of([], state=State.QUEUED)) == Cursor(4, 1)
     assert cursor.latest_of(record_of([], state=State.CANCELLED, stored=False)) == Cursor(4, 2)
     assert cursor.latest_of(replace(record_of([2]), epoch=9)) == Cursor(9, 5, "w0-0")
+
+
+def test_the_end_of_an_unreadable_job_is_behind_all_that_was_shown() -> None:
+    """Its record may name no runs any more, and its readers were shown deltas."""
+    terminal = Terminal("j", State.FAILED, 0, failure=MALFORMED)
+    last = cursor.end(1, (), terminal)
+    assert last.number > cursor.delta(1, 3, 100_000, Run("w", 1)).number
 
 
 @pytest.mark.parametrize(

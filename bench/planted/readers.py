@@ -36,6 +36,12 @@ READERS = (
         (EVENTS + "a_job_whose_retention_passes_while_it_is_read_never_ends_twice",),
     ),
     Bug(
+        "an unreadable job ends before its deltas",
+        "The id of its end is smaller than those that its reader has.",
+        (Edit("api/cursor.py", "terminal.failure.code == MALFORMED.code", "False"),),
+        ("tests/test_api_cursor.py::test_the_end_of_an_unreadable_job_is_behind_all_that_was_shown",),
+    ),
+    Bug(
         "the end of another epoch",
         "A reader is told an end behind event ids that stand for something else by then.",
         (
