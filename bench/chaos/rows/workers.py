@@ -38,7 +38,7 @@ def asks(row: str, trial: int, count: int = STREAMS, tokens: int = TOKENS) -> li
 
 
 async def victim(stage: Stage, house: House) -> Child:
-    """Some worker that holds jobs; any, where they have all ended before it was looked for: then the fault does not bite."""
+    """Some worker that holds jobs; any, where all have ended before it was looked for: then the fault does not bite."""
     found: list[Child] = []
 
     async def some_hold() -> bool:
