@@ -30,12 +30,6 @@ READERS = (
         (EVENTS + "a_job_whose_retention_passes_while_it_is_read_never_ends_twice",),
     ),
     Bug(
-        "an end that was announced is forgotten",
-        "Of a completed job whose retention passed a slow reader is told that it failed.",
-        (Edit("streaming/relay.py", "inbox.over = True", "pass"),),
-        (EVENTS + "a_job_whose_retention_passes_while_it_is_read_never_ends_twice",),
-    ),
-    Bug(
         "an unreadable job ends before its deltas",
         "The id of its end is smaller than those that its reader has.",
         (Edit("api/cursor.py", "terminal.failure.code == MALFORMED.code", "False"),),
