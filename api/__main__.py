@@ -199,7 +199,7 @@ async def _serve(
             ws="none",
             timeout_graceful_shutdown=max(1, int(settings.drain_s)),
         ),
-        each_look=guard.sweep,
+        on_tick=guard.sweep,
     )
 
     def describe() -> Process:

@@ -90,11 +90,11 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
 class AccessTable:
     """Finds the row of a request. Paths are matched by the same patterns as the router's."""
 
-    def __init__(self, rules: Mapping[str, Mapping[str, Rule]] = RULES) -> None:
-        self._fixed = {path: rows for path, rows in rules.items() if "{" not in path}
-        self._patterns = [(compile_path(path)[0], rows) for path, rows in rules.items() if "{" in path]
+    def __init__(self) -> None:
+        self._fixed = {path: rows for path, rows in RULES.items() if "{" not in path}
+        self._patterns = [(compile_path(path)[0], rows) for path, rows in RULES.items() if "{" in path]
         # Nearly all requests are these: found in one look-up.
-        self._ready = {(method, path): Found(rule, {}) for path in self._fixed for method, rule in rules[path].items()}
+        self._ready = {(method, path): Found(rule, {}) for path in self._fixed for method, rule in RULES[path].items()}
 
     def methods(self, path: str) -> Mapping[str, Rule]:
         """The rows of a path, by method; empty for a path that nobody may call."""

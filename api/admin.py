@@ -15,7 +15,7 @@ from api.render import job_object
 from streaming.deadletters import DeadLetter, DeadLetters
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
 
-MOST = 100
+MAX_PER_PAGE = 100
 
 
 async def listing(request: Request) -> Response:
@@ -31,7 +31,7 @@ async def show(request: Request) -> Response:
     job: dict[str, Any] | None = None
     if letter.job:
         try:
-            job = job_object(await view_of(services, await services.journal.record(letter.job)))
+            job = job_object(await view_of(services, await services.journal.outline(letter.job)))
         except UnknownJob:
             job = None  # its retention is over; the letter still says what happened
     return as_json(_object(letter) | {"job": job})
@@ -51,7 +51,7 @@ async def replay(request: Request) -> Response:
     except LaneFull as error:
         raise errors.queue_full(error.waiting, 5) from None
     audit.detail(request.scope, job=accepted.id)
-    record = await services.journal.record(accepted.id)
+    record = await services.journal.outline(accepted.id)
     headers = {"Location": f"/v1/jobs/{accepted.id}", "X-Job-Id": accepted.id}
     return as_json(job_object(await view_of(services, record)), 202, headers)
 
@@ -78,7 +78,7 @@ async def _found(request: Request) -> DeadLetter:
 
 def page_limit(text: str | None) -> int:
     """Raises ApiError (400)."""
-    return MOST if text is None else whole_number(text, "limit", 1, MOST)
+    return MAX_PER_PAGE if text is None else whole_number(text, "limit", 1, MAX_PER_PAGE)
 
 
 def _object(letter: DeadLetter) -> dict[str, Any]:

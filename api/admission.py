@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from api import errors
-from api.json_weight import check_weight, is_heavy
+from api.json_weight import Weighed, weighed
 from api.keys import Caller
 from api.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.services import Services
@@ -76,7 +76,7 @@ def header(scope: Scope, name: bytes, default: str = "") -> str:
     return default if value is None else value.decode("latin-1")
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
     """The whole body, of JSON, of at most `limit` bytes and quickly parsed. Raises ApiError (400, 413, 415),
     ClientDisconnect."""
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
@@ -94,9 +94,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise errors.payload_too_large(limit)
-    if is_heavy(body):
-        await check_weight(body)
-    return bytes(body)
+    return await weighed(body)
 
 
 async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
@@ -207,7 +205,8 @@ async def _put(
 
 
 async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
-    """Cancel a job or batch that was refused with 503 although its put may have arrived, once the store answers."""
+    """Take back a job, batch or file that was refused with 503 although its put may have arrived, once the store
+    answers."""
     while True:
         await asyncio.sleep(WITHDRAW_EVERY_S)
         try:

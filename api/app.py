@@ -7,16 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, tenants, timing, webhooks
 from api.errors import ApiError
-from api.guard import Guarded
-from api.jobs import as_json
+from api.guard import RequestGuard, answer
 from api.middleware import Observed
 from api.services import Services
 from streaming.errors import Unavailable, UnknownJob
@@ -91,7 +89,7 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
     )
     app.router.redirect_slashes = False  # it would redirect to whatever host the request names
     app.state.services = services
-    return Observed(Guarded(Shortcut(app), services), services)
+    return Observed(RequestGuard(Shortcut(app), services), services)
 
 
 class Shortcut:
@@ -121,8 +119,7 @@ class Shortcut:
 
 def _answer(request: Request, error: ApiError) -> Response:
     services: Services = request.app.state.services
-    services.metrics.errors.labels(error.code).inc()
-    return as_json(error.body, error.status, error.headers)
+    return answer(services, error)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
@@ -130,24 +127,10 @@ async def _api_error(request: Request, error: Exception) -> Response:
     return _answer(request, error)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router itself refuses."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        return _answer(request, errors.method_not_allowed(_methods_of(request)))
-    return _answer(request, errors.unknown_route())
-
-
 async def _client_gone(request: Request, _error: Exception) -> Response:
     """The client left before all of its request was here. Nobody reads this answer; metrics count its status."""
     log.debug("a client left in the middle of its request", extra={"request_id": request.scope["state"]["request_id"]})
     return Response(status_code=CLIENT_GONE)
-
-
-def _methods_of(request: Request) -> set[str]:
-    """Of the path, by all its routes: the router names those of the first alone."""
-    found = (route for route in ROUTES if route.matches(request.scope)[0] is not Match.NONE)
-    return {method for route in found for method in route.methods or ()}
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
@@ -172,7 +155,6 @@ CLIENT_GONE = 499
 HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
     ApiError: _api_error,
     ClientDisconnect: _client_gone,
-    HTTPException: _http_error,
     Unavailable: _unavailable,
     UnknownJob: _unknown_job,
 }

@@ -18,6 +18,8 @@ from api.keys import Caller, Keyring
 AUDIT = "penstock.audit"
 MAX_TEXT = 256
 """Characters of an id that are logged."""
+UNKNOWN = "admin.unknown"
+"""What was refused at an address or with a method that no row of the access table has."""
 REFUSED = (401, 403, 421)
 
 log = logging.getLogger(AUDIT)
@@ -45,7 +47,7 @@ def acted(scope: Scope, found: Found) -> None:
 def refused(scope: Scope, found: Found | None, error: ApiError) -> None:
     """A call of an admin's route by somebody who may not. What its address holds may be anything, and is left out."""
     if error.status in REFUSED:
-        action = (found.rule.action if found else "") or "admin.read"
+        action = UNKNOWN if found is None else found.rule.action or "admin.read"
         _write(scope, action, "", "refused", error.status, {"code": error.code})
 
 

@@ -12,7 +12,7 @@ from api.fields import Body, Metadata
 WINDOWS: Mapping[str, int | None] = {"15m": 15 * 60_000, "1h": 3_600_000, "24h": 24 * 3_600_000, "none": None}
 """Milliseconds from creation to the last line."""
 
-SHORTEST_S, LONGEST_S = 3600, 30 * 86_400
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
 """How long a file may be kept."""
 
 
@@ -20,7 +20,7 @@ class OutputExpiry(Body):
     """When output and error file go."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=SHORTEST_S, le=LONGEST_S)]
+    seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 
 
 class BatchRequest(Body):

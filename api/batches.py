@@ -32,7 +32,7 @@ from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch
 from streaming.ledger import Outcome
 from streaming.messages import Batch, BatchState, LineFault
 
-MOST_PER_PAGE = 100
+MAX_PER_PAGE = 100
 
 
 async def create(request: Request) -> Response:
@@ -48,14 +48,15 @@ async def create(request: Request) -> Response:
     used = 0 if most is None else await services.kept.file_bytes(caller.tenant)
     if most is not None and used >= most and not (key and await _is_known(services, batch)):
         raise errors.quota_exceeded(QuotaExceeded("file_bytes", used, most))
+    input_bytes = 0
     try:
-        await services.files.get(asked.input_file_id, caller.tenant)
+        input_bytes = (await services.files.get(asked.input_file_id, caller.tenant)).size
         await asyncio.to_thread(services.shelf.begin_work, batch.id, asked.input_file_id)
     except (UnknownFile, FileNotFoundError):
         if not key or not await _is_known(services, batch):  # else the file was deleted since
             raise errors.invalid_request("input_file_id names no file of yours.", "input_file_id") from None
     try:
-        record = await services.batches.create(batch, hashlib.sha256(body).hexdigest(), most)
+        record = await services.batches.create(batch, hashlib.sha256(body).hexdigest(), most, input_bytes)
     except KeyReused:
         await _take_back(services, batch)
         raise errors.idempotency_key_reused() from None
@@ -122,7 +123,7 @@ async def _is_known(services: Services, batch: Batch) -> bool:
 async def listing(request: Request) -> Response:
     """GET /v1/batches[?after=&limit=]: the caller's, newest first."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
-    limit = page_limit(query.get("limit"), 20, MOST_PER_PAGE)
+    limit = page_limit(query.get("limit"), 20, MAX_PER_PAGE)
     after = None
     if "after" in query:
         try:

@@ -19,13 +19,14 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api import errors
-from api.connection_guard import ConnectionGuard, Guarded
+from api.connection_guard import ConnectionGuard, GuardedConnection
 from api.deadlines import DeadlineQueue
 from api.errors import ApiError
+from api.hosts import PROBES
 from api.render import to_json
 
 CHUNK_END = b"\r\n"
-MOST_UNSENT = 16 * 1024
+MAX_UNSENT_BYTES = 16 * 1024
 """Bytes kept for a reader that is behind, beside what the kernel keeps; the rest of its tokens wait in the log."""
 
 MAX_PIPELINED = 8
@@ -34,8 +35,6 @@ MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """A body that was answered before its end is read on for so long, so that the connection can serve the next request."""
 FRAMING_PER_BYTE = 8
 """Bytes around the chunks of a body allowed for each of its bytes; chunks of one byte need five."""
-ALWAYS_ANSWERED = (b"/healthz", b"/readyz")
-"""Paths answered on connections beyond the limits, too."""
 VERSIONS = ("1.0", "1.1")
 FRAMING_FIELDS = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
@@ -110,7 +109,7 @@ class Connection(HttpToolsProtocol):
         self._guard = guard
         self._max_header_bytes = guard.settings.max_header_bytes
         self._max_headers = guard.settings.max_headers
-        self._queue: DeadlineQueue[Guarded] | None = None
+        self._queue: DeadlineQueue[GuardedConnection] | None = None
         """Where this connection waits for its client."""
         self._admitted = True
         self._silent = True
@@ -139,7 +138,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=MOST_UNSENT)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._enter(self._guard.head)
         self._admitted = self._guard.admit(self)
 
@@ -288,9 +287,9 @@ class Connection(HttpToolsProtocol):
 
     def _check_probe(self) -> None:
         """Of the connections beyond the limits only health probes are answered. Raises ApiError."""
-        is_probe = self.url.partition(b"?")[0] in ALWAYS_ANSWERED and not (self._length or self._chunked)
+        is_probe = self.url.partition(b"?")[0].decode("latin-1") in PROBES and not (self._length or self._chunked)
         if not is_probe or not self._guard.admit_probe(self):
-            raise errors.too_many_connections()
+            raise self._guard.refusal()
 
     def _head_size(self) -> int:
         return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
@@ -380,11 +379,11 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif not self.transport.is_closing():
             self._guard.count("too_many_connections")
-            self.transport.write(answer_of(errors.too_many_connections()))
+            self.transport.write(answer_of(self._guard.refusal()))
             self._leave()
             self.transport.close()
 
-    def _enter(self, queue: DeadlineQueue[Guarded]) -> None:
+    def _enter(self, queue: DeadlineQueue[GuardedConnection]) -> None:
         if self._queue is not None:
             self._queue.leave(self)
         self._queue = queue
@@ -401,7 +400,7 @@ class Connection(HttpToolsProtocol):
         """A client that has begun a request is told; one that has not might take a 408 for its next answer."""
         self._queue = None
         if self._begun:
-            self._refuse(errors.request_timeout("header fields"))
+            self._refuse(errors.request_timeout("header fields", "header_timeout_s"))
         else:
             self.transport.close()
 
@@ -417,7 +416,7 @@ class Connection(HttpToolsProtocol):
         elif cycle.response_complete:
             self.transport.close()
         else:
-            self._refuse(errors.request_timeout("body"))
+            self._refuse(errors.request_timeout("body", "body_timeout_s"))
 
     def idle_overdue(self) -> None:
         self._queue = None
@@ -465,7 +464,8 @@ class Connection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._guard.writing.leave(self)
+        if not self.transport.is_closing():  # else the rest of the last answer has its deadline until it is sent
+            self._guard.writing.leave(self)
         if self._carried is not None:
             self._carried.paused = False
 

@@ -1,6 +1,6 @@
 """Connection guard: what all connections of one API process share, so that none of them costs the others.
 
-It counts connections, in total and per client address, and holds their deadlines. A connection beyond a limit is not
+It counts connections, in total and per client, and holds their deadlines. A connection beyond a limit is not
 refused when it is accepted but when its request line is known, because health probes are answered in any case. Few such
 connections are kept: the newest one takes the place of the oldest.
 """
@@ -12,7 +12,10 @@ import ipaddress
 from collections.abc import Callable
 from typing import Protocol
 
+from api import errors
 from api.deadlines import DeadlineQueue
+from api.errors import ApiError
+from api.loopback import is_loopback
 from api.settings import ApiSettings
 
 IDLE_TIMEOUT_S = 75.0
@@ -25,9 +28,11 @@ being answered."""
 MAX_EXPIRED_AT_ONCE = 100
 """Connections that expire in one turn of the event loop; the others follow RESUME_SWEEP_S later."""
 RESUME_SWEEP_S = 0.01
+CLIENT_BITS = 64
+"""Of an IPv6 address, those that say whose it is: a client has all addresses that begin with them."""
 
 
-class Guarded(Protocol):
+class GuardedConnection(Protocol):
     """A connection as the guard sees it: one method for each of its deadlines."""
 
     @property
@@ -58,23 +63,25 @@ class ConnectionGuard:
 
     def __init__(self, settings: ApiSettings, count: Callable[[str], None] = lambda code: None) -> None:
         self.settings, self.count = settings, count
-        self.head = DeadlineQueue[Guarded](settings.header_timeout_s, lambda connection: connection.head_overdue())
-        self.body = DeadlineQueue[Guarded](settings.body_timeout_s, lambda connection: connection.body_overdue())
-        self.idle = DeadlineQueue[Guarded](IDLE_TIMEOUT_S, lambda connection: connection.idle_overdue())
-        self.lingering = DeadlineQueue[Guarded](LINGER_TIMEOUT_S, lambda connection: connection.linger_overdue())
-        self.writing = DeadlineQueue[Guarded](settings.send_timeout_s, lambda connection: connection.write_overdue())
+        self.head = DeadlineQueue[GuardedConnection](settings.header_timeout_s, lambda it: it.head_overdue())
+        self.body = DeadlineQueue[GuardedConnection](settings.body_timeout_s, lambda it: it.body_overdue())
+        self.idle = DeadlineQueue[GuardedConnection](IDLE_TIMEOUT_S, lambda it: it.idle_overdue())
+        self.lingering = DeadlineQueue[GuardedConnection](LINGER_TIMEOUT_S, lambda it: it.linger_overdue())
+        self.writing = DeadlineQueue[GuardedConnection](
+            settings.send_timeout_s, lambda connection: connection.write_overdue()
+        )
         self._queues = (self.head, self.body, self.idle, self.lingering, self.writing)
         self._trusted = settings.proxy_networks
-        self._admitted: dict[Guarded, str] = {}
-        """The address that each is counted for, "" if it is counted in the total only."""
+        self._admitted: dict[GuardedConnection, str] = {}
+        """The client that each is counted for, "" if it is counted in the total only."""
         self._per_client: dict[str, int] = {}
-        self._surplus: dict[Guarded, None] = {}
-        self._probes: set[Guarded] = set()
+        self._surplus: dict[GuardedConnection, None] = {}
+        self._probes: set[GuardedConnection] = set()
 
-    def admit(self, connection: Guarded) -> bool:
+    def admit(self, connection: GuardedConnection) -> bool:
         """Count a connection; False if it is beyond a limit. It may be tried again, and must be released."""
         settings = self.settings
-        client = "" if self._is_exempt(connection.address) else connection.address
+        client = self._client_of(connection.address)
         if len(self._admitted) < settings.max_connections and (
             not client or self._per_client.get(client, 0) < settings.max_connections_per_client
         ):
@@ -91,7 +98,14 @@ class ConnectionGuard:
                 oldest.turn_away()
         return False
 
-    def admit_probe(self, connection: Guarded) -> bool:
+    def refusal(self) -> ApiError:
+        """The answer to a connection beyond a limit, which names the limit and its setting."""
+        most = self.settings.max_connections
+        if len(self._admitted) >= most:
+            return errors.too_many_connections(most)
+        return errors.too_many_connections_of_a_client(self.settings.max_connections_per_client)
+
+    def admit_probe(self, connection: GuardedConnection) -> bool:
         """Let a health probe beyond the limits be answered; no other connection may take its place then. False if
         MAX_SURPLUS are being answered already."""
         if len(self._probes) >= MAX_SURPLUS:
@@ -100,7 +114,7 @@ class ConnectionGuard:
         self._probes.add(connection)
         return True
 
-    def release(self, connection: Guarded) -> None:
+    def release(self, connection: GuardedConnection) -> None:
         """The connection is closed."""
         self._surplus.pop(connection, None)
         self._probes.discard(connection)
@@ -121,10 +135,13 @@ class ConnectionGuard:
         if not left:
             loop.call_later(RESUME_SWEEP_S, self.sweep)
 
-    def _is_exempt(self, address: str) -> bool:
-        """Loopback, trusted proxies, and sockets without an IP address."""
-        if not address or address.startswith("127.") or address == "::1":
-            return True
+    def _client_of(self, address: str) -> str:
+        """Whom a connection is counted for: an IPv4 address, also one that is written as IPv6, or an IPv6 network of
+        CLIENT_BITS. "" for loopback, trusted proxies, and sockets without an IP address."""
+        if not address or is_loopback(address):
+            return ""
         client = ipaddress.ip_address(address.partition("%")[0])
         client = getattr(client, "ipv4_mapped", None) or client
-        return client.is_loopback or any(client in network for network in self._trusted)
+        if any(client in network for network in self._trusted):
+            return ""
+        return str(ipaddress.ip_network((client, CLIENT_BITS), strict=False) if client.version == 6 else client)

@@ -110,7 +110,7 @@ def resume(cursor: Cursor, record: Record) -> Place | None:
     if cursor.run == NO_RUN and cursor.number <= QUEUED:
         return Place(queued=cursor.number == QUEUED)
     runs = [logged.run for logged in record.runs]
-    if record.state.final and cursor == end(record.epoch, runs, record.terminal):
+    if record.state.final and (cursor.number == CUT_SHORT or cursor == end(record.epoch, runs, record.terminal)):
         return Place(over=True)
     place = next((place for place, run in enumerate(runs, 1) if str(run) == cursor.run), 0)
     after = cursor.number - place - 1

@@ -13,8 +13,11 @@ from typing import Any
 from streaming.errors import QuotaExceeded
 from streaming.messages import Failure, Job, State, Terminal, prompt_count
 
-LONGEST_RETRY_S = 120
+MAX_RETRY_S = 120
 """Told to wait any longer, OpenAI's libraries give up at once."""
+
+CONNECTION_RETRY_S = 5
+"""Before a client that got no connection tries again."""
 
 FINAL = {"x-should-retry": "false"}
 
@@ -65,7 +68,7 @@ def error_body(message: str, *, type: str, param: str | None, code: str) -> dict
 
 def retry_after(seconds: float) -> dict[str, str]:
     """Headers that ask for a retry in `seconds`, at least one and never more than a client library accepts."""
-    wait_s = min(max(seconds, 1.0), LONGEST_RETRY_S)
+    wait_s = min(max(seconds, 1.0), MAX_RETRY_S)
     return {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(wait_s * 1000))}
 
 
@@ -112,9 +115,10 @@ def method_not_allowed(allowed: Iterable[str]) -> ApiError:
     return ApiError(405, "method_not_allowed", f"This address answers to {methods} only.", headers={"Allow": methods})
 
 
-def payload_too_large(limit: int) -> ApiError:
-    """`limit` in bytes. The connection ends with this answer, for most of the body is still to come."""
-    message = f"The body is larger than the {limit} bytes accepted here."
+def payload_too_large(limit: int, setting: str = "[api] body_limit") -> ApiError:
+    """`limit` in bytes, and the setting that says so. The connection ends with this answer, for most of the body is
+    still to come."""
+    message = f"The body is larger than the {limit} bytes accepted here ({setting})."
     return ApiError(413, "payload_too_large", message, headers={"Connection": "close"})
 
 
@@ -122,8 +126,8 @@ def body_too_complex(limit: int) -> ApiError:
     """`limit` as in api/json_weight.py."""
     message = (
         "The body has too many values to be read at once: 8 for each list and object, 4 for each key, 1 for each comma "
-        f"and for four backslashes add up to more than {limit}. Send fewer messages, parts or prompts, or text instead "
-        "of token ids."
+        f"and for four backslashes, and 10 for 32 digits of one number add up to more than {limit}. Send fewer "
+        "messages, parts or prompts, or text instead of token ids."
     )
     return ApiError(400, "body_too_complex", message)
 
@@ -142,13 +146,39 @@ def unlisted_host(host: str) -> ApiError:
     return ApiError(421, "misdirected_request", message)
 
 
-def foreign_origin(origin: str) -> ApiError:
-    """`origin` as the browser told it: its Origin header, or what Sec-Fetch-Site says."""
+def foreign_origin(origin: str, *, can_be_listed: bool) -> ApiError:
+    """A page may not use a server without keys. `origin` is its Origin header, which may be one that no setting takes,
+    such as "null"."""
+    fix = "Add it to [api] cors_origins (exactly as written here) and restart."
+    if not can_be_listed:
+        fix = "That is none to add to [api] cors_origins: serve the page from an address such as https://app.example."
     message = (
-        f"Without an API key this server takes nothing from web pages of other origins ({origin[:128]!r}). "
-        "List the origin in [api] cors_origins, or configure a key ([keys.<name>])."
+        "This server has no API keys, so it refuses web pages of other origins; this page's origin is "
+        f"{origin[:128]!r}. {fix}"
     )
     return ApiError(403, "foreign_origin", message)
+
+
+def foreign_site(site: str) -> ApiError:
+    """As `foreign_origin`, for a request whose page's origin the browser did not send: `site` is Sec-Fetch-Site."""
+    message = (
+        "This server has no API keys, so it refuses web pages of other origins; the browser names no origin and "
+        f"Sec-Fetch-Site {site[:128]!r}. Add the page's origin to [api] cors_origins, restart, and have the page send "
+        "its requests with CORS."
+    )
+    return ApiError(403, "foreign_origin", message)
+
+
+def unlisted_origin(origin: str) -> ApiError:
+    """The answer to the question that a browser asks before its page may send."""
+    message = f"Pages of {origin[:128]!r} may not use this server. Add the origin to [api] cors_origins and restart."
+    return ApiError(403, "foreign_origin", message)
+
+
+def proxy_without_keys() -> ApiError:
+    """To a server without keys all that a proxy forwards seems to come from this machine."""
+    message = "A proxy forwards to this server, which has no API keys. Configure a key ([keys.<name>])."
+    return ApiError(403, "proxy_without_keys", message)
 
 
 def unsupported_media_type() -> ApiError:
@@ -173,18 +203,34 @@ def invalid_http(reason: str) -> ApiError:
 
 
 def headers_too_large(max_bytes: int, max_fields: int) -> ApiError:
-    message = f"The request line and header fields have more than {max_bytes} bytes or {max_fields} fields."
+    message = (
+        f"The request line and header fields have more than {max_bytes} bytes or {max_fields} fields "
+        "([api] max_header_bytes, max_headers). Large cookies of other local sites are a common cause; send fewer."
+    )
     return ApiError(431, "headers_too_large", message)
 
 
-def request_timeout(what: str) -> ApiError:
-    """`what` did not arrive in time."""
-    return ApiError(408, "request_timeout", f"The request's {what} did not arrive in time. Nothing was accepted.")
+def request_timeout(what: str, setting: str) -> ApiError:
+    """`what` did not arrive in the time that a setting of [api] gives it."""
+    message = f"The request's {what} did not arrive in time ([api] {setting}). Nothing was accepted."
+    return ApiError(408, "request_timeout", message)
 
 
-def too_many_connections(retry_s: float = 5) -> ApiError:
-    message = "This server has as many connections as it takes, in all or from your address. Close some, or try later."
-    return ApiError(503, "too_many_connections", message, headers=retry_after(retry_s))
+def too_many_connections(most: int) -> ApiError:
+    message = f"This server has the {most} connections it takes in all ([api] max_connections). Try later."
+    return _no_connection(message)
+
+
+def too_many_connections_of_a_client(most: int) -> ApiError:
+    message = (
+        f"Your address has the {most} connections that this server takes from one ([api] max_connections_per_client). "
+        "Close some; if it is a proxy's, add it to [api] trusted_proxies."
+    )
+    return _no_connection(message)
+
+
+def _no_connection(message: str) -> ApiError:
+    return ApiError(503, "too_many_connections", message, headers=retry_after(CONNECTION_RETRY_S))
 
 
 # --- who asks, and for what ----------------------------------------------------------------------------------------
@@ -198,6 +244,14 @@ def admin_token_required() -> ApiError:
     message = (
         "Without API keys /admin needs the admin token: `penstock up` writes it to run/admin-token in its data folder, "
         "and the penstock command sends it by itself. Send it as 'Authorization: Bearer <token>'."
+    )
+    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def wrong_admin_token() -> ApiError:
+    message = (
+        "This is not the admin token of this server. `penstock up` writes a new one at each start to run/admin-token "
+        "in its data folder."
     )
     return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
 

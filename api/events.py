@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -27,12 +27,14 @@ from api.services import Services
 from streaming.errors import NewerMessage, UnknownJob
 from streaming.history import History
 from streaming.inbox import Inbox
-from streaming.journal import NEWER, Record
-from streaming.messages import Delta, Failure, Run, State, Terminal
+from streaming.journal import MALFORMED, NEWER, Record
+from streaming.messages import Delta, Failure, State, Terminal
 from streaming.relay import GONE
 
 RESET_PAUSE_S = 0.1
 """Before a reader is given the log of a new epoch: whatever changes all the time is not told all the time."""
+ROWS_AT_ONCE = 200
+"""Deltas told, and written together, before the event loop has its turn: a few milliseconds."""
 LOOK_EVERY_S = 0.5
 """How often a waiting job's place in the lane is looked up."""
 
@@ -54,7 +56,7 @@ async def events(request: Request) -> EventSourceResponse:
     if seen is not None and seen.number:
         services.metrics.stream_resumes.inc()
     return EventSourceResponse(
-        _encoded(_events(services, record, seen)),
+        _joined(_events(services, record, seen)),
         headers={"Cache-Control": "no-cache"} | job_headers(record),
         ping=int(services.settings.keep_alive_s) or 1,
         ping_message_factory=lambda: ServerSentEvent(data="{}", event="ping"),
@@ -63,22 +65,24 @@ async def events(request: Request) -> EventSourceResponse:
     )
 
 
-async def _encoded(stream: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    async for event in stream:
-        yield event.encode()
+async def _joined(stream: AsyncIterator[Iterable[Event]]) -> AsyncIterator[bytes]:
+    """One write for all that comes together: for many deltas a write each would cost more than they do."""
+    async for told in stream:
+        if data := b"".join([event.encode() for event in told]):
+            yield data
 
 
-async def _events(services: Services, record: Record, seen: Cursor | None) -> AsyncIterator[Event]:
+async def _events(services: Services, record: Record, seen: Cursor | None) -> AsyncIterator[Iterable[Event]]:
     """Everything behind a cursor; from the start again, and saying so, where the store has lost what a reader saw."""
     place = cursor.resume(seen, record) if seen else Place()
     while True:
         if place is None:
             record = await _new_epoch(services, record, seen)
-            yield reset_event(record.epoch)
+            yield [reset_event(record.epoch)]
             seen, place = Cursor(record.epoch, cursor.START), Place()
         try:
-            async for event in EventReader(services, record, place).events():
-                yield event
+            async for told in EventReader(services, record, place).events():
+                yield told
             return
         except HistoryChanged:
             seen, place = Cursor(record.epoch, cursor.START), None
@@ -88,10 +92,10 @@ async def _events(services: Services, record: Record, seen: Cursor | None) -> As
 async def _new_epoch(services: Services, record: Record, seen: Cursor | None) -> Record:
     """The job's record in a later epoch than its reader's: no event id is used for two things. An id without a run, of
     an earlier version, is none of this log's: other readers need not begin anew for it."""
-    record = await services.journal.record(record.job.id)
+    record = await services.journal.outline(record.job.id)
     if seen is None or (seen.run and seen.epoch == record.epoch):
         await services.queue.reset(record.job.id, record.resets)
-        record = await services.journal.record(record.job.id)
+        record = await services.journal.outline(record.job.id)
     return record
 
 
@@ -110,62 +114,62 @@ class EventReader:
         self._over = False
         """The end was announced before the store forgot the job."""
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[Iterable[Event]]:
         """The rest of the log, or why this process cannot tell it. Raises HistoryChanged."""
         try:
-            async for event in self._events():
-                yield event
+            async for told in self._events():
+                yield told
         except UnknownJob:
-            yield await self._lost()
+            yield [await self._lost()]
         except NewerMessage:
-            yield Event("error", None, from_failure(NEWER).body)
+            yield [Event("error", None, from_failure(NEWER).body)]
 
-    async def _events(self) -> AsyncIterator[Event]:
+    async def _events(self) -> AsyncIterator[Iterable[Event]]:
         if self._place.over:
             return
-        async for event in self._before_start():
-            yield event
+        async for told in self._before_start():
+            yield told
         terminal = self._record.terminal
         if not _was_cut_short(self._record):
-            async for event in self._deltas():
-                yield event
+            async for told in self._deltas():
+                yield told
             terminal = self._ended
         record = await self._at_end(terminal)
         if _was_cut_short(record):
-            async for event in self._logged(record):
-                yield event
-        for event in self._starts(record, len(record.runs)):
-            yield event
-        yield terminal_event(await view_of(self._services, record))
+            async for told in self._logged(record):
+                yield told
+        yield [*self._starts(record, len(record.runs)), terminal_event(await view_of(self._services, record))]
 
     async def _at_end(self, terminal: Terminal | None) -> Record:
         """The record of the job that has ended. Where its retention has passed while the reader was taking its events,
         its end is told by what was heard. Raises UnknownJob, HistoryChanged."""
         try:
-            record = await self._services.journal.record(self._record.job.id)
+            record = await self._services.journal.outline(self._record.job.id)
         except UnknownJob:
             if terminal is None or terminal.failure is GONE:
                 raise
             return dataclasses.replace(self._record, state=terminal.state, terminal=terminal)
         if not record.state.final or record.epoch != self._record.epoch:
             raise HistoryChanged
+        if record.rowless and terminal is not None and terminal.failure is MALFORMED:
+            return dataclasses.replace(record, terminal=terminal)  # its summary alone can be read
         return record
 
-    async def _before_start(self) -> AsyncIterator[Event]:
+    async def _before_start(self) -> AsyncIterator[Iterable[Event]]:
         """`queued`, the place in the lane whenever it changes, and the first `started`."""
         services, record = self._services, self._record
         position: int | None = None
         if not self._place.queued:
             position = await services.journal.position(record, LOOK_EVERY_S)
-            yield queued_event(await view_of(services, record, position=position))
-        inbox = services.relay.open(record.job.id, whole=True)
+            yield [queued_event(await view_of(services, record, position=position))]
+        inbox = services.relay.open(record.job.id, rowless=True)
         try:
             while record.state is State.QUEUED and not record.runs:
                 now = await services.journal.position(record, LOOK_EVERY_S)
                 view = await view_of(services, record, position=now)
                 if view.position != position:
                     position = view.position
-                    yield position_event(view)
+                    yield [position_event(view)]
                 began = time.monotonic()
                 await inbox.take(LOOK_EVERY_S)
                 if time.monotonic() - began < LOOK_EVERY_S and inbox.terminal is not None:
@@ -174,10 +178,9 @@ class EventReader:
         finally:
             services.relay.close(inbox)
         if not self._started and record.runs and record.epoch == self._record.epoch:
-            for event in self._starts(record, 1):
-                yield event
+            yield list(self._starts(record, 1))
 
-    async def _deltas(self) -> AsyncIterator[Event]:
+    async def _deltas(self) -> AsyncIterator[Iterable[Event]]:
         """Deltas, each run's behind its `started`, until the job's end."""
         services, place = self._services, self._place
         inbox = services.relay.open(self._record.job.id, place.after, runs=place.runs)
@@ -188,9 +191,8 @@ class EventReader:
                 rows, terminal = await inbox.take(services.settings.keep_alive_s)
                 if inbox.rewound:
                     raise HistoryChanged
-                for row in rows:
-                    async for event in self._row(row, inbox.author(row.seq)):
-                        yield event
+                async for told in self._told(rows, inbox):
+                    yield told
                 if terminal is not None and terminal.failure is NEWER:
                     raise NewerMessage(b"")
                 if terminal is not None:
@@ -199,7 +201,7 @@ class EventReader:
         finally:
             services.relay.close(inbox)
 
-    async def _logged(self, record: Record) -> AsyncIterator[Event]:
+    async def _logged(self, record: Record) -> AsyncIterator[Iterable[Event]]:
         """The rest of the deltas of a job that was cut short, from its log, as far as it is there."""
         assert record.terminal is not None
         history = await self._services.journal.history(record.job.id, record.runs)
@@ -209,25 +211,38 @@ class EventReader:
             raise HistoryChanged
         self._record, self._runs = record, [logged.run for logged in record.runs]
         rows, _ = await inbox.take(0)
-        for row in rows:
-            async for event in self._row(row, inbox.author(row.seq)):
-                yield event
+        async for told in self._told(rows, inbox):
+            yield told
 
-    async def _row(self, row: Delta, run: Run | None) -> AsyncIterator[Event]:
-        if run not in self._runs:
-            await self._look_again()
-        if run is None or run not in self._runs:
-            raise HistoryChanged
-        place = self._runs.index(run) + 1
-        for event in self._starts(self._record, place):
-            yield event
-        self._seq, self._last = row.seq, (run,)
-        event_id = cursor.delta(self._record.epoch, place, row.seq, run)
-        yield delta_event(facts_of(self._services, self._record), event_id, row)
+    async def _told(self, rows: Sequence[Delta], inbox: Inbox) -> AsyncIterator[Iterable[Event]]:
+        """The events of these deltas. Of very many, others have their turn in between."""
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            part = rows[first : first + ROWS_AT_ONCE]
+            authors = {inbox.author(row.seq) for row in part}
+            if not authors.issubset(self._runs):
+                await self._look_again()
+            if len(part) < ROWS_AT_ONCE:
+                yield list(self._deltas_of(part, inbox))
+                continue
+            async with self._services.wire.turns:
+                told = list(self._deltas_of(part, inbox))
+            yield told
+
+    def _deltas_of(self, rows: Sequence[Delta], inbox: Inbox) -> Iterator[Event]:
+        """Raises HistoryChanged."""
+        facts = facts_of(self._services, self._record)
+        for row in rows:
+            run = inbox.author(row.seq)
+            if run is None or run not in self._runs:
+                raise HistoryChanged
+            place = self._runs.index(run) + 1
+            yield from self._starts(self._record, place)
+            self._seq, self._last = row.seq, (run,)
+            yield delta_event(facts, cursor.delta(self._record.epoch, place, row.seq, run), row)
 
     async def _look_again(self) -> None:
         """Another worker has begun the job."""
-        record = await self._services.journal.record(self._record.job.id)
+        record = await self._services.journal.outline(self._record.job.id)
         if record.epoch != self._record.epoch:
             raise HistoryChanged
         self._record, self._runs = record, [logged.run for logged in record.runs]

@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from streaming.messages import Turn
@@ -24,8 +35,25 @@ WEEK_MS = 7 * 24 * 3600 * 1000
 
 TokenLimit: TypeAlias = Annotated[int, Field(ge=1, le=1_048_576)]
 Milliseconds: TypeAlias = Annotated[int, Field(ge=1, le=WEEK_MS)]
+_MAX_METADATA = 16
+
+
+def refusal(what: str) -> PydanticCustomError:
+    """An error of ours about the field being checked; `what` begins with a verb."""
+    return PydanticCustomError("refused", "{what}", {"what": what})
+
+
+def _counted(value: Any) -> Any:
+    """Before its entries are looked at: each wrong one would be an error of its own."""
+    if isinstance(value, dict) and len(value) > _MAX_METADATA:
+        raise refusal(f"may have at most {_MAX_METADATA} entries")
+    return value
+
+
 Metadata: TypeAlias = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=_MAX_METADATA),
+    BeforeValidator(_counted),
 ]
 
 _CONTAINERS = (dict, list)
@@ -39,9 +67,19 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
 
 
-def refusal(what: str) -> PydanticCustomError:
-    """An error of ours about the field being checked; `what` begins with a verb."""
-    return PydanticCustomError("refused", "{what}", {"what": what})
+class ClosedBody(Body):
+    """An unknown field is an error, for the first one alone: there may be 10,000, and nobody reads the others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, fields: Any) -> Any:
+        known = cls.model_fields
+        if not isinstance(fields, dict) or fields.keys() <= known.keys():
+            return fields
+        first = next(name for name in fields if name not in known)
+        return {name: fields[name] for name in (*known, first) if name in fields}
 
 
 def depth(value: Any) -> int:
@@ -91,13 +129,14 @@ class TextPart(Body):
 
 
 Content: TypeAlias = Annotated[
-    Annotated[str, Tag("<str>")] | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES), Tag("<list>")],
+    Annotated[str, Tag("<str>")]
+    | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("<list>")],
     _told_apart(_shape, "a string or a list of text parts"),
 ]
 
 StopText: TypeAlias = Annotated[str, Field(max_length=256)]
 Stop: TypeAlias = Annotated[
-    Annotated[StopText, Tag("<str>")] | Annotated[list[StopText], Field(max_length=4), Tag("<list>")],
+    Annotated[StopText, Tag("<str>")] | Annotated[list[StopText], Field(max_length=4, fail_fast=True), Tag("<list>")],
     _told_apart(_shape, "a string or a list of strings"),
 ]
 
@@ -167,13 +206,11 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
+class ResponseFormat(ClosedBody):
     """Text as it comes, any JSON object, or JSON of one schema.
 
     An unknown name in here is an error: it would be a constraint that has no effect.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Annotated[JsonSchema | None, Field(validate_default=True)] = None
@@ -204,10 +241,8 @@ class StreamOptions(Body):
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 
-class QueueOptions(Body):
+class QueueOptions(ClosedBody):
     """Penstock's own options. An unknown name in here is an error: nobody else's client sends this object."""
-
-    model_config = ConfigDict(extra="forbid")
 
     priority: Literal["interactive", "standard", "batch"] | None = Field(
         default=None, description="The lane; never above the highest one the API key may use."

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from api import errors
-from api.admission import caller_of, services_of
-from api.batch_schemas import LONGEST_S, SHORTEST_S
+from api.admission import caller_of, services_of, withdraw
+from api.batch_schemas import MAX_EXPIRY_S, MIN_EXPIRY_S
 from api.jobs import as_json
 from api.query import whole_number
 from api.services import Services
-from api.uploads import Upload, receive
+from api.uploads import Allowance, Upload, receive
 from streaming.errors import QuotaExceeded, UnknownFile
 from streaming.messages import StoredFile
 
 BATCH, OUTPUT = "batch", "batch_output"
 PURPOSES = (BATCH, OUTPUT)
-MOST_PER_PAGE = 10_000
+MAX_PER_PAGE = 10_000
 PAGE = 500
 
 
@@ -30,19 +31,17 @@ async def create(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     if services.refusal:
         raise errors.store_full(services.refusal)
-    limit = services.files_settings.size_limit
     most = services.quotas(caller).file_bytes
-    if most is not None and (used := await services.kept.file_bytes(caller.tenant)) >= most:
-        raise errors.quota_exceeded(QuotaExceeded("file_bytes", used, most), "file")
+    used = 0 if most is None else await services.kept.file_bytes(caller.tenant)
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limit + 64 * 1024:  # the other parts are small
-        raise errors.payload_too_large(limit)
     try:
-        kind = request.headers.get("content-type", "")
-        silence_s = services.settings.send_timeout_s
-        await asyncio.to_thread(services.shelf.claim, services.store.deployment)
-        upload = await receive(request.stream(), kind, services.shelf, limit, silence_s)
-        file = await _keep(services, caller.tenant, upload, most)
+        with Allowance(services.coming, caller.tenant, services.files_settings.size_limit, used, most) as allowance:
+            allowance.check_length(int(length) if length.isdecimal() else 0)
+            kind = request.headers.get("content-type", "")
+            silence_s = services.settings.send_timeout_s
+            await asyncio.to_thread(services.shelf.claim, services.store.deployment)
+            upload = await receive(request.stream(), kind, services.shelf, allowance, silence_s)
+            file = await _keep(services, caller.tenant, upload, most)
     except QuotaExceeded as error:
         raise errors.quota_exceeded(error, "file") from None
     except OSError as error:
@@ -53,7 +52,7 @@ async def create(request: Request) -> Response:
 
 
 async def _keep(services: Services, tenant: str, upload: Upload, limit: int | None) -> StoredFile:
-    """Raises ApiError (400), QuotaExceeded, OSError, Unavailable; then nothing of it stays."""
+    """Raises ApiError (400), QuotaExceeded, OSError, Unavailable; then nothing of it stays, once the store answers."""
     incoming = upload.incoming
     try:
         if incoming is None:
@@ -79,10 +78,19 @@ async def _keep(services: Services, tenant: str, upload: Upload, limit: int | No
             incoming.discard()
     try:
         await services.files.put(file, limit)
-    except BaseException:
+    except QuotaExceeded:
         await asyncio.to_thread(services.shelf.remove, file.id)
         raise
+    except BaseException:  # the store may have it by now, or soon: record and bytes go together, and the record first
+        services.later(withdraw(partial(_drop, services, file)))
+        raise
     return file
+
+
+async def _drop(services: Services, file: StoredFile) -> None:
+    """Raises Unavailable."""
+    await services.files.forget(file.id, file.tenant)
+    await asyncio.to_thread(services.shelf.remove, file.id)
 
 
 def _keep_s(upload: Upload, default: int) -> int:
@@ -92,13 +100,13 @@ def _keep_s(upload: Upload, default: int) -> int:
         return default
     if anchor != "created_at":
         raise errors.invalid_request("expires_after.anchor must be 'created_at'.", "expires_after.anchor")
-    return whole_number(seconds or "", "expires_after.seconds", SHORTEST_S, LONGEST_S)
+    return whole_number(seconds or "", "expires_after.seconds", MIN_EXPIRY_S, MAX_EXPIRY_S)
 
 
 async def listing(request: Request) -> Response:
     """GET /v1/files[?purpose=&limit=&order=&after=]."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
-    limit = page_limit(query.get("limit"), MOST_PER_PAGE, MOST_PER_PAGE)
+    limit = page_limit(query.get("limit"), MAX_PER_PAGE, MAX_PER_PAGE)
     order, purpose = query.get("order", "desc"), query.get("purpose")
     if order not in ("asc", "desc"):
         raise errors.invalid_request("order must be asc or desc.", "order")
@@ -133,7 +141,7 @@ async def delete(request: Request) -> Response:
     """DELETE /v1/files/{id}. A batch that was made of it goes on."""
     services, file = services_of(request), await own_file(request)
     await asyncio.to_thread(services.shelf.remove, file.id)
-    await services.files.forget(file)
+    await services.files.forget(file.id, file.tenant)
     return as_json({"id": file.id, "object": "file", "deleted": True})
 
 

@@ -1,7 +1,7 @@
 """Guard: decides for every request, before any endpoint, whether it may be answered at all.
 
-In this order: the Host name, the page's origin, the route's row in the access table, the caller. Endpoints find the
-caller in `scope["state"]["caller"]` and authenticate nobody themselves.
+In this order: proxies, the Host name, the page's origin, the route's row in the access table, the caller. Endpoints
+find the caller in `scope["state"]["caller"]` and authenticate nobody themselves.
 """
 
 from __future__ import annotations
@@ -12,19 +12,29 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api import audit, errors
 from api.access import Access, AccessTable, Found
 from api.errors import ApiError
-from api.hosts import Hosts
+from api.hosts import PROBES, Hosts
 from api.keys import Caller
 from api.origins import Origins
+from api.refusals import Refusals
 from api.render import to_json
 from api.services import Services
 
+PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
+"""Headers that proxies add. To a server without keys their requests come from this machine, whoever sent them."""
 
-class Guarded:
+
+def answer(services: Services, error: ApiError) -> Response:
+    """An error as its JSON answer, counted."""
+    services.metrics.errors.labels(error.code).inc()
+    return Response(to_json(error.body), error.status, error.headers, media_type="application/json")
+
+
+class RequestGuard:
     """The application behind the guard; stands inside api/middleware.py."""
 
-    def __init__(self, app: ASGIApp, services: Services, table: AccessTable | None = None) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services, self._keyring = app, services, services.keyring
-        self._table = table or AccessTable()
+        self._table, self._refusals = AccessTable(), Refusals()
         settings, keyless = services.settings, services.keyring.open
         self._hosts = Hosts(settings.hosts, keyless=keyless)
         self._origins = Origins(settings.cors_origins, keyless=keyless)
@@ -38,9 +48,8 @@ class Guarded:
         try:
             passed = self._admit(scope)
         except ApiError as error:
-            self._services.metrics.errors.labels(error.code).inc()
-            response = Response(to_json(error.body), error.status, error.headers, media_type="application/json")
-            await response(scope, receive, send)
+            self._refusals.tell(error, scope["path"])
+            await answer(self._services, error)(scope, receive, send)
             return
         if isinstance(passed, Response):
             await passed(scope, receive, send)
@@ -69,12 +78,14 @@ class Guarded:
 
     def _check_sender(self, scope: Scope) -> None:
         """Raises ApiError (403, 421)."""
-        headers = scope["state"]["headers"]
-        self._hosts.check(headers.get(b"host"), scope["path"], scope["http_version"])
-        self._origins.check(scope["method"], scope["path"], headers)
+        headers, path = scope["state"]["headers"], scope["path"]
+        if self._keyring.open and path not in PROBES and not PROXIED.isdisjoint(headers):
+            raise errors.proxy_without_keys()
+        self._hosts.check(headers.get(b"host"), path, scope["http_version"])
+        self._origins.check(scope["method"], path, headers)
 
     def _unlisted(self, scope: Scope) -> Response:
-        """Raises ApiError (404, 405) but for a preflight."""
+        """Raises ApiError (403, 404, 405) but for a preflight."""
         methods = self._table.methods(scope["path"])
         if not methods:
             shorter = scope["path"].rstrip("/")

@@ -6,17 +6,17 @@ browser; only the Host header shows that the request is meant for another server
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 
 from api import errors
+from api.loopback import is_loopback_name
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-PROBES = ("/healthz", "/readyz")
-"""A cluster asks these by a pod's address, which nobody can list. They say nothing about anybody's work."""
+PROBES = frozenset(("/healthz", "/readyz"))
+"""Answered to any Host (with keys), and beyond the caps of connections: a cluster asks these by a pod's address, which
+nobody can list. They say nothing about anybody's work."""
 
 
 class Hosts:
@@ -44,24 +44,13 @@ class Hosts:
 
 @lru_cache(maxsize=256)
 def _is_loopback_host(value: bytes) -> bool:
-    return is_loopback(host_name(value))
+    return is_loopback_name(host_name(value))
 
 
 def host_name(value: bytes) -> str:
     """The name in a Host header, in lower case and without its port; "" if it is no such header."""
     match = HOST.fullmatch(value.decode("latin-1"))
     return match[1].lower().strip("[]") if match else ""
-
-
-def is_loopback(name: str) -> bool:
-    """Whether a name can only mean this machine: localhost, *.localhost, 127.0.0.0/8, ::1."""
-    bare = name.removesuffix(".")
-    if bare == "localhost" or bare.endswith(".localhost"):
-        return NAME.fullmatch(bare) is not None
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _shown(value: bytes | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -15,16 +16,17 @@ from api.admission import Admitted, admit, caller_of, services_of
 from api.cursor import latest, latest_of
 from api.errors import ApiError
 from api.query import whole_number
-from api.render import Facts, JobView, completion, fingerprint, job_object, to_json
+from api.render import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
 from api.services import Services
+from api.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.journal import Record
 from streaming.keys import partition_of
 from streaming.messages import Job, State
 from streaming.summaries import Summary
 
-MOST_WAIT_S = 600.0
-MOST_PER_PAGE = 100
+MAX_WAIT_S = 600.0
+MAX_PER_PAGE = 100
 CURSOR = re.compile(r"([0-9]{1,15})-(job_[0-9a-f]{32})")
 
 
@@ -49,7 +51,7 @@ async def accepted_response(services: Services, admitted: Admitted) -> Response:
     view = _accepted_view(services, admitted)
     if accepted.joined:
         with contextlib.suppress(StreamingError):
-            view = await view_of(services, await services.journal.record(accepted.id))
+            view = await view_of(services, await services.journal.outline(accepted.id))
     return as_json(job_object(view), 202, headers)
 
 
@@ -72,8 +74,27 @@ async def show(request: Request) -> Response:
     services, record = services_of(request), await own_record(request)
     wait_s = _seconds(request.query_params.get("wait"))
     if wait_s and not record.state.final:
-        record = await _wait(services, record, wait_s)
-    return as_json(job_object(await view_of(services, record)), headers=job_headers(record))
+        record = await _wait(request, record, wait_s)
+    result = None
+    if record.completed:
+        record = await _with_rows(services, record)
+    if record.completed:
+        result = await _result(request, record)
+    return as_json(job_object(await view_of(services, record), result), headers=job_headers(record))
+
+
+async def _with_rows(services: Services, record: Record) -> Record:
+    """The record of a job that has ended with the rows of its end. Raises UnknownJob."""
+    return await services.journal.ended(record.job.id) if record.rowless else record
+
+
+async def _result(request: Request, record: Record) -> dict[str, Any]:
+    """What the endpoint would have answered. Raises ApiError for a job that did not complete, ClientDisconnect."""
+    services = services_of(request)
+    assert record.terminal is not None
+    work = completion_in_slices(facts_of(services, record), record.terminal, record.terminal.rows)
+    with Watched(request.scope, request.receive) as client:
+        return await services.wire.turns.run(client.while_there(work), len(record.terminal.rows))
 
 
 async def result(request: Request) -> Response:
@@ -83,20 +104,21 @@ async def result(request: Request) -> Response:
     if record.terminal is None:
         return as_json(job_object(await view_of(services, record)), 202, headers | {"Retry-After": "1"})
     try:
-        return as_json(completion(facts_of(services, record), record.terminal, record.terminal.rows), headers=headers)
+        return as_json(await _result(request, await _with_rows(services, record)), headers=headers)
     except ApiError as error:
         error.headers |= headers
         raise
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/jobs/{id}/cancel: idempotent; answers with the job, which may need a step more to end."""
+    """POST /v1/jobs/{id}/cancel: idempotent; answers with the job, which may need a step more to end. Of one that was
+    completed before the result is left out."""
     services, record = services_of(request), await own_record(request)
     before = await services.queue.cancel(record.job.id)
     if before is State.RUNNING:
-        record = await _wait(services, record, 1.0)
+        record = await _wait(request, record, 1.0)
     else:
-        record = await services.journal.record(record.job.id)
+        record = await services.journal.outline(record.job.id)
     return as_json(job_object(await view_of(services, record)), headers=job_headers(record))
 
 
@@ -108,19 +130,19 @@ async def listing(request: Request) -> Response:
     limit = _limit(request.query_params.get("limit"))
     before = _cursor(request.query_params.get("cursor"))
     page = await services.summaries.recent(caller.tenant, before, limit, status)
-    data = [job_object(_listed(services, summary), with_result=False) for summary in page.jobs]
+    data = [job_object(_listed(services, summary)) for summary in page.jobs]
     cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
     return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
 
 
 async def own_record(request: Request) -> Record:
-    """The job in the path, if it is the caller's. Raises ApiError (404, 410)."""
+    """The job in the path, if it is the caller's, without the rows of a long result. Raises ApiError (404, 410)."""
     services, caller = services_of(request), caller_of(request)
     job_id = request.path_params["job_id"]
     if partition_of(job_id) not in services.wire.partitions:
         raise errors.job_not_found()
     with contextlib.suppress(UnknownJob):
-        record = await services.journal.record(job_id)
+        record = await services.journal.outline(job_id, caller.tenant)
         if record.job.tenant == caller.tenant:
             return record
         raise errors.job_not_found()
@@ -194,18 +216,22 @@ def job_headers(record: Record) -> dict[str, str]:
     return {"X-Job-Id": record.job.id}
 
 
-async def _wait(services: Services, record: Record, seconds: float) -> Record:
-    """Wait for a job's end, for at most `seconds`; its record then."""
-    inbox = services.relay.open(record.job.id, whole=True)
+async def _wait(request: Request, record: Record, seconds: float) -> Record:
+    """Wait for a job's end, for at most `seconds`; its record then, without the rows of a long result. Raises
+    ClientDisconnect as soon as the client has left."""
+    services = services_of(request)
+    inbox = services.relay.open(record.job.id, rowless=True)
     deadline = time.monotonic() + seconds
     try:
-        # From here on its end is sent to this process; one that came before shows in the state.
-        state = await services.queue.follow(record.job.id, services.relay.address)
-        while not state.final and inbox.terminal is None and (left := deadline - time.monotonic()) > 0:
-            await inbox.take(left)
+        with Watched(request.scope, request.receive, inbox.hang_up) as client:
+            # From here on its end is sent to this process; one that came before shows in the state.
+            state = await services.queue.follow(record.job.id, services.relay.address)
+            while not (state.final or inbox.terminal or inbox.hung_up) and (left := deadline - time.monotonic()) > 0:
+                await inbox.take(left)
     finally:
         services.relay.close(inbox)
-    return await services.journal.record(record.job.id)
+    client.check()
+    return await services.journal.outline(record.job.id)
 
 
 def _seconds(text: str | None) -> float:
@@ -213,8 +239,8 @@ def _seconds(text: str | None) -> float:
         seconds = float(text or 0)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= MOST_WAIT_S:
-        raise errors.invalid_request(f"wait must be a number of seconds from 0 to {MOST_WAIT_S:g}.", "wait")
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise errors.invalid_request(f"wait must be a number of seconds from 0 to {MAX_WAIT_S:g}.", "wait")
     return seconds
 
 
@@ -225,7 +251,7 @@ def _status(text: str | None) -> State | None:
 
 
 def _limit(text: str | None) -> int:
-    return 20 if text is None else whole_number(text, "limit", 1, MOST_PER_PAGE)
+    return 20 if text is None else whole_number(text, "limit", 1, MAX_PER_PAGE)
 
 
 def _cursor(text: str | None) -> tuple[int, str] | None:

@@ -4,11 +4,16 @@ The parser holds the interpreter's lock, so a thread would not help the other st
 but `[]` stopped them all for 200 ms. What a body costs goes by its values, not by its bytes. Measured with
 pydantic-core 2.50 on one core, parsing and checking took about 80 ns for each unit of the weights below, so that
 MAX_JSON_WEIGHT units are about 5 ms. The weight is found in slices, with other work between them.
+
+Whoever parses calls `check_weight`, so that nothing is parsed that was not weighed (api/schemas.py, read_object).
+Whoever receives a body on the event loop calls `weighed` before that: then it is weighed once, and in slices.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from itertools import accumulate
 
 from api import errors
 
@@ -20,9 +25,24 @@ KEY_WEIGHT = 4
 COMMA_WEIGHT = 1
 BACKSLASHES_PER_UNIT = 4
 """Escapes in strings are cheap, but there may be a million of them."""
+LONG_NUMBER = b"0" * 32
+LONG_NUMBER_WEIGHT = 10
+"""Of so many digits in a row outside strings: reading a whole number takes longer the more digits it has."""
 SLICE_BYTES = 32 * 1024
 
 BACKSLASH, QUOTE = b"\\", b'"'
+STRIDE = 64
+"""Brackets that are looked at together, and one by one only where they might lead too deep."""
+_ALIKE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ALIKE_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_STEPS = {ord("["): 1, ord("]"): -1}
+
+
+class Weighed(bytes):
+    """A body that is known to be light enough; `weighed` makes them."""
+
+    __slots__ = ()
 
 
 def is_heavy(body: bytes | bytearray) -> bool:
@@ -30,18 +50,55 @@ def is_heavy(body: bytes | bytearray) -> bool:
     return len(body) * CONTAINER_WEIGHT > MAX_JSON_WEIGHT
 
 
-async def check_weight(body: bytes | bytearray) -> None:
-    """Raises ApiError (400) if parsing the body would take too long."""
-    weight, start, in_string = body.count(BACKSLASH) // BACKSLASHES_PER_UNIT, 0, False
-    while start < len(body):
-        end = _slice_end(body, start)
-        outside, in_string = _outside_strings(bytes(body[start:end]), in_string=in_string)
+async def weighed(body: bytes | bytearray) -> Weighed:
+    """The body, once it was found light enough; others work meanwhile. Raises ApiError (400)."""
+    if is_heavy(body):
+        for _ in _weigh(body):
+            await asyncio.sleep(0)
+    return Weighed(body)
+
+
+def check_weight(body: bytes) -> None:
+    """Raises ApiError (400) if parsing the body would take too long. Costs nothing if it was weighed before."""
+    if not isinstance(body, Weighed) and is_heavy(body):
+        for _ in _weigh(body):
+            pass
+
+
+def nested_beyond(body: bytes, levels: int) -> bool:
+    """Whether lists and objects of this valid JSON are nested more deeply than that."""
+    if body.count(b"[") + body.count(b"{") <= levels:
+        return False
+    level = 0
+    for outside in _outside(body):
+        brackets = outside.translate(_ALIKE, _NO_BRACKETS)
+        for at in range(0, len(brackets), STRIDE):
+            part = brackets[at : at + STRIDE]
+            opened = part.count(b"[")
+            if level + opened > levels and level + max(accumulate(map(_STEPS.__getitem__, part))) > levels:
+                return True
+            level += 2 * opened - len(part)
+    return False
+
+
+def _weigh(body: bytes | bytearray) -> Iterator[None]:
+    """Slice by slice. Raises ApiError (400)."""
+    weight = body.count(BACKSLASH) // BACKSLASHES_PER_UNIT
+    for outside in _outside(body):
         weight += _weight(outside)
         if weight > MAX_JSON_WEIGHT:
             raise errors.body_too_complex(MAX_JSON_WEIGHT)
+        yield
+
+
+def _outside(body: bytes | bytearray) -> Iterator[bytes]:
+    """The bytes that are in no string, slice by slice."""
+    start, in_string = 0, False
+    while start < len(body):
+        end = _slice_end(body, start)
+        outside, in_string = _outside_strings(bytes(body[start:end]), in_string=in_string)
+        yield outside
         start = end
-        if start < len(body):
-            await asyncio.sleep(0)
 
 
 def _slice_end(body: bytes | bytearray, start: int) -> int:
@@ -62,4 +119,10 @@ def _outside_strings(part: bytes, *, in_string: bool) -> tuple[bytes, bool]:
 
 def _weight(outside: bytes) -> int:
     containers = outside.count(b"[") + outside.count(b"{")
-    return CONTAINER_WEIGHT * containers + KEY_WEIGHT * outside.count(b":") + COMMA_WEIGHT * outside.count(b",")
+    long_numbers = outside.translate(_ALIKE_DIGITS).count(LONG_NUMBER)
+    return (
+        CONTAINER_WEIGHT * containers
+        + KEY_WEIGHT * outside.count(b":")
+        + COMMA_WEIGHT * outside.count(b",")
+        + LONG_NUMBER_WEIGHT * long_numbers
+    )

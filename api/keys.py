@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from api.errors import admin_not_configured, admin_token_required, invalid_api_key, permission_denied
+from api.errors import (
+    admin_not_configured,
+    admin_token_required,
+    invalid_api_key,
+    permission_denied,
+    wrong_admin_token,
+)
+from api.loopback import is_loopback
 from api.settings import ApiSettings, KeySettings
 from streaming.config import ConfigError
 from streaming.messages import Priority
@@ -31,7 +37,7 @@ class Caller:
     """As in KeySettings."""
 
 
-ANYONE = Caller("local", Priority.INTERACTIVE)
+LOCAL_CALLER = Caller("local", Priority.INTERACTIVE)
 """The caller at a door without keys, which only this machine can reach."""
 OPERATOR = Caller("local", Priority.INTERACTIVE, admin=True)
 """Whoever has the admin token of such a door."""
@@ -64,7 +70,7 @@ class Keyring:
     @property
     def tenants(self) -> frozenset[str]:
         """Who may come in."""
-        return frozenset(caller.tenant for caller in (self._callers.values() or [ANYONE]))
+        return frozenset(caller.tenant for caller in (self._callers.values() or [LOCAL_CALLER]))
 
     @property
     def callers(self) -> tuple[Caller, ...]:
@@ -87,7 +93,7 @@ class Keyring:
     def caller(self, authorization: str | None) -> Caller:
         """Whoever holds the key in an Authorization header. Raises ApiError (401)."""
         if self.open:
-            return ANYONE
+            return LOCAL_CALLER
         token = _bearer(authorization or "")
         if not token:
             raise invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
@@ -106,8 +112,10 @@ class Keyring:
         if not self._admin_token:
             raise admin_not_configured()
         token = _bearer(authorization or "")
-        if not token or not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
+        if not token:
             raise admin_token_required()
+        if not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
+            raise wrong_admin_token()
         return OPERATOR
 
     def _digest(self, sha256: bytes) -> bytes:
@@ -116,11 +124,12 @@ class Keyring:
 
 def check_exposure(host: str, keyring: Keyring) -> None:
     """Refuse to listen beyond this machine without a key. Raises ConfigError."""
-    if keyring.open and not _loopback(host):
+    if keyring.open and not is_loopback(host):
         raise ConfigError(
             "api.host",
             f"{host or 'every address'} can be reached from other machines, and no API key is configured",
-            "add a key as [keys.<name>] with its sha256 and a tenant, or set api.host to 127.0.0.1",
+            "add a key as [keys.<name>] with its sha256 and a tenant (docs/operations.md, Keys, shows how), "
+            "or set api.host to 127.0.0.1",
         )
 
 
@@ -141,13 +150,3 @@ def _sha256(token: str) -> bytes:
 def _bearer(authorization: str) -> str:
     scheme, _, token = authorization.strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-def _loopback(host: str) -> bool:
-    """Names other than localhost may resolve to anything, so they count as exposed."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -10,17 +10,22 @@ from typing import Any
 import msgspec
 
 from api.errors import ApiError, model_not_found
+from api.json_weight import nested_beyond
 from api.render import Facts, completion, to_json
 from api.schemas import Kind, Request, check_choices, parse
 from streaming.journal import Record
 from streaming.messages import Batch, Chat, Job, ModelCard, Priority, State, Text, Tokens
-from streaming.work import prompt_sizes, work_of
+from streaming.work import weight_of
 
 ENDPOINTS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 """What a batch may ask for: every endpoint the engines serve."""
 
-MOST_ID = 512
-SHARED = (256, 1024, 4096, 16384)
+MAX_CUSTOM_ID = 512
+MAX_LINE_DEPTH = 256
+"""Levels of nested JSON in a whole line. Where the reader of lines gives up, at about 900, depends on its caller, and a
+line is read again when its output is written: what was read once must be read then. A request that is nested less
+deeply than this, and still too deeply, has an error of its own."""
+PREFIX_SIZES = (256, 1024, 4096, 16384)
 """Characters of a prompt by which lines are grouped, so that those that begin alike follow each other."""
 
 _NOT_RUN = {
@@ -60,7 +65,7 @@ class Traits:
 
     model: str
     tokens: int
-    """Its prompts, estimated where they are texts, and the most that all its choices may have."""
+    """What quotas count: the prompt of each choice, estimated where it is a text, and the most tokens it may have."""
     twin: bytes
     """Equal for requests whose answers must be equal; b"" if they need not be."""
     groups: tuple[int, ...]
@@ -79,13 +84,21 @@ def envelope(data: bytes, endpoint: str) -> Envelope:
         ) from None
     except msgspec.DecodeError as error:
         raise BadLine("invalid_json_line", f"This line is not valid JSON: {error}.") from None
-    if not found.custom_id or len(found.custom_id) > MOST_ID:
-        raise BadLine("invalid_custom_id", f"custom_id must have 1 to {MOST_ID} characters.", "custom_id")
+    except RecursionError:
+        raise _too_deep() from None
+    if nested_beyond(data, MAX_LINE_DEPTH):
+        raise _too_deep()
+    if not found.custom_id or len(found.custom_id) > MAX_CUSTOM_ID:
+        raise BadLine("invalid_custom_id", f"custom_id must have 1 to {MAX_CUSTOM_ID} characters.", "custom_id")
     if found.method != "POST":
         raise BadLine("invalid_method", "method must be POST.", "method")
     if found.url != endpoint:
         raise BadLine("mismatched_endpoint", f"url must be the batch's endpoint, {endpoint}.", "url")
     return found
+
+
+def _too_deep() -> BadLine:
+    return BadLine("invalid_json_line", f"This line is nested more than {MAX_LINE_DEPTH} levels deep.")
 
 
 def request_of(found: Envelope, models: Collection[str] | None, max_choices: int | None = None) -> Request:
@@ -106,9 +119,8 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     sure = sampling.temperature == 0 or sampling.seed is not None
     twin = hashlib.sha256(msgspec.msgpack.encode((request.model, job_prompt, sampling))).digest()[:16] if sure else b""
     head = f"{request.model}\0{text}"
-    groups = tuple(_digest(head[:size]) for size in SHARED)
-    tokens = sum(prompt_sizes(job_prompt)) + work_of(job_prompt, sampling, card)
-    return Traits(request.model, tokens, twin, groups)
+    groups = tuple(_digest(head[:size]) for size in PREFIX_SIZES)
+    return Traits(request.model, weight_of(job_prompt, sampling, card), twin, groups)
 
 
 def _digest(text: str) -> int:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from urllib.parse import urlsplit
 
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
 from api import errors
-from api.hosts import is_loopback
+from api.loopback import is_loopback_name
+from api.settings import ORIGIN
 
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 ANY_ORIGIN = "*"
-SHARED = "/v1/"
+CORS_PATH_PREFIX = "/v1/"
 """CORS concerns the routes of callers alone, never /admin."""
 OWN_SITES = (b"same-origin", b"none")
 """What Sec-Fetch-Site says of a page of this server, and of an address that somebody typed."""
@@ -50,24 +49,30 @@ class Origins:
             if self.allows(origin, path):
                 return
             if not _is_loopback_origin(origin):
-                raise errors.foreign_origin(origin.decode("latin-1"))
+                raise _foreign(origin)
         if site is not None and site not in OWN_SITES and not _is_visit(method, path, headers):
-            raise errors.foreign_origin(site.decode("latin-1"))
+            raise errors.foreign_site(site.decode("latin-1")) if origin is None else _foreign(origin)
 
     def allows(self, origin: bytes | None, path: str) -> bool:
         """Whether pages of this origin may use the path and read its answer."""
-        if not self._allowed or origin is None or not path.startswith(SHARED):
+        if not self._allowed or origin is None or not path.startswith(CORS_PATH_PREFIX):
             return False
         return origin in self._allowed or ANY_ORIGIN.encode() in self._allowed
 
     def preflight(self, methods: Iterable[str], path: str, headers: Mapping[bytes, bytes]) -> Response | None:
-        """The answer to a browser that asks before it sends; None if it may not send.
+        """The answer to a browser that asks before it sends; None for any other OPTIONS.
 
         Args:
             methods: those of the route.
+
+        Raises:
+            ApiError: 403, for a page of an origin that is not listed.
         """
-        if b"access-control-request-method" not in headers or not self.allows(headers.get(b"origin"), path):
+        origin = headers.get(b"origin")
+        if b"access-control-request-method" not in headers or origin is None or not path.startswith(CORS_PATH_PREFIX):
             return None
+        if not self.allows(origin, path):
+            raise errors.unlisted_origin(origin.decode("latin-1"))
         asked = headers.get(b"access-control-request-headers", b"")
         if len(asked) > MAX_REQUEST_HEADERS or (asked and not HEADER_NAMES.fullmatch(asked)):
             return None
@@ -78,7 +83,7 @@ class Origins:
 
     def marking(self, scope: Scope, send: Send) -> Send:
         """`send`, with the headers of CORS on the head of the answer where an origin may be concerned."""
-        if not self._allowed or not scope["path"].startswith(SHARED):
+        if not self._allowed or not scope["path"].startswith(CORS_PATH_PREFIX):
             return send
         origin: bytes | None = scope["state"]["headers"].get(b"origin")
         added = [(b"vary", b"Origin")]
@@ -99,14 +104,13 @@ class Origins:
 @lru_cache(maxsize=256)
 def _is_loopback_origin(origin: bytes) -> bool:
     """A page of this machine, on whatever port; "null" (a sandboxed frame, a file, a redirect) is not."""
+    match = ORIGIN.fullmatch(origin.decode("latin-1"))
+    return match is not None and match["scheme"] in ("http", "https") and is_loopback_name(match["host"])
+
+
+def _foreign(origin: bytes) -> errors.ApiError:
     text = origin.decode("latin-1")
-    if not ORIGIN.fullmatch(text):
-        return False
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
-    except ValueError:
-        return False
+    return errors.foreign_origin(text, can_be_listed=ORIGIN.fullmatch(text) is not None)
 
 
 def _is_visit(method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:

@@ -6,14 +6,14 @@ import time
 from collections import defaultdict, deque
 
 WINDOW_S = 60.0
-MOST = 4096
+MAX_ENDS = 4096
 
 
 class Pace:
     """Jobs ended per second by model, over the last minute."""
 
     def __init__(self) -> None:
-        self._ends: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MOST))
+        self._ends: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_ENDS))
 
     def ended(self, model: str) -> None:
         """One job ended now."""

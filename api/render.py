@@ -7,7 +7,7 @@ clients split lines at (U+0085, U+2028, U+2029), so an event is always one line.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,11 +19,15 @@ from api.cursor import Cursor
 from api.errors import ApiError, from_terminal
 from api.logprobs import chat_logprobs, text_logprobs
 from streaming.messages import Chat, Delta, Job, Logprob, ModelCard, Priority, State, Terminal, Usage
+from streaming.turns import ROWS_A_SLICE, Sliced, at_once
 
 DONE = b"data: [DONE]\n\n"
 
 TIER = {Priority.INTERACTIVE: "priority", Priority.STANDARD: "default", Priority.BATCH: "flex"}
 """The `service_tier` that was really used, by lane."""
+
+LOGPROBS_AT_ONCE = 100
+"""Of each of them up to twenty alternatives are told: a millisecond or two of work."""
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 """Which may hold what `on_one_line` takes out."""
@@ -96,22 +100,53 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 # --- one answer in one piece ---------------------------------------------------------------------------------------
 
 
-def completion(facts: Facts, terminal: Terminal, deltas: Iterable[Delta]) -> dict[str, Any]:
+def completion(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> dict[str, Any]:
     """A chat.completion or text_completion. Raises ApiError for a job that did not complete."""
+    return at_once(completion_in_slices(facts, terminal, deltas))
+
+
+def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> Sliced[dict[str, Any]]:
+    """The same in slices of `ROWS_A_SLICE` deltas. Raises ApiError for a job that did not complete."""
     if terminal.state is not State.COMPLETED:
         raise from_terminal(terminal)
-    texts = [""] * facts.choices
+    texts: list[list[str]] = [[] for _ in range(facts.choices)]
     logprobs: list[list[Logprob]] = [[] for _ in texts]
-    for delta in deltas:
-        texts[delta.index] += delta.text
-        logprobs[delta.index].extend(delta.logprobs)
+    for first in range(0, len(deltas), ROWS_A_SLICE):
+        if first:
+            yield
+        for delta in deltas[first : first + ROWS_A_SLICE]:
+            texts[delta.index].append(delta.text)
+            if delta.logprobs:
+                logprobs[delta.index].extend(delta.logprobs)
     choices = []
-    for index, text in enumerate(texts):
+    joined = 0
+    for index, parts in enumerate(texts):
+        joined += len(parts)
+        if joined > ROWS_A_SLICE:
+            joined = 0
+            yield
+        text = "".join(parts)
         said = {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}
-        detail = facts.logprobs_object(logprobs[index]) if facts.logprobs else None
+        detail = (yield from _logprobs(facts, logprobs[index])) if facts.logprobs else None
         choices.append({"index": index, **said, "logprobs": detail, "finish_reason": _finish(terminal, index)})
     head = facts.head("chat.completion" if facts.chat else "text_completion")
     return {**head, "choices": choices, "usage": usage_object(terminal.usage)}
+
+
+def _logprobs(facts: Facts, logprobs: Sequence[Logprob]) -> Sliced[dict[str, Any]]:
+    """A choice's `logprobs`; of many the lists are JSON already, made in slices."""
+    if len(logprobs) <= LOGPROBS_AT_ONCE:
+        return facts.logprobs_object(logprobs)
+    offset, found = 0, facts.logprobs_object(())
+    lists: dict[str, list[bytes]] = {name: [] for name, value in found.items() if isinstance(value, list)}
+    for first in range(0, len(logprobs), LOGPROBS_AT_ONCE):
+        yield
+        part = logprobs[first : first + LOGPROBS_AT_ONCE]
+        for name, value in facts.logprobs_object(part, offset).items():
+            if name in lists:
+                lists[name].append(to_json(value)[1:-1])
+        offset += sum(len(each.token) for each in part)
+    return found | {name: msgspec.Raw(b"[" + b",".join(parts) + b"]") for name, parts in lists.items()}
 
 
 def _finish(terminal: Terminal, index: int) -> str:
@@ -212,14 +247,10 @@ class JobView:
     terminal: Terminal | None = None
 
 
-def job_object(view: JobView, *, with_result: bool = True) -> dict[str, Any]:
-    """The job for GET /v1/jobs/{id}; lists leave the result out. Times are Unix seconds.
-
-    A completed job's terminal must carry all its rows if the result is wanted.
-    """
+def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The job for GET /v1/jobs/{id}, with its result where that is wanted. Times are Unix seconds."""
     terminal = view.terminal
-    completed = terminal is not None and view.status is terminal.state is State.COMPLETED
-    failed = terminal is not None and not completed
+    failed = terminal is not None and not view.status is terminal.state is State.COMPLETED
     return {
         "id": view.facts.job,
         "object": "job",
@@ -236,7 +267,7 @@ def job_object(view: JobView, *, with_result: bool = True) -> dict[str, Any]:
         "attempts": view.attempts,
         "last_event_id": str(view.latest) if view.latest else None,
         "usage": usage_object(terminal.usage) if terminal else None,
-        "result": completion(view.facts, terminal, terminal.rows) if terminal and completed and with_result else None,
+        "result": result,
         "error": from_terminal(terminal).body["error"] if terminal and failed else None,
         "metadata": dict(view.metadata),
     }
@@ -293,6 +324,6 @@ def reset_event(epoch: int) -> Event:
 def terminal_event(view: JobView) -> Event:
     """Named by the final state. The tokens were in the deltas, so the result is not repeated."""
     finishes = list(view.terminal.finishes) if view.terminal else []
-    data = job_object(view, with_result=False) | {"finish_reasons": finishes}
+    data = job_object(view) | {"finish_reasons": finishes}
     readable = view.terminal is None or view.terminal.state is view.status
     return Event(view.status.value if readable else "error", view.latest, data)

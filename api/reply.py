@@ -22,8 +22,9 @@ from api.connection import Connection
 from api.delivery import Delivery
 from api.errors import ApiError
 from api.flow import TokenFlow
-from api.render import ChunkRenderer, Facts, completion, error_frame, fingerprint, to_json
+from api.render import ChunkRenderer, Facts, completion_in_slices, error_frame, fingerprint, to_json
 from api.services import Services
+from api.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.messages import Delta, State, Terminal
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
@@ -73,30 +74,17 @@ class Reply:
         """Answer, and look after the job if the client leaves."""
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
         self._task = asyncio.current_task()
-        connection: Connection | None = scope["state"].get("connection")
-        watch = asyncio.create_task(self._watch(receive)) if connection is None else None
-        if connection is not None:
-            connection.watch(self._inbox.hang_up)
         try:
-            await self._answer(send, scope["state"])
+            with Watched(scope, receive, self._inbox.hang_up):
+                await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
         finally:
-            if connection is not None:
-                connection.watch(None)
-            elif watch is not None:
-                watch.cancel()
             self._services.relay.close(self._inbox)
             self._measure_end()
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         raise AssertionError("a subclass says how")
-
-    async def _watch(self, receive: Receive) -> None:
-        """Wait for the client to leave, behind a server that cannot tell of it; the inbox then wakes who takes."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._inbox.hang_up()
 
     async def _take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
         rows, terminal = await self._inbox.take(patience)
@@ -331,7 +319,8 @@ class WholeReply(Reply):
             rows += taken
         self._delivery.last_got()
         try:
-            body = to_json(completion(self._facts, terminal, rows))
+            work = completion_in_slices(self._facts, terminal, rows)
+            body = to_json(await self._services.wire.turns.run(work, len(rows)))
         except ApiError as error:
             await send_error(send, error, headers)
         else:

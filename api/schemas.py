@@ -30,6 +30,7 @@ from api.fields import (
     depth,
     refusal,
 )
+from api.json_weight import check_weight
 from api.validation import explained
 from streaming.messages import Chat, Job, Priority, Sampling, Text, Tokens
 from streaming.messages import Prompt as JobPrompt
@@ -343,7 +344,8 @@ def _extras(part: Body, path: str) -> Iterator[str]:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object of bounded depth. Raises ApiError (400)."""
+    """A JSON object of bounded weight and depth. Raises ApiError (400)."""
+    check_weight(body)
     try:
         fields = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:  # the parser's words: what it expected, at which line and column

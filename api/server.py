@@ -13,27 +13,27 @@ from types import FrameType
 
 import uvicorn
 
-LOOK_S = 1.0
+TICK_INTERVAL_S = 1.0
 """The date in the answers' heads is made anew then."""
 RENEW = 0
 """The library's count of a turn in which it renews the date."""
 
 
 class Server(uvicorn.Server):
-    """Made and served in one event loop. `each_look` is called once every LOOK_S."""
+    """Made and served in one event loop. `on_tick` is called once every TICK_INTERVAL_S."""
 
-    def __init__(self, config: uvicorn.Config, each_look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, config: uvicorn.Config, on_tick: Callable[[], None] = lambda: None) -> None:
         super().__init__(config)
-        self._each_look = each_look
+        self._on_tick = on_tick
         self._loop = asyncio.get_running_loop()
         self._told = asyncio.Event()
 
     async def main_loop(self) -> None:
         """Until the server is to end."""
         while not await self.on_tick(RENEW):
-            self._each_look()
+            self._on_tick()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(TICK_INTERVAL_S):
                     await self._told.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

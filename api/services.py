@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -82,6 +83,8 @@ class Services:
     """What the scheduler expects; follows the plans a moment behind."""
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """What workers found when they loaded the models; follows the fleet a moment behind."""
+    coming: Counter[str] = field(default_factory=Counter)
+    """Bytes of files that this process is receiving, by tenant."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -8,12 +8,17 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from streaming.config import MISTAKE
 from streaming.messages import Priority
 from streaming.settings import UNLIMITED, QuotaSettings, check_tenant
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 """As browsers send it: lower case, nothing behind the port."""
+
+
+NO_HASH = "this is not a SHA-256 (64 hex digits). Put the hash here, not the key: printf %s KEY | sha256sum"
+"""What is wrong with a hash that is none; its value may be a key, so it is never shown."""
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,12 +41,13 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long open streams may go on after SIGTERM."""
     hosts: tuple[str, ...] = ()
-    """Host names to answer to, beside loopback names; empty: any. Without keys only loopback names are served."""
+    """Host names this server answers to, besides loopback names. Only with keys; if it is empty, every name is
+    answered. Without keys only loopback names are."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use /v1 from a browser, e.g. https://app.example; "*" (with keys only): all."""
     metrics: Literal["open", "admin"] | None = None
-    """Who may read /metrics. None: anyone without keys (then only this machine can), else an admin."""
-    admin_token_sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Who may read /metrics: anyone, or an admin key. None: anyone without keys, an admin key with keys."""
+    admin_token_sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$", extra={MISTAKE: NO_HASH})] = ""
     """SHA-256 of the token that /admin asks for while there are no keys; `penstock up` makes one."""
     max_header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=128 * 1024)] = 16 * 1024
     """Bytes of one request's head, request line included, and of what stands around the chunks of a body."""
@@ -50,14 +56,15 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     header_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """From the first byte of a request to the end of its head, and from a connection's start to its first byte."""
     body_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """In every such time a body must bring `min_body_bytes_per_s` times as many bytes."""
+    """A body that brings fewer than this times `min_body_bytes_per_s` bytes in any such time is refused."""
     min_body_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    """Slowest allowed pace of a request body, averaged over `body_timeout_s`."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 20_000
     """Open connections of one API process."""
     max_connections_per_client: Annotated[int, msgspec.Meta(ge=1)] = 256
     """Open connections of one API process from one address. Loopback and `trusted_proxies` have no such limit."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks of the proxies in front."""
+    """Addresses and networks of proxies in front. Their connections are exempt from `max_connections_per_client`."""
 
     def __post_init__(self) -> None:
         for name in self.hosts:
@@ -75,13 +82,26 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """`trusted_proxies`, parsed. Raises ValueError."""
-        return tuple(ip_network(word) for word in self.trusted_proxies)
+        return tuple(_network(word) for word in self.trusted_proxies)
+
+
+def _network(word: str) -> IPv4Network | IPv6Network:
+    """Raises ValueError that names the setting and what to write."""
+    try:
+        return ip_network(word)
+    except ValueError:
+        pass
+    try:
+        meant = str(ip_network(word, strict=False))
+    except ValueError:
+        meant = "a network such as 10.1.0.0/16"
+    raise ValueError(f"trusted_proxies: {word!r} is no network; write {meant} or one address.")
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     """One row of [keys.<name>]: an API key, known by its hash alone."""
 
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$", extra={MISTAKE: NO_HASH})]
     tenant: str
     """Whose jobs these are: a name of letters, digits and . _ @ / -, at most 128."""
     priority: Priority = Priority.INTERACTIVE

@@ -24,6 +24,8 @@ from telemetry.latency import (
 async def show(request: Request) -> Response:
     """What is known so far, or of a job that has ended everything."""
     services, record = services_of(request), await own_record(request)
+    if record.rowless:
+        record = await services.journal.record(record.job.id, rows=False)
     delivered = record.delivered or services.deliveries.of(record.job.id)
     return as_json(timing_object(record, delivered), headers=job_headers(record))
 

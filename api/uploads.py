@@ -4,6 +4,7 @@ and the limits hold while it is read. Knows nothing of who may upload or what be
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath, PureWindowsPath
@@ -12,14 +13,53 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from api import errors
+from streaming.errors import QuotaExceeded
 from streaming.shelf import Incoming, Shelf
 
 BLOCK = 256 * 1024
 """Bytes written to the disk in one go."""
-MOST_PARTS = 16
-MOST_HEADER = 4096
-MOST_FIELD = 1024
-MOST_NAME = 255
+MAX_PARTS = 16
+MAX_HEADER = 4096
+MAX_FIELD = 1024
+MAX_NAME = 255
+AROUND_FILE = 64 * 1024
+"""Bytes of a body that are not its file's, at most: the other parts are small."""
+
+
+class Allowance:
+    """How many bytes one upload may bring: `size_limit`, and of what its tenant may keep (`most`, None: no limit) what
+    is left beside the `used` that it keeps and what this process receives for it at the same time (`coming`). A
+    context manager: behind it, the bytes are kept or gone."""
+
+    def __init__(self, coming: Counter[str], tenant: str, size_limit: int, used: int, most: int | None) -> None:
+        self._coming, self._tenant = coming, tenant
+        self._size_limit, self._used, self._most = size_limit, used, most
+        self._taken = 0
+
+    def __enter__(self) -> Allowance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._coming[self._tenant] -= self._taken
+        if self._coming[self._tenant] <= 0:
+            del self._coming[self._tenant]
+
+    def check_length(self, length: int) -> None:
+        """Refuse a body of so many bytes whose file cannot fit. Raises ApiError (413), QuotaExceeded."""
+        self._check(length - AROUND_FILE)
+
+    def take(self, count: int) -> None:
+        """The file has so many more bytes. Raises ApiError (413), QuotaExceeded."""
+        self._check(self._taken + count)
+        self._taken += count
+        self._coming[self._tenant] += count
+
+    def _check(self, size: int) -> None:
+        if size > self._size_limit:
+            raise errors.payload_too_large(self._size_limit, "[files] size_limit")
+        used = self._used + self._coming[self._tenant] - self._taken
+        if self._most is not None and used + max(1, size) > self._most:
+            raise QuotaExceeded("file_bytes", used, self._most)
 
 
 @dataclass(slots=True)
@@ -33,13 +73,16 @@ class Upload:
 
 
 async def receive(
-    stream: AsyncIterator[bytes], content_type: str, shelf: Shelf, limit: int, silence_s: float
+    stream: AsyncIterator[bytes], content_type: str, shelf: Shelf, allowance: Allowance, silence_s: float
 ) -> Upload:
-    """Read a body of at most one file of at most `limit` bytes. On any error nothing of it stays.
+    """Read a body of at most one file, as large as it is allowed to be. On any error nothing of it stays.
 
-    Raises ApiError (400, 408, 413, 415), OSError.
+    Raises ApiError (400, 408, 413, 415), QuotaExceeded, OSError.
     """
-    reader = _Reader(_boundary(content_type), shelf, limit)
+    try:
+        reader = _Reader(_boundary(content_type), shelf, allowance)
+    except FormParserError as error:  # for its boundary
+        raise _invalid(error) from None
     try:
         await reader.read(stream, silence_s)
     except BaseException:
@@ -58,17 +101,21 @@ def _boundary(content_type: str) -> bytes:
     return options[b"boundary"]
 
 
+def _invalid(error: FormParserError) -> errors.ApiError:
+    return errors.invalid_request(f"The body is not valid multipart/form-data: {error}.")
+
+
 class _Reader:
     """The parser's callbacks. They only collect; `read` writes."""
 
-    def __init__(self, boundary: bytes, shelf: Shelf, limit: int) -> None:
+    def __init__(self, boundary: bytes, shelf: Shelf, allowance: Allowance) -> None:
         self.upload = Upload()
-        self._shelf, self._limit = shelf, limit
+        self._shelf, self._allowance = shelf, allowance
         self._header, self._value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._field, self._is_file = "", False
         self._text, self._block = bytearray(), bytearray()
-        self._parts = self._size = 0
+        self._parts = 0
         self._opening = self._ended = False
         self._parser = MultipartParser(
             boundary,
@@ -90,7 +137,7 @@ class _Reader:
                 self._parser.write(chunk)
                 await self._write(BLOCK)
         except FormParserError as error:
-            raise errors.invalid_request(f"The body is not valid multipart/form-data: {error}.") from None
+            raise _invalid(error) from None
         except TimeoutError:
             raise errors.upload_stalled(silence_s) from None
         if not self._ended:
@@ -115,8 +162,8 @@ class _Reader:
 
     def _part_begin(self) -> None:
         self._parts += 1
-        if self._parts > MOST_PARTS:
-            raise errors.invalid_request(f"The body has more than {MOST_PARTS} parts.")
+        if self._parts > MAX_PARTS:
+            raise errors.invalid_request(f"The body has more than {MAX_PARTS} parts.")
         self._headers.clear()
         self._text.clear()
         self._field, self._is_file = "", False
@@ -130,7 +177,7 @@ class _Reader:
         self._bounded()
 
     def _bounded(self) -> None:
-        if len(self._header) + len(self._value) > MOST_HEADER:
+        if len(self._header) + len(self._value) > MAX_HEADER:
             raise errors.invalid_request("A part of the body has too long a header.")
 
     def _header_end(self) -> None:
@@ -151,13 +198,11 @@ class _Reader:
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
-            self._size += end - start
-            if self._size > self._limit:
-                raise errors.payload_too_large(self._limit)
+            self._allowance.take(end - start)
             self._block += data[start:end]
         else:
             self._text += data[start:end]
-            if len(self._text) > MOST_FIELD:
+            if len(self._text) > MAX_FIELD:
                 raise errors.invalid_request(f"{self._field[:64]} is too long.", self._field[:64])
 
     def _part_end(self) -> None:
@@ -180,5 +225,5 @@ async def _next(stream: AsyncIterator[bytes], silence_s: float) -> bytes:
 def _shown(name: str) -> str:
     """A client's name for a file, for people to read: no path, nothing a terminal would obey."""
     last = PurePosixPath(PureWindowsPath(name).name).name
-    shown = "".join(each for each in last if each.isprintable())[:MOST_NAME]
+    shown = "".join(each for each in last if each.isprintable())[:MAX_NAME]
     return shown if shown.strip(". ") else "file"

@@ -5,11 +5,12 @@ The JSON file is the record: tables in the docs and plots are made from it, neve
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -19,6 +20,9 @@ from rich.table import Table
 RESULTS = Path("bench/results")
 WIDTH = 160
 """Narrower, a table cannot be read; a log has no width of its own."""
+
+Verdict = Literal["", "reached", "undecided", "missed"]
+"""What becomes of a goal; "" where there is none."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -41,8 +45,14 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rounds: tuple[float, ...] = ()
     """The same in each round alone, where there were several: what a machine with other tenants makes of it."""
     interval: tuple[float, float] | None = None
-    """Confidence interval of the value. Where there is one, it decides: the goal is missed only if the whole interval
-    lies beyond it."""
+    """Confidence interval of the value. Where there is one, it decides."""
+    verdict: Verdict = ""
+    """What becomes of the goal; always computed, and kept for whoever reads the file. `reached`: the value, or the
+    whole interval, keeps within it. `missed`: the value, or the whole interval, lies beyond it, or there is no value.
+    `undecided`: the interval contains the goal."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "verdict", self._judged())
 
     @property
     def figure(self) -> str:
@@ -53,23 +63,17 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         low, high = self.interval or (min(self.rounds), max(self.rounds))
         return f"{shown} ({cell(low, self.digits)} to {cell(high, self.digits)})"
 
-    @property
-    def holds(self) -> bool | None:
-        """Whether the goal is reached; None where there is none."""
+    def _judged(self) -> Verdict:
         if self.at_most is None and self.at_least is None:
-            return None
+            return ""
         if self.value is None:
-            return False
+            return "missed"
         low, high = self.interval or (self.value, self.value)
-        return (self.at_most is None or low <= self.at_most) and (self.at_least is None or high >= self.at_least)
-
-    @property
-    def verdict(self) -> str:
-        """`holds` in a word; an interval that contains the goal decides nothing."""
-        goal = self.at_least if self.at_most is None else self.at_most
-        if self.interval is not None and goal is not None and self.interval[0] < goal < self.interval[1]:
-            return "undecided"
-        return {True: "reached", False: "missed", None: ""}[self.holds]
+        least = -math.inf if self.at_least is None else self.at_least
+        most = math.inf if self.at_most is None else self.at_most
+        if least <= low and high <= most:
+            return "reached"
+        return "missed" if low > most or high < least else "undecided"
 
     @property
     def goal(self) -> str:
@@ -111,6 +115,12 @@ class Report(Machine, frozen=True, kw_only=True):
     def file(self) -> str:
         """Of the JSON file, in its folder."""
         return f"{self.name}.json"
+
+    @property
+    def missed(self) -> bool:
+        """Whether a goal is missed: the program then exits with 1. An undecided goal is neither missed nor reached, and
+        the table and the file say so."""
+        return any(ratio.verdict == "missed" for ratio in self.ratios)
 
     def save(self, path: Path) -> Path:
         """Write the JSON file; returns where."""

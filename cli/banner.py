@@ -15,7 +15,7 @@ QUESTION = "What is a penstock?"
 
 
 def ready_block(instance: Instance, *, detached: bool = False, keyed: bool = False) -> list[str]:
-    """At most eight lines; the eye ends on the next command."""
+    """At most nine lines; the eye ends on the next command."""
     workers = sum(entry.role == "worker" for entry in instance.processes)
     here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(_short(here))}"
@@ -23,6 +23,7 @@ def ready_block(instance: Instance, *, detached: bool = False, keyed: bool = Fal
         f"penstock {instance.version}   engine {instance.engine}   model {', '.join(instance.models)}   "
         f"{counted(workers, 'worker')}   ready in {instance.ready_s:.1f} s",
         f"  API    {instance.url}/v1",
+        *([f"  API    {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
         f"  Kept   {_kept(instance)}",
         f"  Log    {_short(here / 'logs')}",
         "",

@@ -20,7 +20,7 @@ SLOT = re.compile(r"\{(\w+)\}")
 TEXT_COLUMNS = ("prompt", "text")
 """Columns that are the text themselves where there is no template."""
 TEXTS = (".txt", ".md")
-LONGEST_FIELD = 16 * 1024 * 1024
+MAX_FIELD = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _table(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    csv.field_size_limit(LONGEST_FIELD)
+    csv.field_size_limit(MAX_FIELD)
     with source.open(encoding="utf-8-sig", newline="") as file:
         try:
             for number, row in enumerate(csv.DictReader(file), 1):

@@ -22,8 +22,8 @@ from telemetry import lifeline
 
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S = 0.25
-LONGEST_BACKOFF_S = 30.0
+MIN_BACKOFF_S = 0.25
+MAX_BACKOFF_S = 30.0
 STARTING_GRACE_S = 2.0
 """From SIGTERM to SIGKILL for a process that was not ready yet: it may be busy loading, and has nothing to finish."""
 STABLE_S = 30.0
@@ -223,7 +223,7 @@ class Child:
 
 def backoff_s(failures: int) -> float:
     """How long to wait after so many failures in a row."""
-    return min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16))
+    return min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(failures - 1, 16))
 
 
 def last_words(log: Path, start: int = 0) -> str:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from api.loopback import is_loopback
 from api.settings import ApiSettings
 from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
 from cli.instance import DataDir
@@ -22,14 +23,17 @@ from streaming.settings import WireSettings
 
 KEY = "PENSTOCK_API_KEY"
 CONNECT_S = 5.0
-SEND_A_KEY = f"set {KEY}, or put the key in a file `api-key` (mode 0600) of the data folder"
-NEXT_STEPS = {
-    "admin_token_required": f"name the folder of its `penstock up` by --data-dir, not --url; or set {KEY} to it",
-    "admin_not_configured": "",
-}
-"""What to do about a 401 or 403, where it is not about a key."""
+KEY_FILE = "the file `api-key` (mode 0600) of the data folder of the running instance"
+SEND_A_KEY = f"set {KEY}, or put the key in {KEY_FILE}"
+OTHER_KEY = (
+    f"the key in {KEY} (or {KEY_FILE}) is not in [keys]; check it, or restart the server after changing penstock.toml"
+)
+FIND_TOKEN = (
+    f"drop --url and PENSTOCK_URL and use --data-dir FOLDER, or set {KEY} to the contents of FOLDER/run/admin-token"
+)
 ADMIN = "/admin/"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SAME_MACHINE = ("127.0.0.1", "localhost", "::1")
+"""Names that the one address of an instance is called by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +54,29 @@ class Client:
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(None, connect=CONNECT_S),
-            trust_env=urlsplit(url).hostname not in LOOPBACK,  # no proxy between us and this machine
+            trust_env=not is_loopback(urlsplit(url).hostname or ""),  # no proxy between us and this machine
         )
 
     @classmethod
     def find(cls, where: Where) -> Client:
-        """By --url, --redis-url, the instance of the data folder, the configured Redis, or at the configured port."""
+        """By --url, or the instance of the data folder. Whoever has no key is also led by Redis or the configured port:
+        neither says who answers there, so a key goes to neither. Raises Problem.
+        """
         home = where.home()
-        key = os.environ.get(KEY) or _kept_key(home.api_key)
         if where.url:
-            return cls(where.url, key, admin_token=_admin_token(home, where.url))
+            url, token = _own_address(home, where.url)
+            return cls(url, _key_for(home, url), admin_token=token)
         if not where.redis_url and (instance := home.read()) is not None:
-            token = _admin_token(home, instance.url)
-            return cls(instance.url, key, model=instance.models[0], admin_token=token)
+            token = _kept_key(home.admin_token)
+            return cls(instance.url, _key_for(home, instance.url), model=instance.models[0], admin_token=token)
         config = where.config()
-        if "url" in config.raw.get("redis", {}):
-            url = _registered(config.section("redis", WireSettings))
-            return cls(url, key, admin_token=_admin_token(home, url))
+        by_redis = "url" in config.raw.get("redis", {})
+        if os.environ.get(KEY) or _kept_key(home.api_key):
+            raise _nobody_to_trust(home, by_redis=by_redis)
+        if by_redis:
+            return cls(_registered(config.section("redis", WireSettings)), "")
         api = config.section("api", ApiSettings)
-        return cls(f"http://{api.host}:{api.port}", key)
+        return cls(f"http://{api.host}:{api.port}", "")
 
     def __enter__(self) -> Self:
         return self
@@ -192,14 +200,32 @@ def refusal(response: httpx2.Response) -> Problem:
         message, code = str(error["message"]), str(error["code"])
     except (ValueError, KeyError, TypeError):
         message, code = f"the server answered {response.status_code}", "http_error"
-    forbidden = response.status_code in (401, 403)
+    url = response.request.url
+    if code == "admin_token_required":  # the server's own words are for those who write requests by hand
+        message = f"/admin of {url.scheme}://{url.netloc.decode()} needs its admin token"
     return Problem(
         message,
-        next_step=NEXT_STEPS.get(code, SEND_A_KEY) if forbidden else "",
-        exit_code=FORBIDDEN if forbidden else 1,
+        next_step=_next_step(code, response.request),
+        exit_code=FORBIDDEN if response.status_code in (401, 403) else 1,
         code=code,
         request_id=response.headers.get("x-request-id", ""),
     )
+
+
+def _next_step(code: str, request: httpx2.Request) -> str:
+    """What to do about a refusal; "" where its message says it already."""
+    has_key = "authorization" in request.headers
+    match code:
+        case "admin_token_required":
+            return FIND_TOKEN
+        case "permission_denied":
+            return "use a key with admin = true"
+        case "invalid_api_key":
+            return OTHER_KEY if has_key else SEND_A_KEY
+        case "misdirected_request" if not has_key:
+            port = request.url.port or 80
+            return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"
+    return ""
 
 
 def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:
@@ -241,6 +267,35 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
             yield line.removesuffix(b"\r").decode(errors="replace")
 
 
+def _key_for(home: DataDir, url: str) -> str:
+    """The key to send to `url`: that of the variable, or that of the data folder if its own instance is there; "" for
+    none. Raises Problem for a key that others can read."""
+    if named := os.environ.get(KEY):
+        return named
+    instance = home.read()
+    own = instance is not None and _address(instance.url) == _address(url)
+    return _kept_key(home.api_key) if own else ""
+
+
+def _nobody_to_trust(home: DataDir, *, by_redis: bool) -> Problem:
+    """There is a key, and no address that may learn it: whoever writes to the store, or has the port, would get it."""
+    if by_redis:
+        return Problem(
+            "an API key is not sent to an address out of Redis",
+            cause="every process that may write there can name an API",
+            next_step="--url http://HOST:8000 (or PENSTOCK_URL)",
+            exit_code=UNREACHABLE,
+            code="address_required",
+        )
+    return Problem(
+        f"nothing is running in {home.path}",
+        cause="an API key is not sent to whoever may listen at the configured port",
+        next_step="penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
+        exit_code=UNREACHABLE,
+        code="not_running",
+    )
+
+
 def _registered(settings: WireSettings) -> str:
     """The address of an API process that is registered in Redis."""
     from cli.registry import processes  # noqa: PLC0415 - a Redis client that the usual case does not need
@@ -251,19 +306,24 @@ def _registered(settings: WireSettings) -> str:
     raise Problem("no API process is registered in this Redis", next_step="penstock up", exit_code=UNREACHABLE)
 
 
-def _admin_token(home: DataDir, url: str) -> str:
-    """The admin token of the instance in the data folder, if `url` is its very address; "" for any other server, which
-    must not learn it."""
+def _own_address(home: DataDir, url: str) -> tuple[str, str]:
+    """The address to use for `url`, and the admin token to send there: those of the instance in the data folder, if
+    `url` is another name of its address; else `url` itself and "", for another server must not learn the token.
+
+    Not `url` with the token: of localhost and ::1 somebody else may have the port.
+    """
     instance = home.read()
     if instance is None or _address(url) != _address(instance.url):
-        return ""
-    return _kept_key(home.admin_token)
+        return url, ""
+    return instance.url, _kept_key(home.admin_token)
 
 
 def _address(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port; the names of this machine are one host."""
     try:
         parts = urlsplit(url)
-        return parts.scheme, parts.hostname, parts.port
+        host = SAME_MACHINE[0] if parts.hostname in SAME_MACHINE else parts.hostname
+        return parts.scheme, host, parts.port
     except ValueError:  # the request will say what is wrong with it
         return "", None, None
 

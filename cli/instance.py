@@ -44,6 +44,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """starting | ready | draining"""
     phase: str
     url: str
+    """How commands of this machine reach its API."""
     redis_url: str
     data_dir: str
     engine: str
@@ -51,6 +52,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """The first is the one commands use by default."""
     started: float
     ready_s: float = 0.0
+    outside_url: str = ""
+    """How other machines reach its API; "" if they cannot."""
     processes: tuple[Entry, ...] = ()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from api.settings import ApiSettings
 from cli import banner
 from cli.child import Child, Program
 from cli.deployment import Deployment
@@ -58,7 +59,8 @@ class Machine:
             pid=os.getpid(),
             state="starting",
             phase="starting",
-            url=_url(deployment.api.host, listener.getsockname()[1]),
+            url=local_url(deployment.api.host, listener.getsockname()[1]),
+            outside_url=outside_url(deployment.api, listener.getsockname()[1]),
             redis_url=deployment.redis_url or "",
             data_dir=str(home.path),
             engine=deployment.engines,
@@ -223,7 +225,16 @@ def _any_ready(children: list[Child]) -> bool:
     return any(child.status.state == "ready" for child in children)
 
 
-def _url(host: str, port: int) -> str:
+def local_url(host: str, port: int) -> str:
     """How this machine reaches what listens there."""
-    name = WILDCARDS.get(host, host)
+    return _url(WILDCARDS.get(host, host), port)
+
+
+def outside_url(api: ApiSettings, port: int) -> str:
+    """How other machines reach a server that listens on all addresses: by the first of its names, else by the name of
+    this machine. "" for one that listens on a single address, which `local_url` names."""
+    return _url(api.hosts[0] if api.hosts else socket.gethostname(), port) if api.host in WILDCARDS else ""
+
+
+def _url(name: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

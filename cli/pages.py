@@ -27,7 +27,7 @@ Exit codes
 """
 
 ELSEWHERE = {
-    "PENSTOCK_API_KEY": "the key commands send to the API (or a file api-key, mode 0600, in the data folder)",
+    "PENSTOCK_API_KEY": "the key commands send to the API (or a file api-key, mode 0600, in its data folder)",
     "PENSTOCK_URL": "address of the API for chat, submit and jobs",
     "PENSTOCK_BENCH_CACHE": "where `penstock bench` keeps other systems' environments [~/.cache/penstock-bench]",
     "NO_COLOR": "any value: no styles in the output",

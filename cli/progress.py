@@ -15,7 +15,7 @@ from cli.visible import visible
 TICK_S = 0.1
 REPEAT_S = 10.0
 BAR = 24
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 
 
 class Progress:
@@ -113,7 +113,7 @@ def amount(done: int, total: int) -> str:
     """A bar and megabytes, megabytes alone while the total is not known; small numbers are steps, not bytes."""
     if total <= 0:
         return f"  {done / 1e6:.1f} MB"
-    numbers = f"{done}/{total}" if total < MOST_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
+    numbers = f"{done}/{total}" if total < MAX_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
     return f"  {bar(done, total)} {numbers}"
 
 

@@ -19,7 +19,7 @@ from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import note, print_json, print_table
 from cli.supervisor import Supervisor
-from streaming.access import acl_file
+from streaming.acl import acl_file
 from streaming.errors import Unavailable
 from streaming.identity import FORMAT, check_identity, enter_store, read_identity
 from streaming.reset import Contents, count_contents, live_processes, reset_store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_S, FACTOR, LONGEST_S = 5.0, 6.0, 6 * 3600.0
+FIRST_S, FACTOR, MAX_WAIT_S = 5.0, 6.0, 6 * 3600.0
 JITTER = 0.2
 """Waits are up to so much longer or shorter: what failed together is not tried again together."""
 
@@ -24,7 +24,7 @@ def after_failure(tries: int, age_s: float, status: int, give_up_s: float, chanc
     6 h, while it would not be later than `give_up_s`. `status` is the answer's, 0 for none; `chance` is from 0 to 1."""
     if status == GONE:
         return Decision(None, "the endpoint says it is gone (410)")
-    wait_s = min(FIRST_S * FACTOR ** min(tries - 1, 10), LONGEST_S) * (1 + JITTER * (2 * chance - 1))
+    wait_s = min(FIRST_S * FACTOR ** min(tries - 1, 10), MAX_WAIT_S) * (1 + JITTER * (2 * chance - 1))
     if age_s + wait_s > give_up_s:
         return Decision(None, f"{tries} attempts in {age_s:.0f} s, and the next would be after {give_up_s:.0f} s")
     return Decision(wait_s, f"attempt {tries} failed, the next is in {wait_s:.0f} s")

@@ -17,7 +17,7 @@ from telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-MOST = 100
+MAX_BATCHES = 100
 
 
 class Bell:
@@ -28,7 +28,7 @@ class Bell:
 
     async def ring(self) -> int:
         """Tell what is due; how many. Raises Unavailable, OperationalError (Celery's broker is away)."""
-        due = await self._batches.due(MOST)
+        due = await self._batches.due(MAX_BATCHES)
         for batch_id, number, reason in due:
             await asyncio.to_thread(self._app.send_task, LOOK_AT_BATCH, (batch_id, number), retry=False)
             self._metrics.batch_tellings.labels(reason).inc()

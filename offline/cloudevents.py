@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from api.cursor import latest_of
-from api.render import Facts, JobView, job_object, to_json
+from api.render import Facts, JobView, completion, job_object, to_json
 from streaming.events import Event
 from streaming.journal import Record
 
@@ -19,7 +19,7 @@ def cloud_event(event: Event, record: Record | None, source: str, *, results: bo
     """`record` is the job's; None for a batch, and for a job that is no longer kept: then there is only its id."""
     data: dict[str, Any] = {"id": event.subject, "tenant": event.tenant}
     if record is not None:
-        shown = job_object(_view(record), with_result=results and record.terminal is not None)
+        shown = job_object(_view(record), _result(record) if results else None)
         data |= shown if _over(event) else {name: shown[name] for name in SHOWN}
     return to_json(
         {
@@ -37,6 +37,13 @@ def cloud_event(event: Event, record: Record | None, source: str, *, results: bo
 
 def _over(event: Event) -> bool:
     return event.type not in ("job.accepted", "job.started")
+
+
+def _result(record: Record) -> dict[str, Any] | None:
+    """The answer of a job that was completed."""
+    if record.terminal is None or not record.completed:
+        return None
+    return completion(Facts.of(record.job, record.created_ms), record.terminal, record.terminal.rows)
 
 
 def _view(record: Record) -> JobView:

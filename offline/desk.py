@@ -16,7 +16,7 @@ from streaming.identity import check_identity, disagreement, read_identity
 
 log = logging.getLogger(__name__)
 
-MOST = 100
+MAX_EXPIRED = 100
 """Files or batches forgotten in one round."""
 
 
@@ -62,11 +62,11 @@ class Desk:
         shelf = self._bench.shelf
         if not await self._agreed():
             return
-        while files := await self._files.expired(MOST):
-            for file in files:
-                await asyncio.to_thread(shelf.remove, file.id)
-                await self._files.forget(file)
-        for batch_id in await self._batches.forget_expired(MOST):
+        while files := await self._files.expired(MAX_EXPIRED):
+            for file_id, tenant in files:
+                await asyncio.to_thread(shelf.remove, file_id)
+                await self._files.forget(file_id, tenant)
+        for batch_id in await self._batches.forget_expired(MAX_EXPIRED):
             await asyncio.to_thread(shelf.end_work, batch_id)
         await asyncio.to_thread(shelf.drop_incoming)
         await asyncio.to_thread(shelf.end_notes, self._bench.keep_s)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 
 from api.errors import ApiError, model_not_found, too_large_for_store
+from api.json_weight import weighed
 from api.schemas import check_choices, parse, to_job
 from streaming.capabilities import unsupported
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
@@ -21,8 +22,8 @@ from streaming.wire import Wire
 
 MAX_REDELIVERIES = 5
 """How often a message that came again is taken up without an outcome before it is rejected."""
-MOST_BYTES = 2 * 1024 * 1024
-LONGEST_ID = 200
+MAX_BYTES = 2 * 1024 * 1024
+MAX_MESSAGE_ID = 200
 
 
 class Rejected(Exception):
@@ -72,18 +73,19 @@ class Intake:
         return job_id
 
     async def _accept(self, body: bytes, message_id: str) -> str:
-        if not message_id or len(message_id) > LONGEST_ID:
+        if not message_id or len(message_id) > MAX_MESSAGE_ID:
             raise Rejected(
-                f"A message needs a message_id of 1 to {LONGEST_ID} characters: without one it could be computed twice."
+                f"A message needs a message_id of 1 to {MAX_MESSAGE_ID} characters: "
+                f"without one it could be computed twice."
             )
-        if len(body) > MOST_BYTES:
-            raise Rejected(f"The message is larger than the {MOST_BYTES} bytes accepted here.")
+        if len(body) > MAX_BYTES:
+            raise Rejected(f"The message is larger than the {MAX_BYTES} bytes accepted here.")
         if reason := self._store.reason or self._headroom.reason:
             raise Unavailable(reason)
         key = joined("message", self._settings.take_queue, message_id)
         tenant = self._settings.take_tenant
         try:
-            asked = parse("job", body)
+            asked = parse("job", await weighed(body))
             check_choices(asked, self._max_choices)
             if asked.model not in self._models:
                 raise model_not_found(asked.model, self._models)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from api.errors import too_large_for_store
+from api.errors import ApiError, too_large_for_store
 from api.lines import answer, envelope, job_of, refusal, request_of, worth_retrying
 from offline.urgency import Standing, lane_of, window_of
 from streaming.batches import Hold
@@ -232,24 +232,29 @@ class Lines:
                 self._waiting.appendleft(line)
 
     async def _put(self, lines: list[int], left_ms: int | None, gone: set[int]) -> tuple[bool, int]:
-        """Whether the lane is full, and how many lines can never fit into the store and have ended by that. Adds those
-        that wait no longer to `gone`."""
-        jobs = await asyncio.to_thread(self._jobs, lines, left_ms)
+        """Whether the lane is full, and how many lines ended with an error instead: their request is refused, or can
+        never fit into the store. Adds those that wait no longer to `gone`."""
+        found = await asyncio.to_thread(self._jobs, lines, left_ms)
+        failed = sum(
+            self._refuse(line, each, gone)
+            for line, each in zip(lines, found, strict=True)
+            if isinstance(each, ApiError)
+        )
+        lines = [line for line in lines if line not in gone]
+        jobs = [each for each in found if isinstance(each, Job)]
         cards = await self._fleet.cards()
         if cards != self._cards:  # with what is known of a model, the lines that wait may need less
             self._cards = cards
             self._needs.clear()
         answers = await self._queue.put_parts(jobs, cards)
-        lane_full, failed = False, 0
+        lane_full = False
         for line, job, accepted in zip(lines, jobs, answers, strict=True):
             match accepted:
                 case LaneFull():
                     lane_full = True
                     continue
                 case NeverFits():
-                    error = too_large_for_store(job, accepted.needed, accepted.most)
-                    self._segment.add(line, Outcome.FAILED, self.ledger.attempts[line], refusal(error, job.id))
-                    failed += 1
+                    failed += self._refuse(line, too_large_for_store(job, accepted.needed, accepted.most), gone)
                 case StoreFull():
                     self._needs[line] = accepted.needed
                     continue
@@ -262,12 +267,23 @@ class Lines:
             await self._commit()
         return lane_full, failed
 
-    def _jobs(self, lines: list[int], left_ms: int | None) -> list[Job]:
-        """These lines' requests have been read once without error."""
+    def _refuse(self, line: int, error: ApiError, gone: set[int]) -> bool:
+        """The line ends with this error, and waits no longer."""
+        self._segment.add(line, Outcome.FAILED, self.ledger.attempts[line], refusal(error, self._job_id(line)))
+        gone.add(line)
+        return True
+
+    def _jobs(self, lines: list[int], left_ms: int | None) -> list[Job | ApiError]:
+        """These lines' requests have been read once without error, though perhaps by an older version, which refused
+        less: an error is the line's answer."""
         assert self._source is not None
-        batch, jobs = self._hold.batch, []
+        batch, jobs = self._hold.batch, list[Job | ApiError]()
         for line in lines:
-            request = request_of(envelope(self.plan.read(self._source, line), batch.endpoint), None)
+            try:
+                request = request_of(envelope(self.plan.read(self._source, line), batch.endpoint), None)
+            except ApiError as error:
+                jobs.append(error)
+                continue
             number = self.plan.numbers[line]
             jobs.append(
                 job_of(request, batch, job_id=self._job_id(line), number=number, lane=self._lane, left_ms=left_ms)

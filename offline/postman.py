@@ -37,10 +37,10 @@ from telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-MOST = 100
+MAX_EVENTS = 100
 HANDS = 8
 """Attempts under way at one endpoint."""
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 """Of an answer; the rest is not read."""
 
 FAULTS = (NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol, TimeoutError, OSError)
@@ -89,7 +89,7 @@ class Endpoint:
             size = 0
             async for chunk in response.aiter_stream():
                 size += len(chunk)
-                if size > MOST_BYTES:
+                if size > MAX_BYTES:
                     break
             return int(response.status)
 
@@ -126,7 +126,7 @@ class Postman:
     async def _keep_sorting(self) -> None:
         while True:
             try:
-                for event in await self._outbox.collect(self._name, MOST):
+                for event in await self._outbox.collect(self._name, MAX_EVENTS):
                     await self._sort(event)
             except Unavailable as error:
                 log.debug("no webhooks until the store answers: %s", error)

@@ -18,7 +18,7 @@ from telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 LOOK_S, AGAIN_S = 0.1, 1.0
-MOST = 50
+MAX_EVENTS = 50
 """Events of one partition given to the broker in one go."""
 
 
@@ -56,7 +56,7 @@ class Publisher:
             broker = Broker(self._settings.publish_url)
             await asyncio.to_thread(broker.connect)
             self._broker = broker
-        events = await self._outbox.collect(self._name, MOST)
+        events = await self._outbox.collect(self._name, MAX_EVENTS)
         if events:
             bodies = await self._bodies(events)
             await asyncio.to_thread(self._send, self._broker, events, bodies)

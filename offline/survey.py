@@ -15,8 +15,8 @@ from api.lines import BadLine, Envelope, envelope, refusal, request_of, traits
 from streaming.ledger import Outcome, Plan, Segment, lines_of
 from streaming.messages import LineFault, ModelCard
 
-MOST_FAULTS = 100
-LONGEST_LINE = 2 * 1024 * 1024
+MAX_FAULTS = 100
+MAX_LINE = 2 * 1024 * 1024
 LOOK_EVERY = 64
 
 
@@ -35,7 +35,7 @@ class Terms:
     """Of one line; None: any number."""
     cards: Mapping[str, ModelCard] = field(default_factory=dict)
     """What is known of the models, by name."""
-    longest: int = LONGEST_LINE
+    longest: int = MAX_LINE
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ def survey(source: Path, terms: Terms, segment: Segment, go_on: Callable[[], boo
                 line = _checked(data, number, terms, names)
             except BadLine as bad:
                 found.faults.append(LineFault(number, bad.code, str(bad), bad.param))
-                if len(found.faults) >= MOST_FAULTS:
+                if len(found.faults) >= MAX_FAULTS:
                     break
                 continue
             if not found.faults:

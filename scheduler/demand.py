@@ -28,7 +28,7 @@ KV_SHARE = 0.9
 """Of a cache that may be counted on: jobs grow."""
 IDLE_STARTS = 5.0
 """A spare worker is kept for so many cold starts at the least."""
-MOST_REMEMBERED = 256
+MAX_REMEMBERED = 256
 """Workers whose counters are kept."""
 
 
@@ -178,7 +178,7 @@ def _remembered(
 ) -> Mapping[str, Mapping[str, Served]]:
     """A worker that is not seen for a moment must not count twice when it is back; those long gone are forgotten."""
     now = {worker.id: worker.served for worker in workers}
-    return {**before, **now} if len(before) < MOST_REMEMBERED else now
+    return {**before, **now} if len(before) < MAX_REMEMBERED else now
 
 
 def _flow(flow: Flow | None, lane: Lane, ended: Mapping[str, tuple[int, int]], since_s: float) -> Flow:

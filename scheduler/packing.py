@@ -12,7 +12,7 @@ USABLE = 0.9
 """Of a GPU's memory; the rest is left for its driver and for fragments."""
 SLACK_BYTES = 1 << 30
 """Of each replica, beside weights and cache."""
-MOST = 3
+MAX_REPLICAS = 3
 """More replicas gained nothing in the paper."""
 
 
@@ -52,7 +52,7 @@ def replicas_for(footprint: Footprint, gpu_bytes: int, knee: int) -> int:
     min(3, floor(0.9 M / (W + knee * kv_token * (L + G/2) + 1 GiB)))
     """
     each = footprint.weights + knee * footprint.kv_token * footprint.request_tokens + SLACK_BYTES
-    return min(MOST, int(USABLE * gpu_bytes / each))
+    return min(MAX_REPLICAS, int(USABLE * gpu_bytes / each))
 
 
 def pack(footprint: Footprint, gpu_bytes: int, replicas: int) -> Packing:

@@ -15,7 +15,7 @@ BUCKET_S = 5.0
 """Peaks are kept to this."""
 PAST_S = 3 * 3600.0
 """How far back rushes are remembered."""
-MOST = 1000
+MAX_SAMPLES = 1000
 """Windows remembered, at the most."""
 FEW = 8
 """Jobs added to both sides of a growth, so that one job becoming three is no rush; no more than a worker runs."""
@@ -107,7 +107,7 @@ def follow(rush: Rush, jobs: float, lens: Lens, now: float) -> Rush:
         return rush
     past = rush.past
     if rush.base > 0:
-        most = max(TRUSTED, min(MOST, int(PAST_S / lens.horizon_s)))
+        most = max(TRUSTED, min(MAX_SAMPLES, int(PAST_S / lens.horizon_s)))
         past = (*past, ((rush.peak + few) / (rush.base + few), rush.base))[-most:]
     growth = max(1.0, quantile(past, lens.cover))
     if len(past) < TRUSTED:

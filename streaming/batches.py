@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from streaming.errors import DecodeError, KeyReused, QuotaExceeded, Stale, StreamingError, UnknownBatch
 from streaming.keys import joined, kept_partition, new_batch_id, partition_key, tenant_partition
-from streaming.listing import overdue, page
+from streaming.listing import overdue, owned, page
 from streaming.messages import (
     Batch,
     BatchState,
@@ -101,11 +101,15 @@ class Batches:
         seed = joined(tenant, idempotency_key) if idempotency_key else ""
         return new_batch_id(tenant_partition(tenant, self._wire.settings.partitions), seed)
 
-    async def create(self, batch: Batch, digest: str, file_limit: int | None = None) -> BatchRecord:
+    async def create(
+        self, batch: Batch, digest: str, file_limit: int | None = None, input_bytes: int = 0
+    ) -> BatchRecord:
         """Accept a batch for good: as it stands, also if it was there already. `file_limit`: the bytes of files that
-        the tenant may keep, to which it will add its output. Raises KeyReused, QuotaExceeded."""
+        the tenant may keep, to which it will add its output. `input_bytes`: of its input, which is counted until the
+        batch has ended. Raises KeyReused, QuotaExceeded."""
         most = "" if file_limit is None else file_limit
-        args = (batch.id, batch.tenant, encode(batch), digest, batch.window_ms or "", batch.events, most)
+        window, source = batch.window_ms or "", (batch.input_file, input_bytes)
+        args = (batch.id, batch.tenant, encode(batch), digest, window, batch.events, most, *source)
         answer = await self._wire.call("put_batch", self._partition(batch.id), *args)
         if answer == b"reused":
             raise KeyReused("this idempotency key was used with another request body")
@@ -219,10 +223,10 @@ class Batches:
         """Drop the records of ended batches whose time is over; their ids."""
         now, gone = await self._wire.now_ms(), []
         for partition in self._wire.partitions:
-            ids = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
-            names = [name for name in ids if self._is_ours(name)]
-            for name, record in zip(names, await self._records(names), strict=True):
-                tenant = record.batch.tenant if record else ""
+            found = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
+            for name, tenant in map(owned, found):
+                if not self._is_ours(name):
+                    continue
                 await self._wire.call("forget", partition, "batch", name, tenant)
                 gone.append(name)
         return gone

@@ -15,7 +15,7 @@ from streaming.wire import Call, Wire, translated
 MANY = 8
 """When so many wait that a bundle is worth its price they are sent at once: what comes with the same turn of the event
 loop, a burst of requests say, need not wait for the end of the turn."""
-MOST_CALLS = 64
+MAX_CALLS = 64
 """In one bundle: a script is not to keep the server from everybody else for long."""
 
 Waiting = tuple[Call, "asyncio.Future[Any]"]
@@ -46,7 +46,7 @@ class Bundle:
         """Until nothing waits any more."""
         try:
             while waiting := self._waiting.get(partition):
-                bundle, self._waiting[partition] = waiting[:MOST_CALLS], waiting[MOST_CALLS:]
+                bundle, self._waiting[partition] = waiting[:MAX_CALLS], waiting[MAX_CALLS:]
                 await self._ask(bundle)
         finally:
             del self._senders[partition]

@@ -42,6 +42,9 @@ ALIASES = {
 NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTOCK_BENCH_CACHE")
 """Variables that share the prefix and are read elsewhere."""
 
+MISTAKE = "mistake"
+"""Key in the `extra` of a setting's msgspec.Meta: what is wrong with a value that does not fit, in words of its own."""
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -122,11 +125,23 @@ def build(kind: type[S], values: Any, where: str) -> S:
         try:
             built[key] = msgspec.convert(_listed(value, hints[key]), hints[key], strict=False, dec_hook=_path)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{where}.{key}", f"expected {describe(hints[key])}: {error}") from None
+            problem = _mistake(hints[key]) or f"expected {describe(hints[key])}: {error}"
+            raise ConfigError(f"{where}.{key}", problem) from None
     try:
         return kind(**built)
     except (TypeError, ValueError) as error:  # a required key is missing, or __post_init__ refuses the values
+        field, _, problem = str(error).partition(": ")
+        if problem and field in kind.__struct_fields__:
+            raise ConfigError(f"{where}.{field}", problem) from None
         raise ConfigError(where, str(error)) from None
+
+
+def _mistake(hint: Any) -> str:
+    """What a setting's Meta says of values that do not fit, "" if nothing."""
+    for meta in getattr(hint, "__metadata__", ()):
+        if isinstance(meta, msgspec.Meta) and meta.extra and MISTAKE in meta.extra:
+            return str(meta.extra[MISTAKE])
+    return ""
 
 
 def _rows(hint: Any) -> type[msgspec.Struct] | None:
@@ -165,6 +180,8 @@ def describe(kind: Any) -> str:
         return " or ".join(describe(arg) for arg in typing.get_args(kind) if arg is not type(None))
     if origin is typing.Annotated:
         return describe(typing.get_args(kind)[0])
+    if origin is tuple and typing.get_args(kind)[0] is str:
+        return "texts, with commas between"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     return names.get(cast(type, kind), getattr(kind, "__name__", str(kind)))
 

@@ -17,8 +17,8 @@ from streaming.wire import Wire
 log = logging.getLogger(__name__)
 
 WRITE_EVERY_S = 0.25
-MOST_WAITING = 20_000
-MOST_AT_ONCE = 500
+MAX_WAITING = 20_000
+MAX_AT_ONCE = 500
 """Notes in one script, which holds the server for about half a millisecond then."""
 
 
@@ -32,7 +32,7 @@ class Deliveries:
 
     def note(self, job_id: str, delivered: Delivered) -> None:
         """The answer of a job was handed on."""
-        if len(self._notes) < MOST_WAITING:
+        if len(self._notes) < MAX_WAITING:
             self._notes[job_id] = delivered
             self._noted.set()
 
@@ -63,4 +63,4 @@ class Deliveries:
                 del self._notes[job_id]
 
     def _batch(self) -> dict[str, Delivered]:
-        return {job_id: self._notes[job_id] for job_id in list(self._notes)[:MOST_AT_ONCE]}
+        return {job_id: self._notes[job_id] for job_id in list(self._notes)[:MAX_AT_ONCE]}

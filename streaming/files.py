@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from streaming.errors import DecodeError, QuotaExceeded, UnknownFile
 from streaming.keys import kept_partition, new_file_id, partition_key, tenant_partition
-from streaming.listing import overdue, page
+from streaming.listing import overdue, owned, page
 from streaming.messages import StoredFile, decode_file, encode
 from streaming.quotas import NAMES
 from streaming.wire import Wire, translated
@@ -69,9 +69,10 @@ class Files:
         pairs = [(name, data) for name, data in zip(ids, found, strict=True) if data is not None]
         return [_file(name, data) or _unreadable(name, tenant) for name, data in pairs]
 
-    async def forget(self, file: StoredFile) -> None:
-        """Drop the record; the bytes are to be removed before."""
-        await self._wire.call("forget", kept_partition(file.id) or 0, "file", file.id, file.tenant)
+    async def forget(self, file_id: str, tenant: str) -> None:
+        """Drop the record; the bytes are to be removed before. They are counted for as long as a batch works on them.
+        Idempotent, also where there is no record."""
+        await self._wire.call("forget", kept_partition(file_id) or 0, "file", file_id, tenant)
 
     async def known(self, file_ids: list[str]) -> set[str]:
         """Those of these ids that have a record."""
@@ -82,17 +83,13 @@ class Files:
             found: list[Any] = await pipeline.execute()
         return {file_id for file_id, there in zip(file_ids, found, strict=True) if there}
 
-    async def expired(self, limit: int) -> list[StoredFile]:
-        """Files whose time is over."""
-        now, found = await self._wire.now_ms(), []
+    async def expired(self, limit: int) -> list[tuple[str, str]]:
+        """Files whose time is over, by id, each with its tenant: also those whose record cannot be read or is gone."""
+        now = await self._wire.now_ms()
+        found: list[tuple[str, str]] = []
         for partition in self._wire.partitions:
             names = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
-            names = [name for name in names if name.startswith("file-")]
-            keys = [partition_key(partition, "file", name) for name in names]
-            with translated():
-                data: list[Any] = await cast(Awaitable[Any], self._wire.redis.mget(keys)) if keys else []
-            pairs = [(name, each) for name, each in zip(names, data, strict=True) if each is not None]
-            found += [_file(name, each) or _unreadable(name, "") for name, each in pairs]
+            found += [(name, tenant) for name, tenant in map(owned, names) if name.startswith("file-")]
         return found
 
 

@@ -50,13 +50,18 @@ class Inbox:
     __slots__ = (
         *("_direct", "_disputed", "_early", "_fault", "_haste", "_ignored", "_looked", "_parents", "_resumed"),
         *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "flow", "hung_up", "job_id", "number"),
-        *("openings", "over", "patience", "rewound", "seq", "stale", "stream", "terminal", "whole", "worker"),
+        *("openings", "over", "patience", "rewound", "rowless", "seq", "stale", "stream", "terminal"),
+        *("whole", "worker"),
     )
 
-    def __init__(self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False) -> None:
+    def __init__(
+        self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
+    ) -> None:
         """`after`: the last delta its reader has, which the last of `runs` wrote behind what the others had written."""
         self.job_id = job_id
-        self.whole = whole
+        self.rowless = rowless
+        """Only that the job has ended is waited for, not its deltas."""
+        self.whole = whole or rowless
         """Only the end is waited for: deltas are not kept, the terminal brings them all."""
         self.seq = after
         """The last delta given or waiting here."""
@@ -191,6 +196,9 @@ class Inbox:
         """Take the end of the job, with all deltas that are still missing if it has them; else it is held until they
         are here."""
         if self.terminal is not None or self.rewound:
+            return
+        if self.rowless:
+            self.terminal = terminal
             return
         if not self._agrees(terminal):
             self._rewind()

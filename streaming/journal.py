@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from streaming.bundle import Bundle
 from streaming.errors import DecodeError, MalformedJob, NewerMessage, UnknownJob
@@ -28,10 +29,13 @@ from streaming.messages import (
     Terminal,
     Text,
     decode_delivered,
+    decode_in_slices,
     decode_job,
+    decode_rowless,
     decode_terminal,
 )
 from streaming.places import Places
+from streaming.turns import ROWS_A_SLICE, Sliced, at_once
 from streaming.wire import Call, Wire, translated
 from telemetry.latency import Stamps
 
@@ -42,6 +46,9 @@ MAX_NUMBER = 10**18
 MAX_FRAME = 10**15
 PAGE = 100
 """Records read, and then parsed, before others have their turn."""
+
+LONG_BYTES = 64 * 1024
+"""A result of so many bytes is read in slices, a millisecond or two of work, and only by those who want its rows."""
 
 NEWER = Failure(
     "newer_version",
@@ -96,6 +103,16 @@ class Record:
     """Why its body cannot be read: `job` then holds only what stands beside the body."""
 
     @property
+    def rowless(self) -> bool:
+        """Whether the rows of its end were left out."""
+        return self.terminal is not None and self.terminal.seq > 0 and not self.terminal.rows
+
+    @property
+    def completed(self) -> bool:
+        """Whether there is a result, as far as it has been read."""
+        return self.terminal is not None and self.state is self.terminal.state is State.COMPLETED
+
+    @property
     def newer(self) -> bool:
         """Whether the end of the job is there, but only a newer version can read it."""
         return self.terminal is not None and self.terminal.failure is NEWER
@@ -108,22 +125,50 @@ class Journal:
         self._wire = wire
         self._records, self._stands = Bundle(wire, "record"), Bundle(wire, "stand")
         self._places, self._histories = Places(wire), Histories(wire)
+        self._ended: dict[str, asyncio.Task[Record]] = {}
+        """Reads of jobs that had ended before, which serve all who ask meanwhile."""
 
-    async def record(self, job_id: str) -> Record:
-        """Raises UnknownJob, Unavailable."""
+    async def record(self, job_id: str, *, rows: bool = True) -> Record:
+        """Without `rows` those of a long result are passed over. Raises UnknownJob, Unavailable."""
         _, partition, args = _record_call(job_id)
+        record = await self._read(job_id, *await self._records.call(partition, *args), rows=rows)
+        if record is None:
+            raise UnknownJob(job_id)
+        return record
+
+    async def outline(self, job_id: str, tenant: str = "") -> Record:
+        """The same, but that a long result is not fetched at all: its end then has neither rows nor `generated`. With
+        `tenant`: one of another's is not fetched either. Raises UnknownJob (also of another tenant's), Unavailable."""
+        _, partition, args = _record_call(job_id, results=False, tenant=tenant)
         record = await self._read(job_id, *await self._records.call(partition, *args))
         if record is None:
             raise UnknownJob(job_id)
         return record
 
-    async def records(self, job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
+    async def ended(self, job_id: str) -> Record:
+        """The record of a job that has ended, as the caller knows. Raises UnknownJob, Unavailable."""
+        reading = self._ended.get(job_id)
+        if reading is None:
+            reading = self._ended[job_id] = asyncio.create_task(self.record(job_id))
+            reading.add_done_callback(partial(self._read_out, job_id))
+        return await asyncio.shield(reading)
+
+    def _read_out(self, job_id: str, reading: asyncio.Task[Record]) -> None:
+        del self._ended[job_id]
+        if not reading.cancelled():
+            reading.exception()  # nobody may have waited for it to the end
+
+    async def records(
+        self, job_ids: Sequence[str], *, bodies: bool = True, resultless: Container[str] = ()
+    ) -> list[Record | None]:
         """Many at once; None for one that is not kept, a failed one for one that cannot be read. Without `bodies` the
-        job of each is only what stands beside its body. Raises Unavailable."""
+        job of each is only what stands beside its body; of the `resultless` a long result is not fetched. Raises
+        Unavailable."""
         found: list[Record | None] = []
         for first in range(0, len(job_ids), PAGE):
             part = job_ids[first : first + PAGE]
-            answers = await self._wire.calls([_record_call(job_id, bodies=bodies) for job_id in part])
+            calls = [_record_call(job_id, bodies=bodies, results=job_id not in resultless) for job_id in part]
+            answers = await self._wire.calls(calls)
             rows = 0
             for job_id, answer in zip(part, answers, strict=True):
                 record = await self._read(job_id, *answer, bodies=bodies)
@@ -135,11 +180,14 @@ class Journal:
         return found
 
     async def _read(
-        self, job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True
+        self, job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True, rows: bool = True
     ) -> Record | None:
         """A record that cannot be read fails its own job, and nobody else's read. Raises Unavailable."""
+        end = None
+        if result := _long_result(fields):
+            end = await self._wire.turns.run(_end(job_id, result, rows=rows))
         try:
-            return parse_record(job_id, fields, epoch, bodies=bodies)
+            return parse_record(job_id, fields, epoch, bodies=bodies, end=end)
         except MalformedJob as error:
             return _malformed(job_id, fields, await fail_malformed(self._wire, job_id, error))
 
@@ -177,24 +225,38 @@ class Journal:
             return await self._wire.redis.zscore(key, job_id) is not None
 
 
-def _record_call(job_id: str, *, bodies: bool = True) -> Call:
-    return ("record", partition_of(job_id) or 0, (job_id,) if bodies else (job_id, "1"))
+def _record_call(job_id: str, *, bodies: bool = True, results: bool = True, tenant: str = "") -> Call:
+    args = (job_id, "" if bodies else "1", "" if results else LONG_BYTES, tenant)
+    return ("record", partition_of(job_id) or 0, args)
 
 
-def parse_record(job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True) -> Record | None:
+def _long_result(fields: Sequence[bytes]) -> bytes:
+    """What a worker wrote of a job's end, if it is long; else b""."""
+    if isinstance(fields, bytes) or b"record" not in fields[::2]:
+        return b""
+    result = fields[2 * fields[::2].index(b"record") + 1]
+    return result if len(result) >= LONG_BYTES else b""
+
+
+def parse_record(
+    job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True, end: Terminal | None = None
+) -> Record | None:
     """The fields of a job hash, each before its value, and its partition's epoch, as a Record; None if there is none.
+    `end`: its result, where that has been decoded already.
 
     Raises MalformedJob.
     """
     if isinstance(fields, bytes):
         raise MalformedJob("the key holds no hash")
     try:
-        return _parsed(job_id, fields, epoch, bodies=bodies)
+        return _parsed(job_id, fields, epoch, bodies=bodies, end=end)
     except (DecodeError, ValueError, OverflowError, LookupError, TypeError) as error:
         raise MalformedJob(f"{type(error).__name__}: {error}") from error
 
 
-def _parsed(job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool) -> Record | None:
+def _parsed(
+    job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool, end: Terminal | None
+) -> Record | None:
     """Raises what a record that is not ours makes the parts of it raise."""
     raw = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
     state_bytes, body = raw.get("state"), raw.get("body") if bodies else b""
@@ -208,7 +270,7 @@ def _parsed(job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies
     def word(name: str) -> str:
         return raw.get(name, b"").decode()
 
-    terminal = end_of(job_id, state, raw.get("record"), word("reason"))
+    terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
     job, fault = _job(job_id, body, word) if bodies else (_beside(job_id, word), "")
     return Record(
         job=job,
@@ -239,8 +301,15 @@ def end_of(job_id: str, state: State, data: bytes | None, reason: str) -> Termin
     summary, if a worker wrote one; `reason`: why it ended without."""
     if not data:
         return Terminal(job_id, state, 0, failure=REASONS.get(reason)) if state.final else None
+    return at_once(_end(job_id, data))
+
+
+def _end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]:
+    """What a worker wrote of a job's end. Where that cannot be read, that it cannot."""
     try:
-        return decode_terminal(data)
+        if len(data) < LONG_BYTES:
+            return decode_terminal(data)
+        return (yield from decode_in_slices(data, ROWS_A_SLICE)) if rows else decode_rowless(data)
     except NewerMessage:
         return Terminal(job_id, State.FAILED, 0, failure=NEWER)
     except DecodeError as error:

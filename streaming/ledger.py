@@ -237,7 +237,7 @@ class Ledger:
 class Answers:
     """Reading answers by their rows; keeps a few segments open."""
 
-    MOST_OPEN = 32
+    MAX_OPEN = 32
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -247,7 +247,7 @@ class Answers:
         """Raises OSError."""
         file = self._files.get(row.epoch)
         if file is None:
-            if len(self._files) >= self.MOST_OPEN:
+            if len(self._files) >= self.MAX_OPEN:
                 self._files.pop(next(iter(self._files))).close()
             file = self._files[row.epoch] = (self._folder / f"{row.epoch:08d}.results").open("rb")
         file.seek(row.offset)

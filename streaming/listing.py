@@ -37,6 +37,12 @@ async def overdue(wire: Wire, key: str, now_ms: int, limit: int) -> list[str]:
     return [member.decode(errors="replace") for member in rows]
 
 
+def owned(member: str) -> tuple[str, str]:
+    """The id and the tenant that a member of the index of what expires names."""
+    name, _, tenant = member.partition(":")
+    return name, tenant
+
+
 def _behind(item: tuple[str, int], after: tuple[int, str], *, newest_first: bool) -> bool:
     place = (item[1], item[0])
     return place < after if newest_first else place > after

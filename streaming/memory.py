@@ -6,7 +6,7 @@ reserves and the end of a job gives back. `put` itself compares, so several proc
 process also counts what it has reserved since its last look, since a server's partitions share its memory and each
 `put` sees only its own. A job that would not fit into an idle store is refused for good (`NeverFits`). Between two
 looks processes that put into different partitions of one server may each reserve the same room once; what is left above
-FULL, and the next look, are there for that.
+ADMISSION_SHARE, and the next look, are there for that.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from streaming.wire import Memory, Wire
 
 log = logging.getLogger(__name__)
 
-FULL = 0.8
-PARTS = 0.7
+ADMISSION_SHARE = 0.8
+BATCH_LINE_SHARE = 0.7
 """The same for lines of batches: what they would take beyond it is left to those who wait for their answer."""
 IDLE_SHARE, IDLE_BYTES = 0.02, 2 << 20
 """What a store without jobs is expected to hold beside what the server used at its start: connections, scripts, keys of
 processes. A job that needs more than is left beside them would wait for ever."""
-LOOK_S, LONGEST_S = 0.2, 2.0
-"""Between two looks: near FULL, and where there is no limit. What a flood brings meanwhile must fit above FULL: a
-second was too long for 10 MB/s into 16 MB."""
-FLOOD = 100 << 20
+MIN_LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 0.2, 2.0
+"""Between two looks: near ADMISSION_SHARE, and where there is no limit. What a flood brings meanwhile must fit above
+that share: a second was too long for 10 MB/s into 16 MB."""
+MAX_INFLOW_BYTES_PER_S = 100 << 20
 """Bytes a second that are never expected to come faster."""
 
 
@@ -83,7 +83,7 @@ class Headroom:
         self._shares = {}
         for memory in self._memories:
             self._shares |= dict.fromkeys(memory.owed, Share(memory))
-        reason = crowded(self._memories)
+        reason = full_reason(self._memories)
         if bool(reason) != self.full:
             log.warning("%s", f"no more jobs are accepted: {reason}" if reason else "jobs are accepted again")
         self.reason = reason
@@ -95,7 +95,7 @@ class Headroom:
                 await self.look()
             except Unavailable as error:
                 log.debug("memory as it was: %s", error)
-            await asyncio.sleep(until_next(self._memories))
+            await asyncio.sleep(next_look_s(self._memories))
 
     def reserve(self, partition: int, size: int, owed: int, *, part: bool = False) -> Reservation:
         """Room for a job of `size` bytes that may write `owed` more, to be given back unless the put is answered with
@@ -103,8 +103,8 @@ class Headroom:
         share = self._shares.get(partition)
         if share is None or not share.memory.allowed:
             return Reservation(size=size + owed)
-        most = PARTS if part else FULL
-        if size + owed > (ever := most_ever(share.memory, most)):
+        most = BATCH_LINE_SHARE if part else ADMISSION_SHARE
+        if size + owed > (ever := max_job_bytes(share.memory, most)):
             raise NeverFits(size + owed, ever)
         room = room_of(share.memory, most)
         if share.taken + size + owed > room:
@@ -117,27 +117,29 @@ class Headroom:
         share = self._shares.get(partition)
         if share is None or not share.memory.allowed:
             return True
-        most = PARTS if part else FULL
-        return share.taken + needed <= room_of(share.memory, most) or needed > most_ever(share.memory, most)
+        most = BATCH_LINE_SHARE if part else ADMISSION_SHARE
+        return share.taken + needed <= room_of(share.memory, most) or needed > max_job_bytes(share.memory, most)
 
 
-def room_of(memory: Memory, most: float = FULL) -> int:
+def room_of(memory: Memory, most: float = ADMISSION_SHARE) -> int:
     """Bytes that new jobs may bring and write, until this share of the memory is taken."""
     return int(most * memory.allowed) - memory.used - sum(memory.owed.values())
 
 
-def most_ever(memory: Memory, most: float = FULL) -> int:
+def max_job_bytes(memory: Memory, most: float = ADMISSION_SHARE) -> int:
     """Bytes that one new job may bring and write into a store that holds no other."""
     return int((most - IDLE_SHARE) * memory.allowed) - IDLE_BYTES - memory.at_start
 
 
-def until_next(memories: Iterable[Memory]) -> float:
+def next_look_s(memories: Iterable[Memory]) -> float:
     """Seconds in which no flood can fill the fullest server: it is soon enough to look again then."""
-    room = min((room_of(memory) for memory in memories if memory.allowed), default=LONGEST_S * FLOOD)
-    return min(max(LOOK_S, room / FLOOD), LONGEST_S)
+    room = min(
+        (room_of(memory) for memory in memories if memory.allowed), default=MAX_LOOK_INTERVAL_S * MAX_INFLOW_BYTES_PER_S
+    )
+    return min(max(MIN_LOOK_INTERVAL_S, room / MAX_INFLOW_BYTES_PER_S), MAX_LOOK_INTERVAL_S)
 
 
-def crowded(memories: Iterable[Memory]) -> str:
+def full_reason(memories: Iterable[Memory]) -> str:
     """What is said of the fullest server; "" if all that have a limit have room."""
     fullest = min((memory for memory in memories if memory.allowed), key=_left, default=None)
     return "" if fullest is None or room_of(fullest) > 0 else _said_of(fullest)
@@ -150,7 +152,8 @@ def _left(memory: Memory) -> float:
 def _said_of(memory: Memory) -> str:
     return (
         f"Redis uses {memory.used >> 20} MiB of {memory.allowed >> 20} MiB ({memory.used / memory.allowed:.0%}), "
-        f"accepted jobs may still write {sum(memory.owed.values()) >> 20} MiB, and {FULL:.0%} is the most for both"
+        f"accepted jobs may still write {sum(memory.owed.values()) >> 20} MiB, "
+        f"and {ADMISSION_SHARE:.0%} is the most for both"
     )
 
 

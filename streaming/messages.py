@@ -21,7 +21,7 @@ Versions. Processes of version N and N+1 run side by side during an upgrade, so 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
@@ -313,6 +313,18 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Left out of the published form too: readers do not need it."""
 
 
+class _Parted(Terminal, frozen=True, array_like=True, tag="t"):
+    """A terminal whose rows are only told apart."""
+
+    rows: tuple[msgspec.Raw, ...] = ()  # type: ignore[assignment]
+
+
+class _Headed(Terminal, frozen=True, array_like=True, tag="t"):
+    """A terminal whose rows are only passed over."""
+
+    rows: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+
+
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     """A script ended this job (cancelled in the queue, expired, given up): look the record up."""
 
@@ -559,6 +571,8 @@ _CONTROL = msgspec.msgpack.Decoder(Control)
 _JOB = msgspec.msgpack.Decoder(Job)
 _JOB_VERSION = msgspec.msgpack.Decoder(_JobVersion)
 _TERMINAL = msgspec.msgpack.Decoder(Terminal)
+_PARTED = msgspec.msgpack.Decoder(_Parted)
+_HEADED = msgspec.msgpack.Decoder(_Headed)
 _DELIVERED = msgspec.msgpack.Decoder(Delivered)
 _FILE = msgspec.msgpack.Decoder(StoredFile)
 _BATCH = msgspec.msgpack.Decoder(Batch)
@@ -568,6 +582,8 @@ _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
 _ARRAY_32 = b"\xdd"
 """What an array begins with in msgpack, its length in the four bytes behind."""
+_TERMINAL_TAG = b"\xa1t"
+"""As it stands in a message, behind a byte that tells the length of all."""
 
 
 TAGS = frozenset(kind.__struct_config__.tag for kind in (*get_args(Reply), *get_args(Control)))
@@ -640,6 +656,35 @@ def _job_version(data: bytes) -> int:
 def decode_terminal(data: bytes) -> Terminal:
     """Raises NewerMessage, DecodeError."""
     return _decode_tagged(_TERMINAL, data)
+
+
+def is_terminal(data: bytes) -> bool:
+    """Whether a reply that can be read is one, by its tag alone."""
+    return data[1:3] == _TERMINAL_TAG
+
+
+def decode_rowless(data: bytes) -> Terminal:
+    """A terminal without its rows, a tenth of the work. Raises NewerMessage, DecodeError."""
+    return _plain(_decode_tagged(_HEADED, data), ())
+
+
+def decode_in_slices(data: bytes, rows_at_once: int) -> Generator[None, None, Terminal]:
+    """As `decode_terminal`, of which each slice decodes so many rows. Raises NewerMessage, DecodeError."""
+    parted = _decode_tagged(_PARTED, data)
+    rows: list[Delta] = []
+    for first in range(0, len(parted.rows), rows_at_once):
+        yield
+        part: Any = parted.rows[first : first + rows_at_once]
+        deltas: tuple[Delta, ...] = _decode(_DELTAS, _array(len(part), b"".join(part)))
+        rows += deltas
+    yield
+    return _plain(parted, tuple(rows))
+
+
+def _plain(terminal: Terminal, rows: tuple[Delta, ...]) -> Terminal:
+    """The terminal with these rows."""
+    fields: list[Any] = [rows if name == "rows" else getattr(terminal, name) for name in Terminal.__struct_fields__]
+    return Terminal(*fields)
 
 
 def encode_metadata(metadata: dict[str, str]) -> bytes:

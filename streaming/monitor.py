@@ -19,7 +19,7 @@ from streaming.wire import Wire
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+LOOK_INTERVAL_S = 2.0
 """Between two looks at which servers these are, and at the store's identity: two small commands."""
 CHECK_S = 20.0
 """Between two checks of the settings of servers that have not changed."""
@@ -101,7 +101,7 @@ class StoreMonitor:
                     await self._enter_late()
             except Unavailable as error:
                 log.debug("the store is taken to be as it was: %s", error)
-            await asyncio.sleep(LOOK_S if self.entered.is_set() else ENTER_RETRY_S)
+            await asyncio.sleep(LOOK_INTERVAL_S if self.entered.is_set() else ENTER_RETRY_S)
 
     async def _enter_late(self) -> None:
         """Redis was away at the start, so this process serves already: it refuses work instead of ending."""

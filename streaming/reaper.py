@@ -16,8 +16,8 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-MOST_WORKERS = 4
-MOST_JOBS = 256
+MAX_WORKERS = 4
+MAX_JOBS = 256
 """Per sweep, so that a script never holds the server for long."""
 
 
@@ -46,7 +46,7 @@ class Reaper:
     async def sweep(self) -> Swept:
         """Raises Unavailable."""
         settings = self._wire.settings
-        args = (MOST_WORKERS, MOST_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms)
+        args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms)
         answers = await self._wire.calls([("reap", p, args) for p in self._wire.partitions])
         for partition, answer in zip(self._wire.partitions, answers, strict=True):
             await self._compare(partition, answer[-1])

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from streaming.background import keep_going
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
-from streaming.history import LoggedRun
+from streaming.history import ROWS_AT_ONCE, LoggedRun
 from streaming.inbox import LOOKS, TICK_S, Inbox
-from streaming.journal import NEWER, Journal, Record
+from streaming.journal import LONG_BYTES, NEWER, Journal, Record
 from streaming.keys import channel, partition_of
 from streaming.messages import (
     Delta,
@@ -31,16 +31,20 @@ from streaming.messages import (
     State,
     Terminal,
     author,
+    decode_in_slices,
     decode_reply,
+    decode_rowless,
+    is_terminal,
     openings_of,
 )
 from streaming.queue import Queue
 from streaming.rounds import Rounds
+from streaming.turns import ROWS_A_SLICE
 from streaming.wire import Wire
 
 log = logging.getLogger(__name__)
 
-SILENCE_S, LONGEST_SILENCE_S = 2.0, 60.0
+SILENCE_S, MAX_SILENCE_S = 2.0, 60.0
 """Before a silent inbox is checked against its record: with few inboxes, and with very many."""
 CHECKS_PER_S = 200
 """Checks of silent inboxes, at most."""
@@ -77,6 +81,8 @@ class Relay:
         self._followers: dict[int, Rounds[Inbox, None]] = {}
         """By partition: inboxes that begin to follow at the same time are brought up to date together."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._ends: set[asyncio.Task[None]] = set()
+        """Long ends that are being decoded."""
         self.connected = asyncio.Event()
 
     async def start(self) -> None:
@@ -85,13 +91,16 @@ class Relay:
 
     async def stop(self) -> None:
         """End the background tasks."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._ends]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def open(self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False) -> Inbox:
+    def open(
+        self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
+    ) -> Inbox:
         """The inbox of a job that carries this process's address (open it before the job is put, close it after)."""
-        inbox = Inbox(job_id, after, runs=runs, whole=whole)
+        inbox = Inbox(job_id, after, runs=runs, whole=whole, rowless=rowless)
         inbox.checked = asyncio.get_running_loop().time()
         audience = self._audiences.setdefault(job_id, Audience())
         inbox.openings = audience.openings
@@ -150,6 +159,10 @@ class Relay:
                 await asyncio.sleep(TICK_S)
 
     def _dispatch(self, data: bytes) -> None:
+        if len(data) >= LONG_BYTES and is_terminal(data):
+            self._ends.add(task := asyncio.create_task(self._end_long(data)))
+            task.add_done_callback(self._ends.discard)
+            return
         try:
             reply = decode_reply(data)
         except NewerMessage:
@@ -162,15 +175,39 @@ class Relay:
                 self._deal(reply)
             case Terminal():
                 for inbox in self._listeners(reply.job):
-                    inbox.over = True
-                    inbox.end(reply)
-                    inbox.tell()
-                    self._note(inbox)
+                    self._end(inbox, reply)
             case Ended(job_id):
                 for inbox in self._listeners(job_id):
                     inbox.over = inbox.stale = True
                     inbox.checked = 0.0
                     self._note(inbox)
+
+    def _end(self, inbox: Inbox, terminal: Terminal) -> None:
+        inbox.over = True
+        inbox.end(terminal)
+        inbox.tell()
+        self._note(inbox)
+
+    async def _end_long(self, data: bytes) -> None:
+        """The same for an end with very many rows, which are decoded only for those who want them, in slices."""
+        try:
+            head = decode_rowless(data)
+            wanted = False
+            for inbox in self._listeners(head.job):
+                if inbox.rowless:
+                    self._end(inbox, head)
+                wanted = wanted or not inbox.rowless
+            if not wanted:
+                return
+            terminal = await self._wire.turns.run(decode_in_slices(data, ROWS_A_SLICE))
+        except NewerMessage:
+            return  # its readers are ended when their silence is looked into
+        except DecodeError as error:
+            log.error("the end of a job cannot be read and was dropped; the record is looked at: %s", error)
+            return
+        for inbox in self._listeners(head.job):
+            async with self._wire.turns:
+                self._end(inbox, terminal)
 
     def _note(self, inbox: Inbox) -> None:
         if inbox.stale:
@@ -291,12 +328,16 @@ class Relay:
         now = asyncio.get_running_loop().time()
         there = [inbox.seq > 0 or inbox.accepted for inbox in inboxes]
         standing = [inbox.standing() for inbox in inboxes]
-        records = await self._journal.records([inbox.job_id for inbox in inboxes], bodies=False)
+        jobs = list(dict.fromkeys(inbox.job_id for inbox in inboxes))
+        resultless = set(jobs).difference([inbox.job_id for inbox in inboxes if not inbox.rowless])
+        found = await self._journal.records(jobs, bodies=False, resultless=resultless)
+        by_job = dict(zip(jobs, found, strict=True))
+        records = [by_job[inbox.job_id] for inbox in inboxes]
         behind: dict[tuple[int, str], int] = {}
         unheard: set[str] = set()
         """Jobs whose worker has found nobody here, or of which the store has lost that there was somebody."""
         for inbox, record, was_there, held in zip(inboxes, records, there, standing, strict=True):
-            inbox.look(now, LONGEST_SILENCE_S)
+            inbox.look(now, MAX_SILENCE_S)
             if record is None:
                 if was_there:  # else it was read before the put came, whatever has come since
                     inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))
@@ -310,8 +351,10 @@ class Relay:
                     log_of = (partition_of(inbox.job_id) or 0, logged.run.worker)
                     behind[log_of] = min(logged.frame, behind.get(log_of, logged.frame))
             inbox.tell()
+            if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
+                await asyncio.sleep(0)
         await asyncio.gather(*map(self._follow_again, unheard))
-        runs = {logged.run for record in records if record is not None for logged in record.runs}
+        runs = {logged.run for record in found if record is not None for logged in record.runs}
         for (partition, worker), first in behind.items():
             try:
                 async with aclosing(self._journal.frames(partition, worker, first)) as frames:

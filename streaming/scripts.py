@@ -12,7 +12,7 @@ redeliver) is refused then. Admission leaves room for what the others write (`st
 | cancel         | api, offline           | end a waiting job; mark a running one and tell its worker           |
 | record         | api, worker, offline   | read what is written about a job                                    |
 | recent         | api                    | a page of a tenant's jobs, without their bodies and answers         |
-| usage          | api                    | what a tenant keeps, and how a slice of its jobs stands             |
+| usage          | api, offline           | what a tenant keeps, and how a slice of its jobs stands             |
 | stand          | api                    | where a job stands, without its body                                |
 | waiting        | api                    | the first jobs of a lane that wait                                  |
 | lanes          | api, scheduler         | what waits and runs in every lane, and the nearest deadlines        |
@@ -63,6 +63,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -146,6 +147,31 @@ class Script:
     sha: str
 
 
+RARE = (
+    "post",
+    "emit",
+    "bury",
+    "disown",
+    "end_job",
+    "free_key",
+    "given_to",
+    "fail_malformed",
+    "job_of_key",
+    "kept_by",
+    "fault_of",
+)
+"""Shared functions that few calls need. A script's functions are made anew with every call, which costs more than what
+most calls do: these, and what only they use, are made when one of them is called."""
+STUB = "local function %s(...) return rarely('%s', ...) end\n"
+RARELY = """local rare = nil
+rarely = function(name, ...)
+  if not rare then
+%s
+  rare = {%s}
+  end
+  return rare[name](...)
+end
+"""
 DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 
 
@@ -157,21 +183,42 @@ def load_scripts() -> dict[str, Script]:
 
 
 def _script(name: str, text: str, shared: str) -> Script:
-    used = _used(text, shared)
-    each = EACH % ("do_gathered()" if "function do_gathered" in used else "")
+    definitions = _definitions(shared)
+    used = _used(text, definitions)
+    gathers = "do_gathered" in used
+    each = EACH % ("do_gathered()" if gathers else "")
+    core = _used(text + each, definitions, beyond=frozenset(RARE))
+    front = _front(core, used, definitions)
     first, _, rest = text.partition("\n")
     flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
-    source = f"{flags}{used}local function run(ARGV)\n{body}\nend\n{each}"
+    source = f"{flags}{front}local function run(ARGV)\n{body}\nend\n{each}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
-def _used(text: str, shared: str) -> str:
-    """The shared definitions that a script names, and what these name. Each runs anew with every call: all of them
-    cost as much as a short script does."""
+def _definitions(shared: str) -> dict[str, str]:
+    """The shared definitions by name, in order; each uses only those before it."""
     _, *parts = DEFINITION.split(shared)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _used(text: str, definitions: Mapping[str, str], beyond: Set[str] = frozenset()) -> list[str]:
+    """Names of the definitions that a script names, and that these name, in order; but not what those `beyond` name."""
     names, used = set(re.findall(r"\w+", text)), []
-    for name, definition in zip(parts[-2::-2], parts[-1::-2], strict=True):
+    for name in reversed(list(definitions)):
         if name in names:
-            used.append(definition)
-            names.update(re.findall(r"\w+", definition))
-    return "".join(reversed(used))
+            used.append(name)
+            if name not in beyond:
+                names.update(re.findall(r"\w+", definitions[name]))
+    return used[::-1]
+
+
+def _front(core: Sequence[str], used: Sequence[str], definitions: Mapping[str, str]) -> str:
+    """The shared definitions of a script: those of its usual way, and behind them, made when the first is called, RARE
+    ones with what only they use."""
+    later = [name for name in used if name not in core or name in RARE]
+    stubs = {name: STUB % (name, name) for name in core if name in RARE}
+    front = "".join(stubs.get(name, definitions[name]) for name in core)
+    if not stubs:
+        return front
+    bundle = "".join(definitions[name] for name in later)
+    return "local rarely = nil\n" + front + RARELY % (bundle, ", ".join(f"{name} = {name}" for name in stubs))

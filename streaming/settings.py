@@ -80,8 +80,8 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
     """How often a line is tried again after a fault of the engine."""
     enqueued_tokens: Positive | None = None
-    """Tokens one tenant's unfinished batches may add up to: of each line its prompts, at about four characters a token,
-    and for each choice (n times prompts) max_tokens, or without it the engine's default. A key may have its own
+    """Tokens one tenant's unfinished batches may add up to: for each choice of a line (n times prompts) its prompt, at
+    about four characters a token, and max_tokens, or without it the engine's default. A key may have its own
     (`batch_tokens` in its [keys] row). None: no limit."""
 
 
@@ -95,8 +95,8 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     result_bytes: Positive | None = None
     """Bytes of their results. A job is refused while they are kept; one that was accepted keeps its result."""
     file_bytes: Positive | None = None
-    """Bytes of files, outputs of batches among them. An upload or a batch is refused; a batch that was accepted keeps
-    its output."""
+    """Bytes of files, outputs of batches among them, each counted as 4,096 at least, and until the last batch made of
+    it has ended. An upload or a batch is refused; a batch that was accepted keeps its output."""
 
     def over(self, others: QuotaSettings) -> QuotaSettings:
         """These, and where they say nothing the others."""

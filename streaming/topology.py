@@ -26,8 +26,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from streaming.address import Address, parse_address
 from streaming.line import Command, Line
 
-MOST_CONNECTIONS = 64
-MOST_CLUSTER_CONNECTIONS = 1024
+MAX_CONNECTIONS = 64
+MAX_CLUSTER_CONNECTIONS = 1024
 """Per node: the cluster client refuses the next command where the others let it wait for a connection."""
 
 
@@ -74,7 +74,7 @@ def open_topology(url: str, timeout_s: float) -> Topology:
     }
     match address.kind:
         case "server":
-            pool = BlockingConnectionPool.from_url(url, max_connections=MOST_CONNECTIONS, timeout=timeout_s, **options)
+            pool = BlockingConnectionPool.from_url(url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **options)
             return OneServer(Redis.from_pool(pool), timeout_s)
         case "sentinel":
             return _behind_sentinels(address, timeout_s, options)
@@ -95,7 +95,7 @@ def _behind_sentinels(address: Address, timeout_s: float, options: dict[str, Any
     client: Redis = sentinel.master_for(
         address.service,
         connection_pool_class=PrimaryPool,
-        max_connections=MOST_CONNECTIONS,
+        max_connections=MAX_CONNECTIONS,
         timeout=timeout_s,
         ssl=address.tls,
         db=address.db,
@@ -210,7 +210,7 @@ class Cluster:
         self._lines: dict[str, Line] = {}
         self._cluster = ClusterClient(
             startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
-            max_connections=MOST_CLUSTER_CONNECTIONS,
+            max_connections=MAX_CLUSTER_CONNECTIONS,
             # Where one slot has moved is patched; to look at all of them anew would cut subscriptions.
             reinitialize_steps=0,
             ssl=address.tls,

@@ -24,6 +24,7 @@ from streaming.scripts import load_scripts
 from streaming.settings import WireSettings
 from streaming.subscription import Subscription
 from streaming.topology import Topology, open_topology
+from streaming.turns import Turns
 
 REFUSALS = frozenset(
     {
@@ -34,6 +35,9 @@ REFUSALS = frozenset(
 )
 """Answers that mean "this server cannot keep a write now", whatever the command was."""
 
+DENIED_IN_SCRIPT = "ACL failure"
+"""In the words of an answer without a code of its own: a command in a script is not among the user's rights."""
+
 PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
 
 KEPT = frozenset({"put", "join", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
@@ -42,7 +46,7 @@ KEPT = frozenset({"put", "join", "cancel", "finish", "put_file", "put_batch", "s
 MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1)"
 """A write, also where the store is full: there a plain SET would be refused, and no end of a job be kept."""
 
-MOST_CALLS = 16
+MAX_CALLS = 16
 """In one command: the server does nothing else until they have run."""
 
 SCAN_SLICE = 1000
@@ -73,6 +77,8 @@ class Wire:
         self.settings = settings
         self.redis = topology.client
         """For single commands on keys; on a cluster it finds the node of each key."""
+        self.turns = Turns()
+        """For what is long to decode or to write out."""
         self._topology = topology
         self._scripts = load_scripts()
 
@@ -329,7 +335,7 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
     before: tuple[str, int] | None = None
     for call in calls:
         kind = call[0], call[1]
-        if kind == before and len(groups[-1]) < MOST_CALLS:
+        if kind == before and len(groups[-1]) < MAX_CALLS:
             groups[-1].append(call)
         else:
             groups.append([call])
@@ -393,6 +399,8 @@ def _meaning(error: BaseException) -> str:
             return f"Redis does not answer: {error}"
         case ResponseError():
             code, words = _refusal(error)
+            if DENIED_IN_SCRIPT in words:
+                return f"Redis refuses: {words} (the user's rights must be those of `penstock store acl`)"
             return f"Redis refuses: {code} {words}" if code in REFUSALS else ""
         case RedisError() | RedisClusterException():
             return f"Redis: {error}"

@@ -1,8 +1,9 @@
 """The unit of work: how many tokens a request may have generated. Pure.
 
-One unit is one token of one choice. The reservation of the store's memory, the token quotas of batches and a worker's
-share of its KV cache all count by it, so that no shape of a request (prompt lists, n, no max_tokens) is cheaper in one
-of them.
+One unit is one token of one choice. The reservation of the store's memory and the token quotas of batches count by it,
+and a worker's share of its KV cache by the same limit of an answer, so that no shape of a request (prompt lists, n, no
+max_tokens) is cheaper in one of them. Quotas count prompts too, once for each choice: an engine computes the prompt of
+every choice unless its prefix cache happens to have it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ def work_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
     if isinstance(prompt, Tokens):
         return sampling.n * sum([answer_tokens(sampling.max_tokens, card, len(ids)) for ids in prompt.ids])
     return sampling.n * prompt_count(prompt) * answer_tokens(sampling.max_tokens, card)
+
+
+def weight_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
+    """What token quotas count: the work, and the prompt of every choice. `card` as for `work_of`."""
+    return sampling.n * sum(prompt_sizes(prompt)) + work_of(prompt, sampling, card)
 
 
 def answer_tokens(max_tokens: int | None, card: ModelCard | None, prompt_tokens: int = 0) -> int:

@@ -132,7 +132,9 @@ def versions() -> dict[str, str]:
 def logins(folder: Path) -> dict[str, str]:
     """What docker/new-key has made in `folder` for each role: the address of Redis with its password."""
     files = sorted((folder / "secrets").glob("*.env"))
-    return {path.stem: path.read_text(encoding="utf-8").strip().removeprefix("PENSTOCK_REDIS_URL=") for path in files}
+    texts = {path.stem: path.read_text(encoding="utf-8").strip() for path in files}
+    name = "PENSTOCK_REDIS_URL="
+    return {role: text.removeprefix(name) for role, text in texts.items() if text.startswith(name)}
 
 
 DOCKER_STUB = """#!/bin/sh

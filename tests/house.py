@@ -97,7 +97,8 @@ ADMIN_TOKEN = "admin-token-of-a-test"
 
 @contextmanager
 def serving(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
-    """A house with an API process and one process of each role, ready, on a server of its own."""
+    """A house with an API process and one process of each role, ready to serve if one is a worker, on a server of its
+    own."""
     with redis_process(folder, None, "--appendonly", "yes") as url:
         house = House(url, folder)
         house.environ |= environ
@@ -105,7 +106,8 @@ def serving(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
             for role in roles:
                 house.start(role)
             house.start_api()
-            house.wait_ready()
+            if "workers" in roles:
+                house.wait_ready()
             yield house
         finally:
             house.close()
@@ -176,8 +178,8 @@ class House:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
             kind = {"Content-Type": "application/json"} if data is not None else {}
             connection.request(method, path, data, {**kind, **(headers or {})})
-            response = connection.getresponse()
-            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+            with connection.getresponse() as response:
+                return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
         finally:
             connection.close()
 

@@ -18,6 +18,9 @@ class StoreCut:
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self._word, self._lose = b"", False
+        self._asked = b""
+        self._losing: set[socket.socket] = set()
+        """Connections whose next answer is lost."""
         self.severed = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -29,9 +32,13 @@ class StoreCut:
         """Cut when an answer with this word has been passed on, or (`lose`) in its place."""
         self._word, self._lose = word, lose
 
+    def cut_when_asked(self, word: bytes) -> None:
+        """Cut in place of the answer to a call with this word: the store has done it by then."""
+        self._asked = word
+
     def mend(self) -> None:
         """Let everything pass again."""
-        self._word = b""
+        self._word = self._asked = b""
         self.severed.clear()
 
     def close(self) -> None:
@@ -46,6 +53,7 @@ class StoreCut:
                     each.shutdown(socket.SHUT_RDWR)
                 each.close()
             self._open.clear()
+            self._losing.clear()
 
     def _accept(self) -> None:
         while True:
@@ -65,8 +73,11 @@ class StoreCut:
     def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                hit = answers and self._word and self._word in data
-                if not (hit and self._lose):
+                if not answers and self._asked and self._asked in data:
+                    self._losing.add(sink)
+                lost = answers and source in self._losing
+                hit = lost or (answers and self._word and self._word in data)
+                if not (lost or (hit and self._lose)):
                     sink.sendall(data)
                 if hit:
                     self._sever()

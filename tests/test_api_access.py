@@ -12,15 +12,17 @@ from typing import Any, NamedTuple, cast
 from unittest.mock import Mock
 
 import pytest
-from house import House, redis_process
+from house import House, serving
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from api import errors
 from api.access import RULES, Access, AccessTable
 from api.app import ROUTES
-from api.guard import Guarded
+from api.guard import RequestGuard
 from api.keys import Keyring
 from api.middleware import Observed
+from api.refusals import MAX_TOLD, Refusals
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from telemetry.tracing import Tracing
@@ -52,6 +54,8 @@ class Told(NamedTuple):
     code: str
     caller: str | None
     """Whom the endpoint was told of."""
+    message: str
+    """The error's."""
 
 
 async def ask(
@@ -85,13 +89,13 @@ async def ask(
         "type": "http", "method": method, "path": path, "http_version": version, "state": {}, "client": ("10.0.0.9", 1),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in raw.items() if value],
     }  # fmt: skip
-    await Observed(Guarded(endpoint, cast(Services, services)), cast(Services, services))(scope, receive, send)
+    await Observed(RequestGuard(endpoint, cast(Services, services)), cast(Services, services))(scope, receive, send)
     head = sent[0]
     told = {name.decode(): value.decode() for name, value in head["headers"]}
     body = b"".join(message.get("body", b"") for message in sent[1:])
     assert (head["status"] == 204) == bool(reached), "the endpoint was reached and its answer is another"
-    code = json.loads(body)["error"]["code"] if body else ""
-    return Told(head["status"], told, code, reached.get("caller"))
+    error = json.loads(body)["error"] if body else {"code": "", "message": ""}
+    return Told(head["status"], told, error["code"], reached.get("caller"), error["message"])
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -170,6 +174,37 @@ async def test_each_role_reaches_its_routes_and_no_other(door: str, role: str) -
                 assert told.caller == role
 
 
+async def test_with_keys_a_page_that_asks_first_is_told_the_setting() -> None:
+    """403 to the preflight of an origin that is not listed; any other OPTIONS is a method that is not there."""
+    ring, asks = keyring(KEYED), {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    listed = ApiSettings(cors_origins=("https://app.example",))
+    for settings in (ApiSettings(), listed):
+        told = await ask(ring, "OPTIONS", "/v1/jobs", asks, settings)
+        assert (told.status, told.code) == (403, "foreign_origin")
+        assert "'https://other.example'" in told.message and "[api] cors_origins and restart" in told.message
+        for less in ({}, {"Origin": asks["Origin"]}, {"Access-Control-Request-Method": "POST"}):
+            assert (await ask(ring, "OPTIONS", "/v1/jobs", less, settings)).status == 405
+        assert (await ask(ring, "OPTIONS", "/admin/pools", asks, settings)).status == 405
+
+
+async def test_with_keys_proxies_may_forward() -> None:
+    for name in ("Forwarded", "X-Forwarded-For", "Via"):
+        told = await ask(keyring(KEYED), "GET", "/v1/models", bearer("sk-plain") | {name: "x"})
+        assert told.status == 204
+
+
+def test_senders_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """However many origins and hosts they make up, and no line is theirs."""
+    refusals = Refusals()
+    for number in range(10 * MAX_TOLD):
+        origin = f"https://{number}.example\n{{}}"
+        for _ in range(2):
+            refusals.tell(errors.foreign_origin(origin, can_be_listed=False), f"/v1/{'x' * 9999}\n")
+    refusals.tell(errors.job_not_found(), "/v1/jobs/x")
+    assert len(caplog.messages) == MAX_TOLD + 1 and "no more" in caplog.messages[-1]
+    assert all(len(each) < 1000 and "\n" not in each for each in caplog.messages)
+
+
 async def test_without_a_token_nobody_is_an_admin() -> None:
     """Neither with an empty token nor with any other; the answer says how to get one."""
     for authorization in ("", "Bearer ", "Bearer x", f"Bearer {TOKEN}"):
@@ -217,13 +252,8 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     (folder / "penstock.toml").write_text(
         "".join(f"[keys.{name}]\nsha256 = '{sha256(f'sk-{name}')}'\n{row}\n" for name, row in rows.items())
     )
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
-        try:
-            house.start_api()
-            yield house
-        finally:
-            house.close()
+    with serving(folder) as house:
+        yield house
 
 
 TARGETS = [

@@ -14,13 +14,24 @@ import pytest
 from house import House, eventually, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices import Fields
+from pydantic import ValidationError
 
 from api import json_weight
+from api.batch_schemas import BatchRequest
 from api.errors import ApiError
-from api.json_weight import MAX_JSON_WEIGHT, check_weight, is_heavy
+from api.fields import Body
+from api.json_weight import MAX_JSON_WEIGHT, Weighed, check_weight, is_heavy, nested_beyond, weighed
 from api.open_files import RESERVED_FILES
-from api.schemas import parse
+from api.openapi import document
+from api.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse, read_object
 from api.settings import ApiSettings
+from offline.intake import Intake, Rejected
+from streaming.events import Wanted
+from streaming.memory import Headroom
+from streaming.monitor import StoreMonitor
+from streaming.settings import EventSettings, ModelSettings
+from streaming.wire import Wire
 
 BODY_LIMIT = 2 * 1024 * 1024
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
@@ -45,12 +56,14 @@ HEAVY = {
     "strings": body_of(x=["x"] * 500_000),
     "parts": body_of(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 20}] * 1000),
     "escapes": body_of(user="\n" * 300_000),
+    "digits": body_of(x=[int("7" * 4_300)] * 60),
     "behind a long text": body_of(user="," * 500_000 + '"' * 100_000, x=[[]] * 10_000),
 }
 LIGHT = {
     "text": body_of(messages=[{"role": "user", "content": 'He said: "[1, 2, {3: 4}]", and left.\\n' * 45_000}]),
     "messages": body_of(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 1024),
     "ids": ids(65_000),
+    "digits of a text": body_of(messages=[{"role": "user", "content": "3141592653589793" * 100_000}]),
     "prompts": json.dumps({"model": "sim", "prompt": [[7] * 256] * 128}).encode(),
 }
 
@@ -67,14 +80,26 @@ def test_one_body_that_stopped_all_streams_is_refused(house: House) -> None:
 
 @pytest.mark.parametrize("what", HEAVY)
 async def test_a_body_of_too_many_values_is_refused(what: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        await check_weight(HEAVY[what])
-    assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
+    for refuses in (weighed(HEAVY[what]), asyncio.to_thread(check_weight, HEAVY[what])):
+        with pytest.raises(ApiError) as refused:
+            await refuses
+        assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
+
+
+@pytest.mark.parametrize("what", HEAVY)
+def test_nothing_is_parsed_that_was_not_weighed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads a body, a line or a message need not think of it; what was weighed is not weighed again."""
+    for read in (lambda body: parse("job", body), lambda body: parse("chat", body), read_object):
+        with pytest.raises(ApiError) as refused:
+            read(HEAVY[what])
+        assert refused.value.code == "body_too_complex"
+    monkeypatch.setattr(json_weight, "_weigh", None)
+    assert read_object(Weighed(HEAVY[what])).keys() >= {"model"}
 
 
 @pytest.mark.parametrize("what", LIGHT)
 async def test_what_people_send_is_light_enough(what: str) -> None:
-    await check_weight(LIGHT[what])
+    assert await weighed(LIGHT[what]) == LIGHT[what]
     parse("completion" if what in ("ids", "prompts") else "chat", LIGHT[what])
 
 
@@ -89,7 +114,7 @@ async def test_weighing_lets_others_work() -> None:
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(other())
-    await check_weight(body_of(user="x" * 2_000_000))
+    await weighed(body_of(user="x" * 2_000_000))
     beside.cancel()
     assert turns >= 2_000_000 // json_weight.SLICE_BYTES
 
@@ -104,7 +129,7 @@ def weight(value: Any) -> int:
 
 NASTY = st.text(alphabet='ab\\",:[]{}é\n\x01', max_size=30)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | NASTY,
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | NASTY,
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(NASTY, inner, max_size=5),
     max_leaves=40,
 )
@@ -121,7 +146,7 @@ def test_the_weight_is_that_of_what_is_no_text(value: Any, size: int, ascii_only
         for most in (found, found - 1):
             json_weight.MAX_JSON_WEIGHT = most
             try:
-                asyncio.run(check_weight(body))
+                check_weight(body)
                 assert most == found
             except ApiError:
                 assert most < found
@@ -129,10 +154,86 @@ def test_the_weight_is_that_of_what_is_no_text(value: Any, size: int, ascii_only
         json_weight.MAX_JSON_WEIGHT, json_weight.SLICE_BYTES = limit, slices
 
 
+def depth(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
+@given(VALUES, st.integers(2, 40), st.integers(1, 8))
+def test_how_deep_it_is_nested_is_known_before_it_is_parsed(value: Any, size: int, stride: int) -> None:
+    """However slices and strides fall, and whatever strings hold."""
+    body, found = json.dumps(value, ensure_ascii=False).encode(), depth(value)
+    slices, together = json_weight.SLICE_BYTES, json_weight.STRIDE
+    try:
+        json_weight.SLICE_BYTES, json_weight.STRIDE = size, stride
+        assert not nested_beyond(body, found)
+        assert not found or nested_beyond(body, found - 1)
+    finally:
+        json_weight.SLICE_BYTES, json_weight.STRIDE = slices, together
+
+
 def test_short_bodies_are_not_weighed() -> None:
     """They cannot be too heavy, whatever they hold."""
     short = b"[" * (MAX_JSON_WEIGHT // json_weight.CONTAINER_WEIGHT)
     assert not is_heavy(short) and is_heavy(short + b"[")
+
+
+# --- what an error report costs --------------------------------------------------------------------------------------
+
+MAX_ERRORS = 40
+MODELS = (ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest)
+MANY: tuple[Any, ...] = (
+    [1] * 10_000, [{}] * 1000, [[]] * 1000, [None] * 1000, ["x", *[1] * 1000], [1, *["x"] * 1000], [[1], *["x"] * 1000],
+    [["x"] * 1000] * 100, ["x" * 300] * 4, [{"type": "text", "text": "x"}, *[{}] * 1000],
+    {f"k{number}": 1 for number in range(10_000)}, {"k" * 70 + str(number): 1 for number in range(10_000)},
+    {"k" * 70 + str(number): 1 for number in range(16)},
+    {"type": "text"} | {str(number): 1 for number in range(10_000)},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_ten_thousand_mistakes_are_a_few_errors(model: type[Body]) -> None:
+    """In any field, however deep: to make each of them an error would take far longer than to read the body."""
+    schemas = document("0")["components"]["schemas"]
+    fields = Fields(model.__name__, schemas, Fields(model.__name__, schemas, {}).example(schemas[model.__name__]))
+    refused = 0
+    for place in fields.places():
+        for value in MANY:
+            try:
+                model.model_validate(place.body(value))
+            except ValidationError as error:
+                refused += 1
+                assert error.error_count() <= MAX_ERRORS, (place.name, str(value)[:80])
+    assert refused > 100 or model is BatchRequest
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"metadata": {str(number): 1 for number in range(17)}}, "metadata", "may have at most 16 entries"),
+        ({"queue": {"deadline_ms": 5, "b": 1, "a": 2}}, "queue.b", "is no known field"),
+        ({"queue": {"b": 1, "deadline_ms": 0}}, "queue.deadline_ms", "at least 1"),
+        ({"response_format": {"type": "text", "b": 1, "a": 1}}, "response_format.b", "use type 'json_schema'"),
+        ({"stop": ["a", 1, 2]}, "stop[1]", "must be a string"),
+        ({"messages": [{"role": "user", "content": [1, 2]}]}, "messages[0].content[0]", "must be an object"),
+    ],
+)
+def test_the_first_mistake_is_named(fields: dict[str, Any], param: str, words: str) -> None:
+    """With what to do about it, whatever else is wrong."""
+    with pytest.raises(ApiError) as refused:
+        parse("chat", body_of(**fields))
+    assert refused.value.param == param and words in refused.value.message
+
+
+async def test_a_heavy_message_of_a_broker_is_rejected(wire: Wire) -> None:
+    """It says why, and the next one is taken."""
+    known, wanted = {"sim": ModelSettings(engine="sim")}, Wanted(EventSettings(), {})
+    intake = Intake(wire, Headroom(wire), StoreMonitor(wire), known, EventSettings(), wanted, 64)
+    await intake._store.require()
+    with pytest.raises(Rejected, match="too many values"):
+        await intake.accept(HEAVY["lists"], "heavy")
+    assert await intake.accept(body_of(), "light")
 
 
 def test_deep_json_is_refused(house: House) -> None:
@@ -156,6 +257,21 @@ def test_a_body_is_refused_by_the_length_it_announces(house: House) -> None:
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Expect: 100-continue\r\nContent-Length: 104857600\r\n\r\n"
         )
+        answer = http.client.HTTPResponse(line)
+        answer.begin()
+        assert answer.status == 413 and json.loads(answer.read())["error"]["code"] == "payload_too_large"
+
+
+def test_a_body_that_announces_no_length_is_refused_once_it_is_too_long(house: House) -> None:
+    """At its first byte too many: its end is not waited for."""
+    start = b'{"model":"sim","max_tokens":1,"messages":[{"role":"user","content":"'
+    with socket.create_connection(("127.0.0.1", house.port), 30) as line:
+        line.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        for piece in (start, *([b"x" * 64 * 1024] * 31), b"x" * (BODY_LIMIT - 31 * 64 * 1024 - len(start)), b"x"):
+            line.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
         answer = http.client.HTTPResponse(line)
         answer.begin()
         assert answer.status == 413 and json.loads(answer.read())["error"]["code"] == "payload_too_large"

@@ -39,6 +39,21 @@ def refusal(answer: tuple[int, dict[str, str], bytes]) -> dict[str, Any]:
     return error
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_list_with_one_impossible_prompt_is_refused_before_anything_is_said(
+    empty_house: House, *, stream: bool
+) -> None:
+    """With more prompts than a worker takes at a time: 400 instead of a stream that breaks off."""
+    empty_house.start("workers", PENSTOCK_SIM_SLOTS="4")
+    empty_house.start_api()
+    empty_house.wait_ready()
+    body = {"model": "sim", "prompt": [*["fits"] * 3, "x" * 100_000], "max_tokens": 40, "stream": stream}
+    error = refusal(empty_house.post("/v1/completions", body))
+    assert error["code"] == "context_length_exceeded"
+    fine = body | {"prompt": ["fits"] * 4}
+    assert empty_house.post("/v1/completions", fine)[0] == 200
+
+
 def test_a_small_body_cannot_ask_for_a_thousand_texts(house: House) -> None:
     """It is refused before anything is queued, with the field, the numbers and the way out; 64 are taken."""
     assert len(json.dumps(SMALL)) < 700

@@ -10,7 +10,7 @@ import socket
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -19,10 +19,11 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from api import connection as connection_module
 from api import connection_guard as guard_module
 from api import open_files, server
 from api.connection import MAX_PIPELINED, Connection
-from api.connection_guard import ConnectionGuard
+from api.connection_guard import ConnectionGuard, GuardedConnection
 from api.deadlines import DeadlineQueue
 from api.server import Server
 from api.settings import ApiSettings
@@ -78,6 +79,12 @@ class Door:
     def open(self) -> int:
         return len(self.server.server_state.connections)
 
+    @property
+    def connection(self) -> Connection:
+        """The only one."""
+        (found,) = self.server.server_state.connections
+        return cast(Connection, found)
+
 
 @asynccontextmanager
 async def opened(**settings: Any) -> AsyncIterator[Door]:
@@ -87,7 +94,7 @@ async def opened(**settings: Any) -> AsyncIterator[Door]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         kind = cast(type[asyncio.Protocol], partial(Connection, guard=guard))
         config = uvicorn.Config(app, http=kind, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-        it = Server(config, each_look=guard.sweep)
+        it = Server(config, on_tick=guard.sweep)
         serving = asyncio.create_task(it._serve([listener]))
         async with asyncio.timeout(PATIENCE_S):
             while not it.started:
@@ -100,7 +107,7 @@ async def opened(**settings: Any) -> AsyncIterator[Door]:
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 0.02)
+    monkeypatch.setattr(server, "TICK_INTERVAL_S", 0.02)
 
 
 @dataclass
@@ -143,6 +150,11 @@ async def soon(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def expire(queue: DeadlineQueue[GuardedConnection]) -> int:
+    """Let all deadlines of a queue pass, however little time did; how many there were."""
+    return queue.sweep(asyncio.get_running_loop().time() + 10**6, 10**6)
 
 
 def code_of(body: bytes) -> str:
@@ -317,6 +329,20 @@ async def test_a_body_nobody_reads_does_not_cost_the_client_its_answer() -> None
         assert (status, headers["connection"], await it.rest()) == (200, "close", b"")
 
 
+async def test_a_body_without_end_that_nobody_reads_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is given before its end, which no header announces; then so much of it is read, and no more."""
+    monkeypatch.setattr(connection_module, "MAX_UNREAD_BYTES", 1000)
+    head = b"POST /early HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with opened(body_timeout_s=600) as door, client(door, head) as it:
+        assert (await it.answer())[0] == 200
+        await it.send(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+        await soon(lambda: door.connection._body_bytes == 1000)
+        assert not len(door.guard.lingering)
+        await it.send(b"1\r\nx\r\n")
+        assert await it.rest() == b""
+        assert len(door.guard.lingering) == 1
+
+
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
@@ -343,7 +369,7 @@ async def test_a_head_that_does_not_end_is_refused() -> None:
         more = asyncio.create_task(trickle())
         status, _, body = await it.answer()
         more.cancel()
-        assert (status, code_of(body)) == (408, "request_timeout")
+        assert (status, code_of(body)) == (408, "request_timeout") and b"header_timeout_s" in body
         assert await it.rest() == b""
 
 
@@ -361,7 +387,7 @@ async def test_a_body_that_stops_or_trickles_is_refused() -> None:
                 more = asyncio.create_task(trickle())
                 status, _, body = await it.answer()
                 more.cancel()
-                assert (status, code_of(body)) == (408, "request_timeout")
+                assert (status, code_of(body)) == (408, "request_timeout") and b"body_timeout_s" in body
         await soon(lambda: door.app.left == 2)
 
 
@@ -373,6 +399,47 @@ async def test_a_long_upload_that_goes_on_is_not_cut() -> None:
             await it.send(b"x")
             await asyncio.sleep(0.01)
         assert (await it.answer())[0] == 200
+
+
+async def test_a_second_long_upload_is_not_cut_either() -> None:
+    """What the first one on the connection brought is not asked of it."""
+    async with opened(body_timeout_s=600, min_body_bytes_per_s=1) as door, client(door) as it:
+        for size in (5000, 1000):
+            await it.send(POST + b"Content-Length: %d\r\n\r\nx" % size)
+            await soon(lambda: len(door.guard.body) == 1)
+            await it.send(b"x" * (size - 2))
+            await soon(lambda size=size: door.connection._body_bytes == size - 1)  # type: ignore[misc]
+            assert expire(door.guard.body) == 1
+            await it.send(b"x")
+            status, _, body = await it.answer()
+            assert (status, len(body)) == (200, size)
+
+
+async def test_a_body_that_nobody_asked_for_yet_is_not_late() -> None:
+    """A client that asks before it sends waits for as long as the application does."""
+    head = b"POST /late HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    async with opened(body_timeout_s=600) as door, client(door, head) as it:
+        await soon(lambda: len(door.app.asked) == 1)
+        assert [expire(door.guard.body) for _ in range(3)] == [1, 1, 1]
+        door.app.go_on.set()
+        assert await it.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await it.send(b"hi")
+        assert (await it.answer())[2] == b"hi"
+
+
+async def test_a_body_behind_an_open_stream_is_not_late() -> None:
+    """The stream goes on, whose connection is read on so that its client's leaving is seen; then the body is read."""
+    async with opened(body_timeout_s=600) as door, client(door, b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n") as it:
+        await it.reader.readuntil(b"<\r\n")
+        await it.send(POST + b"Content-Length: 2\r\n\r\nh")
+        await soon(lambda: len(door.connection.pipeline) == 1)
+        door.connection.watch(lambda: None)
+        assert not door.connection.flow.read_paused
+        assert [expire(door.guard.body) for _ in range(3)] == [1, 1, 1]
+        door.app.go_on.set()
+        assert await it.reader.readuntil(b"0\r\n\r\n") == b"1\r\n>\r\n0\r\n\r\n"
+        await it.send(b"i")
+        assert (await it.answer())[2] == b"hi"
 
 
 async def test_a_body_that_this_process_does_not_read_is_not_late() -> None:
@@ -429,6 +496,46 @@ async def test_a_reader_of_a_whole_answer_that_takes_nothing_is_cut_off() -> Non
                 while got < 8 * 1024 * 1024:
                     got += len(await it.reader.read(256 * 1024))
                     await asyncio.sleep(0.01)
+
+
+LARGE = b"GET /large HTTP/1.1\r\nHost: a\r\n"
+
+
+async def test_a_reader_of_a_last_answer_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where so little is left that the application need not wait."""
+    monkeypatch.setattr(connection_module, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
+    async with opened(send_timeout_s=0.2) as door, client(door, LARGE + b"Connection: close\r\n\r\n"):
+        await soon(lambda: len(door.app.asked) == 1)
+        await soon(lambda: door.open == 0)
+
+
+async def test_a_reader_that_stops_near_the_end_of_its_last_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the low-water mark of the transport the answer is still not sent."""
+    monkeypatch.setattr(connection_module, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
+    async with opened(send_timeout_s=600) as door, client(door, LARGE + b"Connection: close\r\n\r\n"):
+        await soon(lambda: len(door.guard.writing) == 1)
+        door.connection.resume_writing()
+        assert len(door.guard.writing) == 1
+
+
+async def test_an_idle_client_that_has_not_taken_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it did not take is not kept for it."""
+    monkeypatch.setattr(connection_module, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
+    async with opened() as door, client(door, LARGE + b"\r\n"):
+        await soon(lambda: len(door.guard.idle) == 1)
+        assert expire(door.guard.idle) == 1
+        await soon(lambda: door.open == 0)
+
+
+async def test_a_refused_client_does_not_hold_up_the_end_of_the_server() -> None:
+    """It gets no time to read why, where its application has nothing to say either."""
+    async with opened(body_timeout_s=600) as door, client(door, POST + b"Content-Length: 100\r\n\r\nx") as it:
+        await soon(lambda: len(door.app.asked) == 1)
+        expire(door.guard.body)
+        assert (await it.answer())[0] == 408
+        assert not door.connection.transport.is_closing()
+        door.connection.shutdown()
+        assert door.connection.transport.is_closing()
 
 
 async def test_a_client_that_sends_on_after_its_refusal_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,6 +595,7 @@ async def test_beyond_the_cap_requests_are_refused_and_probes_answered(monkeypat
             async with client(door, data) as it:
                 status, headers, body = await it.answer()
                 assert (status, code_of(body), headers["retry-after"]) == (503, "too_many_connections", "5")
+                assert b"[api] max_connections)" in body
                 assert await it.rest() == b""
         await soon(lambda: door.open <= 3 + 8)
         first.writer.close()
@@ -501,11 +609,70 @@ async def test_beyond_the_cap_requests_are_refused_and_probes_answered(monkeypat
     assert [scope["path"] for scope in door.app.asked] == ["/healthz", "/readyz", "/", "/"]
 
 
-class Fake:
-    def __init__(self, address: str) -> None:
-        self.address = address
+async def test_connections_beyond_the_cap_that_were_refused_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reads its refusal and stays gives its place to the next one."""
+    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 2)
+    monkeypatch.setattr(guard_module, "LINGER_TIMEOUT_S", 600)
+    async with opened(max_connections=1) as door, client(door), AsyncExitStack() as stack:
+        await soon(lambda: door.open == 1)
+        for _ in range(6):
+            it = await stack.enter_async_context(client(door, GET + b"\r\n"))
+            assert (await it.answer())[0] == 503
+        await soon(lambda: door.open <= 1 + 2)
+        assert door.refused == {"too_many_connections": 6}
 
-    def turn_away(self) -> None: ...
+
+async def test_the_silent_beyond_the_cap_are_told_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 1)
+    async with opened(max_connections=1) as door, client(door):
+        await soon(lambda: door.open == 1)
+        async with client(door) as silent:
+            await soon(lambda: door.open == 2)
+            async with client(door):
+                status, headers, body = await silent.answer()
+                assert (status, code_of(body), headers["connection"]) == (503, "too_many_connections", "close")
+                assert door.refused == {"too_many_connections": 1}
+
+
+class Fake:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.address = address
+        self.turned_away = self.overdue = 0
+
+    def turn_away(self) -> None:
+        self.turned_away += 1
+
+    def head_overdue(self) -> None:
+        self.overdue += 1
+
+    idle_overdue = head_overdue
+
+
+def test_a_connection_that_got_a_place_later_is_not_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a health probe that is being answered; of those that wait, the oldest is."""
+    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 2)
+    guard = ConnectionGuard(ApiSettings(max_connections=1))
+    first, later, probe, *others = [Fake() for _ in range(9)]
+    assert [guard.admit(cast(Any, fake)) for fake in (first, later, probe)] == [True, False, False]
+    assert guard.admit_probe(cast(Any, probe))
+    guard.release(cast(Any, first))
+    assert guard.admit(cast(Any, later))
+    assert [guard.admit(cast(Any, fake)) for fake in others] == [False] * 6
+    assert (later.turned_away, probe.turned_away) == (0, 0)
+    assert [fake.turned_away for fake in others] == [1, 1, 1, 1, 0, 0]
+
+
+async def test_many_deadlines_that_pass_at_once_are_handled_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All queues together have one portion in a turn of the loop; the rest follows without another call."""
+    monkeypatch.setattr(guard_module, "MAX_EXPIRED_AT_ONCE", 4)
+    guard, fakes = ConnectionGuard(ApiSettings()), [Fake() for _ in range(10)]
+    for fake in fakes[:3]:
+        guard.head.enter(cast(Any, fake), -(10.0**6))
+    for fake in fakes[3:]:
+        guard.idle.enter(cast(Any, fake), -(10.0**6))
+    guard.sweep()
+    assert [fake.overdue for fake in fakes] == [1] * 4 + [0] * 6
+    await soon(lambda: all(fake.overdue == 1 for fake in fakes))
 
 
 def test_one_address_does_not_take_all() -> None:
@@ -525,6 +692,22 @@ def test_one_address_does_not_take_all() -> None:
         assert guard.admit(cast(Any, Fake(address)))
 
 
+def test_an_ipv6_network_is_one_client() -> None:
+    """Whoever has a /64 has as many addresses as it likes. An IPv4 address is one client however it is written."""
+    guard = ConnectionGuard(ApiSettings(max_connections_per_client=2))
+    clients = (
+        ("2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::1%eth0"),
+        ("2001:db8:0:2::1", "2001:db8:0:2:8000::", "2001:db8:0:2::3"),
+        ("198.51.100.9", "::ffff:198.51.100.9", "::ffff:c633:6409"),
+        ("::ffff:198.51.100.10", "198.51.100.10", "198.51.100.10"),
+    )
+    for addresses in clients:
+        fakes = [cast(Any, Fake(address)) for address in addresses]
+        assert sum(map(guard.admit, fakes)) == 2, addresses
+        guard.release(fakes[0])
+        assert guard.admit(fakes[-1])
+
+
 def test_probes_beyond_the_limits_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard_module, "MAX_SURPLUS", 2)
     guard = ConnectionGuard(ApiSettings(max_connections=1))
@@ -533,6 +716,16 @@ def test_probes_beyond_the_limits_are_bounded_too(monkeypatch: pytest.MonkeyPatc
     assert [guard.admit_probe(fake) for fake in fakes[1:]] == [True, True, False, False]
     guard.release(fakes[1])
     assert guard.admit_probe(fakes[3])
+
+
+def test_a_refused_connection_is_told_which_limit_it_met() -> None:
+    guard = ConnectionGuard(ApiSettings(max_connections=3, max_connections_per_client=1))
+    for address, limit in (("198.51.100.1", "max_connections_per_client"), ("198.51.100.2", "max_connections)")):
+        guard.admit(cast(Any, Fake(address)))
+        if limit == "max_connections)":
+            guard.admit(cast(Any, Fake("127.0.0.1")))
+        assert not guard.admit(cast(Any, Fake(address)))
+        assert f"[api] {limit}" in guard.refusal().message
 
 
 def test_counts_return_to_nothing() -> None:
@@ -563,5 +756,5 @@ def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pyte
 
 @pytest.mark.parametrize("words", ["proxy.example", "10.0.0.1/8", "10.0.0.0/8;::1"])
 def test_a_proxy_is_an_address_or_a_network(words: str) -> None:
-    with pytest.raises(ValueError, match=r"does not appear to be|has host bits set"):
+    with pytest.raises(ValueError, match=r"^trusted_proxies: .* is no network; write .*10\.\d"):
         ApiSettings(trusted_proxies=(words,))

@@ -122,6 +122,56 @@ def test_other_origins_are_refused_on_every_route(house: House, headers: dict[st
         assert error_of(house.request(method, path, body, sent)) == (403, "foreign_origin"), (method, path)
 
 
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"Origin": "http://localhost:5173", "Sec-Fetch-Site": "same-site"},
+         "this page's origin is 'http://localhost:5173'. Add it to [api] cors_origins (exactly as written here)"),
+        ({"Origin": EVIL}, f"this page's origin is '{EVIL}'. Add it to [api] cors_origins"),
+        ({"Origin": "null", "Sec-Fetch-Site": "cross-site"}, "this page's origin is 'null'. That is none to add"),
+        ({"Sec-Fetch-Site": "same-site"}, "Sec-Fetch-Site 'same-site'"),
+    ],
+)  # fmt: skip
+def test_a_refused_page_is_named_as_the_setting_takes_it(house: House, headers: dict[str, str], words: str) -> None:
+    """Its origin, not what the browser thinks of it."""
+    status, _, body = house.request("GET", "/v1/models", None, headers)
+    assert status == 403 and words in json.loads(body)["error"]["message"]
+
+
+def test_the_log_says_why_a_page_is_refused(empty_house: House) -> None:
+    """Once for each origin and host, with path and fix: a browser tells a page of a CORS or network error only."""
+
+    def told(text: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in empty_house.log("api").splitlines() if '"api.refusals"' in line]
+        return [line for line in lines if text in line["message"]]
+
+    empty_house.start_api()
+    for _ in range(3):
+        assert empty_house.request("GET", "/v1/models", None, {"Origin": "https://once.example"})[0] == 403
+        assert raw(empty_house.port, "GET /v1/models HTTP/1.1\nHost: once-host.example\n") == 421
+    (origin,) = eventually(lambda: told("https://once.example"))
+    (host,) = eventually(lambda: told("once-host.example"))
+    assert (origin["level"], origin["code"], host["code"]) == ("warning", "foreign_origin", "misdirected_request")
+    assert "/v1/models" in origin["message"] and "cors_origins" in origin["message"] and "[keys" in host["message"]
+
+
+# --- proxies ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header", ["Forwarded: for=198.51.100.7", "X-Forwarded-For: 198.51.100.7", "Via: 1.1 proxy", "x-forwarded-for:"]
+)
+def test_what_a_proxy_forwards_needs_keys(house: House, header: str) -> None:
+    """It comes from this machine, with a Host that the proxy chose: whoever reaches the proxy could use the server."""
+    for method, path in every_route():
+        head = f"{method} {path} HTTP/1.1\nHost: 127.0.0.1:{house.port}\nAuthorization: Bearer {ADMIN_TOKEN}\n"
+        status = raw(house.port, f"{head}{header}\n")
+        assert (status == 200) if path in ("/healthz", "/readyz") else (status == 403), (method, path, status)
+    answer = house.request("GET", "/v1/models", None, {"X-Forwarded-For": "198.51.100.7"})
+    assert error_of(answer) == (403, "proxy_without_keys")
+    assert "[keys.<name>]" in json.loads(answer[2])["error"]["message"]
+
+
 def test_a_link_may_lead_to_the_front_page_only(house: House) -> None:
     """Somebody followed it: nothing is changed, and the page that had the link reads nothing."""
     visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -213,7 +263,8 @@ def test_cors_is_off(house: House) -> None:
     status, headers, _ = house.post("/v1/chat/completions", CHAT, {"Origin": "http://localhost:5173"})
     assert status == 200 and not [name for name in headers if name.startswith("access-control") or name == "vary"]
     asks = {"Origin": "http://localhost:5173", "Access-Control-Request-Method": "POST"}
-    assert house.request("OPTIONS", "/v1/jobs", None, asks)[0] == 405
+    assert error_of(house.request("OPTIONS", "/v1/jobs", None, asks)) == (403, "foreign_origin")
+    assert house.request("OPTIONS", "/v1/jobs")[0] == 405
 
 
 @pytest.mark.parametrize("origin", [APP, "http://localhost:5173"])
@@ -303,7 +354,7 @@ def test_hosts_without_keys_are_refused(empty_house: House) -> None:
 )  # fmt: skip
 def test_origins_and_hosts_are_checked_at_the_start(field: str, value: str) -> None:
     """Nothing that no browser would ever send is taken: it would let nobody in, and nobody would know why."""
-    with pytest.raises(ConfigError, match=rf"^api: {field}: .*e\.g\.|^api: {field}: .*write it as"):
+    with pytest.raises(ConfigError, match=rf"^api\.{field}: .*e\.g\.|^api\.{field}: .*write it as"):
         build(ApiSettings, {field: [value]}, "api")
     build(
         ApiSettings,
@@ -386,9 +437,9 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
 def test_refusals_of_a_server_without_keys_are_logged(house: House) -> None:
     """A page's try at /admin, and a wrong token; what the token's holder does is told under the local name."""
 
-    def asked(headers: dict[str, str], code: int) -> dict[str, Any]:
+    def asked(headers: dict[str, str], code: int, path: str = "/admin/pools/sim") -> dict[str, Any]:
         count = len(audited(house))
-        assert house.request("DELETE", "/admin/pools/sim", None, headers)[0] == code
+        assert house.request("DELETE", path, None, headers)[0] == code
         return dict(eventually(lambda: audited(house)[count:])[0])  # type: ignore[index]
 
     token = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -396,6 +447,8 @@ def test_refusals_of_a_server_without_keys_are_logged(house: House) -> None:
     rebound, right = asked(token | {"Host": "evil.example"}, 421), asked(token, 200)
     assert [line["outcome"] for line in (page, wrong, rebound, right)] == ["refused", "refused", "refused", "done"]
     assert [line["who"] for line in (page, wrong, rebound, right)] == [None, None, None, "local"]
+    unknown = asked(token | {"Origin": EVIL}, 403, "/admin/nothing")
+    assert (unknown["action"], unknown["outcome"], unknown["code"]) == ("admin.unknown", "refused", "foreign_origin")
     assert page["code"] == "foreign_origin" and wrong["code"] == "admin_token_required"
     assert ADMIN_TOKEN not in house.log("api") and "guess" not in house.log("api")
 

@@ -24,8 +24,12 @@ EVERY: dict[str, tuple[Callable[[], ApiError], int]] = {
     "body_too_complex": (lambda: errors.body_too_complex(65_536), 400),
     "invalid_http": (lambda: errors.invalid_http("no version"), 400),
     "headers_too_large": (lambda: errors.headers_too_large(16_384, 100), 431),
-    "request_timeout": (lambda: errors.request_timeout("body"), 408),
-    "too_many_connections": (errors.too_many_connections, 503),
+    "request_timeout": (lambda: errors.request_timeout("body", "body_timeout_s"), 408),
+    "too_many_connections": (lambda: errors.too_many_connections(20_000), 503),
+    "foreign_origin": (lambda: errors.foreign_origin("https://a.example", can_be_listed=True), 403),
+    "misdirected_request": (lambda: errors.foreign_host("a.example"), 421),
+    "proxy_without_keys": (errors.proxy_without_keys, 403),
+    "admin_token_required": (errors.wrong_admin_token, 401),
     "invalid_api_key": (lambda: errors.invalid_api_key("No key."), 401),
     "permission_denied": (lambda: errors.permission_denied("Not this model.", "model"), 403),
     "model_not_found": (lambda: errors.model_not_found("gpt", ["b", "a"]), 404),
@@ -60,6 +64,21 @@ def test_every_error_has_the_one_shape(code: str) -> None:
     assert set(error.body["error"]) == {"message", "type", "param", "code"}
     assert error.body["error"] == {"message": str(error), "type": error.type, "param": error.param, "code": code}
     assert error.type.endswith("_error")
+
+
+@pytest.mark.parametrize(
+    ("error", "settings"),
+    [
+        (errors.headers_too_large(16_384, 100), "[api] max_header_bytes, max_headers"),
+        (errors.payload_too_large(1024), "[api] body_limit"),
+        (errors.request_timeout("body", "body_timeout_s"), "[api] body_timeout_s"),
+        (errors.too_many_connections(9), "[api] max_connections)"),
+        (errors.too_many_connections_of_a_client(9), "[api] max_connections_per_client"),
+    ],
+)
+def test_errors_of_limits_name_their_setting(error: ApiError, settings: str) -> None:
+    """Whoever runs the server need not look for it."""
+    assert settings in error.message
 
 
 @pytest.mark.parametrize("code", EVERY)

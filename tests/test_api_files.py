@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from batching import client, jsonl, line
-from house import House, eventually, redis_process
+from house import House, eventually, redis_process, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 
 LIMIT = 64 * 1024
@@ -25,13 +25,8 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         for name in ("ann", "bob")
     ]
     (folder / "penstock.toml").write_text(f"[files]\nsize_limit = {LIMIT}\n[batch]\nmax_lines = 50\n" + "".join(rows))
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
-        try:
-            house.start_api()
-            yield house
-        finally:
-            house.close()
+    with serving(folder) as house:
+        yield house
 
 
 @pytest.fixture

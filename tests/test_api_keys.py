@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from api.errors import ApiError
-from api.keys import ANYONE, Caller, Keyring, check_exposure
+from api.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
 from api.settings import KeySettings
 from streaming.config import ConfigError, build
 from streaming.messages import Priority
-from streaming.settings import EventSettings, WebhookSettings
+from streaming.settings import EventSettings, QuotaSettings, WebhookSettings
 
 KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
 
@@ -49,11 +49,40 @@ def test_anything_else_is_refused(keyring: Keyring, authorization: str | None) -
     assert KEY not in raised.value.message
 
 
+def test_of_several_keys_of_a_tenant_the_first_that_says_something_counts() -> None:
+    """Of each quota by itself; other tenants' keys say nothing."""
+    keyring = Keyring(
+        {
+            name: msgspec.structs.replace(settings(f"sk-{name}", tenant), quotas=quotas)
+            for name, tenant, quotas in (
+                ("silent", "red", QuotaSettings()),
+                ("other", "blue", QuotaSettings(jobs=1, file_bytes=1)),
+                ("first", "red", QuotaSettings(jobs=10)),
+                ("second", "red", QuotaSettings(jobs=20, job_bytes=200)),
+                ("third", "red", QuotaSettings(job_bytes=300, result_bytes=3)),
+            )
+        }
+    )
+    assert keyring.quotas_of("red") == QuotaSettings(jobs=10, job_bytes=200, result_bytes=3)
+    assert keyring.quotas_of("nobody") == QuotaSettings()
+
+
 def test_without_keys_the_door_is_open() -> None:
     """A local server takes any caller, also one that sends a key."""
     keyring = Keyring({})
     assert keyring.open
-    assert keyring.caller(None) == keyring.caller("Bearer anything") == ANYONE
+    assert keyring.caller(None) == keyring.caller("Bearer anything") == LOCAL_CALLER
+
+
+def test_a_wrong_admin_token_is_told_from_a_missing_one() -> None:
+    """Who sends an old one hears that each start makes a new one; neither answer repeats what was sent."""
+    keyring = Keyring({}, hashlib.sha256(b"token").hexdigest())
+    assert keyring.admin("Bearer token").admin
+    for sent, words in (("", "needs the admin token"), ("Bearer old-token", "not the admin token of this server")):
+        with pytest.raises(ApiError, match=words) as raised:
+            keyring.admin(sent)
+        assert (raised.value.status, raised.value.code) == (401, "admin_token_required")
+        assert "run/admin-token" in raised.value.message and "old-token" not in raised.value.message
 
 
 def test_the_same_key_twice_is_a_mistake() -> None:
@@ -76,7 +105,7 @@ def test_an_open_door_may_stand_on_loopback(host: str) -> None:
 @pytest.mark.parametrize("host", EXPOSED)
 def test_an_open_door_may_not_stand_anywhere_else(host: str, keyring: Keyring) -> None:
     """Any other address refuses to start without a key and says what to do; with a key it starts."""
-    with pytest.raises(ConfigError, match=r"api\.host.*\[keys\.<name>\].*127\.0\.0\.1"):
+    with pytest.raises(ConfigError, match=r"api\.host.*\[keys\.<name>\].*docs/operations\.md, Keys.*127\.0\.0\.1"):
         check_exposure(host, Keyring({}))
     check_exposure(host, keyring)
 

@@ -159,6 +159,6 @@ def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
 def test_the_bounds_of_parameters_are_those_that_are_checked() -> None:
     """They are written twice: here for readers, there for the check."""
     bounds = {name: lookup(f"#/components/parameters/{name}")["schema"] for name in ("limit", "file_limit", "wait")}
-    assert bounds["limit"]["maximum"] == jobs.MOST_PER_PAGE == batches.MOST_PER_PAGE == admin.MOST
-    assert (bounds["file_limit"]["maximum"], bounds["wait"]["maximum"]) == (files.MOST_PER_PAGE, jobs.MOST_WAIT_S)
+    assert bounds["limit"]["maximum"] == jobs.MAX_PER_PAGE == batches.MAX_PER_PAGE == admin.MAX_PER_PAGE
+    assert (bounds["file_limit"]["maximum"], bounds["wait"]["maximum"]) == (files.MAX_PER_PAGE, jobs.MAX_WAIT_S)
     assert CURSOR.strip("^$") == jobs.CURSOR.pattern.replace("(", "").replace(")", "")

@@ -328,11 +328,10 @@ def test_a_waiting_job_shows_where_it_stands() -> None:
 
 
 def test_a_finished_job_shows_its_answer() -> None:
-    """The result is the very answer of the synchronous call; lists leave it out."""
+    """The result is the very answer of the synchronous call, if it is wanted; lists leave it out."""
     terminal = done("stop", rows=(delta("hi"),))
     view = JobView(facts(), State.COMPLETED, 1500, 2000, 2500, 9000, attempts=2, epoch=1, terminal=terminal)
-    shown = job_object(view)
-    assert shown["result"] == completion(facts(), terminal, terminal.rows)
+    shown = job_object(view, completion(facts(), terminal, terminal.rows))
     assert (shown["started_at"], shown["first_token_at"], shown["completed_at"], shown["expires_at"]) == (
         1.5,
         2.0,
@@ -340,7 +339,7 @@ def test_a_finished_job_shows_its_answer() -> None:
         9.0,
     )
     assert (shown["attempts"], shown["usage"]["total_tokens"], shown["error"]) == (2, 8, None)
-    assert job_object(view, with_result=False) == shown | {"result": None}
+    assert job_object(view) == shown | {"result": None}
 
 
 def test_a_failed_job_shows_why() -> None:

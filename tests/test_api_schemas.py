@@ -308,7 +308,7 @@ def test_what_is_missing_is_required() -> None:
         (b"\xff", "not valid JSON"),
         (b'{"model": "\xff"}', "not valid JSON"),
         (b'{"model": "\\ud800"}', "not valid JSON"),
-        (b"[" * 100_000, "recursion limit"),
+        (b"[" * 8_000, "recursion limit"),
         (b"[]", "must be a JSON object"),
         (b'"hi"', "must be a JSON object"),
         (b'{"a":' * 33 + b"1" + b"}" * 33, "more than 32 levels"),

@@ -58,7 +58,7 @@ def raised() -> Iterator[list[int]]:
 async def test_a_signal_ends_it_although_it_looks_around_once_an_hour(
     monkeypatch: pytest.MonkeyPatch, raised: list[int]
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 3600.0)
+    monkeypatch.setattr(server, "TICK_INTERVAL_S", 3600.0)
     async with served() as (port, task):
         assert await asyncio.to_thread(date_of, port)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -67,7 +67,7 @@ async def test_a_signal_ends_it_although_it_looks_around_once_an_hour(
 
 
 async def test_the_date_of_its_answers_is_made_anew(monkeypatch: pytest.MonkeyPatch, raised: list[int]) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 0.05)
+    monkeypatch.setattr(server, "TICK_INTERVAL_S", 0.05)
     async with served() as (port, _):
         first = await asyncio.to_thread(date_of, port)
         while await asyncio.to_thread(date_of, port) == first:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.errors import ApiError
-from api.uploads import receive
+from api.uploads import Allowance, receive
+from streaming.errors import QuotaExceeded
 from streaming.shelf import Shelf
 
 KIND = "multipart/form-data; boundary=cut"
@@ -30,8 +32,13 @@ async def chunks(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
         yield part
 
 
+def allowed(limit: int = LIMIT) -> Allowance:
+    """No quota."""
+    return Allowance(Counter(), "t", limit, 0, None)
+
+
 async def take(shelf: Shelf, parts: Sequence[bytes], kind: str = KIND, limit: int = LIMIT) -> Any:
-    return await receive(chunks(parts), kind, shelf, limit, 5)
+    return await receive(chunks(parts), kind, shelf, allowed(limit), 5)
 
 
 @pytest.fixture
@@ -65,6 +72,11 @@ async def test_cut_at_every_byte_it_is_the_same(shelf: Shelf) -> None:
         ([b"nonsense"], KIND, 400),
         ([form()], "multipart/form-data", 415),
         ([form()], "application/json", 415),
+        ([form()], "multipart/form-data; boundary=", 415),
+        ([form()], 'multipart/form-data; boundary=""', 415),
+        ([form()], "multipart/form-data; boundary=" + "A" * 256, 400),
+        ([form()], "multipart/form-data; boundary=" + "A" * 257, 400),
+        ([form()], "multipart/form-data; boundary=" + "A" * 10_000, 400),
         ([form().replace(b'name="file"', b'name="other"')], KIND, 400),
         ([form(purpose="p" * 2000)], KIND, 400),
         ([form().replace(b"Content-Type", b"X" * 5000)], KIND, 400),
@@ -81,6 +93,33 @@ async def test_what_is_wrong_is_refused_and_leaves_nothing(
     assert left(shelf) == []
 
 
+def with_fields(count: int) -> bytes:
+    """A form of so many parts: one is the file, one the purpose."""
+    parts = [f'--cut\r\nContent-Disposition: form-data; name="f{number}"\r\n\r\nx\r\n' for number in range(count - 2)]
+    return "".join(parts).encode() + form()
+
+
+def with_header(size: int) -> bytes:
+    """A form whose file's part has a header of so many bytes, name and value together."""
+    return form().replace(b"Content-Type: application/jsonl", b"X-Long: " + b"x" * (size - len("X-Long")))
+
+
+@pytest.mark.parametrize(
+    ("made", "most", "words"), [(with_fields, 16, "more than 16 parts"), (with_header, 4096, "too long a header")]
+)
+async def test_parts_and_their_headers_are_bounded(
+    shelf: Shelf, made: Callable[[int], bytes], most: int, words: str
+) -> None:
+    """By ourselves, whatever bounds the parser has: to the last one they are taken, one more is refused."""
+    upload = await take(shelf, [made(most)])
+    assert upload.name == "in.jsonl"
+    upload.incoming.discard()
+    with pytest.raises(ApiError, match=words) as refused:
+        await take(shelf, [made(most + 1)])
+    assert refused.value.status == 400
+    assert left(shelf) == []
+
+
 async def test_the_limit_holds_while_it_is_read(shelf: Shelf) -> None:
     """What comes behind the limit is not even asked for."""
     given = 0
@@ -93,9 +132,37 @@ async def test_the_limit_holds_while_it_is_read(shelf: Shelf) -> None:
             yield b"x" * 1024
 
     with pytest.raises(ApiError) as refused:
-        await receive(endless(), KIND, shelf, LIMIT, 5)
+        await receive(endless(), KIND, shelf, allowed(), 5)
     assert refused.value.status == 413 and given <= LIMIT // 1024 + 1
     assert left(shelf) == []
+
+
+async def test_the_quota_holds_while_it_is_read(shelf: Shelf) -> None:
+    """What a tenant keeps and what it sends beside this are taken off, and nothing of it is counted behind its end."""
+    given, coming = 0, Counter({"t": 500, "other": 10**9})
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal given
+        yield form()[:-15]
+        while True:
+            given += 1
+            yield b"x" * 100
+
+    with pytest.raises(QuotaExceeded) as refused, Allowance(coming, "t", LIMIT, 1000, 2500) as allowance:
+        await receive(endless(), KIND, shelf, allowance, 5)
+    assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 1500, 2500)
+    assert given <= 1000 // 100 + 1 and coming == {"t": 500, "other": 10**9} and left(shelf) == []
+
+
+@pytest.mark.parametrize(("length", "raised"), [(LIMIT + 65_537, ApiError), (66_600, QuotaExceeded), (66_000, None)])
+def test_a_length_says_enough(length: int, raised: type[Exception] | None) -> None:
+    """The size limit first: what exceeds that never fits."""
+    with Allowance(Counter(), "t", LIMIT, 1000, 2000) as allowance:
+        if raised is None:
+            allowance.check_length(length)
+            return
+        with pytest.raises(raised):
+            allowance.check_length(length)
 
 
 async def test_a_sender_that_stops_is_cut_off(shelf: Shelf) -> None:
@@ -106,7 +173,7 @@ async def test_a_sender_that_stops_is_cut_off(shelf: Shelf) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ApiError) as refused:
-        await receive(stalled(), KIND, shelf, LIMIT, 0.05)
+        await receive(stalled(), KIND, shelf, allowed(), 0.05)
     assert refused.value.status == 408
     assert left(shelf) == []
 

@@ -16,7 +16,7 @@ import pytest
 from bench.audit import locks, pth, sbom, secrets
 from bench.audit.__main__ import main
 from bench.audit.advisories import Advisories, is_affected, served
-from bench.audit.tools import Said, Tools
+from bench.audit.tools import ToolResult, Tools
 from bench.program import Refused
 
 ROOT = Path(__file__).parents[1]
@@ -42,8 +42,8 @@ def tool(folder: Path, name: str, script: str) -> Tools:
     return Tools(folder, Path("bin"))
 
 
-def said(report: object, code: int = 0, err: str = "") -> Said:
-    return Said(code, json.dumps(report).encode() if report is not None else b"", err)
+def said(report: object, code: int = 0, err: str = "") -> ToolResult:
+    return ToolResult(code, json.dumps(report).encode() if report is not None else b"", err)
 
 
 # --- known vulnerabilities -------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def said(report: object, code: int = 0, err: str = "") -> Said:
 
 def test_only_a_full_report_without_findings_passes() -> None:
     """Everything was looked at, and nothing is known about it."""
-    assert locks.judged(said(SOUND)) == []
+    assert locks.findings(said(SOUND)) == []
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_only_a_full_report_without_findings_passes() -> None:
         (said(SOUND, 1, "odd"), "ended with 1: odd"),
     ],
 )  # fmt: skip
-def test_anything_else_is_a_finding(answer: Said, words: str) -> None:
+def test_anything_else_is_a_finding(answer: ToolResult, words: str) -> None:
     """Above all, that nobody answered."""
-    (found,) = locks.judged(answer)
+    (found,) = locks.findings(answer)
     assert words in found
 
 
@@ -173,6 +173,54 @@ def test_a_secret_is_found_in_the_tree_and_in_the_history(repository: Path, tmp_
     assert secrets.check(tools, known) == []
 
 
+def test_the_lines_of_a_patch_are_told_from_its_headers() -> None:
+    """By the counts of each hunk: a line that begins with pluses or minuses is none of a header, and nothing of a line
+    is lost. A removed line is not looked at."""
+    log = """diff --git a/old.py b/new.py
+--- a/old.py
++++ b/new.py
+@@ -1,2 +1,3 @@ def x():
+---- a/gone
+-+++ b/gone
++++ b/no.lock
++  token = 'x'
++-- y
+\\ No newline at end of file
+@@ -9 +9 @@
+-@@ -1 +1 @@
++@@ -1 +1,5 @@
+diff --git a/x.lock b/x.lock
++++ b/x.lock
+@@ -0,0 +1 @@
++hash
+diff --git a/a b.toml b/a b.toml
++++ b/a b.toml\t
+@@ -0,0 +1 @@
++end"""
+    assert secrets.added_lines(log) == {
+        ".py": dict.fromkeys(["++ b/no.lock", "  token = 'x'", "-- y", "@@ -1 +1,5 @@"], "new.py (history)"),
+        ".toml": {"end": "a b.toml (history)"},
+    }
+
+
+def test_a_secret_that_only_a_merge_brought_in_is_found(repository: Path) -> None:
+    """Neither parent has it, the next commit takes it out; and a line that looks like a header hides nothing."""
+    git(repository, "checkout", "-q", "-b", "side", "HEAD~1")
+    (repository / "c.md").write_text("side\n")
+    git(repository, "add", "c.md")
+    git(repository, "commit", "-q", "-m", "side")
+    git(repository, "checkout", "-q", "-")
+    git(repository, "merge", "-q", "--no-ff", "--no-commit", "side")
+    (repository / "c.md").write_text("++ /dev/null\nsomething new\n")
+    git(repository, "add", "c.md")
+    git(repository, "commit", "-q", "-m", "merge")
+    (repository / "c.md").write_text("side\n")
+    git(repository, "commit", "-q", "-m", "out again", "c.md")
+    (repository / "known.json").write_text("[]")
+    found = secrets.check(tool(repository, "detect-secrets", TOOL), repository / "known.json")
+    assert sorted(found) == ["a.py (history): T h", "b.toml: T h", "c.md (history): T h"]
+
+
 def test_a_tool_that_says_nothing_has_found_nothing_out(repository: Path) -> None:
     """It is no clean bill."""
     with pytest.raises(Refused, match="left no report"):
@@ -184,7 +232,7 @@ def test_a_tool_that_says_nothing_has_found_nothing_out(repository: Path) -> Non
 
 def test_what_is_known_holds_no_secret() -> None:
     """Only hashes of what looks like one, and where it was."""
-    known = msgspec.json.decode(secrets.KNOWN.read_bytes(), type=list[secrets.Known])
+    known = msgspec.json.decode(secrets.KNOWN.read_bytes(), type=list[secrets.KnownFinding])
     assert known and all(re.fullmatch(r"[0-9a-f]{40}", each.sha1) and each.where for each in known)
 
 
@@ -199,6 +247,7 @@ def test_a_pth_file_that_nobody_expects_is_found(tmp_path: Path) -> None:
         "_editable_impl_penstock2.pth": "/x\n",
         "deep/__editable__.penstock-0.1.0.pth": "/x\nimport os; os.system('x')\n",
         "sitecustomize.py": "",
+        "usercustomize.py": "",
     }
     for name, text in (sound | hostile).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -75,9 +75,9 @@ def test_a_level_without_any_answer_has_no_times() -> None:
     assert row["errors"] == 8 and row["cpu_us_per_token"] is None and "ttft_p50_ms" not in row
 
 
-def judged(found: list[dict[str, object]], *asked: str) -> dict[str, tuple[float | None, bool | None]]:
+def judged(found: list[dict[str, object]], *asked: str) -> dict[str, tuple[float | None, str]]:
     goals = Goals(found, asked)
-    return {ratio.what: (ratio.value, ratio.holds) for ratio in (*goals.of_sweep(15.0), *goals.of_burst())}
+    return {ratio.what: (ratio.value, ratio.verdict) for ratio in (*goals.of_sweep(15.0), *goals.of_burst())}
 
 
 def test_goals_compare_with_the_others_of_the_same_run() -> None:
@@ -91,16 +91,16 @@ def test_goals_compare_with_the_others_of_the_same_run() -> None:
         ("dynamo", 256): [reading(39)],
     }
     found = judged(rows(readings, names), *names)
-    assert found["c=256: Penstock's CPU per token / Dynamo's"] == (pytest.approx(0.25), True)
-    assert found["c=256: Penstock's CPU per token / SGLang router + engine server"] == (pytest.approx(2 / 3), True)
-    assert found["c=256: Penstock's CPU per token / the floor's"] == (pytest.approx(10 / 6), True)
-    assert found["Penstock's ITL p99 / a 15 ms step, worst of all c"] == (pytest.approx(1.04), False)
-    worst, reached = found["Penstock's share of end-to-end time, %, worst of c >= 64"]
-    assert worst == pytest.approx(100 * 100 / 2100) and not reached
+    assert found["c=256: Penstock's CPU per token / Dynamo's"] == (pytest.approx(0.25), "reached")
+    assert found["c=256: Penstock's CPU per token / SGLang router + engine server"] == (pytest.approx(2 / 3), "reached")
+    assert found["c=256: Penstock's CPU per token / the floor's"] == (pytest.approx(10 / 6), "reached")
+    assert found["Penstock's ITL p99 / a 15 ms step, worst of all c"] == (pytest.approx(1.04), "missed")
+    worst, verdict = found["Penstock's share of end-to-end time, %, worst of c >= 64"]
+    assert worst == pytest.approx(100 * 100 / 2100) and verdict == "missed"
     growth, flat = found["Penstock's share, growth from c=64 to 256, points"]
-    assert growth == pytest.approx(100 * 100 / 2100 - 100 * 20 / 2020) and not flat
-    assert found["c=64 at once: Penstock's TTFT p50 - the floor's, ms"] == (pytest.approx(5), True)
-    assert found["Penstock's errors"] == (0, True)
+    assert growth == pytest.approx(100 * 100 / 2100 - 100 * 20 / 2020) and flat == "missed"
+    assert found["c=64 at once: Penstock's TTFT p50 - the floor's, ms"] == (pytest.approx(5), "reached")
+    assert found["Penstock's errors"] == (0, "reached")
 
 
 def test_costs_are_compared_round_by_round() -> None:
@@ -128,7 +128,7 @@ def test_first_tokens_of_a_burst_are_compared_round_by_round() -> None:
     names = list(dict.fromkeys(name for name, _ in readings))
     found = {ratio.what: ratio for ratio in Goals(rows(readings, names), names).of_burst()}
     behind = found["c=64 at once: Penstock's TTFT p50 - the floor's, ms"]
-    assert behind.rounds == (5, 6, 20) and behind.value == 6 and behind.holds
+    assert behind.rounds == (5, 6, 20) and behind.value == 6 and behind.verdict == "reached"
     beside = found["c=64 at once: Penstock's TTFT p99 / Dynamo's"]
     assert beside.rounds == pytest.approx((0.5, 0.75, 1)) and beside.value == pytest.approx(0.75)
 
@@ -136,7 +136,7 @@ def test_first_tokens_of_a_burst_are_compared_round_by_round() -> None:
 def test_a_goal_whose_rival_failed_is_not_reached_and_one_nobody_asked_for_is_not_shown() -> None:
     readings = {("penstock", 256): [reading(9)]}
     found = judged(rows(readings, ["penstock", "dynamo"]), "penstock", "dynamo")
-    assert found["c=256: Penstock's CPU per token / Dynamo's"] == (None, False)
+    assert found["c=256: Penstock's CPU per token / Dynamo's"] == (None, "missed")
     assert not any("router" in what or "floor" in what for what in found)
 
 
@@ -263,7 +263,7 @@ def test_idle_streams_on_a_small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     report = idle(options, "penstock bench gateway --idle 20", Console(quiet=True))
     api = report.rows[0]
     assert (api["process"], api["streams"]) == ("api-1", 20) and api["after_mib"] > 10 and api["cpu_pct"] > 0
-    assert report.ratios[0].holds
+    assert report.ratios[0].verdict == "reached"
 
 
 def test_more_streams_than_files_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

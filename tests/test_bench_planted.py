@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from redis import Redis
 
 from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
+from bench.planted.report import as_json
 from bench.planted.tree import PACKAGES
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run, Trial
 from streaming import scripts
@@ -99,3 +102,11 @@ def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
     """Not one that could not be collected or set up, nor one that hangs."""
     assert Trial(BUGS[0], Run(code, 1.0, output)).caught is caught
+
+
+def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
+    """Of a file its name is kept; an address of the API is no path."""
+    said = f"FAILED tests/test_a.py::test_b - Gone: '{tmp_path}/data' beside {sys.executable}, not /v1/jobs\n"
+    trial = Trial(BUGS[0], Run(FAILED, 1.0, said))
+    (row,) = json.loads(as_json([trial], 1.0))["bugs"]
+    assert row["said"] == f"Gone: '…/data' beside …/{Path(sys.executable).name}, not /v1/jobs"

@@ -35,19 +35,21 @@ def test_the_longest_silence_across_the_kill_is_judged() -> None:
     """Beyond the lease; what lay before the kill does not count; a reader who heard nothing more misses the goal."""
     seen = of_worker([a_reader(0, 9, 10, 13), a_reader(8, 9.5, 14.5)], 9.2, 2.0, QUIET)
     silence, stall, resets, ends, exact = seen.goals
-    assert (silence.value, silence.holds) == (3.0, True)
-    assert (stall.value, stall.holds) == (6.0, True) and resets.holds and ends.holds and exact.holds
-    assert of_worker([a_reader(0, 9), a_reader(8, 12)], 9.2, 2.0, QUIET).goals[0].holds is False
+    assert (silence.value, silence.verdict) == (3.0, "reached")
+    assert (stall.value, stall.verdict) == (6.0, "reached") and {resets.verdict, ends.verdict, exact.verdict} == {
+        "reached"
+    }
+    assert of_worker([a_reader(0, 9), a_reader(8, 12)], 9.2, 2.0, QUIET).goals[0].verdict == "missed"
 
 
 def test_all_must_have_gone_on_and_lack_nothing() -> None:
     """The last one counts; a missing, doubled or foreign token is a goal that was missed."""
     good = of_api([a_reader(0, 4), a_reader(0, 2, 3)], 1.0, QUIET)
-    assert [(goal.value, goal.holds) for goal in good.goals] == [(3.0, True), (6.0, None), *[(0, True)] * 3]
+    assert [(goal.value, goal.verdict) for goal in good.goals] == [(3.0, "reached"), (6.0, ""), *[(0, "reached")] * 3]
     wrong = a_reader(0, 4)
     wrong.text += wrong.text[-4:]
     found = of_api([wrong, a_reader(0)], 1.0, QUIET)
-    assert [goal.holds for goal in found.goals] == [False, None, True, True, False]
+    assert [goal.verdict for goal in found.goals] == ["missed", "", "reached", "reached", "missed"]
 
 
 def test_a_reset_and_an_answer_that_failed_are_goals_that_were_missed() -> None:
@@ -55,14 +57,18 @@ def test_a_reset_and_an_answer_that_failed_are_goals_that_were_missed() -> None:
     again, failed = a_reader(0, 4), a_reader(0, 4)
     again.resets, failed.ended = 1, "failed"
     for seen in (of_worker([again, failed], 1.0, 9.0, QUIET), of_api([again, failed], 1.0, QUIET)):
-        assert [(goal.value, goal.holds) for goal in seen.goals[-3:]] == [(1, False), (1, False), (0, True)]
+        assert [(goal.value, goal.verdict) for goal in seen.goals[-3:]] == [
+            (1, "missed"),
+            (1, "missed"),
+            (0, "reached"),
+        ]
 
 
 def test_an_answer_that_did_not_come_is_a_stall_without_an_end() -> None:
     """It misses the goal where there is one, and no figure is told of it."""
     hung = Stall(math.inf, 4.0, math.inf, 1.0, 1.0, 0.0)
     seen = of_worker([a_reader(0, 4)], 1.0, 9.0, hung)
-    assert (seen.goals[1].value, seen.goals[1].holds) == (None, False)
+    assert (seen.goals[1].value, seen.goals[1].verdict) == (None, "missed")
     assert [row["value"] for row in seen.rows if row["what"] == "longest answer of the API process, ms"] == [None]
     as_json(seen.rows)
 

@@ -97,8 +97,8 @@ def test_what_failed_was_not_in_time() -> None:
 
 
 def test_leaving_late_is_told() -> None:
-    assert lateness([answered("interactive", 1.0)]).holds
-    assert not lateness([Asked(Request(0, 1, 1), Answer(1, 0.0), 0.006)]).holds
+    assert lateness([answered("interactive", 1.0)]).verdict == "reached"
+    assert lateness([Asked(Request(0, 1, 1), Answer(1, 0.0), 0.006)]).verdict == "missed"
 
 
 def test_a_trace_is_cut_to_the_time_there_is(tmp_path: Path) -> None:

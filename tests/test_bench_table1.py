@@ -13,7 +13,7 @@ import pytest
 from bench.load.answer import Answer
 from bench.table1.figures import TIMEOUT, row
 from bench.table1.play import Level, Protocol, level, model_of
-from bench.table1.prompts import MOST_WORDS, Entry, made_up, read
+from bench.table1.prompts import MAX_WORDS, Entry, made_up, read
 from bench.table1.server import TIMEOUT as TOO_LATE
 from bench.table1.server import NotAServer, Seen, Server, seen
 
@@ -144,7 +144,7 @@ async def test_a_server_without_models_is_told() -> None:
 def test_made_up_prompts_are_the_same_for_the_same_seed() -> None:
     first, again = (list(itertools.islice(made_up(), 200)) for _ in range(2))
     lengths = sorted(len(entry.question.split()) for entry in first)
-    assert first == again and 60 < lengths[100] < 130 and lengths[-1] <= MOST_WORDS
+    assert first == again and 60 < lengths[100] < 130 and lengths[-1] <= MAX_WORDS
 
 
 def test_a_dataset_is_read_line_by_line(tmp_path: Path) -> None:

@@ -44,20 +44,20 @@ def came(behind_ms: float | None, wrong: str = "") -> Came:
     return Came(0.0, 8000.0, behind_ms, 0.2, wrong)
 
 
-def judged(*found: Came, choices: int = 1) -> list[bool | None]:
-    return [ratio.holds for ratio in ratios_of([row_of("penstock", Size(choices, 4000), found)])]
+def judged(*found: Came, choices: int = 1) -> list[str]:
+    return [ratio.verdict for ratio in ratios_of([row_of("penstock", Size(choices, 4000), found)])]
 
 
 def test_the_longest_wait_of_one_long_text_is_judged_and_every_answer_must_come() -> None:
     row = row_of("penstock", Size(1, 4000), [came(3), came(60), came(5), came(None, "cut off")])
     assert (row["asked"], row["came"], row["timed"], row["behind_ms"], row["behind_max_ms"]) == (4, 3, 3, 5, 60)
-    assert judged(came(49), came(50)) == [True, True]
-    assert judged(came(3), came(50.1)) == [False, True]
-    assert judged(came(3), came(None, "cut off")) == [False, False]
-    assert judged(came(None)) == [False, True]  # it came, and nobody can say how late
-    assert judged(came(3), *[came(None)] * 4) == [False, True]  # nor of four of five
-    assert judged(came(9000), choices=1024) == [True]
-    assert judged(came(None, "timed out"), choices=1024) == [False]
+    assert judged(came(49), came(50)) == ["reached", "reached"]
+    assert judged(came(3), came(50.1)) == ["missed", "reached"]
+    assert judged(came(3), came(None, "cut off")) == ["missed", "missed"]
+    assert judged(came(None)) == ["missed", "reached"]  # it came, and nobody can say how late
+    assert judged(came(3), *[came(None)] * 4) == ["missed", "reached"]  # nor of four of five
+    assert judged(came(9000), choices=1024) == ["reached"]
+    assert judged(came(None, "timed out"), choices=1024) == ["missed"]
 
 
 def test_a_short_run_against_real_processes(tmp_path: Path) -> None:

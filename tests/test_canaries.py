@@ -16,12 +16,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batching import jsonl, line
+from batching import jsonl, line, said
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
@@ -31,12 +32,16 @@ NAMES = (
     "api_key", "bob_key", "admin_key", "wrong_key", "redis_password", "wrong_password", "webhook_secret", "webhook_url",
     "prompt", "failing_prompt", "poison_prompt", "waiting_prompt", "idempotency_key", "metadata", "unknown_field",
     "bad_json", "query", "path", "cookie", "x_api_key", "file_line", "form_field", "schema", "stop", "huge", "record",
-    "setting_url", "setting_secret", "setting_key", "body_model",
+    "setting_url", "setting_secret", "setting_key", "body_model", "user", "answered_prompt", "batch_prompt",
+    "answer", "batch_answer",
 )  # fmt: skip
 INFRASTRUCTURE = (
     "bob_key", "admin_key", "redis_password", "wrong_password", "webhook_secret", "webhook_url", "record",
 )  # fmt: skip
 """Those that no client sent: no answer to anybody may hold them."""
+
+
+ANSWER_TOKENS = 12
 
 
 class Canaries(dict[str, str]):
@@ -46,6 +51,9 @@ class Canaries(dict[str, str]):
         super().__init__({name: f"{name}-{secrets.token_hex(8)}" for name in NAMES})
         self["webhook_secret"] = f"whsec_{secrets.token_hex(16)}"  # hexadecimal is base64 too
         self["metadata"] = f"sk-proj-{secrets.token_hex(16)}"
+        # What the simulated engine says to a prompt is as hard to guess as the prompt.
+        for answer, prompt in (("answer", "answered_prompt"), ("batch_answer", "batch_prompt")):
+            self[answer] = said(self[prompt], ANSWER_TOKENS)
 
     def found_in(self, text: str, names: tuple[str, ...] = NAMES) -> list[str]:
         return [name for name in names if self[name].rpartition("-")[2].removeprefix("whsec_") in text]
@@ -180,7 +188,9 @@ def test_no_secret_comes_out_again(told: Told, collector: Collector) -> None:
     house.wait_ready()
     eventually(lambda: told.ask("ann", "GET", f"/v1/jobs/{poisoned}")[1]["status"] == "failed")  # type: ignore[index]
     engine_fails(told)
+    answered(told)
     malformed_batch(told)
+    good_batch(told)
     webhook_fails(told)
     others_look(told)
     arguments = told_by_arguments(house)
@@ -267,37 +277,80 @@ def engine_fails(told: Told) -> None:
     eventually(lambda: told.ask("ann", "POST", path, asked)[0] == 400)  # once the model's card is known
 
 
-def malformed_batch(told: Told) -> None:
-    """A file whose lines are none, and an upload that is no form."""
-    canaries, boundary = told.canaries, "b0undary"
-    lines = (
-        jsonl([line(0), {"custom_id": canaries["file_line"], "body": canaries["file_line"]}])
-        + canaries["file_line"].encode()
+def answered(told: Told) -> None:
+    """What is asked is answered: at once, as a stream, and as a job whose result is read twice."""
+    canaries, path = told.canaries, "/v1/chat/completions"
+    asked = chat(canaries["answered_prompt"], max_tokens=ANSWER_TOKENS, user=canaries["user"])
+    status, found = told.ask("ann", "POST", path, asked)
+    assert status == 200 and found and found["choices"][0]["message"]["content"] == canaries["answer"]
+    assert told.ask("ann", "POST", path, asked | {"stream": True})[0] == 200
+    status, job = told.ask("ann", "POST", "/v1/jobs", asked)
+    assert status == 202 and job
+    for _ in range(2):
+        status, seen = told.ask("ann", "GET", f"/v1/jobs/{job['id']}?wait=30")
+        assert status == 200 and seen and seen["status"] == "completed"
+        status, found = told.ask("ann", "GET", f"/v1/jobs/{job['id']}/result")
+        assert status == 200 and found and found["choices"][0]["message"]["content"] == canaries["answer"]
+
+
+BOUNDARY = "b0undary"
+
+
+def form(lines: bytes, purpose: str = "batch") -> bytes:
+    """An upload of a file with these lines."""
+    head = (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n--{BOUNDARY}\r\n'
+        f'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
     )
+    return head.encode() + lines + f"\r\n--{BOUNDARY}--\r\n".encode()
 
-    def form(purpose: str) -> bytes:
-        return (
-            (
-                f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n--{boundary}\r\n'
-                f'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
-            ).encode()
-            + lines
-            + f"\r\n--{boundary}--\r\n".encode()
-        )
 
-    kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-    assert told.ask("ann", "POST", "/v1/files", form(canaries["form_field"]), **kind)[0] == 400
-    status, file = told.ask("ann", "POST", "/v1/files", form("batch"), **kind)
+FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+def batch_of(told: Told, lines: bytes) -> dict[str, Any]:
+    """A batch of these lines, once it is over."""
+    status, file = told.ask("ann", "POST", "/v1/files", form(lines), **FORM)
     assert status == 200 and file
     asked = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     status, batch = told.ask("ann", "POST", "/v1/batches", asked)
     assert status == 200 and batch
 
-    def over() -> bool:
+    def over() -> dict[str, Any] | None:
         _, now = told.ask("ann", "GET", f"/v1/batches/{batch['id']}")
-        return bool(now) and now["status"] in ("failed", "completed")
+        return now if now and now["status"] in ("failed", "completed") else None
 
-    eventually(over)
+    found = eventually(over)
+    assert isinstance(found, dict)
+    return found
+
+
+def malformed_batch(told: Told) -> None:
+    """A file whose lines are none, and an upload that is no form."""
+    canaries = told.canaries
+    lines = (
+        jsonl([line(0), {"custom_id": canaries["file_line"], "body": canaries["file_line"]}])
+        + canaries["file_line"].encode()
+    )
+    assert told.ask("ann", "POST", "/v1/files", form(lines, canaries["form_field"]), **FORM)[0] == 400
+    assert batch_of(told, lines)["status"] == "failed"
+
+
+def good_batch(told: Told) -> None:
+    """One line that is answered, and one that fails in its engine."""
+    canaries = told.canaries
+    more: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "user": canaries["user"]}
+    lines = [line(0, canaries["batch_prompt"], **more), line(1, canaries["failing_prompt"] + " [[fail@1]]", **more)]
+    done = batch_of(told, jsonl(lines))
+    assert (done["status"], done["request_counts"]["completed"], done["request_counts"]["failed"]) == (
+        "completed",
+        1,
+        1,
+    )
+    told.ask("ann", "GET", f"/v1/files/{done['output_file_id']}/content")
+    assert canaries["batch_answer"] in told.answers["ann"][-1]
+    told.ask("ann", "GET", f"/v1/files/{done['error_file_id']}/content")
+    assert '"r-1"' in told.answers["ann"][-1]
 
 
 def webhook_fails(told: Told) -> None:
@@ -349,29 +402,42 @@ def store_down(told: Told) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+ROLES = ("api", "workers", "scheduler", "offline")
+
+
 def settings_refused(told: Told) -> str:
-    """What each role says of settings that it cannot use, and of a store that does not take its password."""
-    house, canaries, said = told.house, told.canaries, ""
+    """What each role that reads a setting says of it where it cannot use it, and of a store that does not take its
+    password."""
+    house, canaries = told.house, told.canaries
     folder = house.folder / "refused"
     folder.mkdir()
-    texts = [
-        f'[redis]\nurl = "redis://:{canaries["setting_url"]}@127.0.0.1:port/0"\n',
-        f'[redis]\nurl = "redis://:{canaries["setting_url"]}/of@127.0.0.1:6379/0"\n',
-        f'[redis]\nurl = "{canaries["setting_url"]}"\n',
-        f'[webhooks.a]\nurl = "https://a.example/?a={canaries["setting_url"]}"\nsecret = "{canaries["setting_key"]}"\n',
-        f'[keys.a]\ntenant = "a"\nsha256 = "{canaries["setting_key"]}"\n',
-        f'[redis]\npassword = "{canaries["setting_secret"]}"\n',
-        f'[redis]\nurl = "redis://:{canaries["setting_url"]}@127.0.0.1\n',
+    hook = f'url = "https://a.example/?a={canaries["setting_url"]}"\nsecret = "{canaries["setting_key"]}"'
+    texts: list[tuple[str, tuple[str, ...]]] = [
+        (f'[redis]\nurl = "redis://:{canaries["setting_url"]}@127.0.0.1:port/0"\n', ROLES),
+        (f'[redis]\nurl = "redis://:{canaries["setting_url"]}/of@127.0.0.1:6379/0"\n', ("api",)),
+        (f'[redis]\nurl = "{canaries["setting_url"]}"\n', ("api",)),
+        (f"[webhooks.a]\n{hook}\n", ("api", "offline")),
+        (f'[keys.a]\ntenant = "a"\nsha256 = "{canaries["setting_key"]}"\n', ("api",)),
+        (f'[redis]\npassword = "{canaries["setting_secret"]}"\n', ROLES),
+        (f'[redis]\nurl = "redis://:{canaries["setting_url"]}@127.0.0.1\n', ("api",)),
     ]
-    for number, text in enumerate(texts):
+    environ = {name: value for name, value in house.environ.items() if name != "PENSTOCK_REDIS_URL"}
+
+    def told_by(case: tuple[Path, str]) -> str:
+        path, role = case
+        command = [sys.executable, "-m", role, "--config", str(path)]
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2 and "error:" in done.stderr, (path.read_text(), role, done.stderr)
+        return done.stdout + done.stderr
+
+    cases: list[tuple[Path, str]] = []
+    for number, (text, roles) in enumerate(texts):
         path = folder / f"{number}.toml"
         path.write_text(text)
-        command = [sys.executable, "-m", "api", "--config", str(path)]
-        environ = {name: value for name, value in house.environ.items() if name != "PENSTOCK_REDIS_URL"}
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 2 and "error:" in done.stderr, (number, done.stderr)
-        said += done.stdout + done.stderr
+        cases += [(path, role) for role in roles]
+    with ThreadPoolExecutor(4) as pool:
+        heard = "".join(pool.map(told_by, cases))
     wrong = house.redis_url.replace(canaries["redis_password"], canaries["wrong_password"])
     house.start("workers", PENSTOCK_REDIS_URL=wrong)
     eventually(lambda: "invalid username-password" in house.log("workers"))
-    return said
+    return heard

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from cli.__main__ import main
 from cli.client import Event, parse_events
 from cli.instance import DataDir, Instance
+from streaming.messages import Process
 
 JOB = {
     "id": "job_1", "object": "job", "status": "completed", "created_at": 1.5, "started_at": 2.0, "first_token_at": 2.5,
@@ -103,9 +105,9 @@ def test_events_do_not_depend_on_the_pieces(sizes: list[int]) -> None:
 
 
 def test_chat_prints_the_answer_alone(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    """stdout is the answer to the byte; the model is the first one served."""
+    """stdout is the answer alone, with what a terminal would obey shown; the model is the first one served."""
     assert main(["chat", "a question", "--system", "be brief", "--max-tokens", "9"]) == 0
-    assert capsys.readouterr().out == "the\u2028answer\n"
+    assert capsys.readouterr().out == r"the\u2028answer" + "\n"
     assert door.requests[-1][2] == {
         "model": "sim",
         "max_tokens": 9,
@@ -157,23 +159,101 @@ def test_not_a_penstock_is_code_3(door: Door) -> None:
     assert main(["jobs", "show", "job_1"]) == 3
 
 
+@contextmanager
+def running_at(url: str, folder: Path) -> Iterator[DataDir]:
+    """A data folder whose instance says that it answers there."""
+    home = DataDir(folder)
+    names = {"pid": 1, "state": "ready", "phase": "", "redis_url": "", "data_dir": "", "engine": "sim", "started": 1.0}
+    with home.lock():
+        home.prepare()
+        home.write(Instance(version="1", url=url, models=("sim",), **names))
+        yield home
+
+
+def keep_key(home: DataDir, key: str = "from-file") -> None:
+    home.make_private()
+    home.api_key.touch(0o600)
+    home.api_key.write_text(f"{key}\n")
+
+
+def keys_seen(door: Door) -> list[str | None]:
+    return [headers.get("authorization") for _, headers, _ in door.requests]
+
+
 def test_key_comes_from_variable_or_file(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never from an argument; the variable outranks the file."""
-    folder = tmp_path / ".penstock"
-    folder.mkdir()
-    (folder / "api-key").touch(0o600)
-    (folder / "api-key").write_text("from-file\n")
-    main(["jobs", "show", "job_1"])
-    monkeypatch.setenv("PENSTOCK_API_KEY", "from-variable")
-    main(["jobs", "show", "job_1"])
-    assert [headers["authorization"] for _, headers, _ in door.requests] == ["Bearer from-file", "Bearer from-variable"]
+    """Never from an argument; the variable outranks the file. An address that was said gets what was said with it."""
+    with running_at(door.url, tmp_path / ".penstock") as home:
+        keep_key(home)
+        for named, variable in ((False, ""), (True, ""), (False, "from-variable"), (True, "from-variable")):
+            monkeypatch.setenv("PENSTOCK_API_KEY", variable)
+            monkeypatch.setenv("PENSTOCK_URL", door.url if named else "")
+            assert main(["jobs", "show", "job_1"]) == 0
+    monkeypatch.setenv("PENSTOCK_URL", door.url)
+    assert main(["jobs", "show", "job_1"]) == 0
+    assert keys_seen(door) == ["Bearer from-file"] * 2 + ["Bearer from-variable"] * 3
+
+
+def test_the_key_of_the_folder_goes_to_its_own_instance_alone(door: Door, tmp_path: Path) -> None:
+    """Neither to another address, nor to one where the instance was before it stopped."""
+    with running_at("http://127.0.0.1:9", tmp_path / ".penstock") as home:
+        keep_key(home)
+        assert main(["jobs", "show", "job_1"]) == 0
+    assert main(["jobs", "show", "job_1", "--url", door.url]) == 0
+    assert keys_seen(door) == [None, None]
+
+
+@pytest.mark.parametrize("source", ["file", "variable"])
+def test_whoever_has_the_port_is_sent_no_key(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    """Nothing runs in the data folder, and another process listens where it would: no request, a clear error. Without
+    a key the configured port is tried."""
+    monkeypatch.delenv("PENSTOCK_URL")
+    (tmp_path / "penstock.toml").write_text(f"[api]\nport = {door.server.server_port}\n")
+    assert main(["jobs", "show", "job_1"]) == 0
+    assert keys_seen(door) == [None]
+    if source == "file":
+        keep_key(DataDir(tmp_path / ".penstock"))
+    else:
+        monkeypatch.setenv("PENSTOCK_API_KEY", "from-variable")
+    assert main(["jobs", "show", "job_1"]) == 3
+    said = capsys.readouterr().err
+    assert "nothing is running in" in said and "next:  penstock up, or --url http://HOST:8000" in said
+    assert len(door.requests) == 1
+
+
+@pytest.mark.parametrize("by", ["variable", "flag"])
+def test_an_address_out_of_the_store_is_sent_no_key(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by: str
+) -> None:
+    """Whoever may write to it can say that an API is anywhere: no request with a key, nor with an admin token, even
+    if the own instance is there. Without a key Redis leads to the API."""
+    monkeypatch.delenv("PENSTOCK_URL")
+    redis = ["--redis-url", "redis://127.0.0.1:1/0"] if by == "flag" else []
+    if by == "variable":
+        monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://127.0.0.1:1/0")
+    evil = Process(role="api", id="api-0", life="l", pid=1, host="h", state="ready", since=1.0, url=door.url)
+    monkeypatch.setattr("cli.registry.processes", lambda _: [evil])
+    door.answers["/admin/dlq"] = (200, {"data": []})
+    assert main(["dlq", "ls", *redis]) == 0
+    with running_at(door.url, tmp_path / ".penstock") as home:
+        home.new_admin_token()
+        assert main(["dlq", "ls", "--redis-url", "redis://127.0.0.1:1/0"]) == 0
+    assert keys_seen(door) == [None, None]
+    monkeypatch.setenv("PENSTOCK_API_KEY", "root-key")
+    assert main(["dlq", "ls", *redis]) == 3
+    said = capsys.readouterr().err
+    assert "an API key is not sent to an address out of Redis" in said and "next:  --url http://HOST:8000" in said
+    assert keys_seen(door) == [None, None]
+    assert main(["dlq", "ls", *redis, "--url", door.url]) == 0
+    assert keys_seen(door)[2:] == ["Bearer root-key"]
 
 
 @pytest.mark.parametrize(
     ("url", "sent"),
     [
         ("http://127.0.0.1:{port}", True), ("http://127.0.0.1:{port}/", True), ("http://127.0.0.1:{other}", False),
-        ("http://localhost:{port}", False), ("https://127.0.0.1:{port}", False), ("http://127.0.0.2:{port}", False),
+        ("http://localhost:{port}", True), ("https://127.0.0.1:{port}", False), ("http://127.0.0.2:{port}", False),
     ],
 )  # fmt: skip
 def test_the_admin_token_goes_to_its_own_instance_alone(
@@ -182,11 +262,8 @@ def test_the_admin_token_goes_to_its_own_instance_alone(
     """And with requests to /admin only: another server at a similar address must not learn it."""
     monkeypatch.setenv("PENSTOCK_API_KEY", "a-key")
     door.answers["/admin/dlq"] = (200, {"data": []})
-    port, home = door.server.server_port, DataDir(tmp_path / ".penstock")
-    names = {"pid": 1, "state": "ready", "phase": "", "redis_url": "", "data_dir": "", "engine": "sim", "started": 1.0}
-    with home.lock():
-        home.prepare()
-        home.write(Instance(version="1", url=url.format(port=port, other=port + 1), models=("sim",), **names))
+    port = door.server.server_port
+    with running_at(url.format(port=port, other=port + 1), tmp_path / ".penstock") as home:
         token_hash = home.new_admin_token()
         token = home.admin_token.read_text()
         assert main(["dlq", "ls"]) == 0 and main(["jobs", "show", "job_1"]) == 0
@@ -196,12 +273,50 @@ def test_the_admin_token_goes_to_its_own_instance_alone(
         assert headers["authorization"] == f"Bearer {expected}", path
 
 
-def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: Path) -> None:
+def test_by_another_name_of_this_machine_the_token_goes_to_the_instances_own_address(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of localhost or ::1 another program may have the same port."""
     home = DataDir(tmp_path / ".penstock")
     names = {"pid": 1, "state": "ready", "phase": "", "redis_url": "", "data_dir": "", "engine": "sim", "started": 1.0}
+    door.answers["/admin/dlq"] = (200, {"data": []})
     with home.lock():
         home.prepare()
         home.write(Instance(version="1", url=door.url, models=("sim",), **names))
+        home.new_admin_token()
+        for name in ("localhost", "[::1]"):
+            monkeypatch.setenv("PENSTOCK_URL", door.url.replace("127.0.0.1", name))
+            assert main(["dlq", "ls"]) == 0
+    assert [headers["host"] for _, headers, _ in door.requests] == [door.url.removeprefix("http://")] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "key", "words"),
+    [
+        (401, "invalid_api_key", "", "set PENSTOCK_API_KEY, or put the key in"),
+        (401, "invalid_api_key", "sk-x", "is not in [keys]; check it, or restart the server"),
+        (403, "permission_denied", "sk-x", "use a key with admin = true"),
+        (421, "misdirected_request", "", "use --url http://127.0.0.1:{port} (ssh -L from another machine)"),
+        (401, "admin_token_required", "", "error: /admin of {url} needs its admin token"),
+        (401, "admin_token_required", "old", "set PENSTOCK_API_KEY to the contents of FOLDER/run/admin-token"),
+    ],
+)
+def test_each_refusal_has_its_next_step(
+    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    status: int, code: str, key: str, words: str,
+) -> None:  # fmt: skip
+    """A key that is missing, wrong or no admin's, a token, a name: what to do is different for each."""
+    if key:
+        monkeypatch.setenv("PENSTOCK_API_KEY", key)
+    door.answers["/admin/dlq"] = (status, {"error": {"message": "the server's words", "code": code}})
+    assert main(["dlq", "ls"]) == (4 if status < 404 else 1)
+    said = capsys.readouterr().err
+    assert words.format(url=door.url, port=door.server.server_port) in said
+    assert ("the server's words" in said) == (code != "admin_token_required")
+
+
+def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: Path) -> None:
+    with running_at(door.url, tmp_path / ".penstock") as home:
         home.new_admin_token()
         home.admin_token.chmod(0o640)
         assert main(["dlq", "ls"]) == 4

@@ -131,6 +131,7 @@ def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     assert "PENSTOCK_REDIS_URL" in page
     assert "PENSTOCK_API_KEY" in page
+    assert "PENSTOCK_API_HOSTS                     texts, with commas between" in page and " tuple" not in page
     for command in LazyGroup.COMMANDS:
         assert main(["help", command]) == 0
         assert "Usage: penstock" in capsys.readouterr().out

@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from api.settings import ApiSettings
 from cli.banner import draining, place, ready_block
 from cli.deployment import Deployment, load_deployment
 from cli.instance import DataDir, Entry, Instance
+from cli.machine import outside_url
 from cli.up import FLAGS
 from streaming.config import Config, ConfigError
 from workers.settings import LlamacppSettings
@@ -176,7 +179,22 @@ def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "  Stop   Ctrl-C (finishes running jobs, again to stop now)",
     ]
     assert "Bearer $PENSTOCK_API_KEY" in ready_block(instance, keyed=True)[5]
+    outside = msgspec.structs.replace(instance, outside_url="http://box:8000")
+    assert ready_block(outside)[2] == "  API    http://box:8000/v1 (other machines)"
     assert ready_block(instance, detached=True)[-1] == "  Stop   penstock down"
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "url"),
+    [("0.0.0.0", (), "http://box:9"), ("::", ("api.example",), "http://api.example:9"),  # noqa: S104 - not listened on
+     ("127.0.0.1", (), ""), ("192.0.2.1", (), "")],
+)  # fmt: skip
+def test_other_machines_are_told_a_name(
+    monkeypatch: pytest.MonkeyPatch, host: str, hosts: tuple[str, ...], url: str
+) -> None:
+    """One that the server answers to; the single address it listens on is shown anyway."""
+    monkeypatch.setattr("socket.gethostname", lambda: "box")
+    assert outside_url(ApiSettings(host=host, hosts=hosts), 9) == url
 
 
 def test_words_about_the_end_and_the_place() -> None:

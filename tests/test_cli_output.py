@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import unicodedata
 
 import pytest
 
@@ -158,17 +159,34 @@ def test_ascii_terminal_speaks_utf8() -> None:
 
 # --- text of others --------------------------------------------------------------------------------------------------
 
-HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m\x08\x7f\r\u202egnp\u2066\ud800"
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m\x08\x7f\r\u202egnp\u2066\u200e\u2028\U000e0041\ud800"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u2028-\u202e\u2066-\u2069\U000e0041\ud800-\udfff]")
+JOINERS = "\u200c\u200d"
 
 
 def test_what_a_terminal_would_obey_is_shown() -> None:
     """Every control code but tab and newline, C1 and bidi overrides among them; other text, in any script, stays."""
-    assert visible(HOSTILE) == (r"\u001b]52;c;ZXZpbA==\u0007\u001b[2J\u009b31m\u0008\u007f\u000d\u202egnp\u2066\ud800")
+    shown = (
+        r"\u001b]52;c;ZXZpbA==\u0007\u001b[2J\u009b31m\u0008\u007f\u000d\u202egnp\u2066\u200e\u2028\udb40\udc41\ud800"
+    )
+    assert visible(HOSTILE) == shown
     for code in (*range(0x20), *range(0x7F, 0xA0)):
         assert (visible(chr(code)) == chr(code)) is (chr(code) in "\t\n")
-    plain = "Tab\tand\nline, הַבַּיִת, 日本語, 👩‍👩‍👧 and \u200f a mark"
+    plain = "Tab\tand\nline, הַבַּיִת, 日本語, 👩‍👩‍👧, می‌خواهم, क्‍ष"
     assert visible(plain) == plain
+
+
+def test_no_character_that_is_not_seen_gets_through() -> None:
+    """Of all there are: format characters, separators of lines and controls are shown, the joiners, tab and newline
+    are not touched, and neither is any that people write with."""
+    for code in range(sys.maxunicode + 1):
+        kind = unicodedata.category(char := chr(code))
+        if char in JOINERS + "\t\n":
+            assert visible(char) == char
+        elif kind in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+            assert json.loads(f'"{visible(char)}"') == char != visible(char), hex(code)
+        elif kind != "Cn":  # not given to any character yet
+            assert visible(char) == char, hex(code)
 
 
 def test_bytes_in_pieces_are_read_as_a_whole() -> None:
@@ -210,10 +228,17 @@ def test_a_table_with_styles_has_no_code_of_its_cells(
     assert "\x1b]" not in capsys.readouterr().out
 
 
+WRITABLE = HOSTILE.replace("\ud800", "")
+"""What of it can be UTF-8."""
+
+
 class Hostile(http.server.BaseHTTPRequestHandler):
     """A server that answers everything with control codes."""
 
     def do_GET(self) -> None:
+        if self.path.endswith("/output"):
+            self._send(200, WRITABLE, "application/jsonl")
+            return
         self._send(404, json.dumps({"error": {"message": HOSTILE, "code": HOSTILE, "param": None, "type": "x"}}))
 
     def do_POST(self) -> None:
@@ -230,6 +255,40 @@ class Hostile(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+class Screen(io.TextIOWrapper):
+    """Standard output that says whether it is a terminal."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__(io.BytesIO(), "utf-8", write_through=True)
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def test_the_answers_of_a_batch_cannot_drive_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`penstock batch output` writes bytes as they are into a file or a pipe, and shows them on a terminal."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        written = {}
+        for terminal in (True, False):
+            screen = Screen(terminal=terminal)
+            monkeypatch.setattr(sys, "stdout", screen)
+            assert main(["batch", "output", "batch_x", "--url", f"http://127.0.0.1:{server.server_port}"]) == 0
+            written[terminal] = screen.buffer.getvalue().decode()  # type: ignore[attr-defined]
+        server.shutdown()
+    assert written == {True: visible(WRITABLE), False: WRITABLE}
+
+
+def test_what_a_server_says_of_its_steps_cannot_drive_the_terminal() -> None:
+    """The words behind a bar are another's, too: names of batches and of lanes."""
+    stream = Terminal()
+    with Progress(stream, {"TERM": "xterm"}) as progress:
+        progress.steps("computing", 1, 2, f"{ESC}]52;c;aGk=\x07")
+        progress._show(changed=False)
+    assert r"\u001b]52;c;aGk=\u0007" in stream.getvalue() and f"{ESC}]52" not in stream.getvalue()
 
 
 def test_a_model_cannot_drive_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:

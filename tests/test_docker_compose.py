@@ -213,7 +213,23 @@ def test_redis_lets_nobody_in_without_a_password(made: tuple[Path, str]) -> None
     assert stat.S_IMODE((secrets / "users.acl").stat().st_mode) == 0o644
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
     shown = json.dumps(FILE)
-    assert "redis://" not in shown and "PASSWORD" not in shown.upper().replace("DISABLE_LOGIN", "")
+    assert "redis://" not in shown and "PASSWORD" not in shown.upper().replace("THE PASSWORD OF", "")
+
+
+def test_monitoring_has_no_door_without_a_key(made: tuple[Path, str]) -> None:
+    """Every user of the machine, and every page in a browser on it, reaches a published port: there are the API's and
+    Grafana's, which asks for a login made for this deployment alone and serves no rebound name."""
+    published = {name: service["ports"] for name, service in SERVICES.items() if service.get("ports")}
+    assert published == {"api": ["127.0.0.1:8000:8000"], "grafana": ["127.0.0.1:3000:3000"]}
+    grafana = SERVICES["grafana"]
+    environ = grafana["environment"]
+    assert environ["GF_AUTH_ANONYMOUS_ENABLED"] == environ["GF_USERS_ALLOW_SIGN_UP"] == "false"
+    assert (environ["GF_SERVER_DOMAIN"], environ["GF_SERVER_ENFORCE_DOMAIN"]) == ("localhost", "true")
+    login = made[0].parent / grafana["env_file"]
+    name, _, password = login.read_text().strip().partition("=")
+    assert name == "GF_SECURITY_ADMIN_PASSWORD" and re.fullmatch("[0-9a-f]{48}", password)
+    assert stat.S_IMODE(login.stat().st_mode) == 0o600
+    assert not any("PASSWORD" in name or "DISABLE_LOGIN" in name for name in environ), "none stands in the tree"
 
 
 @pytest.mark.parametrize("service", ROLES)
@@ -295,7 +311,7 @@ def test_the_page_names_what_is_there() -> None:
     page = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
     named = {path.rstrip("./") for path in re.findall(r"docker/[\w./-]+", page)}
     assert len(named) > 8
-    made = {"docker/compose/penstock.toml", "docker/compose/.env"}
+    made = {"docker/compose/penstock.toml", "docker/compose/.env", "docker/compose/secrets/grafana.env"}
     assert {path for path in named if not (ROOT / path).exists()} - made == set()
 
 

@@ -49,7 +49,7 @@ DRAINS = {"api": ApiSettings, "worker": WorkerSettings, "offline": OfflineSettin
 BROUGHT = {"penstock-models"}
 """Volume claims the cluster's owner makes."""
 
-LONGEST_NAME = 63 - len("-1234567890-12345")
+MAX_NAME = 63 - len("-1234567890-12345")
 """Of a Deployment: with what it adds, its pods' names are host names, by which the scheduler knows their workers."""
 
 WORKER = "worker-smollm2-135m-instruct"
@@ -277,7 +277,7 @@ def test_every_model_has_its_workers(made: tuple[str, Path, str]) -> None:
     by_model = {model: pool.deployment(model) for model in models}
     assert set(by_model.values()) == set(workers)
     for model, name in by_model.items():
-        assert len(name) <= LONGEST_NAME
+        assert len(name) <= MAX_NAME
         assert container(workers[name])["args"] == ["--model", model]
         assert "replicas" not in workers[name]["spec"], "applying the file again would undo what the scheduler decided"
         build(ENGINES[models[model].engine], models[model].options, model)

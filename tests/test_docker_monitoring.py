@@ -140,7 +140,9 @@ def test_grafana_finds_data_and_boards() -> None:
     assert str(home.parent) == provider["options"]["path"]
     (source,) = document(MONITORING / "grafana/provisioning/datasources/prometheus.yaml")["datasources"]
     host, _, port = source["url"].removeprefix("http://").partition(":")
-    assert source["type"] == "prometheus" and f"127.0.0.1:{port}:{port}" in compose[host]["ports"]
+    assert (source["type"], host, port) == ("prometheus", "prometheus", "9090"), "the port it listens on by itself"
+    assert not any(word.startswith("--web.listen-address") for word in compose[host]["command"])
+    assert {*compose[host]["networks"]} & {*compose["grafana"]["networks"]}
 
 
 def test_prometheus_finds_its_rules() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,45 @@ ROWS = [
 ]
 
 
+FILES = sorted({name for name, _ in NAMED})
+ELSEWHERE = re.compile(r"not in os\.environ, reason=\"[^\"]*(make [a-z-]+)\"")
+"""What a test says that is skipped where nobody asked for it: the command that runs it."""
+
+
+@pytest.fixture(scope="module")
+def collected() -> dict[str, set[str]]:
+    """By file, the names of the tests that pytest finds in it, with the words of their parameters."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    paths = [f"tests/{name}.py" for name in FILES]
+    done = subprocess.run([*command, *paths], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found: dict[str, set[str]] = {name: set() for name in FILES}
+    for line in done.stdout.splitlines():
+        if match := re.match(r"tests/(test_\w+)\.py::(.+)", line):
+            found[match[1]].add(match[2])
+    return found
+
+
 @pytest.mark.parametrize(("name", "words"), sorted(set(NAMED)))
-def test_a_test_that_the_page_names_is_there(name: str, words: str) -> None:
-    """Its file is, and each of its words is in a test's name."""
-    names = re.findall(r"def (test_\w+)", (ROOT / "tests" / f"{name}.py").read_text(encoding="utf-8"))
-    assert names
-    for word in words.strip('"').split(" or ") if words else ():
-        assert any(word in each for each in names), word
+def test_a_test_that_the_page_names_is_there(name: str, words: str, collected: dict[str, set[str]]) -> None:
+    """Its file has tests, and each word of a selection selects one by its name, not by that of its file."""
+    assert collected[name]
+    if words:
+        assert re.fullmatch(r'\w+|"\w+( or \w+)*"', words), "a selection is words with `or` between them"
+        for word in words.strip('"').split(" or "):
+            assert any(word.lower() in test.lower() for test in collected[name]), word
+
+
+def test_a_test_that_is_not_always_run_is_said_to_be_so() -> None:
+    """The row that names it names the command that runs it."""
+    found = 0
+    for name in FILES:
+        if match := ELSEWHERE.search((ROOT / "tests" / f"{name}.py").read_text(encoding="utf-8")):
+            found += 1
+            for line in PAGE.splitlines():
+                if f"`{name}`" in line or f"`{name} -k" in line:
+                    assert f"`{name}` (only by `{match[1]}`)" in line, line
+    assert found == 1, "of the files named, test_browser"
 
 
 def test_every_risk_of_both_lists_has_its_row() -> None:

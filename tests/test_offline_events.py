@@ -14,12 +14,13 @@ from redis import Redis
 
 from offline.cloudevents import cloud_event
 from offline.intake import MAX_REDELIVERIES, Intake, Rejected
+from streaming.errors import QuotaExceeded
 from streaming.events import Event, Wanted
 from streaming.memory import Headroom
 from streaming.messages import Job
 from streaming.monitor import StoreMonitor
 from streaming.queue import Accepted, Queue
-from streaming.settings import EventSettings, ModelSettings, WebhookSettings
+from streaming.settings import EventSettings, ModelSettings, QuotaSettings, WebhookSettings
 from streaming.wire import Wire
 
 JOB = "job_00" + "1" * 30
@@ -124,6 +125,20 @@ async def test_a_message_that_makes_its_taker_fail_is_put_aside(wire: Wire, monk
     with pytest.raises(Rejected, match="failed without an answer"):
         await intake.accept(poison, "poison", redelivered=True)
     assert await wire.redis.keys("*redelivery*") == []
+
+
+async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: Wire) -> None:
+    """A message that would exceed it waits in the broker, as one for which the store has no room."""
+    known, events = {"sim": ModelSettings(engine="sim")}, EventSettings()
+    monitor = StoreMonitor(wire)
+    quota = QuotaSettings(jobs=2)
+    intake = Intake(wire, Headroom(wire), monitor, known, events, Wanted(events, {}), 64, quota=quota)
+    await monitor.require()
+    one, two = [await intake.accept(json.dumps(body(name)).encode(), name) for name in ("one", "two")]
+    with pytest.raises(QuotaExceeded) as refused:
+        await intake.accept(json.dumps(body("three")).encode(), "three")
+    assert (refused.value.name, refused.value.used, refused.value.limit) == ("jobs", 2, 2)
+    assert await intake.accept(json.dumps(body("two")).encode(), "two") == two != one
 
 
 def test_what_is_no_message_at_all_stops_nobody(empty_house: House, broker: str) -> None:

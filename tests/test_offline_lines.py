@@ -22,9 +22,8 @@ from streaming.wire import Wire
 RETRIES = 2
 
 
-async def one_line(wire: Wire, folder: Path) -> Lines:
-    """A turn at a batch of one line, which is in the queue."""
-    data = jsonl([line(1)])
+async def one_line(wire: Wire, folder: Path, data: bytes = jsonl([line(1)])) -> Lines:
+    """A turn at a batch of one line, which is in the queue if it can be."""
     (folder / "input").write_bytes(data)
     plan = Plan()
     plan.order.append(plan.add(1, 0, len(data)))
@@ -44,7 +43,6 @@ async def one_line(wire: Wire, folder: Path) -> Lines:
 
 async def put(lines: Lines) -> None:
     await lines._put([lines._waiting.popleft()], None, set())
-    assert not lines.idle
 
 
 async def claim_one(lease: Lease) -> Claim:
@@ -66,6 +64,14 @@ async def test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process(wi
     assert await lines.collect() == 0
     assert lines.progress().in_queue == 1 and lines.progress().failed == 0 and not lines.done
     assert list(lines.ledger.ends) == [None] and list(lines.ledger.attempts) == [0]
+    lines.close()
+
+
+async def test_a_line_that_an_older_version_took_ends_with_the_error(wire: Wire, tmp_path: Path) -> None:
+    """It was read before there was this bound: the batch goes on without it."""
+    lines = await one_line(wire, tmp_path, jsonl([line(1, z=[[]] * 100_000)]))
+    assert lines.done and lines.progress().failed == 1
+    assert [end.outcome for end in lines.ledger.ends if end] == [Outcome.FAILED]
     lines.close()
 
 

@@ -46,10 +46,10 @@ def completion(number: int, **body: Any) -> dict[str, Any]:
     ("body", "tokens"),
     [
         ({"prompt": "a" * 40, "max_tokens": 100}, 110),
-        ({"prompt": "a" * 40, "max_tokens": 100, "n": 8}, 810),
-        ({"prompt": ["a" * 40] * 16, "max_tokens": 100, "n": 8}, 12_960),
+        ({"prompt": "a" * 40, "max_tokens": 100, "n": 8}, 8 * 110),
+        ({"prompt": ["a" * 40] * 16, "max_tokens": 100, "n": 8}, 16 * 8 * 110),
         ({"prompt": "a" * 40}, 10 + DEFAULT),
-        ({"prompt": [[1, 2], [3, 4, 5]], "n": 2}, 5 + 4 * DEFAULT),
+        ({"prompt": [[1, 2], [3, 4, 5]], "n": 2}, 2 * 5 + 4 * DEFAULT),
         ({"prompt": [[1] * 8100]}, 8100 + 92),
         ({"prompt": "a" * 40, "max_tokens": 1_000_000}, 10 + 8191),
     ],
@@ -108,10 +108,10 @@ def test_a_quota_of_a_thousand_tokens_holds(empty_house: House, ann: OpenAI) -> 
             assert redis.exists(enqueued) == 0
         held = begun(ann, [completion(number, prompt=["a" * 8] * 2, n=2, max_tokens=110) for number in range(2)])
         eventually(lambda: ann.batches.retrieve(held.id).status == "in_progress")
-        assert waiting() == 2 * (2 * 2 + 4 * 110) == 888
+        assert waiting() == 2 * 4 * (2 + 110) == 896
         assert house.post(f"/v1/batches/{held.id}/pause", {}, {"Authorization": "Bearer ann"})[0] == 200
-        assert ended(ann, begun(ann, [completion(0, prompt="a", max_tokens=113)])).status == "failed"
-        assert 0 < waiting() <= 888
+        assert ended(ann, begun(ann, [completion(0, prompt="a", max_tokens=105)])).status == "failed"
+        assert 0 < waiting() <= 896
         assert house.post(f"/v1/batches/{held.id}/resume", {}, {"Authorization": "Bearer ann"})[0] == 200
         ann.batches.cancel(held.id)
         assert ended(ann, held).status == "cancelled" and redis.exists(enqueued) == 0
@@ -146,7 +146,7 @@ def units(*numbers: int) -> int:
     """Of these lines."""
     texts = [json.dumps(f"line {number}") for number in numbers]
     assert len({len(text) for text in texts}) <= 1
-    return sum(len("user" + "line 0") // 4 + (1 + number % 3) * TOKENS for number in numbers)
+    return sum((1 + number % 3) * (len("user" + "line 0") // 4 + TOKENS) for number in numbers)
 
 
 async def test_what_is_left_is_what_has_no_answer(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:

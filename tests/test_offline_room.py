@@ -23,7 +23,7 @@ from streaming.errors import NeverFits, StoreFull
 from streaming.events import Wanted
 from streaming.fleet import Fleet
 from streaming.ledger import Segment
-from streaming.memory import FULL, PARTS, Headroom, most_ever
+from streaming.memory import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, max_job_bytes
 from streaming.messages import Batch, BatchState, Capabilities, Job, ModelCard, Priority, Progress, Sampling, Text
 from streaming.monitor import StoreMonitor
 from streaming.queue import Accepted, Queue
@@ -153,7 +153,7 @@ async def test_what_is_refused_for_good_depends_on_the_store_alone(small: Wire) 
     await headroom.look()
     queue = Queue(small, headroom)
     (memory,) = await small.memory()
-    door, lines = most_ever(memory, FULL), most_ever(memory, PARTS)
+    door, lines = max_job_bytes(memory, ADMISSION_SHARE), max_job_bytes(memory, BATCH_LINE_SHARE)
     assert 0 < memory.at_start < memory.used and lines < door < 0.8 * memory.allowed
 
     async def put_line(job: Job) -> object:

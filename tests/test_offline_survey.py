@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from batching import jsonl, line
 
-from offline.survey import MOST_FAULTS, Interrupted, Survey, Terms, survey
-from streaming.ledger import Ledger, Outcome, Segment
+from offline.survey import MAX_FAULTS, Interrupted, Survey, Terms, survey
+from streaming.ledger import Answers, Ledger, Outcome, Segment
 
 TERMS = Terms("/v1/chat/completions", {"sim", "other"}, 1000)
 
@@ -59,10 +59,31 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: bytes, code: str) -> None:
     assert [(fault.line, fault.code) for fault in found.faults] == [(3, code)]
 
 
+@pytest.mark.parametrize("levels", [257, 900, 100_000])
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path, levels: int) -> None:
+    """Also where it could be read now, but not by one who has called more functions before."""
+    deep = b'{"custom_id": "x", "url": "/v1/chat/completions", "body": %b}'
+    data = jsonl([line(0)]) + deep % (b"[" * (levels - 1) + b"]" * (levels - 1)) + b"\n" + jsonl([line(1)])
+    found, _ = surveyed(tmp_path, data)
+    assert [(fault.line, fault.code) for fault in found.faults] == [(2, "invalid_json_line")]
+
+
+def test_a_heavy_line_is_answered_with_the_error(tmp_path: Path) -> None:
+    """As the same request would be, and so is one that is nested too deeply for a request; the others are run."""
+    heavy, deep = line(1, z=[[]] * 100_000), line(2, z="DEEP")
+    nested = jsonl([deep]).replace(b'"DEEP"', b"[" * 250 + b"]" * 250)
+    found, ledger = surveyed(tmp_path, jsonl([line(0), heavy]) + nested + jsonl([line(3)]))
+    assert (found.faults, found.refused, list(found.plan.order)) == ([], 2, [0, 3])
+    with Answers(tmp_path) as answers:
+        kept = [json.loads(answers.read(end)) for end in ledger.ends if end]
+    codes = [each["response"]["body"]["error"]["code"] for each in kept]
+    assert codes == ["body_too_complex", "invalid_request_error"]
+
+
 def test_many_bad_lines_are_named_up_to_a_number(tmp_path: Path) -> None:
     """All of the first hundred, each with its number."""
     found, _ = surveyed(tmp_path, b"x\n" * 500)
-    assert [fault.line for fault in found.faults] == list(range(1, MOST_FAULTS + 1))
+    assert [fault.line for fault in found.faults] == list(range(1, MAX_FAULTS + 1))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ deployment."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from streaming.keys import fleet_key, partition_key
 from streaming.memory import Headroom
 from streaming.messages import StoredFile
 from streaming.monitor import StoreMonitor
+from streaming.quotas import Quotas
 from streaming.settings import BatchSettings
 from streaming.shelf import DAY_S, STRAY_S, Shelf
 from streaming.wire import Wire
@@ -97,6 +99,26 @@ async def test_what_the_store_forgot_is_quarantined(wire: Wire, desk: Desk, shel
     (place,) = (shelf.folder / "quarantine").glob(f"*/files/{forgotten.id}")
     assert place.read_bytes() == b"{}\n"
     assert [path.read_bytes() for path in (shelf.folder / "quarantine").glob("*/batches/*/1.results")] == [b"answers"]
+
+
+async def test_files_whose_records_are_lost_end_with_their_time(
+    wire: Wire, desk: Desk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be read and one that is gone: nobody is charged for them for ever, and however many there are,
+    they keep no other from being forgotten."""
+    monkeypatch.setattr("offline.desk.MAX_EXPIRED", 2)
+    files = [await kept(wire, shelf, lives_ms=lives_ms) for lives_ms in (1, 2, 3, 4)]
+    await wire.redis.set(partition_key(0, "file", files[0].id), b"\xc1")
+    for file in files[1:3]:
+        await wire.redis.delete(partition_key(0, "file", file.id))
+    quotas = Quotas(wire)
+    assert (await quotas.usage("t")).files == 4 and await quotas.file_bytes("t") > 0
+    while await wire.now_ms() <= max(file.expires_ms for file in files):
+        await asyncio.sleep(0.001)
+    await desk.tidy()
+    usage = await quotas.usage("t")
+    assert (usage.files, usage.file_bytes) == (0, 0) and await Files(wire).expired(10) == []
+    assert not any(shelf.path(file.id).exists() for file in files) and quarantined(shelf) == []
 
 
 async def test_what_is_young_is_left_alone(wire: Wire, desk: Desk, shelf: Shelf) -> None:

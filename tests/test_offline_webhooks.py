@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import json
 import re
@@ -149,6 +150,29 @@ async def test_a_name_that_is_looked_up_differently_each_time_gains_nothing(monk
         await allowed.close()
         await mixed.close()
     assert len(receiver.got) == 1
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+    """Its status is known, and no more is read of it than may be: what it says is not kept anyway."""
+    taken = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * 16 * 1024)
+                await writer.drain()
+        taken.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        row = settings_of(url=f"http://127.0.0.1:{port}", allow_http=True, networks=["127.0.0.0/8"], timeout_s=5)
+        endpoint = Endpoint("test", row)
+        assert await endpoint.send(an_errand()) == (200, "")
+        async with asyncio.timeout(30):
+            await taken.wait()
+        await endpoint.close()
 
 
 async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> None:

@@ -87,7 +87,8 @@ def test_the_readmes_penstock_lines_work(served: House) -> None:
     known = {"submit", "up", "ps", "chat", "jobs", "batch", "webhooks", "tenants", "scale", "dlq", "store", "doctor"}
     assert {line[1] for line in lines} == known
     environ = {**os.environ, **served.environ, "PENSTOCK_API_PORT": str(served.port)}
-    environ["PENSTOCK_API_KEY"] = ADMIN_TOKEN  # `penstock up` would have put it where the commands find it
+    # `penstock up` would have put the token, and the address that may learn it, where the commands find them.
+    environ |= {"PENSTOCK_API_KEY": ADMIN_TOKEN, "PENSTOCK_URL": f"http://127.0.0.1:{served.port}"}
     for line in commands(ROOT / "README.md"):
         if line.startswith("printf"):  # files that the commands read
             subprocess.run(["sh", "-c", line], cwd=served.folder, check=True)

@@ -26,6 +26,15 @@ SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 KNOWN = {"model": "sim", "max_tokens": 1, "endpoint": "/v1/completions", "want": 1}
 """So that what may be accepted is, and costs little."""
 MARK = "@raw@"
+PARAMETERS = (
+    "", ";", "; boundary", "; boundary=", '; boundary=""', "; boundary=cut", '; boundary="cut"', '; boundary="cut',
+    *(f"; boundary={'A' * length}" for length in (70, 71, 256, 257, 10_000)), f'; boundary="{"A" * 257}"',
+    "; boundary=a\tb", "; boundary=\x01\x7f", "; boundary=\xe9", '; boundary="\\"', "; boundary=a b", "; boundary=--",
+    "; boundary=%0d%0a", "; boundary=a; boundary=b", "; boundary*=utf-8''%ff", "; boundary*0=a; boundary*1=b",
+    "; charset=utf-8", "; charset=", "; charset=utf-16", "; charset=no-such", "; charset=\xff", "; charset=idna",
+    ";" * 1000, "; a=b" * 500,
+)  # fmt: skip
+"""What may stand behind a content type."""
 A_BOUND = re.compile(r"must be (at least|at most|less than)|may have at most|must not be empty")
 
 
@@ -55,6 +64,87 @@ def cases() -> Iterator[Case]:
 
 
 CASES = list(cases())
+
+
+EXTRAS = "unknown fields are ignored; the size and the weight of a body bound them"
+A_TEXT = "as long as a body may be; what the model cannot hold is refused"
+UNBOUNDED = {
+    "object ChatRequest": EXTRAS,
+    "object CompletionRequest": EXTRAS,
+    "object ChatJobRequest": EXTRAS,
+    "object CompletionJobRequest": EXTRAS,
+    "object BatchRequest": EXTRAS,
+    "object Upload": "parts are counted while they are read (api/uploads.py)",
+    "string Upload.file": "[files] size_limit, while it is read",
+    "object messages[]": EXTRAS,
+    "object messages[].content[]": EXTRAS,
+    "object stream_options": EXTRAS,
+    "object output_expires_after": EXTRAS,
+    "object response_format.json_schema": EXTRAS,
+    "object response_format.json_schema.schema": "its bytes and its depth are checked (api/fields.py)",
+    "string response_format.json_schema.name": "read and dropped",
+    "string response_format.json_schema.description": "read and dropped",
+    "string messages[].content": A_TEXT,
+    "string messages[].content[].text": A_TEXT,
+    "array messages[].tool_calls": "must be empty",
+    "string prompt": A_TEXT,
+    "string prompt[]": A_TEXT,
+    "array prompt": A_TEXT,
+    "array prompt[]": A_TEXT,
+    "string queue.on_disconnect": "its pattern has no room for more",
+    "string input_file_id": "looked up; what is no id of ours is a 404 or 400",
+    "integer PoolOverride.want": "compared with the pool's own bounds",
+}
+"""What may be of any size by the schema, and why that is no harm."""
+BOUNDS = {
+    "string": ("maxLength",),
+    "array": ("maxItems",),
+    "object": ("maxProperties",),
+    "integer": ("maximum", "exclusiveMaximum"),
+    "number": ("maximum", "exclusiveMaximum"),
+}
+
+
+def sizes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, bool]]:
+    """Each form of each value that a schema takes, as its type and place, and whether its size is bounded."""
+    while "$ref" in schema:
+        schema = SCHEMAS[schema["$ref"].rpartition("/")[2]]
+    if "const" in schema or "enum" in schema:
+        return
+    for form in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        yield from sizes(form, path)
+    kind = schema.get("type", "")
+    if kind in BOUNDS:
+        closed = kind == "object" and schema.get("additionalProperties") is False
+        yield f"{kind} {path}", closed or any(bound in schema for bound in BOUNDS[kind])
+    for name, inner in schema.get("properties", {}).items():
+        yield from sizes(inner, f"{path}.{name}")
+    for key, behind in (("additionalProperties", ".*"), ("items", "[]")):
+        if isinstance(inner := schema.get(key), dict):
+            yield from sizes(inner, path + behind)
+
+
+def bodies() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every request body of the document, JSON or not, with its model's name."""
+    for operations in DOCUMENT["paths"].values():
+        for operation in operations.values():
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                schema = content["schema"]
+                for ref in schema.get("anyOf", (schema,)):
+                    yield ref["$ref"].rpartition("/")[2], ref
+
+
+def test_whatever_a_body_may_hold_is_bounded() -> None:
+    """Or stands in the list above with a reason. The matrix below is made of the schema's bounds: one that is removed
+    would take its own cases with it."""
+    found: dict[str, bool] = {}
+    for name, schema in bodies():
+        for place, bounded in sizes(schema, name):
+            inner = place.replace(f"{name}.", "", 1)
+            key = place if place in UNBOUNDED else inner
+            found[key] = bounded and found.get(key, True)
+    assert len(found) > 50
+    assert {place for place, bounded in found.items() if not bounded} == set(UNBOUNDED)
 
 
 class Door:
@@ -94,6 +184,25 @@ def door(house: House) -> Iterator[Door]:
 
 def name_of(case: Case) -> str:
     return f"{case.method} {case.path} {case.fields.name} {case.place.name}"
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data", "application/json", "text/plain", "*/*", ""])
+def test_no_content_type_is_a_fault_of_ours(house: House, kind: str) -> None:
+    """Of any route with a body, with any parameters: 400, 408, 413 or 415 at most, and nothing in the log."""
+    bodies = [
+        (method.upper(), path.replace("{model}", "sim"))
+        for path, operations in DOCUMENT["paths"].items()
+        for method, operation in operations.items()
+        if "requestBody" in operation
+    ]
+    assert ("POST", "/v1/files") in bodies and ("POST", "/v1/batches") in bodies
+    for method, path in bodies:
+        for parameters in PARAMETERS:
+            headers = {"Content-Type": kind + parameters, "Authorization": f"Bearer {KEY}"}
+            for body in (b"--cut--\r\n", b"--" + b"A" * 257 + b"\r\n", b"{}", b""):
+                status, _, answer = house.request(method, path, body, headers)
+                assert 400 <= status < 500, f"{method} {path} {kind}{parameters[:80]!r}: {status} {answer!r}"
+    assert "Traceback" not in house.log("api")
 
 
 def test_the_matrix_has_every_model_and_every_bound() -> None:

@@ -230,8 +230,8 @@ async def test_what_expired_is_forgotten(batches: Batches, wire: Wire) -> None:
     await files.put(file)
     await batches.save(hold, BatchState.FAILED, Progress(), keep_s=0)
     running = await made(batches)
-    assert await until(lambda: files.expired(10)) == [file]
-    await files.forget(file)
+    assert await until(lambda: files.expired(10)) == [(file.id, "t")]
+    await files.forget(file.id, "t")
     assert await files.expired(10) == [] and await files.recent("t", None, 10) == []
     assert await until(lambda: batches.forget_expired(10)) == [batch.id]
     assert [record.batch.id for record in await batches.recent("t", None, 10)] == [running.id]

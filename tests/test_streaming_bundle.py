@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from streaming.bundle import MANY, MOST_CALLS
+from streaming.bundle import MANY, MAX_CALLS
 from streaming.errors import LaneFull, Unavailable
 from streaming.keys import partition_key
 from streaming.messages import Job, Priority, Text
@@ -52,14 +52,14 @@ def a_job(queue: Queue, model: str) -> Job:
 async def test_what_waits_while_one_is_under_way_goes_together(wire: Counted) -> None:
     queue = Queue(wire)
     wire.gate.clear()
-    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(MOST_CALLS + 3)]
+    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(MAX_CALLS + 3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     late = asyncio.create_task(queue.put(a_job(queue, "late")))
     wire.gate.set()
     accepted = await asyncio.gather(*puts, late)
-    assert len({each.id for each in accepted}) == MOST_CALLS + 4
-    assert wire.trips == [MOST_CALLS, 4]
+    assert len({each.id for each in accepted}) == MAX_CALLS + 4
+    assert wire.trips == [MAX_CALLS, 4]
 
 
 async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Counted) -> None:

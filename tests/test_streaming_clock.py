@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.clock import Clock, Offset, better, measured
-from streaming.deliveries import MOST_AT_ONCE, Deliveries
+from streaming.deliveries import MAX_AT_ONCE, Deliveries
 from streaming.journal import Journal
 from streaming.keys import partition_key, partition_of
 from streaming.messages import Delivered, Job, Priority, Text
@@ -56,7 +56,7 @@ def a_job(queue: Queue) -> Job:
 async def test_deliveries_are_noted_once_and_only_for_jobs_that_are_kept(wire: Wire) -> None:
     """More than go into one script; a second note changes nothing; a job that is gone does not come back as a key."""
     queue, deliveries, journal = Queue(wire), Deliveries(wire), Journal(wire)
-    jobs = [a_job(queue) for _ in range(MOST_AT_ONCE + 3)]
+    jobs = [a_job(queue) for _ in range(MAX_AT_ONCE + 3)]
     for job in jobs[:3]:
         await queue.put(job)
     for number, job in enumerate(jobs):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -13,13 +15,15 @@ from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from scheduler.shapes import Shape
-from streaming.config import Config, ConfigError, load
+from streaming.config import SECTIONS, Config, ConfigError, load
 from streaming.settings import (
     BatchSettings,
+    End,
     EventSettings,
     FilesSettings,
     ModelSettings,
     QuotaSettings,
+    Resources,
     ShapeSettings,
     WebhookSettings,
     WireSettings,
@@ -57,7 +61,15 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
         ("[models.m]\nengine = 'gpt'\n", {}, ("models.m.engine", "llamacpp")),
         ("[models.m]\n", {}, ("models.m", "engine")),
         ("[models.m]\nengine = 'sim'\nmin_workers = 2\nmax_workers = 1\n", {}, ("models.m", "less than")),
-        ("[keys.k]\nsha256 = 'plain'\ntenant = 't'\n", {}, ("keys.k.sha256",)),
+        ("[keys.k]\nsha256 = 'plain'\ntenant = 't'\n", {}, ("keys.k.sha256: this is not a SHA-256", "sha256sum")),
+        ("[api]\nadmin_token_sha256 = 'plain'\n", {}, ("api.admin_token_sha256: this is not", "sha256sum")),
+        (
+            "",
+            {"PENSTOCK_API_TRUSTED_PROXIES": "10.1.0.1/16"},
+            ("api.trusted_proxies: '10.1.0.1/16' is no network; write 10.1.0.0/16 or one address.",),
+        ),
+        ("[api]\ntrusted_proxies = ['proxy.example']\n", {}, ("api.trusted_proxies: 'proxy.example'", "10.1.0.0/16")),
+        ("[api]\ncors_origins = ['a']\n", {}, ("api.cors_origins: 'a' is no origin",)),
         ("[api", {}, ("cannot be read",)),
         ("", {"PENSTOCK_PROT": "1"}, ("PENSTOCK_PROT", "PENSTOCK_PORT")),
         ("", {"PENSTOCK_API_KEEPALIVE_S": "1"}, ("PENSTOCK_API_KEEPALIVE_S", "PENSTOCK_API_KEEP_ALIVE_S")),
@@ -69,6 +81,16 @@ def test_mistakes_are_named(tmp_path: Path, text: str, environ: dict[str, str], 
     with pytest.raises(ConfigError) as error:
         load(KINDS, path=written(tmp_path, text), environ=environ)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[keys.k]\nsha256 = 'sk-12345'\ntenant = 't'", "[api]\nadmin_token_sha256 = 'sk-12345'"]
+)
+def test_what_stands_in_the_place_of_a_hash_is_not_repeated(tmp_path: Path, text: str) -> None:
+    """It may be the key itself."""
+    with pytest.raises(ConfigError) as error:
+        load(KINDS, path=written(tmp_path, text), environ={})
+    assert "sk-1" not in str(error.value)
 
 
 def test_sections_of_other_processes_are_left_to_them(tmp_path: Path) -> None:
@@ -85,23 +107,52 @@ def test_merged_settings_reach_a_child_process_and_nobody_else(tmp_path: Path) -
     assert (tmp_path / "settings.json").stat().st_mode & 0o077 == 0
 
 
+DOCUMENTED: dict[str, type[msgspec.Struct]] = {
+    "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
+    "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
+    "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
+    "models.<name>.shapes.<shape>": ShapeSettings,
+    "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
+    "quotas": QuotaSettings,
+    "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
+}  # fmt: skip
+PAGE = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
+DEFAULTS = {
+    (part.partition("]")[0], key): default
+    for part in PAGE.split("\n## [")[1:]
+    for key, default in re.findall(r"^\| `(\w+)` \| (.+?) \|", part, re.MULTILINE)
+}
+"""The second cell of each row of the page."""
+IN_WORDS: dict[str, tuple[Any, ...]] = {
+    "required": (msgspec.NODEFAULT,),
+    "none": (None, ()),
+    "empty": ("", ()),
+    "by the keys": (None,),
+    "unset": (None,),
+    "all of them": (get_args(End),),
+    "`{}`": ({}, QuotaSettings(), Resources()),
+    "`[]`": ((),),
+}
+"""What a default that is said in words may be."""
+
+
 def test_every_setting_is_documented() -> None:
     """docs/configuration.md has a section per section and a row per key, and no row for a key that is gone."""
-    sections = {
-        "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
-        "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
-        "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
-        "models.<name>.shapes.<shape>": ShapeSettings,
-        "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
-        "quotas": QuotaSettings,
-        "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
-    }  # fmt: skip
-    text = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
-    documented = {
-        part.partition("]")[0]: set(re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE))
-        for part in text.split("\n## [")[1:]
-    }
-    assert documented == {name: set(kind.__struct_fields__) for name, kind in sections.items()}
+    assert set(DEFAULTS) == {(name, key) for name, kind in DOCUMENTED.items() for key in kind.__struct_fields__}
+    assert {section.partition(".")[0] for section in DOCUMENTED} == set(SECTIONS)
+
+
+@pytest.mark.parametrize(("section", "key"), DEFAULTS)
+def test_a_default_is_as_documented(section: str, key: str) -> None:
+    """People leave out what they read is right for them; a default that changes is changed on the page as well."""
+    field = next(each for each in msgspec.structs.fields(DOCUMENTED[section]) if each.name == key)
+    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    said = DEFAULTS[section, key]
+    if said in IN_WORDS:
+        assert default in IN_WORDS[said]
+    else:
+        plain = default.value if isinstance(default, Enum) else default
+        assert said == f"`{str(plain).lower() if isinstance(plain, bool) else plain}`"
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------

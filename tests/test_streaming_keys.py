@@ -130,13 +130,16 @@ def expire_kept(store: Any) -> None:
         listed = set(store.zrange(due, 0, -1))
         prefix = partition_key(partition, "file", "")[: -len("file:")]
         kept = [key.removeprefix(prefix).split(":", 1) for key in store.keys(f"{prefix}*")]
-        assert {name for kind, name in (pair for pair in kept if len(pair) == 2) if kind in ("file", "batch")} == listed
-        for name in listed:
+        assert {name for kind, name in (pair for pair in kept if len(pair) == 2) if kind in ("file", "batch")} == {
+            name.removesuffix(":local") for name in listed
+        }
+        for member in listed:
+            name = member.removesuffix(":local")
             kind = "file" if name.startswith("file-") else "batch"
             store.delete(partition_key(partition, kind, name))
-            store.zrem(due, name)
+            store.zrem(due, member)
             store.zrem(partition_key(partition, "files" if kind == "file" else "batches", "local"), name)
-            store.hdel(partition_key(partition, "sizes", "local"), name)
+            store.hdel(partition_key(partition, "sizes", "local"), name, "total")
 
 
 def unbounded(store: Any) -> list[str]:
@@ -180,6 +183,8 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
         "file",
         "files",
         "sizes",
+        "readers",
+        "held",
         "expiring",
     }
     assert {key.name for key in CATALOGUE} <= BOUNDED.keys() | EXPIRY_S.keys() | emptied

@@ -463,8 +463,9 @@ async def test_a_file_that_cannot_be_read_is_shown_as_that(wire: Wire) -> None:
     async with asyncio.timeout(20):
         while len(expired := await files.expired(10)) < 3:
             await asyncio.sleep(0.01)
-    for file in expired:
-        await files.forget(file)
+    assert {tenant for _, tenant in expired} == {"t"}
+    for file_id, tenant in expired:
+        await files.forget(file_id, tenant)
     assert await files.recent("t", None, 10) == [] and await files.expired(10) == []
 
 

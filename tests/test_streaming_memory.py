@@ -19,7 +19,7 @@ from streaming.fleet import Fleet
 from streaming.journal import Journal
 from streaming.keys import new_job_id, partition_key
 from streaming.lease import SILENT, Claim, Finish, Lease
-from streaming.memory import FULL, Headroom, crowded, until_next
+from streaming.memory import ADMISSION_SHARE, Headroom, full_reason, next_look_s
 from streaming.messages import (
     Capabilities,
     Delta,
@@ -59,7 +59,7 @@ MIB = 1 << 20
 )
 def test_the_fullest_server_decides(memories: list[Memory], full: bool) -> None:
     """By what is in use and what accepted jobs may still write together; one without a limit is never full."""
-    assert bool(crowded(memories)) is full
+    assert bool(full_reason(memories)) is full
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_fullest_server_decides(memories: list[Memory], full: bool) -> None:
     ],
 )
 def test_the_next_look_comes_before_a_flood_can_have_filled_a_server(memories: list[Memory], seconds: float) -> None:
-    assert until_next(memories) == pytest.approx(seconds)
+    assert next_look_s(memories) == pytest.approx(seconds)
 
 
 async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) 
             client.set(f"filler:{number}", b"x" * MIB)
         (memory,) = await wire.memory()
         used, most = memory.used, memory.allowed
-        assert (used + sum(memory.owed.values())) / most >= FULL and used < most and "MiB" in headroom.reason
+        assert (used + sum(memory.owed.values())) / most >= ADMISSION_SHARE and used < most and "MiB" in headroom.reason
 
         client.config_set("maxmemory", used // 2)
         with pytest.raises(Unavailable, match="OOM"):

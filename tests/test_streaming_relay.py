@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from flow import append, delta, until
@@ -174,8 +175,8 @@ async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: Wir
     inbox = relay.open(job_id)
     read = relay._journal.records
 
-    async def early(job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
-        found = await read(job_ids, bodies=bodies)
+    async def early(job_ids: Sequence[str], **options: Any) -> list[Record | None]:
+        found = await read(job_ids, **options)
         inbox.accepted = True
         inbox.push(delta(0, 1))
         return found
@@ -207,12 +208,12 @@ async def test_a_fault_nobody_expected_costs_no_reader(
     """The relay's own task breaks while it looks for what was lost: that is told, and it is begun again."""
     records, broken = Journal.records, 0
 
-    async def breaks_twice(journal: Journal, job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
+    async def breaks_twice(journal: Journal, job_ids: Sequence[str], **options: Any) -> list[Record | None]:
         nonlocal broken
         if broken < 2:
             broken += 1
             raise RuntimeError("nobody thought of this")
-        return await records(journal, job_ids, bodies=bodies)
+        return await records(journal, job_ids, **options)
 
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -380,10 +381,10 @@ async def test_the_end_hands_over_every_delta_at_once(wire: Wire, relay: Relay) 
     running.rows = [delta(running.claim, seq) for seq in range(1, 40 * MAX_ROWS)]
     read, times = relay._journal.records, 0
 
-    async def counted(job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
+    async def counted(job_ids: Sequence[str], **options: Any) -> list[Record | None]:
         nonlocal times
         times += 1
-        return await read(job_ids, bodies=bodies)
+        return await read(job_ids, **options)
 
     relay._journal.records = counted  # type: ignore[method-assign]
     await running.finish()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.lines import traits
-from api.schemas import parse, to_job
+from api.schemas import Kind, parse, to_job
 from streaming.messages import Capabilities, Chat, ModelCard, Priority, Prompt, Sampling, Text, Tokens, Turn
 from streaming.reservation import JOB, TOKEN, owed_bytes
 from streaming.work import UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, work_of
@@ -73,12 +73,36 @@ BODIES = st.fixed_dictionaries(
 
 @given(BODIES, st.sampled_from([CARD, NO_DEFAULT, None]))
 def test_a_line_of_a_batch_and_a_request_weigh_the_same(body: dict[str, object], card: ModelCard | None) -> None:
-    """What a tenant's quota counts is what the store's memory is reserved for, besides the prompts."""
+    """What a tenant's quota counts is what the store's memory is reserved for, besides the prompts of all choices."""
     request = parse("completion", json.dumps(body).encode())
     job = to_job(request, job_id="j", tenant="t", ceiling=Priority.BATCH, reply_to="", trace={})
     work = work_of(job.prompt, job.sampling, card)
-    assert traits(request, card).tokens == sum(prompt_sizes(job.prompt)) + work
+    assert traits(request, card).tokens == job.sampling.n * sum(prompt_sizes(job.prompt)) + work
     assert owed_bytes(job, card) == JOB + TOKEN * work
     if card is not None and request.max_tokens is None and work:
         assert work <= job.choices * (card.default_output or card.max_output)
     assert request.prompts * job.sampling.n == job.choices
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "x" * 32_000}]}),
+        ("completion", {"prompt": ["x" * 4000, "x" * 40]}),
+        ("completion", {"prompt": [[1] * 600, [2] * 30]}),
+    ],
+)
+@pytest.mark.parametrize("limit", [{"max_tokens": 1}, {}])
+def test_many_choices_weigh_what_as_many_requests_weigh(
+    kind: Kind, asked: dict[str, object], limit: dict[str, object]
+) -> None:
+    """A long prompt is no cheaper in a quota for being asked eight times in one request."""
+
+    def weight(n: int) -> int:
+        return traits(parse(kind, json.dumps({"model": "m", "n": n, **asked, **limit}).encode()), CARD).tokens
+
+    assert weight(8) == 8 * weight(1) > 8 * sum(prompt_sizes(_prompt(kind, asked)))
+
+
+def _prompt(kind: Kind, asked: dict[str, object]) -> Prompt:
+    return parse(kind, json.dumps({"model": "m", **asked}).encode()).prompt_asked

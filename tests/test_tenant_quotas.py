@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from openai import OpenAI, RateLimitError
 from redis import Redis
 
 from cli.__main__ import main
+from streaming import quotas as quotas_module
 from streaming.errors import QuotaExceeded
 from streaming.files import Files
 from streaming.keys import partition_key, partition_of
@@ -31,6 +34,7 @@ from streaming.wire import Wire
 
 RETENTION_S = 48
 TENANT = "t"
+LEAST_FILE = 4096
 
 
 @pytest.fixture
@@ -223,6 +227,81 @@ async def test_partitions_share_a_limit(redis_url: str) -> None:
     await wire.close()
 
 
+async def test_what_other_partitions_hold_is_as_it_was_a_second_ago(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not older: a tenant would exceed its limit by all that it brought since."""
+    now_s, quota = 1000.0, QuotaSettings(jobs=10)
+    monkeypatch.setattr(quotas_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    wire = Wire.open(WireSettings(url=redis_url, partitions=2))
+    quotas, queue = Quotas(wire), Queue(wire)
+
+    async def left() -> int:
+        return int((await quotas.left(TENANT, 0, quota))[0])
+
+    assert await left() == 10
+    await queue.put(next(job for _ in range(200) if partition_of((job := a_job(queue)).id) == 1))
+    now_s += 0.9
+    assert await left() == 10
+    now_s += 0.2
+    assert await left() == 9
+    await wire.close()
+
+
+async def test_how_jobs_stand_is_counted_in_all_slices(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few are looked at in one call."""
+    monkeypatch.setattr(quotas_module, "MAX_LOOKED", 2)
+    queue, lease = Queue(wire), Lease(wire, "m")
+    for _ in range(3):
+        await queue.put(a_job(queue))
+    await lease.register()
+    for _ in range(3):
+        assert len((await lease.claim(0, 1)).jobs) == 1
+    for _ in range(4):
+        await queue.put(a_job(queue))
+    usage = await Quotas(wire).usage(TENANT)
+    assert (usage.jobs, usage.waiting, usage.running) == (7, 4, 3)
+
+
+async def test_the_loss_of_one_partition_refuses_nobody_elsewhere(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two servers with a partition each, of which one ends: what was known of it still counts, a tenant of which
+    nothing was known is let in, and it is said once."""
+    here = Wire.open(WireSettings(url=redis_url, partitions=2))
+    with redis_process(tmp_path) as address:
+        there = Wire.open(WireSettings(url=address, partitions=2, timeout_s=1))
+        call = here.call
+
+        async def split(script: str, partition: int, *args: str | bytes | int) -> Any:
+            return await (there.call if partition else call)(script, partition, *args)
+
+        here.call = split  # type: ignore[method-assign]
+        queue = Queue(here)
+        for _ in range(3):
+            await Queue(there).put(in_partition(queue, 1))
+        quota = QuotaSettings(jobs=5)
+        await queue.put(in_partition(queue, 0), quota=quota)
+    queue._quotas._seen = {tenant: (-math.inf, parts) for tenant, (_, parts) in queue._quotas._seen.items()}
+    with caplog.at_level("WARNING", "streaming.quotas"):
+        await queue.put(in_partition(queue, 0), quota=quota)
+        with pytest.raises(QuotaExceeded) as refused:
+            await queue.put(in_partition(queue, 0), quota=quota)
+        assert (refused.value.used, refused.value.limit) == (5, 5)
+        for _ in range(5):
+            await queue.put(in_partition(queue, 0, "other"), quota=quota)
+        with pytest.raises(QuotaExceeded):
+            await queue.put(in_partition(queue, 0, "other"), quota=quota)
+    assert [each.levelname for each in caplog.records if "last known of partition 1" in each.message] == ["WARNING"]
+    assert len(caplog.records) == 1
+    await here.close()
+    await there.close()
+
+
+def in_partition(queue: Queue, partition: int, tenant: str = TENANT) -> Job:
+    return next(job for job in iter(lambda: a_job(queue, tenant), None) if partition_of(job.id) == partition)
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -235,33 +314,33 @@ def a_file(files: Files, size: int, tenant: str = TENANT) -> StoredFile:
 async def test_files_are_bounded_by_their_bytes(wire: Wire) -> None:
     """Exactly, each tenant's by itself; one that is deleted makes room; one put again is counted once."""
     files, quotas = Files(wire), Quotas(wire)
-    first = a_file(files, 600)
-    await files.put(first, 1000)
-    await files.put(first, 1000)
+    first = a_file(files, 6000)
+    await files.put(first, 11_000)
+    await files.put(first, 11_000)
     with pytest.raises(QuotaExceeded) as refused:
-        await files.put(a_file(files, 401), 1000)
-    assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 600, 1000)
-    await files.put(a_file(files, 400), 1000)
-    await files.put(a_file(files, 1000, "other"), 1000)
-    assert await quotas.file_bytes(TENANT) == 1000
-    await files.forget(first)
-    assert (await quotas.usage(TENANT)).files == 1 and await quotas.file_bytes(TENANT) == 400
+        await files.put(a_file(files, 5001), 11_000)
+    assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 6000, 11_000)
+    await files.put(a_file(files, 5000), 11_000)
+    await files.put(a_file(files, 11_000, "other"), 11_000)
+    assert await quotas.file_bytes(TENANT) == 11_000
+    await files.forget(first.id, TENANT)
+    assert (await quotas.usage(TENANT)).files == 1 and await quotas.file_bytes(TENANT) == 5000
 
 
 async def test_sizes_are_noted_anew_where_they_are_not_those_of_the_files(wire: Wire) -> None:
     """Of files of an earlier version, or if the store lost them: the list of files and their records decide."""
     files, quotas = Files(wire), Quotas(wire)
-    kept = [a_file(files, size) for size in (5, 70, 900)]
+    kept = [a_file(files, size) for size in (5000, 70_000, 900_000)]
     for file in kept:
         await files.put(file)
     sizes = partition_key(0, "sizes", TENANT)
     await wire.redis.delete(sizes)
-    assert await quotas.file_bytes(TENANT) == 975
+    assert await quotas.file_bytes(TENANT) == 975_000
     await wire.redis.hset(sizes, "file-gone", 5_000)  # type: ignore[misc]
-    assert await quotas.file_bytes(TENANT) == 975
+    assert await quotas.file_bytes(TENANT) == 975_000
     await wire.redis.set(partition_key(0, "file", kept[2].id), b"not a record")
     await wire.redis.delete(sizes)
-    assert await quotas.file_bytes(TENANT) == 75
+    assert await quotas.file_bytes(TENANT) == 75_000 + LEAST_FILE
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
@@ -273,7 +352,7 @@ file_bytes = 50000
 [keys.ann]
 tenant = "ann"
 sha256 = "{ann}"
-quotas = {{ jobs = 2, file_bytes = 2000 }}
+quotas = {{ jobs = 2, file_bytes = 8000 }}
 [keys.bob]
 tenant = "bob"
 sha256 = "{bob}"
@@ -306,7 +385,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def emptied(door: House) -> House:
     """Nothing is kept from another test."""
     with Redis.from_url(door.redis_url) as store:
-        for name in ("jobs", "kept", "files", "sizes"):
+        for name in ("jobs", "kept", "files", "sizes", "held"):
             for tenant in ("ann", "bob"):
                 store.delete(partition_key(0, name, tenant))
     return door
@@ -358,7 +437,7 @@ def test_files_and_batches_are_bounded(emptied: House) -> None:
     left = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
     assert left == on_disk | {output.id}
     assert not list((emptied.folder / ".penstock/files/incoming").iterdir())
-    assert file.bytes + output.bytes > 2000, "the output fills the quota"
+    assert max(file.bytes, LEAST_FILE) + max(output.bytes, LEAST_FILE) > 8000, "the output fills the quota"
     assert begin().id == batch.id
     with pytest.raises(RateLimitError) as refused:
         ann.batches.create(
@@ -384,11 +463,15 @@ def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureF
     ann, bob = found["ann"], found["bob"]
     assert (ann["jobs"], ann["waiting"], ann["running"], ann["files"]) == (1, 0, 0, 0)
     assert ann["job_bytes"] > 0 and ann["result_bytes"] > 0
-    assert (bob["jobs"], bob["files"], bob["file_bytes"]) == (0, 1, len(jsonl([line(1)])))
-    assert ann["limits"] == {"jobs": 2, "job_bytes": None, "result_bytes": None, "file_bytes": 2000}
+    assert (bob["jobs"], bob["files"], bob["file_bytes"]) == (0, 1, LEAST_FILE)
+    assert ann["limits"] == {"jobs": 2, "job_bytes": None, "result_bytes": None, "file_bytes": 8000}
     assert bob["limits"]["jobs"] == 1000
     assert json.loads(emptied.request("GET", "/admin/tenants/bob", headers=headers("ops"))[2]) == bob
     assert emptied.request("GET", "/admin/tenants/gone", headers=headers("ops"))[0] == 404
+    with Redis.from_url(emptied.redis_url) as store:  # a tenant whose key was taken away still keeps a file
+        store.zadd(partition_key(0, "files", "gone"), {"file-" + "0" * 32: 1})
+    status, _, body = emptied.request("GET", "/admin/tenants/gone", headers=headers("ops"))
+    assert status == 200 and json.loads(body)["files"] == 1
     assert emptied.request("GET", "/admin/tenants/a%20b", headers=headers("ops"))[0] == 400
     for path in ("/admin/tenants", "/admin/tenants/ann"):
         assert emptied.request("GET", path, headers=headers("ann"))[0] == 403
@@ -396,7 +479,7 @@ def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureF
     monkeypatch.setenv("PENSTOCK_API_KEY", "key-of-ops")
     assert main(["tenants", "--url", emptied.url]) == 0
     row = next(each.split() for each in capsys.readouterr().out.splitlines() if each.startswith("ann"))
-    assert row[:2] == ["ann", "1/2"] and row[-1] == "0/2000"
+    assert row[:2] == ["ann", "1/2"] and row[-1] == "0/8000"
     assert main(["tenants", "bob", "--json", "--url", emptied.url]) == 0
     assert json.loads(capsys.readouterr().out) == bob
 

@@ -33,7 +33,7 @@ DELAY_S = 0.05
 STEP_MS, PREFILL_MS, TOKENS = 5.0, 10.0, 24
 """Decode takes longer than the delay, or a late first chunk would be a late last one too."""
 
-MOST_S = 150.0
+MAX_S = 150.0
 """A loaded machine gets more samples, not more tolerance."""
 
 
@@ -127,7 +127,7 @@ async def ask(port: int, slow: str = "") -> tuple[str, float]:
     await writer.drain()
     await _pause(slow == "ingress")
     writer.write(body)
-    answer = await asyncio.wait_for(reader.read(), MOST_S)
+    answer = await asyncio.wait_for(reader.read(), MAX_S)
     spent = time.monotonic() - begun
     writer.close()
     assert b"data: [DONE]" in answer, answer[-300:]
@@ -160,7 +160,7 @@ async def test_a_delay_shows_in_exactly_one_part(empty_house: House, recorder: R
     wire = Wire.open(WireSettings(url=house.redis_url, lease_ms=5_000))
     injected = ["", "ingress", "queue", "gate", "engine_wait", "prefill", "decode", "egress_first", "egress_tail"]
     samples: Samples = defaultdict(lambda: defaultdict(list))
-    deadline = time.monotonic() + MOST_S
+    deadline = time.monotonic() + MAX_S
     try:
         while True:
             for slow in injected:

@@ -149,7 +149,7 @@ async def test_a_schema_whose_check_was_ended_is_not_tried_again(checker: Checke
     for _ in range(50):
         assert code(await checker.failure(turned, ["1"])) == "constraint_unchecked"
         assert await checker.failure(PERSON, ['{"age": 1}']) is None
-    assert children() == [child], "a check of this schema ends the child"
+        assert children() == [child], "a check of this schema ends the child"
     exhausting = Exhausting()
     for number in range(MAX_EXHAUSTING + 1):
         exhausting.add({"const": number})

@@ -143,6 +143,17 @@ async def test_it_has_half_of_the_cache(wire: Wire, start: Start) -> None:
     assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 2
 
 
+async def test_the_longest_prompt_is_what_counts(wire: Wire, start: Start) -> None:
+    """Choices are not told apart: were the shortest taken for all, a few long ones would fill the cache."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
+    texts = ("short", "long" * 100, *["short"] * 6)
+    job = a_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=20))
+    await queue.put(job)
+    await exact(wire, job, 20)
+    assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 1
+
+
 async def test_several_of_them_fill_the_slots_and_no_more(wire: Wire, start: Start) -> None:
     """What is claimed together: every job has its first choice, the others are started where there is room; the engine
     never queues more than is kept at hand."""
@@ -162,7 +173,7 @@ async def test_several_of_them_fill_the_slots_and_no_more(wire: Wire, start: Sta
     for job in jobs:
         await exact(wire, job, 30)
     assert isinstance(running.engine, Counted) and max(running.engine.most.values()) == 4
-    assert max(texts for texts, _ in seen) == 9 and max(held for _, held in seen) >= 5
+    assert max(texts for texts, _ in seen) == 8 and max(held for _, held in seen) >= 5
     nothing_left(running)
 
 
@@ -239,15 +250,39 @@ async def test_one_choice_that_fails_ends_the_job(wire: Wire, start: Start) -> N
     nothing_left(running)
 
 
-async def test_one_choice_that_is_refused_ends_the_job(wire: Wire, start: Start) -> None:
-    """A prompt that is too long is found when its turn comes."""
+async def test_a_list_with_one_impossible_prompt_computes_nothing(wire: Wire, start: Start) -> None:
+    """Every prompt is looked at before the first choice is begun, also where that one would have to wait."""
     queue = Queue(wire)
     running = await start(replace(SLOW, step_ms=2), engine=Counted)
     job = a_job(queue, prompt=Text((*prompts(6).texts, "x" * 50_000, "y")), sampling=Sampling(max_tokens=10))
     await queue.put(job)
+    assert await refused_with(wire, job) == 0
+    assert isinstance(running.engine, Counted) and running.engine.given == []
+    nothing_left(running)
+    fine = many(queue, 9, 5)
+    await queue.put(fine)
+    await exact(wire, fine, 5)
+
+
+async def refused_with(wire: Wire, job: Job) -> int:
+    """A job that is too long: how many of its tokens were said."""
     record = await ended(wire, job.id)
     assert record.state is State.FAILED and record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.code == "context_length_exceeded"
+    return record.terminal.usage.completion
+
+
+async def test_one_choice_that_is_refused_ends_the_job(wire: Wire, start: Start) -> None:
+    """An engine that cannot say before it is given a prompt: the job fails when its turn comes."""
+
+    class Unsure(Counted):
+        async def check(self, request: Request) -> None: ...
+
+    queue = Queue(wire)
+    running = await start(replace(SLOW, step_ms=2), engine=Unsure)
+    job = a_job(queue, prompt=Text((*prompts(6).texts, "x" * 50_000, "y")), sampling=Sampling(max_tokens=10))
+    await queue.put(job)
+    assert await refused_with(wire, job) > 0
     nothing_left(running)
     fine = many(queue, 9, 5)
     await queue.put(fine)

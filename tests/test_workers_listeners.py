@@ -89,7 +89,7 @@ async def test_an_address_nobody_listens_at_is_dropped(
     wire: Wire, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows for a process that is gone are logged no more, those for the living one go on, and each comes once."""
-    monkeypatch.setattr(module, "LOOK_S", 0.1)
+    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.1)
     async with at_work(wire) as worker:
         inbox = await streamed(wire, relay)
         reading = asyncio.create_task(numbers_read(inbox))

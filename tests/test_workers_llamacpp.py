@@ -15,6 +15,7 @@ import pytest_asyncio
 from streaming.messages import Failure, ModelCard, Sampling, Turn
 from workers.engine import EngineDead, Piece, Refused, Request
 from workers.llamacpp import LlamacppEngine
+from workers.llamacpp_tokenizer import Tokenizer
 from workers.settings import LlamacppSettings
 from workers.stops import joined
 
@@ -355,6 +356,26 @@ async def test_what_can_never_run_is_refused(desk: Desk, prompt: Any) -> None:
     with pytest.raises(Refused) as caught:
         desk.send(prompt)
     assert caught.value.failure.status == 400
+
+
+async def test_a_prompt_is_checked_before_it_is_given(desk: Desk) -> None:
+    """Its tokens are counted as the engine counts them when it runs: the longest that fits, and one more token."""
+    text = "Once upon a time " * 40
+    counted = (await desk.ask(text, max_tokens=1, **GREEDY)).prompt_tokens
+    for prompt, tokens in ((text, counted), ((1,) * 60, 60), ((Turn("user", text),), 0)):
+        sampling = Sampling(max_tokens=CONTEXT - tokens)
+        if tokens:
+            await desk.engine.check(Request("r", prompt, sampling))
+        with pytest.raises(Refused) as caught:
+            await desk.engine.check(Request("r", prompt, Sampling(max_tokens=CONTEXT - tokens + 1)))
+        assert caught.value.failure.code == "context_length_exceeded"
+    with pytest.raises(Refused):
+        await desk.engine.check(Request("r", (10**6,), Sampling()))
+
+
+async def test_where_tokens_cannot_be_counted_nothing_is_refused(tmp_path: Path) -> None:
+    """The slot that takes the prompt counts it."""
+    assert await Tokenizer(tmp_path / "no.sock", "key").count(["text"]) is None
 
 
 async def test_no_tcp_port_is_opened(desk: Desk) -> None:

@@ -49,6 +49,14 @@ def test_sha256sum_writes_such_a_list(folder: Path) -> None:
     manifest.check(folder / "SHA256SUMS", [folder / "model"])
 
 
+def test_a_hash_may_be_written_in_capitals(folder: Path) -> None:
+    """As some programs write them."""
+    path = folder / "SHA256SUMS"
+    rows = [line.split("  ") for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{found.upper()}  {name}\n" for found, name in rows))
+    manifest.check(path, [folder / "model"])
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_changed_file_is_refused(folder: Path, name: str) -> None:
     """Also one of the same length."""

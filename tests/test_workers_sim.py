@@ -178,3 +178,63 @@ async def test_with_authors_each_token_is_signed_by_the_run_that_gave_it(start: 
         assert sign.isupper()
         signs.append(sign)
     assert signs[0] != signs[1]  # by chance alike once in half a million runs
+
+
+class Clocked(SimEngine):
+    """Notes how long each step was to take, in milliseconds."""
+
+    def __init__(self, settings: SimSettings) -> None:
+        super().__init__("m", settings)
+        self.steps_ms: list[float] = []
+
+    def _step_s(self, now: float) -> float:
+        seconds = super()._step_s(now)
+        self.steps_ms.append(round(1000 * seconds, 6))
+        return seconds
+
+
+async def stepped(settings: SimSettings, *requests: Request) -> tuple[list[float], list[list[str]]]:
+    """How long each step took, and whose tokens came in it."""
+    engine = Clocked(settings)
+    given: list[list[str]] = []
+    ended = asyncio.Event()
+
+    def on_step(pieces: list[Piece]) -> None:
+        given.append([piece.id for piece in pieces])
+        if pieces[-1].id == requests[-1].id and pieces[-1].last:
+            ended.set()
+
+    await engine.start(on_step, lambda _: None)
+    try:
+        for request in requests:
+            engine.submit(request)
+        async with asyncio.timeout(20):
+            await ended.wait()
+    finally:
+        await engine.stop()
+    return engine.steps_ms, given
+
+
+async def test_prompts_cost_steps_by_their_tokens() -> None:
+    """In portions, the oldest prompt first; whoever already writes waits for each portion."""
+    settings = SimSettings(step_ms=1, prefill_ms=0, prefill_ms_per_1k_tokens=100, prefill_batch=20, slots=4)
+    long, short = Request("a", "x" * 4 * 50, Sampling(max_tokens=2)), Request("b", "y" * 40, Sampling(max_tokens=3))
+    steps_ms, given = await stepped(settings, long, short)
+    assert steps_ms[:4] == [3, 3, 3, 1]  # 20, 20, then 10 and all 10 of the short one
+    assert given == [["a", "b"], ["a", "b"], ["b"]]
+
+
+async def test_a_step_is_longer_for_each_text_in_it() -> None:
+    """Without the setting it is as long for many as for one."""
+    requests = [Request(name, name, Sampling(max_tokens=each)) for name, each in (("a", 1), ("b", 1), ("c", 3))]
+    for cost, expected_ms in ((2.0, [7, 3, 3]), (0.0, [1, 1, 1])):
+        steps_ms, _ = await stepped(SimSettings(step_ms=1, prefill_ms=0, step_ms_per_text=cost), *requests)
+        assert steps_ms[:3] == expected_ms
+
+
+async def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
+    """The second time the same prompt costs no prefill."""
+    settings = SimSettings(step_ms=1, prefill_ms=0, prefill_ms_per_1k_tokens=100, slots=1, cache_prompts=4)
+    requests = [Request(name, "x" * 400, Sampling(max_tokens=1)) for name in "ab"]
+    steps_ms, _ = await stepped(settings, *requests)
+    assert steps_ms[:2] == [11, 1]

@@ -21,6 +21,7 @@ from workers.llamacpp_slots import Slots
 from workers.prefix import shared_length
 from workers.settings import LlamacppSettings, SimSettings
 from workers.sim import SimEngine
+from workers.sim_cache import PrefixCache
 from workers.stops import joined
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -142,6 +143,28 @@ async def test_slots_are_chosen_by_tenant_then_by_what_they_have_then_by_age() -
     assert slots.all[1].inbox.qsize() == 1
 
 
+async def test_a_request_that_owns_nothing_leaves_nothing_to_the_owner_before_it() -> None:
+    """Red's prompt is cached, blue begins and is refused before its own is: whose the cache is now, nobody knows."""
+    (slot,) = Slots(1).all
+    red, blue = generation("red", SECRET), generation("blue", "Something else.")
+    assert not slot.begin(red)
+    slot.own(red)
+    assert slot.begin(red)
+    assert not slot.begin(blue)
+    assert not slot.begin(red)
+    slot.own(red)
+    slot.disown()
+    assert not slot.begin(red)
+
+
+@pytest.mark.parametrize("size", [10, 4096, 100_000])
+async def test_what_the_simulated_engine_caches_is_its_owners_at_any_length(size: int) -> None:
+    cache, prompt = PrefixCache(8), "a" * size
+    assert cache.use("red", prompt) == 0
+    assert cache.use("blue", prompt) == 0
+    assert cache.use("blue", prompt) == cache.use("red", prompt) == size
+
+
 @pytest.mark.parametrize(
     ("one", "other", "shared"),
     [
@@ -191,6 +214,7 @@ async def test_a_mark_cannot_be_guessed() -> None:
     turns = [Turn("user", f"a{OPENING}b"), Turn("assistant", "c")]
     (marked, mark), (_, again) = control.mark(turns), control.mark(turns)
     assert mark and mark != again
+    assert len({control.mark(turns)[1] for _ in range(1000)}) == 1000
     assert [turn.content for turn in marked] == [f"a<{mark}{OPENING[1:]}b", "c"]
     assert control.mark(turns[1:]) == (turns[1:], "")
 

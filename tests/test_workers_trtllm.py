@@ -966,6 +966,8 @@ async def test_impossible_requests_are_refused_in_words(rig: Any, request_: Requ
     with pytest.raises(Refused, match=re.escape(words)) as raised:
         started.engine.submit(request_)
     assert (raised.value.failure.code, raised.value.failure.status) == (code, 400)
+    with pytest.raises(Refused, match=re.escape(words)):
+        await started.engine.check(request_)
     assert not started.llm.calls
 
 

@@ -986,7 +986,10 @@ class Hands:
     def stats(self) -> Stats:
         return Stats(running=0, waiting=0, slots=8)
 
-    def begin(self, claim: Claim, _: History) -> None:
+    async def refusal(self, _: Job) -> None:
+        return None
+
+    def begin(self, claim: Claim, _: History, refusal: object = None) -> None:
         self.begun.append(claim.job.id)
 
 

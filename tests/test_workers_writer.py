@@ -12,10 +12,10 @@ from flow import delta
 from streaming.journal import Journal
 from streaming.keys import partition_key
 from streaming.lease import SILENT, Finish, Lease
-from streaming.messages import encode_delta
+from streaming.messages import Opening, encode_delta
 from streaming.settings import WireSettings
 from streaming.wire import Wire
-from workers.writer import Step, Writer
+from workers.writer import Checkpoint, Step, Writer
 
 
 class Writing:
@@ -57,6 +57,19 @@ async def test_a_step_is_written_without_a_task(writing: Writing) -> None:
         writing.step()
     await writing.written()
     assert await writing.logged() == [[1], [2, 3, 4]]
+
+
+async def test_a_checkpoint_holds_all_that_came_before_it_is_written(writing: Writing) -> None:
+    """Also what came while it waited for an earlier step's answer: all frames before it may be trimmed."""
+    own: list[bytes] = []
+    opening = Opening("job")
+    writing.step()
+    own.append(encode_delta(delta(1, 1)))
+    writing.writer.checkpoint(Checkpoint("job", opening, 1, lambda: list(own), lambda frame: None))
+    writing.step()
+    own.append(encode_delta(delta(1, 2)))
+    await writing.written()
+    assert await writing.logged() == [[1], [2], [1, 2]]
 
 
 async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(writing: Writing) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from streaming.messages import (
     Delta,
     Failure,
     Generated,
+    Job,
     Opening,
     PlainDelta,
     Run,
@@ -30,6 +31,7 @@ from streaming.messages import (
     encode_delta,
     encode_plain,
     packed,
+    prompt_count,
     unpacked,
 )
 from workers.constraint import complete_texts
@@ -90,6 +92,8 @@ class Attempt:
         """Open choices that the engine has not been given yet."""
         self.share = 1
         """How many of its choices the engine may have at a time."""
+        self.last_start = 0
+        """The number, among all texts of the worker, of the one that the engine was given last."""
 
     @property
     def over(self) -> bool:
@@ -169,7 +173,7 @@ class Attempt:
 
     def _request(self, index: int, past: Sequence[tuple[str, Sequence[int], int]]) -> Request:
         sampling = self.job.sampling
-        prompt = self._prompt(index // sampling.n)
+        prompt = prompt_of(self.job, index // sampling.n)
         if sampling.n > 1:
             # Copies of one prompt must differ: each has a seed of its own.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
@@ -178,12 +182,6 @@ class Attempt:
 
     def _request_id(self, index: int) -> str:
         return f"{self.job.id}/{self.number}/{index}"
-
-    def _prompt(self, number: int) -> Sequence[Turn] | str | Sequence[int]:
-        prompt = self.job.prompt
-        if isinstance(prompt, Chat):
-            return prompt.turns
-        return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
 
     def live_ids(self) -> list[str]:
         """Engine ids of the requests that were started and are not over."""
@@ -299,3 +297,18 @@ class Attempt:
         """Of every prompt those of the choice that counts most."""
         n = self.job.sampling.n
         return sum(tokens) if n == 1 else sum([max(tokens[at : at + n]) for at in range(0, self._choices, n)])
+
+
+def prompt_of(job: Job, number: int) -> Sequence[Turn] | str | Sequence[int]:
+    """One of its prompts."""
+    prompt = job.prompt
+    if isinstance(prompt, Chat):
+        return prompt.turns
+    return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
+
+
+def samples(job: Job) -> Iterator[Request]:
+    """For each of its prompts one choice, as an engine may check it."""
+    sampling = replace(job.sampling, n=1)
+    for number in range(prompt_count(job.prompt)):
+        yield Request(f"{job.id}/{number}", prompt_of(job, number), sampling, (), job.tenant)

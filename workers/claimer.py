@@ -15,7 +15,7 @@ from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.history import NOTHING, History
 from streaming.journal import Journal
 from streaming.lease import Broken, Claim, Lease
-from streaming.messages import Capabilities
+from streaming.messages import Capabilities, Failure, Job
 from workers.engine import Stats
 from workers.resume import restart_reason
 from workers.settings import WorkerSettings
@@ -56,12 +56,25 @@ class Hands(Protocol):
         """What the engine runs, or queues, of all lanes."""
         ...
 
+    @property
+    def is_laden(self) -> bool:
+        """Whether it holds as many unfinished jobs as it should, whatever room the engine has."""
+        ...
+
     def stats(self) -> Stats:
         """The engine's."""
         ...
 
-    def begin(self, claim: Claim, history: History) -> None:
-        """A job, with what earlier attempts at it generated."""
+    def looked(self) -> None:
+        """All partitions were asked, as far as there was room, and what they gave was begun."""
+        ...
+
+    async def refusal(self, job: Job) -> Failure | None:
+        """Why a job can never run here, as far as that can be said before it begins."""
+        ...
+
+    def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
+        """A job, with what earlier attempts at it generated; or one that ends with its `refusal`."""
         ...
 
     def refuse(self, broken: Broken) -> None:
@@ -128,12 +141,15 @@ class Claimer:
             while not self._ending:
                 self._look.clear()
                 full = [await self._ask(partition) for partition in turn]
+                self._hands.looked()
                 turn.rotate(-1)
                 if not any(full):
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._settings.poll_ms / 1000):
                             await self._look.wait()
             await asyncio.gather(*self._claims.values())  # what they bring is still ours
+            self.is_full = False
+            self._hands.looked()
         finally:
             for claim in self._claims.values():
                 claim.cancel()
@@ -219,14 +235,16 @@ class Claimer:
     async def _take(self, partition: int, jobs: Sequence[Claim | Broken]) -> None:
         """Begin what can be read, fail what cannot, put back what only a newer version can. Raises Unavailable."""
         newer: list[Broken] = []
+        fresh: list[Claim] = []
         behind: list[Claim] = []
         for job in jobs:
             if isinstance(job, Broken):
                 (newer.append if job.newer else self._hands.refuse)(job)
-            elif job.past:
-                behind.append(job)
             else:
-                self._hands.begin(job, NOTHING)
+                (behind if job.past else fresh).append(job)
+        refusals = [await self._hands.refusal(claim.job) for claim in fresh]
+        for claim, refusal in zip(fresh, refusals, strict=True):
+            self._hands.begin(claim, NOTHING, refusal)
         if behind:
             newer += await self._go_on(behind)
         if newer:
@@ -273,7 +291,7 @@ class Claimer:
             return 0
         if self._suspects and (self._hands.running or self._claims or partition not in self._suspects):
             return 0
-        free = room(self._hands.stats(), self._hands.texts, self._settings.prefetch)
+        free = 0 if self._hands.is_laden else room(self._hands.stats(), self._hands.texts, self._settings.prefetch)
         self.is_full = free <= 0
         return free
 

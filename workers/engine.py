@@ -80,7 +80,7 @@ Step: TypeAlias = Callable[[list[Piece]], None]
 
 
 class Refused(Exception):
-    """Raised by submit when this request can never run here (too long, unknown option): the requester's fault."""
+    """Raised by check and submit: this request can never run here (too long, unknown option), its requester's fault."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -117,6 +117,11 @@ class Engine(Protocol):
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Load the model and begin stepping; report phases ("loading weights") as they begin. Raises EngineDead."""
+        ...
+
+    async def check(self, request: Request) -> None:
+        """Whether a request can run here at all, whatever else runs: asked for each prompt of several, before the first
+        is submitted. Keeps nothing of it. Raises Refused, EngineDead; what is found later submit refuses, or fails."""
         ...
 
     def submit(self, request: Request) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-LOOK_S = 5.0
+LOOK_INTERVAL_S = 5.0
 LOOKS = 3
 """In a row, after which an address counts as given up: 10 to 15 s."""
 

@@ -24,16 +24,17 @@ from typing import TYPE_CHECKING, Any
 from streaming.messages import Capabilities, ModelCard
 from workers import gguf, manifest
 from workers.constraint import begins_json
-from workers.engine import EngineDead, Health, Piece, Request, Stats, Step
-from workers.llamacpp_request import Generation, engine_error, invalid
+from workers.engine import EngineDead, Health, Piece, Refused, Request, Stats, Step
+from workers.llamacpp_request import Generation, engine_error, invalid, too_long
 from workers.llamacpp_slots import Slot, Slots
+from workers.llamacpp_tokenizer import Tokenizer, most_tokens
 from workers.settings import LlamacppSettings
 from workers.stops import joined
 
 if TYPE_CHECKING:
     from workers.llamacpp_prompt import Prompts
 
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 """Alternatives per token, as many as the API lets people ask for; llama.cpp would give more."""
 
 GATHER_S = 0.0015
@@ -64,6 +65,7 @@ class LlamacppEngine:
         self._context = settings.context
         self._prompts: Prompts | None = None
         self._server: Any = None
+        self._tokenizer: Tokenizer | None = None
         self._folder: Path | None = None
         self._threads: list[threading.Thread] = []
         self._slots = Slots(settings.slots)
@@ -102,13 +104,24 @@ class LlamacppEngine:
             max_output=self._context,
             capabilities=Capabilities(
                 chat=self._prompts is not None and self._prompts.chat,
-                logprobs=MOST_LOGPROBS,
+                logprobs=MAX_LOGPROBS,
                 json_schema=True,
                 penalties=True,
                 token_prompts=True,
             ),
             created=int(time.time()),
         )
+
+    async def check(self, request: Request) -> None:
+        """Raises Refused, EngineDead."""
+        if self._tokenizer is None or self._prompts is None:
+            raise EngineDead("the engine is not running")
+        prompt, wanted = self._prompts.render(request.prompt, request.past), request.sampling.max_tokens or 1
+        if most_tokens(prompt) + wanted <= self._context:
+            return
+        tokens = await self._tokenizer.count(prompt)
+        if tokens is not None and tokens + wanted > self._context:
+            raise Refused(too_long(request, tokens, self._context))
 
     def submit(self, request: Request) -> None:
         """Raises Refused, EngineDead."""
@@ -164,7 +177,7 @@ class LlamacppEngine:
             slot.inbox.put(None)
         await asyncio.to_thread(self._join, time.monotonic() + STOP_S)
         self._threads.clear()
-        self._server = None
+        self._server = self._tokenizer = None
         self._deliver()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # llama.cpp may be removing its socket at the same time
@@ -220,8 +233,10 @@ class LlamacppEngine:
         # It would keep the prompts of finished requests for all slots alike, so one tenant's for another's.
         params.cache_ram_mib = 0
         params.verbosity = -1
-        # It insists on a listener: a Unix socket only this user can reach, behind a key nobody knows.
-        params.hostnames, params.api_keys = [str(folder / "engine.sock")], [secrets.token_hex(32)]
+        # It insists on a listener: a Unix socket only this user can reach, behind a key that only this process knows.
+        # It counts tokens, for which the library has no call.
+        self._tokenizer = Tokenizer(folder / "engine.sock", secrets.token_hex(32))
+        params.hostnames, params.api_keys = [str(self._tokenizer.socket)], [self._tokenizer.key]
         params.ui = params.endpoint_slots = False
         return params
 

@@ -31,7 +31,14 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [sim]: the simulated engine's time model."""
 
     step_ms: Annotated[float, msgspec.Meta(ge=0)] = 15.0
+    step_ms_per_text: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Milliseconds more of a step for each text that gets a token in it."""
     prefill_ms: Annotated[float, msgspec.Meta(ge=0)] = 25.0
+    prefill_ms_per_1k_tokens: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Milliseconds more of the steps in which 1,000 prompt tokens are computed, which hold up every text; prompts are
+    computed one after the other. 0: prompts of any size cost nothing more."""
+    prefill_batch: Positive = 512
+    """Prompt tokens of one step, where they cost time."""
     slots: Positive = 256
     kv_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Tokens the simulated KV cache holds; 0: as many as the slots need."""

@@ -84,6 +84,8 @@ class _Sequence:
     cached: int = 0
     """Tokens of its prompt that were not computed for it."""
     ready_at: float = 0.0
+    prompt_left: int = 0
+    """Tokens of its prompt that are still to be computed; 0 where prompts cost nothing by the token."""
     scheduled_at: float = 0.0
     cancelled: bool = False
 
@@ -140,6 +142,9 @@ class SimEngine:
             capabilities=Capabilities(chat=True, logprobs=-1, json_schema=False, penalties=False, token_prompts=True),
             created=int(time.time()),
         )
+
+    async def check(self, request: Request) -> None:
+        self._sequence(request)
 
     def submit(self, request: Request) -> None:
         sequence = self._sequence(request)
@@ -227,7 +232,7 @@ class SimEngine:
                     await self._work.wait()
                     due = loop.time()
                 self._admit(loop.time())
-                step_s = self._settings.step_ms / 1000 * self._drag
+                step_s = self._step_s(loop.time())
                 due = max(due + (step_s or self._nothing_s(loop.time())), loop.time() - step_s)
                 await alarm.sleep_until(due)
                 if self._hung:
@@ -236,6 +241,29 @@ class SimEngine:
                 self._stepped_at = loop.time()
                 if pieces:
                     on_step(pieces)
+
+    def _step_s(self, now: float) -> float:
+        """How long the next step takes; what it computes of prompts is done at its end."""
+        settings, step_ms = self._settings, self._settings.step_ms
+        if settings.prefill_ms_per_1k_tokens:
+            step_ms += settings.prefill_ms_per_1k_tokens * self._compute_prompts() / 1000
+        if settings.step_ms_per_text:
+            running = self._batch.running.values()
+            step_ms += settings.step_ms_per_text * sum(
+                [not each.prompt_left and each.ready_at <= now for each in running]
+            )
+        return step_ms / 1000 * self._drag
+
+    def _compute_prompts(self) -> int:
+        """Take the next prompt tokens, the oldest prompt's first; returns how many."""
+        room = self._settings.prefill_batch
+        for sequence in self._batch.running.values():
+            taken = min(room, sequence.prompt_left)
+            sequence.prompt_left -= taken
+            room -= taken
+            if not room:
+                break
+        return self._settings.prefill_batch - room
 
     def _nothing_s(self, now: float) -> float:
         """A step that takes no time: until the next look, if it would find nothing to do."""
@@ -251,6 +279,8 @@ class SimEngine:
                 return
             batch.waiting.popleft()
             sequence.ready_at = now + self._prefill_s(sequence)
+            if self._settings.prefill_ms_per_1k_tokens:
+                sequence.prompt_left = sequence.used - sequence.cached
             sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
             batch.running[sequence.id] = sequence
 
@@ -281,7 +311,9 @@ class SimEngine:
         pieces = [self._last(sequence, Piece(sequence.id), "cancelled") for sequence in batch.cancelled]
         batch.cancelled.clear()
         for sequence in batch.running.values():
-            if sequence.ready_at <= now and not sequence.cancelled and (piece := self._token(sequence)) is not None:
+            if sequence.ready_at > now or sequence.prompt_left or sequence.cancelled:
+                continue
+            if (piece := self._token(sequence)) is not None:
                 pieces.append(piece)
         for sequence in batch.ended:
             self._remove(sequence)

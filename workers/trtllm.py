@@ -172,6 +172,11 @@ class TrtllmEngine:
             created=int(time.time()),
         )
 
+    async def check(self, request: Request) -> None:
+        """Raises Refused, EngineDead."""
+        engine = self._running()
+        admit(request, engine.codec, engine.limits)
+
     def submit(self, request: Request) -> None:
         """Raises Refused, EngineDead."""
         engine = self._running()

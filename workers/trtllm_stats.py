@@ -18,8 +18,8 @@ from workers.engine import Times
 log = logging.getLogger(__name__)
 
 READ_S = 0.05
-SHORTEST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
+MIN_PAUSE_S = 0.1
+MAX_PAUSE_S = 2.0
 
 SHOWN = {
     "iteration_ms": ("", "iterLatencyMS"),
@@ -47,7 +47,7 @@ class StatsReader:
         self._ended.set()
 
     def _run(self) -> None:
-        pause = SHORTEST_PAUSE_S
+        pause = MIN_PAUSE_S
         while not self._ended.wait(pause):
             try:
                 batch = self._read(timeout=READ_S)
@@ -56,7 +56,7 @@ class StatsReader:
                 return
             if batch:
                 self.latest = batch[-1]
-            pause = SHORTEST_PAUSE_S if batch else min(pause * 2, LONGEST_PAUSE_S)
+            pause = MIN_PAUSE_S if batch else min(pause * 2, MAX_PAUSE_S)
 
 
 def kv_used(latest: Mapping[str, Any]) -> int | None:

@@ -35,18 +35,19 @@ from streaming.messages import (
     State,
     Terminal,
     Wake,
+    prompt_count,
 )
 from streaming.reaper import Reaper
 from streaming.wire import Wire
 from streaming.work import answer_tokens, prompt_sizes
 from telemetry.lag import watch_lag
-from workers.attempt import CANCELLED, EXPIRED, Attempt
+from workers.attempt import CANCELLED, EXPIRED, Attempt, samples
 from workers.checker import Checker
 from workers.checkpoint import is_due
 from workers.claimer import Claimer, reserved_slots
 from workers.constraint import unchecked
 from workers.engine import Engine, EngineDead, Piece, Refused, Stats
-from workers.listeners import LOOK_S, Listeners, in_use
+from workers.listeners import LOOK_INTERVAL_S, Listeners, in_use
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.writer import Checkpoint, Step, Writer
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 REGISTER_AGAIN_S = 0.25
+PARTIAL_PER_SLOT = 4
+"""Jobs with choices that wait, for each slot, that a worker holds before it claims no more."""
 
 
 class Worker:
@@ -82,6 +85,13 @@ class Worker:
         """Those of lane batch among them."""
         self._partial: dict[str, Attempt] = {}
         """By job id, attempts with choices that wait to be started."""
+        self._overtaken = -1
+        """The lowest lane, by rank, of the jobs that took a place while choices waited; -1: none since the last of
+        these was started. The next place is for one that waits, if its lane is not lower."""
+        self._starts = 0
+        """Texts given to the engine so far."""
+        self._is_offered = False
+        """A place is left to the claimer until it has looked."""
         self._engine_dead: EngineDead | None = None
         """Raised by the engine in a callback; the health check passes it on."""
         self._handed_back: list[Attempt] = []
@@ -118,6 +128,11 @@ class Worker:
     def texts(self) -> int:
         """What the engine runs, or queues, of the jobs held."""
         return len(self._choices)
+
+    @property
+    def is_laden(self) -> bool:
+        """So many jobs have choices that wait that others are left to other workers."""
+        return len(self._partial) >= PARTIAL_PER_SLOT * self.stats().slots if self._partial else False
 
     def stats(self) -> Stats:
         """The engine's."""
@@ -187,15 +202,28 @@ class Worker:
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
-    def begin(self, claim: Claim, history: History) -> None:
-        """Hand one claimed job to the engine, with what earlier attempts generated."""
+    async def refusal(self, job: Job) -> Failure | None:
+        """Why the engine can never run a job of several prompts, found before anything is computed or said of it. A
+        single prompt it refuses when that is submitted. Raises EngineDead."""
+        if prompt_count(job.prompt) == 1 or unsupported(job, self._card.capabilities):
+            return None
+        for sample in samples(job):
+            try:
+                await self._engine.check(sample)
+            except Refused as refused:
+                return refused.failure
+            await asyncio.sleep(0)  # each may take a while: what runs already gets its step
+        return None
+
+    def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
+        """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""
         self._drop(claim.job.id, "the store has given it to this worker once more")
         attempt = Attempt(claim, history)
         self._attempts[claim.job.id] = attempt
         for address in self._claimer.followers(claim.job.id):
             attempt.follow(address)
         self._recorder.claimed(attempt)
-        if failure := unsupported(claim.job, self._card.capabilities):
+        if failure := refusal or unsupported(claim.job, self._card.capabilities):
             attempt.stop(State.FAILED, failure)
         elif self._claimer.was_cancelled(claim.job.id):
             attempt.stop(State.CANCELLED, CANCELLED)
@@ -213,6 +241,8 @@ class Worker:
         attempt.queue_choices()
         if attempt.waits:
             self._start(attempt)
+            if self._partial:
+                self._note_overtaking(attempt.job.priority)
         if attempt.waits:
             attempt.share = self._share(attempt.job)
             self._partial[attempt.job.id] = attempt
@@ -226,6 +256,8 @@ class Worker:
         except Refused as refused:
             attempt.refuse(index, refused.failure)
             return
+        self._starts += 1
+        attempt.last_start = self._starts
         self._choices[request.id] = (attempt, index)
         self.batch_texts += attempt.job.priority is Priority.BATCH
 
@@ -239,17 +271,24 @@ class Worker:
             share = min(share, stats.kv_tokens // 2 // max(1, min(size, self._card.context)))
         return max(1, share)
 
+    def _note_overtaking(self, lane: Priority) -> None:
+        """A job has come while choices wait: whether it took the last slot that they might have had, or a place beyond
+        the slots."""
+        slots = self.stats().slots
+        if self.texts > slots or (self.texts == slots and not self._settings.prefetch):
+            self._overtaken = max(self._overtaken, lane.rank)
+
     def _start_waiting(self) -> None:
-        """Start choices that wait. First every job that has none running gets one, so that each job goes on; then, as
-        long as there is room, the highest lane comes first, and in it the oldest job."""
+        """Start choices that wait, as long as there is room. First come jobs that have none running, so that each job
+        goes on, those first whose last start is longest ago; then the highest lane, and in it the oldest job."""
         waiting = sorted(self._partial.values(), key=lambda each: each.job.priority.rank)
         slots = self.stats().slots
         try:
-            for attempt in waiting:
-                if attempt.waits and not attempt.started:
+            for attempt in sorted(waiting, key=lambda each: (each.job.priority.rank, each.last_start)):
+                if not attempt.started and self._may_start(attempt, slots):
                     self._start_next(attempt)
             for attempt in waiting:
-                while attempt.waits and self._may_start(attempt, slots):
+                while self._may_start(attempt, slots):
                     self._start_next(attempt)
         except EngineDead as error:
             self._engine_dead = error  # this is called by the event loop and by the engine itself
@@ -257,20 +296,45 @@ class Worker:
         for attempt in waiting:
             if not attempt.waits:
                 del self._partial[attempt.job.id]
+                self._room.set()
         for writer in self._writers:
             writer.send()
 
     def _start_next(self, attempt: Attempt) -> None:
         """Start one more choice of a job that has begun. Raises EngineDead."""
+        self._overtaken = -1
         self._start(attempt)
         if attempt.stopped:
             self._end_if_over(attempt)
 
     def _may_start(self, attempt: Attempt, slots: int) -> bool:
-        """Whether there is room for one more choice of a job."""
-        if attempt.started >= attempt.share or self.texts >= slots + self._settings.prefetch:
+        """Whether there is room for one more choice of a job: a slot; or, if a job came in between that is of no higher
+        lane, a place beyond the slots, which are else kept for claims. So when all is full, each of the two gets every
+        second place, and a job of a higher lane the next."""
+        if not attempt.waits or attempt.started >= attempt.share:
+            return False
+        if self.texts >= slots + (self._settings.prefetch if self._is_owed(attempt) else 0):
             return False
         return attempt.job.priority is not Priority.BATCH or self.batch_texts < slots - self.reserved
+
+    def _is_owed(self, attempt: Attempt) -> bool:
+        return attempt.job.priority.rank <= self._overtaken
+
+    def _refill(self) -> None:
+        """A choice has ended: its place is taken by one that waits. Where no place is kept for claims, the claimer
+        looks first, if it found no room the last time; every second time, while all is full."""
+        owed = any(self._is_owed(attempt) for attempt in self._partial.values())
+        if self._claimer.is_full and not self._settings.prefetch and not owed:
+            self._is_offered = True
+            self._room.set()
+        else:
+            self._start_waiting()
+
+    def looked(self) -> None:
+        """The claimer has begun what it found: a place that it has left is for choices that wait."""
+        if self._is_offered:
+            self._is_offered = False
+            self._start_waiting()
 
     def refuse(self, broken: Broken) -> None:
         """End one that cannot be read."""
@@ -313,7 +377,7 @@ class Worker:
                 if not attempt.over and self._claimer.is_full:
                     self._room.set()  # where a job ends, this is done once that is written
         if freed and self._partial:
-            self._start_waiting()
+            self._refill()
         for writer in writers:
             writer.send()
 
@@ -501,7 +565,7 @@ class Worker:
         """Send no more to addresses that nobody listens at."""
         listeners = Listeners()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_INTERVAL_S)
             if addresses := in_use((attempt.addresses for attempt in self._attempts.values()), SILENT):
                 try:
                     for address in listeners.given_up(await self._wire.listeners(addresses)):

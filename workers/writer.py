@@ -23,7 +23,7 @@ from workers.checkpoint import in_frames
 
 log = logging.getLogger(__name__)
 
-MOST_PAUSE_S = 0.25
+MAX_PAUSE_S = 0.25
 
 
 class Step:
@@ -190,4 +190,4 @@ class Writer:
             except Unavailable as error:
                 log.warning("a step could not be written, trying again in %.2f s: %s", pause, error)
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, MOST_PAUSE_S)
+                pause = min(pause * 2, MAX_PAUSE_S)

@@ -1,9 +1,11 @@
 """`python -m bench.abuse`: a 4-token chat of one tenant beside the largest requests that another tenant may send.
 
-Each round measures the chat's time to first token alone and then beside the large requests. These ask for the most
-choices and prompts that are accepted; each prompt and its answer fill the context. Beside one large request there is a
-goal. Beside several the figures are only shown: jobs are claimed in the order of arrival, so one tenant can still fill
-all slots with many requests. `--base REF` also measures the tree of another commit, without a goal.
+Each round measures the chat's time to first token alone, then as the large requests arrive, and then beside them, once
+as many of their choices run as will. These ask for the most choices and prompts that are accepted; each prompt and its
+answer fill the context. The simulated engine charges each prompt token and each text of a step. Beside one large
+request there is a goal. Arrival is only shown, and so is what happens beside several: jobs are claimed in the order of
+arrival, so one tenant can still fill all slots with many requests. `--base REF` also measures the tree of another
+commit, without a goal.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from bench import program, report
-from bench.abuse.ask import Door, Large, Size, Unanswered, first_token_s
-from bench.abuse.figures import COLUMNS, Case, Round, goal_of, row_of
+from bench.abuse.ask import LargeRequest, RunningRequest, TenantClient, Unanswered, first_token_s
+from bench.abuse.figures import COLUMNS, LLAMACPP, Case, Round, goals_of, row_of
 from bench.gateway.stage import Stage
 from bench.gateway.trees import Tree, export
 from bench.penstock import MODEL, Penstock
@@ -32,16 +35,22 @@ DEFAULT_CHOICES = 64
 CHAT_KEY, LARGE_KEY = "bench-chat", "bench-large"
 
 CASES = (
-    Case(slots=256, choices=64),
+    Case(slots=64, choices=64),
     Case(slots=256, choices=1024),
-    Case(slots=4, choices=64),
+    Case(slots=256, choices=64, kv_tokens=262_144),
+    Case(slots=4, choices=64, engine=LLAMACPP),
     Case(slots=256, choices=64, bodies=8),
-    Case(slots=4, choices=64, bodies=2),
+    Case(slots=4, choices=64, bodies=2, engine=LLAMACPP),
+    Case(slots=4, choices=64, bodies=3, engine=LLAMACPP),
+    Case(slots=4, choices=64, bodies=3, lane="standard", engine=LLAMACPP),
 )
-"""64 choices are the most without a setting, 1,024 the most that a body can ask for. 4 slots are llama.cpp's."""
-QUICK = (Case(slots=16, choices=64), Case(slots=4, choices=64))
+"""64 choices are the most without a setting, 1,024 the most that a body can ask for. 4 slots are llama.cpp's. One
+request asks for more choices than half of the slots, or of the cache, would hold."""
+QUICK = (Case(slots=16, choices=64, kv_tokens=65_536), Case(slots=4, choices=64, engine=LLAMACPP))
+BEGIN_TIMEOUT_S = 120.0
+"""For the prompts of all choices that run at the same time."""
 SETTLE_S = 0.5
-"""Between the first token of the large requests and the first chat beside them."""
+"""Between the first tokens of the large requests and the first chat beside them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,18 +68,25 @@ def _run(run: Run) -> int:
             for tree in trees:
                 name = tree.version if tree else THIS
                 stage.say(f"{name}: {case.words}")
-                folder = stage.folder / f"{name}-{case.slots}-{case.choices}-{case.bodies}".replace(" ", "-")
+                parts = (name, case.slots, case.choices, case.bodies, case.lane, case.kv_tokens)
+                folder = stage.folder / "-".join(map(str, parts)).replace(" ", "-")
                 folder.mkdir()
                 rounds = _measured(folder, case, tree, args)
                 rows.append(row_of(name, case, rounds, args.limit))
                 if tree is None:
-                    goals.append(goal_of(case, rounds, args.limit))
+                    goals += goals_of(case, rounds, args.limit)
                 stage.done()
     found = Report(
         name=f"{NAME}-quick" if args.quick else NAME,
         title="A chat of 4 tokens beside another tenant's large requests",
         command=run.command,
-        settings={"rounds": args.rounds, "chats": args.chats, "limit_s": args.limit, "sim": _sim(args)},
+        settings={
+            "rounds": args.rounds,
+            "chats": args.chats,
+            "limit_s": args.limit,
+            "context": args.context,
+            "cases": [asdict(case) for case in cases],
+        },
         columns=COLUMNS,
         rows=rows,
         ratios=tuple(goals),
@@ -78,20 +94,23 @@ def _run(run: Run) -> int:
             "Several large requests are shown and not judged: jobs are claimed in the order of arrival, whoever sent "
             "them.",
             "A chat whose first token does not come within the limit counts as that late, and ends its round.",
+            "As they arrive: one chat in each round, sent once the large requests are accepted; their prompts are "
+            "computed before its own. Beside: once as many choices have begun as one request may have running.",
+            "The engine of 4 slots charges what llama.cpp was measured to take, the others what a GPU is assumed to "
+            "take; an older tree's engine charges only what that tree's settings know.",
         ),
     )
     run.tell(found, args.out / found.file)
-    return int(any(goal.holds is False for goal in found.ratios))
-
-
-def _sim(args: argparse.Namespace) -> dict[str, float]:
-    return {"step_ms": args.step_ms, "prefill_ms": args.prefill_ms, "context": args.context}
+    return int(found.missed)
 
 
 def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namespace) -> list[Round]:
     """A deployment of its own, with a key for each tenant. Raises Died, Unanswered, OSError."""
-    settings: dict[str, object] = {f"sim.{name}": value for name, value in _sim(args).items()}
-    settings |= {"sim.slots": case.slots}
+    sim = {**asdict(case.engine), "slots": case.slots, "kv_tokens": case.kv_tokens, "context": args.context}
+    known = (tree.path / "workers/settings.py").read_text(encoding="utf-8") if tree else None
+    settings: dict[str, object] = {
+        f"sim.{name}": value for name, value in sim.items() if known is None or f" {name}:" in known
+    }
     if tree is None:
         settings |= {"api.max_choices_per_request": max(DEFAULT_CHOICES, case.choices)}
     penstock = Penstock(folder, settings=settings, tree=tree.path if tree else None, config=_keys())
@@ -107,31 +126,37 @@ def _keys() -> str:
 
 
 async def _rounds(port: int, case: Case, args: argparse.Namespace) -> list[Round]:
-    chat, large = Door(port, CHAT_KEY, MODEL), Door(port, LARGE_KEY, MODEL)
-    size = Size(case.choices, args.context // 8, args.context - args.context // 8)
+    chat, large = TenantClient(port, CHAT_KEY, MODEL), TenantClient(port, LARGE_KEY, MODEL)
+    request = LargeRequest(case.choices, args.context // 8, args.context - args.context // 8, case.lane)
+    running = case.running(args.context) if case.bodies == 1 else 1
     await first_token_s(chat, 0, args.limit)  # whatever is done once
     rounds = []
     for number in range(args.rounds):
         alone = await _chats(chat, args)
         async with contextlib.AsyncExitStack() as stack:
             bodies = [
-                await stack.enter_async_context(Large(large, size, number * case.bodies + at))
+                await stack.enter_async_context(RunningRequest(large, request, number * case.bodies + at, running))
                 for at in range(case.bodies)
             ]
-            await bodies[0].begun.wait()
+            async with asyncio.timeout(BEGIN_TIMEOUT_S):
+                for body in bodies:
+                    await body.accepted.wait()
+                arrival = await first_token_s(chat, args.chats, args.limit)
+                await bodies[0].begun.wait()
+            begun = bodies[0].choices_begun
             await asyncio.sleep(SETTLE_S)
             beside = await _chats(chat, args)
             for body in bodies:
                 body.check()
-        rounds.append(Round(alone, beside))
+        rounds.append(Round(alone, beside, arrival, begun))
     return rounds
 
 
-async def _chats(door: Door, args: argparse.Namespace) -> list[float | None]:
+async def _chats(client: TenantClient, args: argparse.Namespace) -> list[float | None]:
     """One after the other; one that is late is the last."""
     times: list[float | None] = []
     while len(times) < args.chats and None not in times:
-        times.append(await first_token_s(door, len(times), args.limit))
+        times.append(await first_token_s(client, len(times), args.limit))
     return times
 
 
@@ -142,8 +167,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=count, default=5, help="of each case (default 5)")
     parser.add_argument("--chats", type=count, default=15, help="alone and beside, in each round (default 15)")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds to wait for a first token (default 10)")
-    parser.add_argument("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)")
-    parser.add_argument("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)")
     parser.add_argument("--context", type=count, default=8192, help="of the simulated engine, in tokens (default 8192)")
     parser.add_argument("--base", metavar="REF", help="a git commit whose tree is measured too")
     parser.add_argument("--quick", action="store_true", help="few slots, few cases")

@@ -30,8 +30,8 @@ class Unanswered(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Where one tenant asks."""
+class TenantClient:
+    """Where one tenant asks, and with which key."""
 
     port: int
     key: str
@@ -39,12 +39,13 @@ class Door:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class LargeRequest:
     """Of one large request. Its prompts and its answers fill the context together."""
 
     choices: int
     prompt_tokens: int
     answer_tokens: int
+    lane: str = "interactive"
 
     def body(self, model: str, number: int) -> dict[str, Any]:
         """`number` makes its prompts unlike those of other requests. Raises ValueError where no body asks for so many
@@ -55,35 +56,40 @@ class Size:
         prompts = [
             f"{number}.{at} ".ljust(self.prompt_tokens * CHARACTERS_PER_TOKEN, "x") for at in range(self.choices // n)
         ]
-        return {"model": model, "prompt": prompts, "n": n, "max_tokens": self.answer_tokens, "stream": True}
+        body = {"model": model, "prompt": prompts, "n": n, "max_tokens": self.answer_tokens, "stream": True}
+        return {**body, "queue": {"priority": self.lane}}
 
 
-async def first_token_s(door: Door, number: int, limit_s: float) -> float | None:
+async def first_token_s(client: TenantClient, number: int, limit_s: float) -> float | None:
     """Seconds from sending a 4-token chat to its first token; None if it did not come within `limit_s`. Raises
     Unanswered, OSError."""
     messages = [{"role": "user", "content": f"hello {number}"}]
-    body = {"model": door.model, "messages": messages, "max_tokens": 4, "stream": True}
+    body = {"model": client.model, "messages": messages, "max_tokens": 4, "stream": True}
     began, first = time.monotonic(), None
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s), _posted(door, "/v1/chat/completions", body) as (reader, _):
+        async with asyncio.timeout(limit_s), _posted(client, "/v1/chat/completions", body) as (reader, _):
             while (line := await reader.readline()) and not line.startswith(b"data: [DONE]"):
-                if first is None and _has_text(line):
+                if first is None and _choice_of(line) is not None:
                     first = time.monotonic() - began
     return first
 
 
-class Large:
+class RunningRequest:
     """A large request, whose answer is read for as long as the context lasts; then the connection is closed, and the
     server has cancelled the job."""
 
-    def __init__(self, door: Door, size: Size, number: int) -> None:
-        self._door, self._body = door, size.body(door.model, number)
+    def __init__(self, client: TenantClient, request: LargeRequest, number: int, running: int = 1) -> None:
+        """`running`: choices that will run at the same time."""
+        self._client, self._body, self._running = client, request.body(client.model, number), running
         self._task: asyncio.Task[None] | None = None
         self._job = ""
+        self._choices: set[int] = set()
+        self.accepted = asyncio.Event()
+        """The server has taken it, or has refused it."""
         self.begun = asyncio.Event()
-        """It has had a token, or has ended."""
+        """`running` choices have had a token, or it has ended."""
 
-    async def __aenter__(self) -> Large:
+    async def __aenter__(self) -> RunningRequest:
         self._task = asyncio.create_task(self._read())
         return self
 
@@ -92,18 +98,27 @@ class Large:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         async with asyncio.timeout(CANCEL_TIMEOUT_S):
-            while self._job and await _state(self._door, self._job) in ("queued", "in_progress"):  # noqa: ASYNC110
+            while self._job and await _state(self._client, self._job) in ("queued", "in_progress"):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)  # only the server knows
 
     async def _read(self) -> None:
         try:
-            async with _posted(self._door, "/v1/completions", self._body) as (reader, headers):
+            async with _posted(self._client, "/v1/completions", self._body) as (reader, headers):
                 self._job = headers["x-job-id"]
+                self.accepted.set()
                 while line := await reader.readline():
-                    if not self.begun.is_set() and _has_text(line):
-                        self.begun.set()
+                    if not self.begun.is_set() and (index := _choice_of(line)) is not None:
+                        self._choices.add(index)
+                        if len(self._choices) >= self._running:
+                            self.begun.set()
         finally:
+            self.accepted.set()
             self.begun.set()
+
+    @property
+    def choices_begun(self) -> int:
+        """Choices that have had a token, up to `running`."""
+        return len(self._choices)
 
     def check(self) -> None:
         """Raises what ended it, and Unanswered if it came to its end: nothing was measured beside it then."""
@@ -112,40 +127,41 @@ class Large:
             raise Unanswered("the large request ended before the measurement beside it did: give it more tokens")
 
 
-async def _state(door: Door, job: str) -> str:
-    async with _sent(door, "GET", f"/v1/jobs/{job}", b"") as (reader, headers):
+async def _state(client: TenantClient, job: str) -> str:
+    async with _sent(client, "GET", f"/v1/jobs/{job}", b"") as (reader, headers):
         return str(json.loads(await reader.readexactly(int(headers["content-length"])))["status"])
 
 
-def _has_text(line: bytes) -> bool:
+def _choice_of(line: bytes) -> int | None:
+    """The choice a line of a stream brings text of; None where it brings none."""
     if not line.startswith(b"data: {"):
-        return False
-    choices = json.loads(line[6:]).get("choices") or [{}]
-    return bool(choices[0].get("text") or choices[0].get("delta", {}).get("content"))
+        return None
+    choice = (json.loads(line[6:]).get("choices") or [{}])[0]
+    return choice["index"] if choice.get("text") or choice.get("delta", {}).get("content") else None
 
 
 @asynccontextmanager
 async def _posted(
-    door: Door, path: str, body: Mapping[str, Any]
+    client: TenantClient, path: str, body: Mapping[str, Any]
 ) -> AsyncIterator[tuple[asyncio.StreamReader, dict[str, str]]]:
-    async with _sent(door, "POST", path, json.dumps(body).encode()) as answer:
+    async with _sent(client, "POST", path, json.dumps(body).encode()) as answer:
         yield answer
 
 
 @asynccontextmanager
 async def _sent(
-    door: Door, method: str, path: str, body: bytes
+    client: TenantClient, method: str, path: str, body: bytes
 ) -> AsyncIterator[tuple[asyncio.StreamReader, dict[str, str]]]:
     """The answer from behind its head, and its headers; the connection is closed behind it. Raises Unanswered,
     OSError."""
     lines = [
         f"{method} {path} HTTP/1.1",
-        f"Host: {HOST}:{door.port}",
-        f"Authorization: Bearer {door.key}",
+        f"Host: {HOST}:{client.port}",
+        f"Authorization: Bearer {client.key}",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
     ]
-    reader, writer = await asyncio.open_connection(HOST, door.port, limit=LINE_LIMIT)
+    reader, writer = await asyncio.open_connection(HOST, client.port, limit=LINE_LIMIT)
     try:
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         try:

@@ -1,4 +1,4 @@
-"""Known vulnerabilities of what the lock files name, by pip-audit, and whether each package has its hash.
+"""KnownFinding vulnerabilities of what the lock files name, by pip-audit, and whether each package has its hash.
 
 Without an advisory service nothing is known, and that is a failure. Where the service cannot be reached, a folder of
 advisories takes its place (bench/audit/advisories.py).
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.audit.advisories import served
-from bench.audit.tools import Said, Tools
+from bench.audit.tools import ToolResult, Tools
 
 LOCKS = "requirements*.lock"
 UNANSWERED = (
@@ -31,7 +31,7 @@ def check(tools: Tools, advisories: Path | None) -> list[str]:
             found += [f"{lock.name}: {each}" for each in unhashed(lock.read_text(encoding="utf-8"))]
             words = ["--strict", "--require-hashes", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
             said = tools.run("pip-audit", *words, *service, "--requirement", lock.name)
-            found += [f"{lock.name}: {each}" for each in judged(said)]
+            found += [f"{lock.name}: {each}" for each in findings(said)]
     return found
 
 
@@ -42,7 +42,7 @@ def unhashed(text: str) -> Iterator[str]:
             yield f"{requirement.split()[0]} has no hash"
 
 
-def judged(said: Said) -> list[str]:
+def findings(said: ToolResult) -> list[str]:
     """What pip-audit found. Only a report on every package, without a vulnerability, is no finding."""
     try:
         report = json.loads(said.out)

@@ -1,6 +1,7 @@
 """Secrets in the tree or in the history that led to it, by detect-secrets; those of tests and examples are known.
 
-Every line that was ever added is looked at once, whichever commit added it. Lock files are left out: they are hashes.
+Every line that was ever added is looked at once, whichever commit added it, merges included: those are compared with
+their first parent, so that what a merge itself brings in is seen. Lock files are left out: they are hashes.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from bench.audit.tools import Said, Tools, run
+from bench.audit.tools import ToolResult, Tools, run
 from bench.program import Refused
 
 KNOWN = Path(__file__).with_name("known_secrets.json")
 LEFT_OUT = ("*.lock", "*.svg", "*.png", "bench/audit/known_secrets.json")
-
-
+PATCHES = (
+    *("log", "-p", "--diff-merges=first-parent", "--unified=0", "--format="),
+    *("--no-color", "--no-ext-diff", "--no-textconv", "--text", "--src-prefix=a/", "--dst-prefix=b/"),
+)
+"""Git's words for what every commit adds, whatever its user's settings are."""
+HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 BREAK = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownFinding(msgspec.Struct, frozen=True):
     """What looks like a secret and is none."""
 
     type: str
@@ -48,8 +53,8 @@ class Scan(msgspec.Struct):
 
 def check(tools: Tools, known: Path = KNOWN) -> list[str]:
     """Secrets that are not known, in words; never the secret. Raises Refused without a history."""
-    expected = {(each.type, each.sha1) for each in msgspec.json.decode(known.read_bytes(), type=list[Known])}
-    lines = added_lines(_git(tools, "log", "-p", "--no-color", "--no-ext-diff", "--unified=0", "--format="))
+    expected = {(each.type, each.sha1) for each in msgspec.json.decode(known.read_bytes(), type=list[KnownFinding])}
+    lines = added_lines(_git(tools, *PATCHES))
     tree = _git(tools, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in tree.split("\0"):
         path = tools.root / name
@@ -74,7 +79,7 @@ def scanned(tools: Tools, lines: Mapping[str, Mapping[str, str]], expected: Coll
     return found
 
 
-def _report(said: Said) -> dict[str, list[Finding]]:
+def _report(said: ToolResult) -> dict[str, list[Finding]]:
     try:
         return msgspec.json.decode(said.out, type=Scan).results
     except msgspec.MsgspecError:
@@ -82,15 +87,27 @@ def _report(said: Said) -> dict[str, list[Finding]]:
 
 
 def added_lines(log: str) -> dict[str, dict[str, str]]:
-    """Every line that a log of patches adds, by kind of file, each once, with a file it was in."""
+    """Every line that a log of patches without context adds, by kind of file, each once, with a file it was in."""
     lines: dict[str, dict[str, str]] = defaultdict(dict)
-    name = ""
+    name, removed, added = "", 0, 0
     for line in log.split("\n"):
-        if line.startswith("+++ "):
-            name = "" if line.startswith("+++ /dev/null") else line.removeprefix("+++ b/")
-        elif line.startswith("+") and name and not any(PurePosixPath(name).match(each) for each in LEFT_OUT):
-            lines[_kind(name)].setdefault(line[1:], f"{name} (history)")
+        if added and line.startswith("+"):
+            added -= 1
+            if name:
+                lines[_kind(name)].setdefault(line[1:], f"{name} (history)")
+        elif removed and line.startswith("-"):
+            removed -= 1
+        elif line.startswith("+++ "):
+            name = _name_of(line)
+        elif hunk := HUNK.match(line):
+            removed, added = (1 if count is None else int(count) for count in hunk.groups())
     return lines
+
+
+def _name_of(header: str) -> str:
+    """Of the file that a header of a patch names; "" if its lines are not looked at."""
+    name = header.removeprefix("+++ ").rstrip("\t").removeprefix("b/")
+    return "" if any(PurePosixPath(name).match(each) for each in ("/dev/null", *LEFT_OUT)) else name
 
 
 def _kind(name: str) -> str:
@@ -99,13 +116,13 @@ def _kind(name: str) -> str:
 
 
 def _git(tools: Tools, *words: str) -> str:
-    said = run(["git", *words], tools.root)
+    said = run(["git", "-c", "core.quotePath=false", *words], tools.root)
     if said.code:
         raise Refused(f"git {words[0]}: {said.err.strip()[:300]}\nnext:  run it in a clone of the project")
     return said.out.decode("utf-8", "replace")
 
 
-def as_known(findings: Iterable[str]) -> list[Known]:
+def as_known(findings: Iterable[str]) -> list[KnownFinding]:
     """Findings as they stand in the list of what is known."""
     split = (each.rpartition(": ") for each in findings)
-    return [Known(rest.rpartition(" ")[0], rest.rpartition(" ")[2], where) for where, _, rest in split]
+    return [KnownFinding(rest.rpartition(" ")[0], rest.rpartition(" ")[2], where) for where, _, rest in split]

@@ -14,7 +14,7 @@ TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ToolResult:
     """How a tool ended, and its words."""
 
     code: int
@@ -30,7 +30,7 @@ class Tools:
     """The project."""
     folder: Path
 
-    def run(self, name: str, *words: str, cwd: Path | None = None) -> Said:
+    def run(self, name: str, *words: str, cwd: Path | None = None) -> ToolResult:
         """Run one to its end. Raises Refused if it is not there."""
         program = (self.root / self.folder / name).absolute()
         if not program.exists():
@@ -38,7 +38,7 @@ class Tools:
         return run([str(program), *words], cwd or self.root)
 
 
-def run(command: Sequence[str], cwd: Path) -> Said:
+def run(command: Sequence[str], cwd: Path) -> ToolResult:
     """Any program. Raises OSError, TimeoutExpired."""
     ran = subprocess.run(command, cwd=cwd, capture_output=True, timeout=TIMEOUT_S, check=False)
-    return Said(ran.returncode, ran.stdout, ran.stderr.decode(errors="replace"))
+    return ToolResult(ran.returncode, ran.stdout, ran.stderr.decode(errors="replace"))

@@ -47,7 +47,7 @@ def _run(run: Run) -> int:
         ratios=tuple(ratios),
     )
     run.tell(found, args.out)
-    return 0 if all(ratio.holds is not False for ratio in ratios) else 1
+    return int(found.missed)
 
 
 def _kept(path: Path, parts: Sequence[str]) -> Found:

@@ -43,7 +43,7 @@ COLUMNS = (
 
 SHARE_LIMIT = 3.0
 """Per cent of the end-to-end time, the queue excluded, that the gateway may take."""
-MOST_GROWTH = 1.0
+MAX_GROWTH = 1.0
 """Points by which that may grow from 64 to 256 streams and still be called flat."""
 
 Timed = Sequence[tuple[Asked, Mapping[str, Any]]]
@@ -91,7 +91,7 @@ def ratios_of(rows: Sequence[Row]) -> tuple[Ratio, ...]:
     if 64 in shares and 256 in shares:
         # In points: of two shares far below one percent a ratio says how exactly they were measured.
         grown = shares[256] - shares[64]
-        found.append(Ratio(what="its growth from c=64 to 256, points", value=grown, at_most=MOST_GROWTH))
+        found.append(Ratio(what="its growth from c=64 to 256, points", value=grown, at_most=MAX_GROWTH))
     return tuple(found)
 
 

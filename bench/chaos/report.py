@@ -14,7 +14,7 @@ from bench.chaos.stage import Outcome
 from bench.chaos.stalls import percentile
 from bench.report import Machine
 
-MOST_SHOWN = 12
+MAX_SHOWN = 12
 COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
 
 
@@ -84,8 +84,8 @@ def _line(fault: Mapping[str, Any], *, failed: bool) -> str:
 def what_failed(outcome: Outcome) -> str:
     """Why, and where the history and logs are."""
     reasons = [*outcome.wrong, *(str(violation) for violation in outcome.violations)]
-    more = f"\n  and {len(reasons) - MOST_SHOWN} more" if len(reasons) > MOST_SHOWN else ""
-    shown = "\n  ".join(reasons[:MOST_SHOWN])
+    more = f"\n  and {len(reasons) - MAX_SHOWN} more" if len(reasons) > MAX_SHOWN else ""
+    shown = "\n  ".join(reasons[:MAX_SHOWN])
     return f"\n{outcome.row.id} failed:\n  {shown}{more}\n  history: {outcome.folder / 'history.jsonl'}, logs beside it"
 
 
@@ -104,7 +104,7 @@ def as_document(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
                 **_figures(outcome),
                 "lease_ms": outcome.lease_ms,
                 "measured": outcome.figures,
-                "wrong": [*outcome.wrong, *(str(violation) for violation in outcome.violations)][:MOST_SHOWN],
+                "wrong": [*outcome.wrong, *(str(violation) for violation in outcome.violations)][:MAX_SHOWN],
                 "seconds": round(outcome.seconds),
             }
             for outcome in outcomes

@@ -37,6 +37,8 @@ class Cost:
     memory_mib: float
     """The process's peak beyond what it had before."""
     seconds: float
+    code: str = ""
+    """Of the error."""
 
 
 def one_field(size: int) -> Iterator[bytes]:
@@ -75,12 +77,18 @@ def _extra(value: bytes) -> bytes:
     return b'{"model":"bench","messages":[{"role":"user","content":"x"}],"x":' + value + b"}"
 
 
+def _nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
 ABUSES = (
     Abuse("2 MB header field", lambda: one_field(2 * MIB)),
     Abuse("91 MiB of header fields", lambda: many_fields(91 * MIB)),
     Abuse("100 MB body, announced", lambda: announced_body(100 * MIB)),
     Abuse("100 MB body, in chunks", lambda: chunked_body(100 * MIB)),
-    Abuse("10,000-deep JSON", lambda: json_body(_extra(b"[" * 10_000 + b"]" * 10_000))),
+    Abuse("10,000-deep JSON, of too many values", lambda: json_body(_extra(_nested(10_000)))),
+    Abuse("5,000-deep JSON, light enough, beyond the parser's depth", lambda: json_body(_extra(_nested(5_000)))),
+    Abuse("100-deep JSON, beyond the depth of a request", lambda: json_body(_extra(_nested(100)))),
     Abuse("2 MB of empty lists", lambda: json_body(_extra(b"[" + b"[]," * (2 * MIB // 3 - 100) + b"1]"))),
 )
 
@@ -89,13 +97,14 @@ def try_abuse(abuse: Abuse, port: int, pid: int) -> Cost:
     """Send it to the process with that pid, and wait until its connection has ended."""
     before = _reset_peak_mib(pid)
     began = time.monotonic()
-    status = _send(abuse, port)
+    status, code = _send(abuse, port)
     seconds = time.monotonic() - began
     time.sleep(SETTLE_S)
-    return Cost(abuse.name, status, max(0.0, _memory_mib(pid, "VmHWM") - before), seconds)
+    return Cost(abuse.name, status, max(0.0, _memory_mib(pid, "VmHWM") - before), seconds, code)
 
 
-def _send(abuse: Abuse, port: int) -> int:
+def _send(abuse: Abuse, port: int) -> tuple[int, str]:
+    """Status and code of the answer; 0 without one."""
     with socket.create_connection((HOST, port), PATIENCE_S) as line:
         with contextlib.suppress(OSError):  # it may be cut off in the middle, and still have an answer to read
             for piece in abuse.pieces():
@@ -103,10 +112,10 @@ def _send(abuse: Abuse, port: int) -> int:
         response = http.client.HTTPResponse(line)
         try:
             response.begin()
-            json.loads(response.read())
+            answer = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError):
-            return 0
-        return response.status
+            return 0, ""
+        return response.status, str((answer.get("error") or {}).get("code", ""))
 
 
 def _reset_peak_mib(pid: int) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from bench.connections.abuse import Cost
-from bench.interval import median_interval
+from bench.interval import COVERAGE, median_interval
 from bench.load.plan import Reading
 from bench.report import Column, Ratio
 
@@ -13,63 +15,116 @@ ALONE, AT_PENSTOCK, AT_BARE = "none", "at Penstock", "at a bare server"
 ARMS = (ALONE, AT_PENSTOCK, AT_BARE)
 """Where the slow connections are while Penstock is measured."""
 BOUND = 1.1
+MAX_HOLD_UP_MS = 50.0
+"""Longest time that the API process stands still, beyond what a bare server does at that moment."""
 MAX_MEMORY_MIB = 5.0
 
 COLUMNS = (
     Column("what", "what"),
+    Column("held", "sockets of the API process", 0),
     Column("requests", "requests", 0),
     Column("ttft_p99", "TTFT p99 ms"),
     Column("e2e_p99", "request p99 ms"),
+    Column("e2e_most", "longest ms"),
+    Column("hold_up_ms", "API process held up, ms"),
+    Column("control_ms", "bare server, ms"),
+    Column("own_ms", "API process's own, ms"),
     Column("errors", "errors", 0),
     Column("status", "answer", 0),
+    Column("code", "error"),
     Column("memory_mib", "peak memory MiB"),
     Column("seconds", "s"),
 )
 
 Row = dict[str, object]
-Readings = Mapping[str, Sequence[Reading]]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reading of an arm. Waits are those of a small question that is asked all the time, the longest each; infinity
+    where it had no answer."""
+
+    reading: Reading
+    held: int
+    """Sockets of the API process when it began."""
+    api_ms: float
+    control_ms: float
+    """Of a bare server beside it, which has no other connections."""
+    own_ms: float
+    """Of the API process, less what the bare server waited at that moment."""
+
+
+Turns = Mapping[str, Sequence[Turn]]
 """By arm, in the order of the rounds."""
 
 
-def slow_rows(readings: Readings) -> list[Row]:
+def slow_rows(turns: Turns) -> list[Row]:
     """Each turn of each arm."""
     return [
         {
             "what": f"slow connections {arm}, turn {number}",
-            "requests": reading.requests,
-            "ttft_p99": reading.ttft.p99,
-            "e2e_p99": reading.e2e.p99,
-            "errors": reading.errors,
-            "seconds": reading.seconds,
+            "held": turn.held,
+            "requests": turn.reading.requests,
+            "ttft_p99": turn.reading.ttft.p99,
+            "e2e_p99": turn.reading.e2e.p99,
+            "e2e_most": turn.reading.e2e.most,
+            "hold_up_ms": _finite(turn.api_ms),
+            "control_ms": _finite(turn.control_ms),
+            "own_ms": _finite(turn.own_ms),
+            "errors": turn.reading.errors,
+            "seconds": turn.reading.seconds,
         }
         for arm in ARMS
-        for number, reading in enumerate(readings[arm], 1)
+        for number, turn in enumerate(turns[arm], 1)
     ]
 
 
-def slow_goals(readings: Readings) -> list[Ratio]:
-    """The 99th percentiles beside slow connections over those without; at a bare server for comparison."""
+def slow_goals(turns: Turns) -> list[Ratio]:
+    """The 99th percentiles beside slow connections over those without, how much longer the longest request takes, and
+    how long the API process stands still; at a bare server for comparison. With too few rounds for an interval they are
+    not judged."""
     goals = []
     for arm in (AT_PENSTOCK, AT_BARE):
-        for what, name in (("TTFT", "ttft"), ("request", "e2e")):
-            pairs = zip(readings[arm], readings[ALONE], strict=True)
-            ratios = [getattr(slow, name).p99 / getattr(alone, name).p99 for slow, alone in pairs]
-            found = median_interval(ratios)
-            goals.append(
-                Ratio(
-                    what=f"p99 of {what}, slow connections {arm} over none",
-                    value=found.median,
-                    interval=(found.low, found.high),
-                    at_most=BOUND if arm == AT_PENSTOCK else None,
-                )
-            )
-    errors = sum(reading.errors for each in readings.values() for reading in each)
+        bound, most_ms = (BOUND, MAX_HOLD_UP_MS) if arm == AT_PENSTOCK else (None, None)
+        where = f"slow connections {arm}"
+        goals += [
+            _over_alone(f"p99 of TTFT, {where} over none", turns, arm, lambda reading: reading.ttft.p99, bound),
+            _over_alone(f"p99 of request, {where} over none", turns, arm, lambda reading: reading.e2e.p99, bound),
+            _over_alone(f"longest request, {where} over none", turns, arm, lambda reading: reading.e2e.most, None),
+            _median_of(f"API process held up, {where}, ms", [turn.own_ms for turn in turns[arm]], most_ms),
+        ]
+    errors = sum(turn.reading.errors for each in turns.values() for turn in each)
     return [*goals, Ratio(what="requests beside slow connections that failed", value=errors, at_most=0, digits=0)]
+
+
+def _over_alone(what: str, turns: Turns, arm: str, figure: Callable[[Reading], float], at_most: float | None) -> Ratio:
+    pairs = zip(turns[arm], turns[ALONE], strict=True)
+    return _median_of(what, [figure(slow.reading) / figure(alone.reading) for slow, alone in pairs], at_most)
+
+
+def _median_of(what: str, values: Sequence[float], at_most: float | None) -> Ratio:
+    found = median_interval(values)
+    if found.coverage < COVERAGE:
+        at_most = None  # too few rounds
+    if not math.isfinite(found.high):
+        return Ratio(what=what, value=None, at_most=at_most)
+    return Ratio(what=what, value=found.median, interval=(found.low, found.high), at_most=at_most)
+
+
+def _finite(milliseconds: float) -> float | None:
+    """None for an answer that did not come: JSON knows no infinity."""
+    return milliseconds if math.isfinite(milliseconds) else None
 
 
 def abuse_rows(costs: Sequence[Cost]) -> list[Row]:
     return [
-        {"what": cost.name, "status": cost.status, "memory_mib": cost.memory_mib, "seconds": cost.seconds}
+        {
+            "what": cost.name,
+            "status": cost.status,
+            "code": cost.code,
+            "memory_mib": cost.memory_mib,
+            "seconds": cost.seconds,
+        }
         for cost in costs
     ]
 

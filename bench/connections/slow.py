@@ -21,7 +21,7 @@ BEGINNINGS = (b"", HEAD + b"X-Slow: ", HEAD + b"Content-Length: 100000\r\n\r\n{"
 """What each kind of client sends at once; the first one sends nothing more."""
 
 
-class Crowd:
+class SlowClients:
     """All clients of one server."""
 
     def __init__(self, port: int, count: int) -> None:
@@ -69,9 +69,9 @@ class Crowd:
 
 async def main(port: int, count: int) -> None:
     """Until the input ends."""
-    crowd = Crowd(port, count)
-    holding = asyncio.create_task(crowd.hold())
-    await crowd.wait_connected()
+    clients = SlowClients(port, count)
+    holding = asyncio.create_task(clients.hold())
+    await clients.wait_connected()
     print("connected", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     holding.cancel()

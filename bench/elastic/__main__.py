@@ -34,7 +34,7 @@ def _run(run: Run) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-elastic-"))
     found = asyncio.run(play(names, folder, SHORT if args.short else Size(), run))
     run.tell(found, args.out or (None if args.short else RESULTS / found.file))
-    if all(goal.holds is not False for goal in found.ratios):
+    if not found.missed:
         shutil.rmtree(folder)
         return 0
     run.console.print(f"logs and histories: {folder}")

@@ -70,7 +70,7 @@ def _compare(run: Run) -> int:
         raise Refused(f"--base is judged by {base.MIN_ROUNDS} rounds or more; with --quick fewer are shown, not judged")
     found = base.compare(args.base, args.bound, _of_base(args, _options(args)), run.command, run.console)
     run.tell(found, args.out / found.file)
-    return 1 if any(ratio.holds is False for ratio in found.ratios) else 0
+    return int(found.missed)
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -9,6 +9,8 @@ from bench.planted import tenants
 from bench.planted.bug import Bug, Edit
 from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
+from bench.planted.long_results import LONG_RESULTS
+from bench.planted.measurements import MEASUREMENTS
 from bench.planted.readers import READERS
 from bench.planted.room import ROOM_BUGS
 from bench.planted.security import SECURITY
@@ -677,14 +679,14 @@ TOKENS = (
         "a checkpoint without the latest tokens",
         "What a step gave while the checkpoint waited to be written is trimmed with the steps before it.",
         (
-            Edit("workers/worker.py", "attempt.number, attempt.own, written)", "attempt.number, rows.copy, written)"),
             Edit(
-                "workers/worker.py",
-                "attempt.checkpointing = True\n",
-                "attempt.checkpointing, rows = True, attempt.own()\n",
+                "workers/writer.py",
+                "self._checkpoints.append(checkpoint)\n",
+                "rows = checkpoint.rows()\n        checkpoint.rows = lambda: rows\n"
+                "        self._checkpoints.append(checkpoint)\n",
             ),
         ),
-        (WORKER + "a_long_job_does_not_keep_the_whole_log",),
+        ("tests/test_workers_writer.py::test_a_checkpoint_holds_all_that_came_before_it_is_written",),
     ),
     Bug(
         "a log that one long job keeps",
@@ -1108,7 +1110,10 @@ CALLERS = (
     Bug(
         "jobs of other tenants",
         "Who knows a job's id can read and cancel it.",
-        (Edit("api/jobs.py", "if record.job.tenant == caller.tenant:", "if record.job.tenant:"),),
+        (
+            Edit("api/jobs.py", "if record.job.tenant == caller.tenant:", "if record.job.tenant:"),
+            Edit("api/jobs.py", "journal.outline(job_id, caller.tenant)", "journal.outline(job_id)"),
+        ),
         ("tests/test_api_admin.py::test_keys_say_who_may_come_in_how_high_and_who_may_administer",),
     ),
     Bug(
@@ -1165,7 +1170,7 @@ LINES = (
     Bug(
         "a cancel that progress undoes",
         "A word about how far a batch is takes its owner's cancel back.",
-        (_lua("save", "if s[2] == 'cancelling' and not final[status] then status = 'cancelling' end\n", ""),),
+        (_lua("save", "if s[2] == 'cancelling' and not FINAL[status] then status = 'cancelling' end\n", ""),),
         (BATCHES + "what_the_owner_wants_is_heard",),
     ),
     Bug(
@@ -1503,6 +1508,7 @@ BUGS = (
     *LINES,
     *STORE,
     *POOLS,
+    *LONG_RESULTS,
     *READERS,
     *WORK,
     *DOORS,
@@ -1513,4 +1519,5 @@ BUGS = (
     *UNREADABLE,
     *ROOM_BUGS,
     *SURVIVORS,
+    *MEASUREMENTS,
 )

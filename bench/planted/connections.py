@@ -6,12 +6,20 @@ from bench.planted.bug import Bug, Edit
 
 GUARD = "tests/test_api_connection_guard.py::test_"
 BOUNDS = "tests/test_api_bounds.py::test_"
+UPLOADS = "tests/test_api_uploads.py::test_"
+SURVEY = "tests/test_offline_survey.py::test_"
 CONNECTION = "api/connection.py"
 DROPPED = (
     "            cycle.keep_alive = False\n            self._dropping = True\n            self._leave()\n        elif"
 )
 
 CONNECTIONS = (
+    Bug(
+        "every IPv6 address is a client",
+        "One machine has 2^64 addresses, and the limit of one client for each of them.",
+        (Edit("api/connection_guard.py", "CLIENT_BITS = 64", "CLIENT_BITS = 128"),),
+        (GUARD + "an_ipv6_network_is_one_client",),
+    ),
     Bug(
         "a head without a limit",
         "Header fields of any size are kept in memory before anybody knows who sends them.",
@@ -91,6 +99,102 @@ CONNECTIONS = (
         (GUARD + "counts_return_to_nothing",),
     ),
     Bug(
+        "a place that is free again is lost",
+        "A connection beyond the limits that got a place later is turned away with those that still wait for one.",
+        (
+            Edit(
+                "api/connection_guard.py",
+                "            self._surplus.pop(connection, None)\n            self._admitted",
+                "            self._admitted",
+            ),
+        ),
+        (GUARD + "a_connection_that_got_a_place_later_is_not_turned_away",),
+    ),
+    Bug(
+        "a health probe's place is taken",
+        "A probe that is being answered is turned away by the next connection beyond the limits.",
+        (
+            Edit(
+                "api/connection_guard.py",
+                "        self._surplus.pop(connection, None)\n        self._probes.add",
+                "        self._probes.add",
+            ),
+        ),
+        (GUARD + "a_connection_that_got_a_place_later_is_not_turned_away",),
+    ),
+    Bug(
+        "the refused keep their places",
+        "Connections that were refused and go on sending are kept beside those that wait, without a bound.",
+        (
+            Edit(
+                CONNECTION,
+                "        if self._dropping:\n            self.transport.abort()\n",
+                "        if self._dropping:\n            pass\n",
+            ),
+        ),
+        (GUARD + "connections_beyond_the_cap_that_were_refused_are_bounded_too",),
+    ),
+    Bug(
+        "all deadlines at once",
+        "Closing thousands of connections in one turn of the loop holds up all streams.",
+        (Edit("api/connection_guard.py", "queue.sweep(loop.time(), left)", "queue.sweep(loop.time(), 10**9)"),),
+        (GUARD + "many_deadlines_that_pass_at_once_are_handled_in_portions",),
+    ),
+    Bug(
+        "a second upload is late from the start",
+        "On a connection that stays open, what the last body brought is asked of the next one beforehand.",
+        (
+            Edit(
+                CONNECTION,
+                "                self._window_start = self._body_bytes\n                self._enter(guard.body)",
+                "                self._enter(guard.body)",
+            ),
+        ),
+        (GUARD + "a_second_long_upload_is_not_cut_either",),
+    ),
+    Bug(
+        "a body that waits is late",
+        "A stream is cut because a body behind it, which nobody asked for yet, brings nothing.",
+        (Edit(CONNECTION, " or self.pipeline or cycle.waiting_for", " or cycle.waiting_for"),),
+        (GUARD + "a_body_behind_an_open_stream_is_not_late",),
+    ),
+    Bug(
+        "a body that was answered is read for ever",
+        "A client sends a body without end to an answer it has had, and none of our limits ends it.",
+        (Edit(CONNECTION, "and self._body_bytes > self._max_body_bytes:", "and False:"),),
+        (GUARD + "a_body_without_end_that_nobody_reads_ends_its_connection",),
+    ),
+    Bug(
+        "an answer that is not taken is kept",
+        "A client that reads nothing of its last answer keeps the connection, and the answer in memory, for ever.",
+        (
+            Edit(
+                CONNECTION,
+                "        if self.transport.get_write_buffer_size():\n            self._watch_writing()\n",
+                "",
+            ),
+        ),
+        (GUARD + "a_reader_of_a_last_answer_that_takes_nothing_is_cut_off",),
+    ),
+    Bug(
+        "an idle connection with an unread answer",
+        "It is closed politely: its answer stays in memory until its client takes it, which may be never.",
+        (Edit(CONNECTION, "self.transport.abort()  # the last", "self.transport.close()  # the last"),),
+        (GUARD + "an_idle_client_that_has_not_taken_its_answer_is_cut_off",),
+    ),
+    Bug(
+        "a body of any size in chunks",
+        "A body that announces no length is kept in memory however long it gets.",
+        (
+            Edit(
+                "api/admission.py",
+                "        if len(body) > limit:\n            raise errors.payload_too_large(limit)\n",
+                "",
+            ),
+        ),
+        (BOUNDS + "a_body_that_announces_no_length_is_refused_once_it_is_too_long",),
+    ),
+    Bug(
         "commas in texts count",
         "A long text with many commas and brackets is refused for what it says.",
         (Edit("api/json_weight.py", "pieces[1 if in_string else 0 :: 2]", "pieces"),),
@@ -103,6 +207,66 @@ CONNECTIONS = (
         (BOUNDS + "the_weight_is_that_of_what_is_no_text",),
     ),
     Bug(
+        "long numbers weigh nothing",
+        "Two megabytes of digits hold up all streams for fifty milliseconds.",
+        (Edit("api/json_weight.py", "        + LONG_NUMBER_WEIGHT * long_numbers\n", ""),),
+        (BOUNDS + "a_body_of_too_many_values_is_refused",),
+    ),
+    Bug(
+        "only the door weighs",
+        "What is refused at the door comes in by a file or a broker, and holds up all batches.",
+        (Edit("api/schemas.py", "    check_weight(body)\n", ""),),
+        (BOUNDS + "nothing_is_parsed_that_was_not_weighed",),
+    ),
+    Bug(
+        "an error for each wrong entry",
+        "1 MB of metadata is read in 3 ms and explained in 90.",
+        (Edit("api/fields.py", "    BeforeValidator(_counted),\n", ""),),
+        (BOUNDS + "ten_thousand_mistakes_are_a_few_errors",),
+    ),
+    Bug(
+        "an error for each unknown name",
+        "12,000 of them in `queue` hold up all streams.",
+        (
+            Edit(
+                "api/fields.py",
+                "return {name: fields[name] for name in (*known, first) if name in fields}",
+                "return fields if first else fields",
+            ),
+        ),
+        (BOUNDS + "ten_thousand_mistakes_are_a_few_errors",),
+    ),
+    Bug(
+        "a boundary that is a fault of ours",
+        "An upload whose boundary is too long is a 500 and a traceback.",
+        (
+            Edit(
+                "api/uploads.py",
+                "except FormParserError as error:  # for its boundary",
+                "except ZeroDivisionError as error:",
+            ),
+        ),
+        (UPLOADS + "what_is_wrong_is_refused_and_leaves_nothing",),
+    ),
+    Bug(
+        "a line as deep as the stack",
+        "A line that was read once cannot be read again where the stack is higher, and its batch never ends.",
+        (Edit("api/lines.py", "if nested_beyond(data, MAX_LINE_DEPTH):", "if False:"),),
+        (SURVEY + "a_line_that_is_nested_too_deeply_is_named",),
+    ),
+    Bug(
+        "a line that only an older version took",
+        "After an upgrade its batch fails at every turn.",
+        (
+            Edit(
+                "offline/lines.py",
+                "            except ApiError as error:",
+                "            except ZeroDivisionError as error:",
+            ),
+        ),
+        ("tests/test_offline_lines.py::test_a_line_that_an_older_version_took_ends_with_the_error",),
+    ),
+    Bug(
         "a client that leaves is a fault of ours",
         "Every upload that is broken off is a traceback in the log and a 500 in the metrics.",
         (Edit("api/app.py", "    ClientDisconnect: _client_gone,\n", ""),),
@@ -111,7 +275,14 @@ CONNECTIONS = (
     Bug(
         "slashes are redirected",
         "An address with a slash too many sends the client to whatever host its request named.",
-        (Edit("api/app.py", "app.router.redirect_slashes = False", "app.router.redirect_slashes = True"),),
+        (
+            Edit("api/app.py", "app.router.redirect_slashes = False", "app.router.redirect_slashes = True"),
+            Edit(
+                "api/access.py",
+                "if (rows := self._fixed.get(path))",
+                'if (rows := self._fixed.get(path.rstrip("/") or "/"))',
+            ),
+        ),
         (BOUNDS + "no_address_is_redirected",),
     ),
 )

@@ -6,6 +6,7 @@ from bench.planted.bug import Bug, Edit
 
 DOOR = "tests/test_api_door.py::test_"
 ACCESS = "tests/test_api_access.py::test_"
+GUARD = "tests/test_api_guard.py::test_"
 CLIENT = "tests/test_cli_client.py::test_"
 UP = "tests/test_cli_up.py::test_"
 
@@ -19,7 +20,7 @@ DOORS = (
     Bug(
         "a host name that ends like loopback",
         "evillocalhost, or a name with anything in front, counts as this machine.",
-        (Edit("api/hosts.py", 'bare.endswith(".localhost")', 'bare.endswith("localhost")'),),
+        (Edit("api/loopback.py", 'bare.endswith(".localhost")', 'bare.endswith("localhost")'),),
         (DOOR + "only_loopback_names_are_served",),
     ),
     Bug(
@@ -27,6 +28,24 @@ DOORS = (
         "HTTP/1.1 without a Host is served, although every browser and client sends one.",
         (Edit("api/hosts.py", 'if value is None and http_version == "1.0":', "if value is None:"),),
         (DOOR + "a_request_without_a_host_is_served_as_http_1_0_only",),
+    ),
+    Bug(
+        "a proxy before a server without keys",
+        "Whoever reaches a proxy of this machine has chats computed: to the server they come from this machine.",
+        (Edit("api/guard.py", 'b"x-forwarded-for", ', ""),),
+        (DOOR + "what_a_proxy_forwards_needs_keys",),
+    ),
+    Bug(
+        "every origin that is refused is logged",
+        "A page with many names fills the disk with the server's log.",
+        (Edit("api/refusals.py", " or len(self._told) > MAX_TOLD:", ":"),),
+        (ACCESS + "senders_do_not_fill_the_log",),
+    ),
+    Bug(
+        "the reason of a refused page is nowhere",
+        "Its browser says CORS error, and the log says nothing.",
+        (Edit("api/guard.py", '            self._refusals.tell(error, scope["path"])\n', ""),),
+        (DOOR + "the_log_says_why_a_page_is_refused",),
     ),
     Bug(
         "the null origin is this machine",
@@ -67,7 +86,7 @@ DOORS = (
     Bug(
         "CORS for admins",
         "A listed page sets pools.",
-        (Edit("api/origins.py", 'SHARED = "/v1/"', 'SHARED = "/"'),),
+        (Edit("api/origins.py", 'CORS_PATH_PREFIX = "/v1/"', 'CORS_PATH_PREFIX = "/"'),),
         (DOOR + "everybody_else_is_refused_as_before",),
     ),
     Bug(
@@ -116,7 +135,13 @@ DOORS = (
     Bug(
         "the admin token is not compared",
         "Whoever sends any token administers.",
-        (Edit("api/keys.py", "if not token or not hmac.compare_digest", "if not token and not hmac.compare_digest"),),
+        (
+            Edit(
+                "api/keys.py",
+                "if not hmac.compare_digest(",
+                "if not token and not hmac.compare_digest(",
+            ),
+        ),
         (ACCESS + "each_role_reaches_its_routes_and_no_other",),
     ),
     Bug(
@@ -130,6 +155,35 @@ DOORS = (
         "A server at another address learns it.",
         (Edit("cli/client.py", " or _address(url) != _address(instance.url)", ""),),
         (CLIENT + "the_admin_token_goes_to_its_own_instance_alone",),
+    ),
+    Bug(
+        "the command sends the admin token to another name of this machine",
+        "Another user's program at the same port of ::1 learns it.",
+        (Edit("cli/client.py", "    return instance.url, _kept_key", "    return url, _kept_key"),),
+        (CLIENT + "by_another_name_of_this_machine_the_token_goes_to_the_instances_own_address",),
+    ),
+    Bug(
+        "a key goes where the store says",
+        "A worker's password for the store gets the operator's admin key: it reports an API of its own.",
+        (
+            Edit(
+                "cli/client.py",
+                "        if os.environ.get(KEY) or _kept_key(home.api_key):\n",
+                "        if not by_redis and (os.environ.get(KEY) or _kept_key(home.api_key)):\n",
+            ),
+            Edit(
+                "cli/client.py",
+                'return cls(_registered(config.section("redis", WireSettings)), "")',
+                'return cls(_registered(config.section("redis", WireSettings)), os.environ.get(KEY, ""))',
+            ),
+        ),
+        (CLIENT + "an_address_out_of_the_store_is_sent_no_key",),
+    ),
+    Bug(
+        "the folder's key goes to whoever listens",
+        "Nothing runs, and another user's process at that address is sent the key.",
+        (Edit("cli/client.py", 'return _kept_key(home.api_key) if own else ""', "return _kept_key(home.api_key)"),),
+        (CLIENT + "the_key_of_the_folder_goes_to_its_own_instance_alone",),
     ),
     Bug(
         "an admin token that all may read",
@@ -160,5 +214,41 @@ DOORS = (
         "A refused stranger is logged as the local admin.",
         (Edit("api/guard.py", "        if not self._keyring.open:", "        if True:"),),
         (DOOR + "refusals_of_a_server_without_keys_are_logged",),
+    ),
+    Bug(
+        "what failed is not in the audit log",
+        "An endpoint that fails halfway leaves no line of what an admin did.",
+        (
+            Edit(
+                "api/guard.py",
+                "        try:\n            await self._app(scope, receive, send)\n        finally:\n",
+                "        await self._app(scope, receive, send)\n        if True:\n",
+            ),
+        ),
+        (GUARD + "what_an_admin_tried_is_written_down_however_it_ended",),
+    ),
+    Bug(
+        "refusals are not counted",
+        "Somebody tries keys for a night, and no metric moves.",
+        (
+            Edit(
+                "api/guard.py",
+                "services.metrics.errors.labels(error.code).inc()",
+                "services.metrics.errors.labels(error.code)",
+            ),
+        ),
+        (GUARD + "what_the_guard_refuses_is_counted",),
+    ),
+    Bug(
+        "a page of an app is this machine's",
+        "An app that shows strangers' pages under tauri://localhost lets them use the server.",
+        (Edit("api/origins.py", 'match["scheme"] in ("http", "https") and is_loopback', "is_loopback"),),
+        (GUARD + "a_page_of_an_app_is_no_page_of_this_machines",),
+    ),
+    Bug(
+        "a key under another scheme",
+        "What was meant for another kind of server opens this one.",
+        (Edit("api/keys.py", 'scheme.lower() == "bearer"', 'scheme.lower() in ("bearer", "token")'),),
+        (GUARD + "a_key_comes_with_one_scheme",),
     ),
 )

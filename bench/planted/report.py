@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -56,7 +60,7 @@ def _row(trial: Trial) -> dict[str, Any]:
         "files": sorted({edit.file for edit in trial.bug.edits}),
         "caught": trial.caught,
         "by": _test(trial),
-        "said": trial.run.failure[1] if trial.run.failure else why_missed(trial),
+        "said": _without_folders(trial.run.failure[1] if trial.run.failure else why_missed(trial)),
         "seconds": round(trial.run.seconds, 1),
     }
 
@@ -64,3 +68,9 @@ def _row(trial: Trial) -> dict[str, Any]:
 def _test(trial: Trial) -> str:
     """File and test, without the folder."""
     return trial.run.failure[0].removeprefix("tests/") if trial.run.failure else ""
+
+
+def _without_folders(text: str) -> str:
+    """Where a file lies on this machine says nothing about a bug: its name alone is kept."""
+    tops = {Path(folder).parts[1] for folder in (sys.prefix, tempfile.gettempdir(), Path.home())}
+    return re.sub(rf"/(?:{'|'.join(map(re.escape, tops))})/(?:[^\s'\"/]+/)*", "…/", text)

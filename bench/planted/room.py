@@ -13,7 +13,7 @@ ROOM_BUGS = (
     Bug(
         "nothing is refused for good",
         "A request that no store of this size can hold is told to try again, and a line of it waits for ever.",
-        (Edit(MEMORY, "if size + owed > (ever := most_ever(share.memory, most)):", "if (ever := 0):"),),
+        (Edit(MEMORY, "if size + owed > (ever := max_job_bytes(share.memory, most)):", "if (ever := 0):"),),
         (ROOM + "what_is_refused_for_good_depends_on_the_store_alone",),
     ),
     Bug(
@@ -28,7 +28,7 @@ ROOM_BUGS = (
         (
             Edit(
                 MEMORY,
-                "if size + owed > (ever := most_ever(share.memory, most)):",
+                "if size + owed > (ever := max_job_bytes(share.memory, most)):",
                 "if size + owed > (ever := room_of(share.memory, most) - share.taken):",
             ),
         ),

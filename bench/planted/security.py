@@ -31,6 +31,7 @@ SECURITY = (
                 "            return record\n        raise errors.job_not_found()",
                 '            return record\n        raise errors.permission_denied("This job is another tenant\'s.")',
             ),
+            Edit("api/jobs.py", "journal.outline(job_id, caller.tenant)", "journal.outline(job_id)"),
         ),
         (DOORS + "what_is_anothers_is_as_if_it_were_not",),
     ),
@@ -59,9 +60,9 @@ SECURITY = (
         (DOORS + "no_parameter_is_a_fault_of_ours",),
     ),
     Bug(
-        "a 405 names the first route's methods",
+        "a 405 names the first method only",
         "A client is told that an address does not answer to what it answers to.",
-        (Edit("api/app.py", "for route in found for method", "for route in [next(found)] for method"),),
+        (Edit("api/guard.py", '{*methods, "HEAD"} if "GET" in methods else methods', "list(methods)[:1]"),),
         (DOORS + "methods_that_are_not_listed_do_nothing",),
     ),
     Bug(
@@ -75,6 +76,36 @@ SECURITY = (
             ),
         ),
         (FIELDS + "the_matrix_has_every_model_and_every_bound",),
+    ),
+    Bug(
+        "a text without a bound",
+        "A name of any size goes into the record of its job.",
+        (Edit("api/schemas.py", "user: Annotated[str, Field(max_length=256)] | None", "user: str | None"),),
+        (FIELDS + "whatever_a_body_may_hold_is_bounded",),
+    ),
+    Bug(
+        "an upload of any number of parts",
+        "A form of a million small parts keeps each of them in memory.",
+        (Edit("api/uploads.py", "MAX_PARTS = 16", "MAX_PARTS = 10**6"),),
+        ("tests/test_api_uploads.py::test_parts_and_their_headers_are_bounded",),
+    ),
+    Bug(
+        "a webhook's answer is read to its end",
+        "An endpoint that answers without end holds an attempt, and the network, until its time is over.",
+        (Edit("offline/postman.py", "                if size > MAX_BYTES:\n                    break\n", ""),),
+        ("tests/test_offline_webhooks.py::test_an_answer_without_end_is_not_read_to_its_end",),
+    ),
+    Bug(
+        "workers may read dead letters",
+        "Whoever has a worker's password reads what has nothing to do with its work.",
+        (
+            Edit(
+                "streaming/acl.py",
+                '"xrange": frozenset({"log"}),\n        "hgetall": frozenset({"card"}),\n        "pubsub',
+                '"xrange": frozenset({"log", "dead"}),\n        "hgetall": frozenset({"card"}),\n        "pubsub',
+            ),
+        ),
+        ("tests/test_streaming_excess.py::test_each_row_of_the_table_is_sent_and_nothing_else",),
     ),
     Bug(
         "an unknown endpoint is a chat",

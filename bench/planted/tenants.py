@@ -8,8 +8,11 @@ ENGINES = "tests/test_workers_tenants.py::test_"
 TRTLLM = "tests/test_workers_trtllm.py::test_"
 CACHE = "tests/test_tenant_cache.py::test_"
 QUOTAS = "tests/test_tenant_quotas.py::test_"
+FILES = "tests/test_tenant_files.py::test_"
+TIDY = "tests/test_offline_tidy.py::test_"
 SECRETS = "tests/test_telemetry_redaction.py::test_"
 CANARIES = "tests/test_canaries.py::test_"
+KNOWN = "            return known\n        self._away.pop"
 TERMINAL = "tests/test_cli_output.py::test_"
 
 
@@ -39,6 +42,18 @@ CACHES = (
             ),
         ),
         (ENGINES + "a_request_that_never_ran_leaves_no_cache_to_its_tenant",),
+    ),
+    Bug(
+        "a slot goes back to its last owner",
+        "A request that owns nothing leaves the slot's cache, which may be another's by now, to the owner before it.",
+        (Edit("workers/llamacpp_slots.py", "        if not reusable:\n            self.disown()\n", ""),),
+        (ENGINES + "a_request_that_owns_nothing_leaves_nothing_to_the_owner_before_it",),
+    ),
+    Bug(
+        "long prompts are everybody's",
+        "A right guess of another tenant's long document is answered at once.",
+        (Edit("workers/sim_cache.py", "if owner == tenant]", "if owner == tenant or len(prompt) > 4096]"),),
+        (ENGINES + "what_the_simulated_engine_caches_is_its_owners_at_any_length",),
     ),
     Bug(
         "one salt for all",
@@ -84,6 +99,12 @@ CONTROL = (
         (ENGINES + "what_a_lost_worker_generated_stays_text",),
     ),
     Bug(
+        "a mark that can be guessed",
+        "A message holds all of the few marks there are, and its control tokens are read where it likes.",
+        (Edit("workers/control_tokens.py", "secrets.token_hex(8)", "secrets.token_hex(1)"),),
+        (ENGINES + "a_mark_cannot_be_guessed",),
+    ),
+    Bug(
         "the other tokenizer reads them",
         "TensorRT-LLM's tokenizer reads control tokens in messages.",
         (Edit("workers/trtllm_text.py", "return self._ids(text.split(mark) if mark else [text])",
@@ -105,6 +126,18 @@ TERMINALS = (
         (Edit("cli/visible.py", r"\x7f-\x9f", r"\x7f"),),
         (TERMINAL + "what_a_terminal_would_obey_is_shown",),
     ),
+    Bug(
+        "a batch as it comes",
+        "The answers of a batch, printed to a terminal, move its cursor and write to its clipboard.",
+        (Edit("cli/batch.py", "    if not sys.stdout.isatty():\n", "    if sys.stdout:\n"),),
+        (TERMINAL + "the_answers_of_a_batch_cannot_drive_the_terminal",),
+    ),
+    Bug(
+        "words that nobody sees",
+        "Tag characters carry an instruction through a terminal into whatever is pasted to.",
+        (Edit("cli/visible.py", r"\U000e0000-\U000e007f", ""),),
+        (TERMINAL + "no_character_that_is_not_seen_gets_through",),
+    ),
 )
 
 REDACTION = (
@@ -119,6 +152,30 @@ REDACTION = (
             ),
         ),
         (SECRETS + "spans_are_redacted",),
+    ),
+    Bug(
+        "one word after a scheme",
+        "Of `Authorization: Some S` the scheme is hidden and the secret stays.",
+        (Edit("telemetry/redaction.py", "if kind is Kind.LINE:", "if kind is Kind.LINE and tie[1] is None:"),),
+        (SECRETS + "secrets_behind_these_names_are_hidden",),
+    ),
+    Bug(
+        "names in one case",
+        "encryptionKey and sessionToken, as many programs write them, are logged.",
+        (Edit("telemetry/secret_names.py", 'r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"', 'r"[A-Za-z]+"'),),
+        (SECRETS + "secrets_behind_these_names_are_hidden",),
+    ),
+    Bug(
+        "every token is a secret",
+        "No log says any more how many tokens there were.",
+        (Edit("telemetry/secret_names.py", "if words[-2] in _ORDINARY[last] else", "if not words[-2] else"),),
+        (SECRETS + "words_behind_ordinary_names_stay",),
+    ),
+    Bug(
+        "a value read to its end to judge it",
+        "A line of `sig=sig=sig=` holds up its process.",
+        (Edit("telemetry/redaction.py", "_VALUE.match(text, begin, begin + LONGEST)", "_VALUE.match(text, begin)"),),
+        (SECRETS + "no_text_is_slow_to_redact",),
     ),
     Bug(
         "a quadratic pattern",
@@ -145,9 +202,35 @@ REDACTION = (
         ),
         (CANARIES + "no_secret_comes_out_again",),
     ),
+    Bug(
+        "an answer in the log",
+        "What a model answered stands in the log of the worker that computed it.",
+        (
+            Edit(
+                "workers/attempt.py",
+                "        state, failure = self._stopped or (State.COMPLETED, None)\n        return",
+                "        state, failure = self._stopped or (State.COMPLETED, None)\n"
+                '        text = "".join(delta.text for delta in unpacked(self.seq, self._record))\n'
+                '        __import__("logging").getLogger("workers").info("job ended: %s", text)\n        return',
+            ),
+        ),
+        (CANARIES + "no_secret_comes_out_again",),
+    ),
 )
 
 STORAGE = (
+    Bug(
+        "the loss of one partition refuses everywhere",
+        "While one of many primaries is away, no tenant with a quota gets a job into any partition.",
+        (Edit("streaming/quotas.py", KNOWN, KNOWN.replace("return known", "raise")),),
+        (QUOTAS + "the_loss_of_one_partition_refuses_nobody_elsewhere",),
+    ),
+    Bug(
+        "what was known of a lost partition is forgotten",
+        "While one of many primaries is away, a tenant's limit does not count what it keeps there.",
+        (Edit("streaming/quotas.py", KNOWN, KNOWN.replace("known", "Usage()")),),
+        (QUOTAS + "the_loss_of_one_partition_refuses_nobody_elsewhere",),
+    ),
     Bug(
         "puts that do not see each other",
         "Requests that come at once each find the room of a quota that is there for one.",
@@ -169,9 +252,72 @@ STORAGE = (
     Bug(
         "a deleted file still counts",
         "Who deletes files has no more room than before.",
-        (_lua("forget", "redis.call('HDEL', sizes_key(tenant), id)", "redis.call('HGET', sizes_key(tenant), id)"),
-         _lua("prelude", "~= redis.call('ZCARD', files_key(tenant))", "< 0")),
+        (_lua("prelude", "  count_file(sizes_key(tenant), id, nil)\n", ""),
+         _lua("prelude", "~= (files > 0 and files + 1 or 0) then", "< 0 then")),
         (QUOTAS + "files_are_bounded_by_their_bytes",),
+    ),
+    Bug(
+        "what others hold is old",
+        "With several partitions a tenant brings for a minute what it likes.",
+        (Edit("streaming/quotas.py", "OTHERS_MAX_AGE_S = 1.0", "OTHERS_MAX_AGE_S = 60.0"),),
+        (QUOTAS + "what_other_partitions_hold_is_as_it_was_a_second_ago",),
+    ),
+    Bug(
+        "messages of a broker are not counted",
+        "Through the broker a tenant keeps as many jobs as it likes.",
+        (Edit("offline/intake.py", ", quota=self._quota\n            )", "\n            )"),),
+        ("tests/test_offline_events.py::test_what_a_tenant_may_keep_bounds_its_messages_too",),
+    ),
+    Bug(
+        "the input of a batch is free",
+        "Who uploads, begins a batch, deletes the file and begins anew fills the disk.",
+        (_lua("prelude", "  if in_use(id) then\n", "  if false then\n"),),
+        (FILES + "a_deleted_input_is_counted_until_its_batch_has_ended",),
+    ),
+    Bug(
+        "the input of a batch is counted for ever",
+        "Who deletes inputs while their batches run has less room with each.",
+        (_lua("save", "    release_file(s[6], s[4])\n", ""),),
+        (FILES + "an_input_is_counted_once_and_for_as_long_as_any_batch_has_it",),
+    ),
+    Bug(
+        "a lost answer removes the bytes alone",
+        "An upload that was refused with 503 is a file without bytes, and counted.",
+        (Edit("api/files.py", "services.later(withdraw(partial(_drop, services, file)))",
+              "await asyncio.to_thread(services.shelf.remove, file.id)"),),
+        (FILES + "an_upload_whose_answer_was_lost_leaves_nothing",),
+    ),
+    Bug(
+        "an upload is weighed when it is there",
+        "A body that the quota does not hold lies on the disk in full before it is refused.",
+        (Edit("api/files.py", "services.files_settings.size_limit, used, most)",
+              "services.files_settings.size_limit, used, None)"),),
+        (FILES + "a_body_that_cannot_fit_is_refused_before_it_is_sent",),
+    ),
+    Bug(
+        "uploads that do not see each other",
+        "Each of many that come at once may bring as much as the quota leaves for one.",
+        (Edit("api/uploads.py", "self._used + self._coming[self._tenant] - self._taken", "self._used"),),
+        (FILES + "uploads_that_come_at_once_share_what_is_left",),
+    ),
+    Bug(
+        "a file without a record is charged for ever",
+        "Nobody can delete it, and a hundred of them keep all other files from being forgotten.",
+        (Edit("streaming/files.py", 'if name.startswith("file-")]', 'if name in await self.known([name])]'),),
+        (TIDY + "files_whose_records_are_lost_end_with_their_time",),
+    ),
+    Bug(
+        "small files cost nothing",
+        "A tenant keeps millions of files of a few bytes, each with a record in the store.",
+        (_lua("prelude", "local LEAST_FILE = 4096", "local LEAST_FILE = 0"),),
+        (FILES + "small_files_are_bounded_too",),
+    ),
+    Bug(
+        "the sum of all files is made anew",
+        "The store stands still for every upload of a tenant with many files.",
+        (_lua("prelude", "  return math.max(0, (redis.call('HGET', sizes, 'total')",
+              "  redis.call('HVALS', sizes)\n  return math.max(0, (redis.call('HGET', sizes, 'total')"),),
+        (FILES + "a_file_costs_the_same_beside_many",),
     ),
     Bug(
         "other partitions are not asked",

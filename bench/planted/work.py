@@ -6,6 +6,7 @@ from bench.planted.bug import Bug, Edit
 
 UNITS = "tests/test_streaming_work.py::test_"
 CHOICES = "tests/test_workers_choices.py::test_"
+PLACES = "tests/test_workers_places.py::test_"
 BOUND = "tests/test_api_choices.py::test_"
 QUOTA = "tests/test_offline_quota.py::test_"
 WORKER = "workers/worker.py"
@@ -32,8 +33,20 @@ WORK = (
     Bug(
         "a line is counted by a unit of its own",
         "A batch passes a quota that the same requests, sent one by one, would exceed.",
-        (Edit("api/lines.py", "+ work_of(job_prompt, sampling, card)", "+ (sampling.max_tokens or 0) * sampling.n"),),
+        (
+            Edit(
+                "streaming/work.py",
+                "sum(prompt_sizes(prompt)) + work_of(prompt, sampling, card)",
+                "(sum(prompt_sizes(prompt)) + (sampling.max_tokens or 0))",
+            ),
+        ),
         (UNITS + "a_line_of_a_batch_and_a_request_weigh_the_same",),
+    ),
+    Bug(
+        "a prompt of many choices is counted once",
+        "A batch with n = 8 and long prompts costs an eighth of the quota that eight lines cost.",
+        (Edit("streaming/work.py", "sampling.n * sum(prompt_sizes(prompt))", "sum(prompt_sizes(prompt))"),),
+        (UNITS + "many_choices_weigh_what_as_many_requests_weigh",),
     ),
     Bug(
         "any number of choices",
@@ -91,7 +104,79 @@ WORK = (
         "the lowest lane's choices first",
         "A line of a batch overtakes the choices of a chat.",
         (Edit(WORKER, "key=lambda each: each.job.priority.rank)", "key=lambda each: -each.job.priority.rank)"),),
-        (CHOICES + "of_what_waits_the_highest_lane_goes_first",),
+        (PLACES + "of_choices_that_wait_the_highest_lane_goes_first",),
+    ),
+    Bug(
+        "waiting choices take every place",
+        "Three requests of sixteen choices close a worker of four slots: a chat of a higher lane waits for their end.",
+        (
+            Edit(
+                WORKER,
+                "slots + (self._settings.prefetch if self._is_owed(attempt) else 0)",
+                "slots + self._settings.prefetch",
+            ),
+        ),
+        (PLACES + "waiting_choices_leave_the_place_beyond_the_slots",),
+    ),
+    Bug(
+        "a job with nothing running takes any place",
+        "More large requests than a worker has slots close it until one of them ends.",
+        (
+            Edit(
+                WORKER,
+                "if not attempt.started and self._may_start(attempt, slots):",
+                "if not attempt.started and attempt.waits:",
+            ),
+        ),
+        (PLACES + "more_large_jobs_than_places_do_not_close_the_worker",),
+    ),
+    Bug(
+        "of two large jobs the older one goes on",
+        "A stream whose job has nothing running stands still until older jobs are done.",
+        (Edit(WORKER, "(each.job.priority.rank, each.last_start)", "each.job.priority.rank"),),
+        (PLACES + "more_large_jobs_than_places_do_not_close_the_worker",),
+    ),
+    Bug(
+        "a choice of a batch before a chat",
+        "While chats wait in the queue, every second place goes to choices of lower lanes.",
+        (
+            Edit(
+                WORKER,
+                "return attempt.job.priority.rank <= self._overtaken",
+                "return self._overtaken >= 0",
+            ),
+        ),
+        (PLACES + "a_higher_lane_has_every_place_that_becomes_free",),
+    ),
+    Bug(
+        "choices wait as long as there are jobs",
+        "Beside a stream of short jobs a request of sixteen choices computes one at a time.",
+        (
+            Edit(
+                WORKER,
+                "            self._overtaken = max(self._overtaken, lane.rank)\n",
+                "            self._overtaken = -1\n",
+            ),
+        ),
+        (PLACES + "jobs_of_the_same_lane_and_choices_have_a_place_each_in_turn",),
+    ),
+    Bug(
+        "without a prefetch no place for claims",
+        "A worker that holds nothing beyond its slots claims nothing until all choices of its large jobs are done.",
+        (
+            Edit(
+                WORKER,
+                "if self._claimer.is_full and not self._settings.prefetch and",
+                "if self._claimer.may_bring(-1) and",
+            ),
+        ),
+        (PLACES + "without_a_place_beyond_the_slots_a_claim_goes_first",),
+    ),
+    Bug(
+        "any number of large jobs in one worker",
+        "One worker takes every request of many choices, and the workers beside it have nothing to do.",
+        (Edit("workers/claimer.py", "free = 0 if self._hands.is_laden else room(", "free = room("),),
+        (PLACES + "a_worker_does_not_hold_any_number_of_them",),
     ),
     Bug(
         "a choice's slot is found at the next poll",
@@ -116,6 +201,21 @@ WORK = (
         "Its choices may be started by two workers at once.",
         (Edit(WORKER, "        attempt.start_no_more()\n        self._partial.pop(attempt.job.id, None)\n", ""),),
         (CHOICES + "a_drain_hands_over_what_was_not_started",),
+    ),
+    Bug(
+        "prompts are looked at when their turn comes",
+        "A list with one impossible prompt streams some answers, and then breaks off.",
+        (
+            Edit(
+                "workers/claimer.py",
+                "[await self._hands.refusal(claim.job) for claim in fresh]",
+                "[None for _ in fresh]",
+            ),
+        ),
+        (
+            CHOICES + "a_list_with_one_impossible_prompt_computes_nothing",
+            BOUND + "a_list_with_one_impossible_prompt_is_refused_before_anything_is_said",
+        ),
     ),
     Bug(
         "a refused choice stays open",

@@ -14,7 +14,7 @@ from bench.report import Column, Ratio
 from bench.table1.server import seen
 from scheduler.limits import TARGETS
 
-MOST_TIMINGS = 500
+MAX_TIMINGS = 500
 """Of each class that the server is asked for."""
 LATE_MS = 5.0
 """What is expected of the replay itself."""
@@ -45,7 +45,7 @@ def queue_times(target: Target, asked: Sequence[Asked]) -> dict[str, list[float]
     found: dict[str, list[float]] = {}
     for lane, mine in by_lane(asked).items():
         jobs = [job for each in mine if not each.answer.fault and (job := job_of(each))]
-        chosen = jobs[:: max(1, -(-len(jobs) // MOST_TIMINGS))]
+        chosen = jobs[:: max(1, -(-len(jobs) // MAX_TIMINGS))]
         timings = target.get(f"/v1/jobs/{job}/timing" for job in chosen)
         found[lane] = [ms for timing in timings if (ms := timing["parts_ms"].get("queue")) is not None]
     return found

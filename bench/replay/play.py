@@ -11,7 +11,7 @@ from bench.load.answer import Answer
 from bench.table1.server import TIMEOUT, Line, Server
 from bench.workload.trace import Request
 
-MOST_OPEN = 2000
+MAX_OPEN = 2000
 """Requests at once; beyond that one is not sent, and counted as such."""
 TOO_MANY = "not sent: too many are open"
 
@@ -58,7 +58,7 @@ class _Asking:
         self._open = 0
 
     async def ask(self, request: Request, due: float) -> None:
-        if self._open >= MOST_OPEN:
+        if self._open >= MAX_OPEN:
             self.asked.append(Asked(request, Answer(request.answer, due, fault=TOO_MANY), None))
             return
         self._open += 1

@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         written = [each.save(folder / f"{each.name}.json") for each in reports]
         written += draw(reports, args.plots)
         screen.print(plots.missing() or "", *(f"{path}" for path in written), sep="\n")
-    return int(any(goal.holds is False for each in reports for goal in each.ratios))
+    return int(any(each.missed for each in reports))
 
 
 # --- the work --------------------------------------------------------------------------------------------------------

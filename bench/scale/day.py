@@ -20,7 +20,7 @@ WARM_S = 7200.0
 """Before the day that is measured: what a policy has to learn, it learns here."""
 BEGIN = 4
 """Workers at the beginning of that, for those who change their number."""
-MOST = 200
+MAX_WORKERS = 200
 BURST_EVERY_S = 2700.0
 BURST_FACTOR = (1.5, 3.0)
 CURVE_S = 600.0
@@ -44,7 +44,7 @@ class Day:
     @property
     def limits(self) -> Limits:
         """A start is assumed as it will be measured: the day is not about the first quarter of an hour."""
-        return Limits(1, MOST, cold_start_s=self.engine.start_s)
+        return Limits(1, MAX_WORKERS, cold_start_s=self.engine.start_s)
 
 
 @lru_cache(maxsize=1)

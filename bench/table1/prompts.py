@@ -23,7 +23,7 @@ WORDS = (  # noqa: SIM905 - a list of one a line would fill the screen
     "because however although between under after before during about against toward small large early late often"
 ).split()
 
-TYPICAL_WORDS, SPREAD, MOST_WORDS = 90, 0.9, 900
+TYPICAL_WORDS, SPREAD, MAX_WORDS = 90, 0.9, 900
 """Of a made-up question: median, sigma of the logarithm, limit."""
 
 
@@ -57,5 +57,5 @@ def made_up(seed: int = 1) -> Iterator[Entry]:
     """The same ones for the same seed, without end."""
     draw = random.Random(seed)  # noqa: S311 - draws words
     while True:
-        count = min(MOST_WORDS, max(4, round(draw.lognormvariate(0, SPREAD) * TYPICAL_WORDS)))
+        count = min(MAX_WORDS, max(4, round(draw.lognormvariate(0, SPREAD) * TYPICAL_WORDS)))
         yield Entry(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))

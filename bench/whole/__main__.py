@@ -70,7 +70,7 @@ def _run(run: Run) -> int:
         notes=tuple(wrong),
     )
     run.tell(found, args.out / found.file)
-    return 1 if any(ratio.holds is False for ratio in found.ratios) else 0
+    return int(found.missed)
 
 
 def _measured(args: argparse.Namespace, engine: SimSettings, console: Console) -> tuple[list[Row], list[str]]:

@@ -1,8 +1,12 @@
 #!lua flags=allow-oom
 -- Drop the record of a file or of a batch that has ended. ARGV: 'file' | 'batch', id, tenant
 local kind, id, tenant = ARGV[1], ARGV[2], ARGV[3]
-redis.call('DEL', kind == 'file' and file_key(id) or batch_key(id))
-redis.call('ZREM', kind == 'file' and files_key(tenant) or batches_key(tenant), id)
-if kind == 'file' then redis.call('HDEL', sizes_key(tenant), id) end
-redis.call('ZREM', expiring_key(), id)
+if kind == 'file' then
+  redis.call('DEL', file_key(id))
+  release_file(id, tenant)
+else
+  redis.call('DEL', batch_key(id))
+  redis.call('ZREM', batches_key(tenant), id)
+  forget_never(id, tenant)
+end
 return 1

@@ -339,32 +339,93 @@ local function requeue(id, now, suspect, worker)
   if not wake(model, now) then wake_scheduler(model) end
 end
 
--- The size a file's record names; 0 if it cannot be read.
-local function size_of(record)
+-- What a file counts as by its size: at least what it takes of the store and the disk, however small it is, so that a
+-- quota of bytes bounds the number of files too.
+local LEAST_FILE = 4096
+local function cost_of(bytes)
+  bytes = number_of(bytes) or 0
+  return math.max(LEAST_FILE, bytes < 1e15 and math.ceil(bytes) or 0)
+end
+
+-- The same by its record; the least if that cannot be read.
+local function cost_in(record)
   local read, file = pcall(cmsgpack.unpack, record or '')
-  local bytes = read and type(file) == 'table' and tonumber(file.size)
-  return bytes and string.format('%.0f', bytes) or '0'
+  return cost_of(read and type(file) == 'table' and file.size)
+end
+
+-- Note what a file counts as, nil: nothing any more, in a hash that has the sum of all beside them: nobody adds them up.
+local function count_file(key, id, cost)
+  local before = redis.call('HGET', key, id)
+  if cost then redis.call('HSET', key, id, cost) end
+  if before and not cost then redis.call('HDEL', key, id) end
+  if cost or before then redis.call('HINCRBY', key, 'total', (cost or 0) - (before or 0)) end
+  if not cost and redis.call('HLEN', key) == 1 then redis.call('DEL', key) end
+end
+
+-- A file or a batch by its place among those that are to be forgotten, which says whose it is: its record may be gone.
+local function forget_at(id, tenant, when)
+  redis.call('ZADD', expiring_key(), when, id .. ':' .. tenant)
+end
+
+local function forget_never(id, tenant)
+  redis.call('ZREM', expiring_key(), id .. ':' .. tenant)
 end
 
 -- Keep a file's record until it expires.
 local function keep_file(id, tenant, record, now, expires)
   redis.call('SET', file_key(id), record)
   redis.call('ZADD', files_key(tenant), now, id)
-  redis.call('HSET', sizes_key(tenant), id, size_of(record))
-  redis.call('ZADD', expiring_key(), expires, id)
+  count_file(sizes_key(tenant), id, cost_in(record))
+  forget_at(id, tenant, expires)
 end
 
--- The bytes of a tenant's files. They are noted beside the list of its files, and anew where the two do not agree.
+local FINAL = {failed = true, completed = true, expired = true, cancelled = true}
+
+-- Whether a batch that has not ended was made of this file. Those whose record is lost are crossed out on the way.
+local function in_use(id)
+  local batch = redis.call('SRANDMEMBER', readers_key(id))
+  while batch do
+    local status = redis.call('HGET', batch_key(batch), 'status')
+    if status and not FINAL[status] then return true end
+    redis.call('SREM', readers_key(id), batch)
+    batch = redis.call('SRANDMEMBER', readers_key(id))
+  end
+  return false
+end
+
+-- Go on counting a file that is gone: a batch has its own link to the bytes. Looked at again in a day, lest a batch whose
+-- record is lost keep it counted.
+local HELD_MS = 86400000
+local function hold_file(id, tenant, cost)
+  count_file(held_key(tenant), id, cost)
+  forget_at(id, tenant, now_ms() + HELD_MS)
+end
+
+-- Of a file that has no record any more: count it while a batch works on it, and no longer.
+local function release_file(id, tenant)
+  if redis.call('EXISTS', file_key(id)) == 1 then return end
+  if in_use(id) then
+    local cost = redis.call('HGET', held_key(tenant), id) or redis.call('HGET', sizes_key(tenant), id)
+    hold_file(id, tenant, cost or LEAST_FILE)
+  else
+    count_file(held_key(tenant), id, nil)
+    forget_never(id, tenant)
+  end
+  count_file(sizes_key(tenant), id, nil)
+  redis.call('ZREM', files_key(tenant), id)
+end
+
+-- The bytes that a tenant's files count as, and those of files that are gone and that its batches work on. They are
+-- noted beside the list of its files, and anew where the two do not agree.
 local function stored_bytes(tenant)
-  local sizes, sum = sizes_key(tenant), 0
-  if redis.call('HLEN', sizes) ~= redis.call('ZCARD', files_key(tenant)) then
+  local sizes, files = sizes_key(tenant), redis.call('ZCARD', files_key(tenant))
+  if redis.call('HLEN', sizes) ~= (files > 0 and files + 1 or 0) then
     redis.call('DEL', sizes)
     for _, id in ipairs(redis.call('ZRANGE', files_key(tenant), 0, -1)) do
-      redis.call('HSET', sizes, id, size_of(redis.call('GET', file_key(id))))
+      count_file(sizes, id, cost_in(redis.call('GET', file_key(id))))
     end
   end
-  for _, bytes in ipairs(redis.call('HVALS', sizes)) do sum = sum + bytes end
-  return sum
+  return math.max(0, (redis.call('HGET', sizes, 'total') or 0) + (redis.call('HGET', held_key(tenant), 'total') or 0))
 end
 
 -- Free an idempotency key, if it is one and still leads to this job.

@@ -1,10 +1,10 @@
 -- Accept a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', whom its end is for | '', the most
--- bytes of files that the tenant may keep, to which the batch will add | ''
+-- bytes of files that the tenant may keep, to which the batch will add | '', its input file, the bytes of that
 -- Returns: 'reused' (something else was asked before under this id, or by another tenant) |
 --          {'quota', 'files', bytes it keeps} | the fields that say how the
 --          batch stands, new or not: asked, status, paused, created, expires, cancelling, progress, tenant
 local id, tenant, asked, digest, window = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local events, most = ARGV[6], tonumber(ARGV[7])
+local events, most, input = ARGV[6], tonumber(ARGV[7]), ARGV[8]
 local known = redis.call('HMGET', batch_key(id), 'digest', 'tenant')
 if known[1] and (known[1] ~= digest or known[2] ~= tenant) then return 'reused' end
 local now = now_ms()
@@ -12,9 +12,12 @@ if not known[1] then
   local stored = most and stored_bytes(tenant)
   if most and stored >= most then return {'quota', 'files', stored} end
   redis.call('HSET', batch_key(id), 'asked', asked, 'digest', digest, 'tenant', tenant, 'status', 'validating',
-    'paused', '', 'created', now, 'expires', window ~= '' and now + window or '', 'turn', 0, 'epoch', 0, 'progress', '', 'events', events)
+    'paused', '', 'created', now, 'expires', window ~= '' and now + window or '', 'turn', 0, 'epoch', 0, 'progress', '', 'events', events,
+    'input', input)
   redis.call('ZADD', batches_key(tenant), now, id)
   redis.call('ZADD', due_key(), now, id)
+  redis.call('SADD', readers_key(input), id)
+  if redis.call('EXISTS', file_key(input)) == 0 then hold_file(input, tenant, cost_of(ARGV[9])) end -- gone meanwhile
 end
 return redis.call('HMGET', batch_key(id), 'asked', 'status', 'paused', 'created', 'expires', 'cancelling', 'progress',
   'tenant')

@@ -5,7 +5,7 @@ local id, tenant, record, keep = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local most = tonumber(ARGV[5])
 if most and redis.call('EXISTS', file_key(id)) == 0 then
   local stored = stored_bytes(tenant)
-  if stored + size_of(record) > most then return {'quota', 'files', stored} end
+  if stored + cost_in(record) > most then return {'quota', 'files', stored} end
 end
 local now = now_ms()
 keep_file(id, tenant, record, now, now + keep)

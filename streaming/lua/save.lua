@@ -7,18 +7,21 @@
 local id, epoch, lease, status, progress, tokens = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local rest, keep = ARGV[7], tonumber(ARGV[8])
 local batch = batch_key(id)
-local s = redis.call('HMGET', batch, 'epoch', 'status', 'paused', 'tenant', 'events')
-local final = {failed = true, completed = true, expired = true, cancelled = true}
-if s[1] ~= epoch or final[s[2]] then return 'fenced' end
-if s[2] == 'cancelling' and not final[status] then status = 'cancelling' end
+local s = redis.call('HMGET', batch, 'epoch', 'status', 'paused', 'tenant', 'events', 'input')
+if s[1] ~= epoch or FINAL[s[2]] then return 'fenced' end
+if s[2] == 'cancelling' and not FINAL[status] then status = 'cancelling' end
 local now = now_ms()
 redis.call('HSET', batch, 'status', status, 'progress', progress)
 for i = 9, #ARGV, 3 do keep_file(ARGV[i], s[4], ARGV[i + 1], now, now + ARGV[i + 2]) end
-if final[status] then
+if FINAL[status] then
   redis.call('HSET', batch, 'lease', 0, 'paused', '')
   redis.call('ZREM', due_key(), id)
   redis.call('HDEL', enqueued_key(s[4]), id)
-  redis.call('ZADD', expiring_key(), now + 1000 * keep, id)
+  if s[6] then
+    redis.call('SREM', readers_key(s[6]), id)
+    release_file(s[6], s[4])
+  end
+  forget_at(id, s[4], now + 1000 * keep)
   emit(s[5] or '', id, s[4], 'batch.' .. status, true)
 else
   -- It sleeps only while it is paused: what its owner wished since it was last heard of is not slept through.

@@ -20,7 +20,7 @@ WAVES, TOKENS = (400, 50, 50, 50), 1000
 """Jobs of each wave, which comes when the jobs of the one before have ended: so the store really fills with results.
 Those of the first wave alone would fill it, and it could be accepted before the first of them is long."""
 JOBS = sum(WAVES)
-MOST = 8 << 20
+MAXMEMORY = 8 << 20
 """maxmemory, before the first process starts. What the results of all jobs would take is measured, and is more."""
 MAX_PEAK = 1.25
 """Times maxmemory. The peak counts the buffers of hundreds of clients at once: it was 97 % of maxmemory, and 306 %
@@ -37,7 +37,7 @@ async def f32(stage: Stage) -> None:
     """More jobs than the store has room for with their results: admission must end before they are all in."""
     environ = {"PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_SLOTS": "64"}
     for _ in stage.tries():
-        server = Server(stage.folder, f"redis-{stage.trials}-{stage.missed}", f"maxmemory {MOST}")
+        server = Server(stage.folder, f"redis-{stage.trials}-{stage.missed}", f"maxmemory {MAXMEMORY}")
         await server.start()
         async with stage.house(server, workers=2, environ=environ) as house:
             before = await _used(server)
@@ -47,15 +47,15 @@ async def f32(stage: Stage) -> None:
             needed = growth * JOBS // max(1, accepted)
             stage.figures |= {
                 "jobs accepted": accepted,
-                "memory used at the end, % of maxmemory": round(100 * (before + growth) / MOST),
-                "results of all jobs would take, % of maxmemory": round(100 * needed / MOST),
+                "memory used at the end, % of maxmemory": round(100 * (before + growth) / MAXMEMORY),
+                "results of all jobs would take, % of maxmemory": round(100 * needed / MAXMEMORY),
             }
-            stage.bit(needed > MOST, "the results of all jobs would fit")
+            stage.bit(needed > MAXMEMORY, "the results of all jobs would fit")
             stage.must(accepted < JOBS, "nothing was refused")
-            stage.must(before + growth > MOST / 2, "the store was left half empty: admission refuses too early")
+            stage.must(before + growth > MAXMEMORY / 2, "the store was left half empty: admission refuses too early")
             peak = int((await server.command("INFO", "memory"))["used_memory_peak"])
-            stage.figures["most memory used, % of maxmemory"] = round(100 * peak / MOST)
-            stage.must(peak < MAX_PEAK * MOST, f"accepted jobs filled the store: {peak} bytes of {MOST}")
+            stage.figures["most memory used, % of maxmemory"] = round(100 * peak / MAXMEMORY)
+            stage.must(peak < MAX_PEAK * MAXMEMORY, f"accepted jobs filled the store: {peak} bytes of {MAXMEMORY}")
             full = (await server.command("INFO", "errorstats")).get("errorstat_OOM")
             stage.must(full is None, f"the store was full before admission ended: {full}")
             await server.command("CONFIG", "SET", "maxmemory", 0)  # what is left over is looked at with room again

@@ -25,7 +25,7 @@ FULL_S = 14.0
 STEP_MS = 20
 OTHERS = 8
 BUFFER = 4096
-MOST_RSS = 256 * 1024
+MAX_RSS = 256 * 1024
 
 
 async def f09(stage: Stage) -> None:
@@ -65,7 +65,7 @@ async def f09(stage: Stage) -> None:
         "cut after s, worst": round(max(spent), 1),
         "cut after s, one alone": round(alone_s, 1),
     }
-    stage.must(each <= MOST_RSS, f"{each / 1024:.0f} KiB for each slow reader, allowed: {MOST_RSS // 1024}")
+    stage.must(each <= MAX_RSS, f"{each / 1024:.0f} KiB for each slow reader, allowed: {MAX_RSS // 1024}")
     allowed = 1.1 * undisturbed + PASSES * max(0.0, bare_now - bare_then)
     stage.must(disturbed <= allowed, f"others' p99 {disturbed:.1f} ms, allowed: {allowed:.1f} ms")
 

@@ -20,8 +20,9 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 
 from cli.__main__ import main
 from streaming import scripts
-from streaming.access import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
+from streaming.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
 from streaming.batches import Batches
+from streaming.bundle import Bundle
 from streaming.deadletters import DeadLetters
 from streaming.errors import Unavailable
 from streaming.files import Files
@@ -30,12 +31,12 @@ from streaming.identity import enter_store, read_identity
 from streaming.journal import Journal
 from streaming.keys import BROKER, fleet_key, partition_key
 from streaming.memory import Headroom
-from streaming.messages import StoredFile
+from streaming.messages import Chat, Job, Priority, StoredFile, Turn
 from streaming.overrides import Overrides
 from streaming.plans import Plans
 from streaming.queue import Queue
 from streaming.redeliveries import Redeliveries
-from streaming.settings import WireSettings
+from streaming.settings import QuotaSettings, WireSettings
 from streaming.webhooks import Webhooks
 from streaming.wire import Wire
 
@@ -101,9 +102,9 @@ def test_what_a_script_needs_is_read_off_it() -> None:
     """Some by hand: keys by their functions, from a record, as an argument; subcommands, a chosen command; channels."""
     assert script_kinds("register") == {"worker", "leases"}
     assert {"lane", "retry", "suspects", "idem"} < script_kinds("cancel")
-    assert script_kinds("waiting") == {"lane", "retry", "suspects"}
+    assert script_kinds("waiting") == {"lane", "retry", "suspects"} < script_kinds("stand")
     assert {"xgroup|create", "xreadgroup"} < script_commands("claim") and "xgroup" not in script_commands("claim")
-    assert {"hkeys", "hgetall", "hmget", "get"} == script_commands("record")
+    assert {"hkeys", "hgetall", "hmget", "hget", "hstrlen", "hexists", "get"} == script_commands("record")
     assert script_channels("put") == {"api", "worker", "scheduler"} and script_channels("plan") == {"pools", "worker"}
 
 
@@ -187,14 +188,17 @@ def test_without_a_login_there_is_nothing(store: GuardedHouse) -> None:
 # --- what is allowed -------------------------------------------------------------------------------------------------
 
 
-def test_the_roles_do_their_work(tmp_path: Path, receiver: Receiver) -> None:
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_the_roles_do_their_work(tmp_path: Path, receiver: Receiver, partitions: int) -> None:
     """Chats, jobs, events, a lost worker, a batch, webhooks, pools and dead letters by real processes, each as its own
-    user: all of it works, and the server has refused nothing."""
+    user: all of it works, also with quotas, and the server has refused nothing."""
     lines = ["[webhooks.test]", f'url = "{receiver.url}"', f'secret = "{SECRET}"', "allow_http = true"]
-    lines += ['networks = ["127.0.0.0/8"]']
+    lines += ['networks = ["127.0.0.0/8"]', "[quotas]", "jobs = 1000", "job_bytes = 100_000_000"]
+    lines += ["result_bytes = 100_000_000", "file_bytes = 100_000_000"]
     with guarded(tmp_path) as house:
         (tmp_path / "penstock.toml").write_text("\n".join([*lines, ""]))
         house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SCHEDULER_TICK_S": "0.1"}
+        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": str(partitions)}
         for role in ("scheduler", "workers", "offline"):
             house.start(role)
         house.start_api()
@@ -312,6 +316,39 @@ async def test_plain_commands_are_allowed(store: GuardedHouse, role: str) -> Non
     finally:
         await wire.close()
     assert store.denied() == []
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("role", ["api", "offline"])
+async def test_jobs_are_put_under_a_quota(store: GuardedHouse, role: str, partitions: int) -> None:
+    """By the door and by the intake of a broker's messages: with several partitions each asks what the others hold."""
+    with user(store, "root") as root:
+        root.flushall()
+    store.denied()
+    wire = Wire.open(WireSettings(url=as_user(store.redis_url, role), partitions=partitions))
+    queue, quota = Queue(wire), QuotaSettings(jobs=100, job_bytes=100_000, result_bytes=100_000)
+    try:
+        for number in range(4):
+            fields: dict[str, Any] = {"id": queue.new_id(TENANT), "model": "m", "tenant": TENANT}
+            job = Job(**fields, priority=Priority.STANDARD, prompt=Chat((Turn("user", f"hello {number}"),)))
+            await queue.put(job, quota=quota)
+    finally:
+        await wire.close()
+    assert store.denied() == []
+
+
+async def test_a_right_that_lacks_is_the_stores_refusal(store: GuardedHouse) -> None:
+    """In a script too: whoever brings a job keeps it and tries again, and is told what to look at."""
+    wire = Wire.open(WireSettings(url=as_user(store.redis_url, "scheduler")))
+    try:
+        with pytest.raises(Unavailable, match=r"no permissions to run the 'z\w+' command.*penstock store acl"):
+            await wire.call("usage", 0, TENANT, 60, 0, 0)
+        bundle = Bundle(wire, "usage")
+        with pytest.raises(Unavailable, match="penstock store acl"):
+            await bundle.call(0, TENANT, 60, 0, 0)
+    finally:
+        await wire.close()
+        store.denied()
 
 
 @pytest.mark.parametrize("role", ["api", "worker", "offline"])

@@ -17,29 +17,29 @@ from streaming.scripts import load_scripts
 from streaming.wire import KEPT
 
 EVERY_ROLE = frozenset({"fail_malformed", "identify", "report"})
-SWEEPING = frozenset({"reap", "rewound"})
+SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
 
 SCRIPTS: Mapping[str, frozenset[str]] = {
-    "api": EVERY_ROLE | SWEEPING | {
+    "api": EVERY_ROLE | SWEEP_SCRIPTS | {
         "put", "join", "cancel", "record", "recent", "usage", "stand", "waiting", "lanes", "follow", "reset", "deliver",
         "put_file", "put_batch", "steer", "forget", "redeliver", "lead", "override",
     },
-    "worker": EVERY_ROLE | SWEEPING | {
+    "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
         "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
         "unfollow", "record", "card",
     },
-    "scheduler": EVERY_ROLE | SWEEPING | {"lanes", "lead", "plan", "act"},
+    "scheduler": EVERY_ROLE | SWEEP_SCRIPTS | {"lanes", "lead", "plan", "act"},
     "offline": EVERY_ROLE | {
-        "put", "cancel", "record", "ended", "due", "hold", "reserve", "save", "forget", "collect", "posted", "dispatch",
-        "outgoing", "settle",
+        "put", "cancel", "record", "usage", "ended", "due", "hold", "reserve", "save", "forget", "collect", "posted",
+        "dispatch", "outgoing", "settle",
     },
 }  # fmt: skip
 """The scripts that the processes of each role run."""
 
 LANES = ("lane", "retry", "suspects")
-RECORDED: Mapping[str, tuple[str, ...]] = {"lane": LANES, "idem": ("idem",)}
+FIELD_KINDS: Mapping[str, tuple[str, ...]] = {"lane": LANES, "idem": ("idem",)}
 """Fields of a job's record that hold a key, and what kinds of key these are: a script that reads one may use it."""
-GIVEN: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
+ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
 """Scripts that are given a key as an argument."""
 
 CONNECTION = frozenset(
@@ -58,7 +58,7 @@ CONNECTION = frozenset(
 )
 """What every process sends, whatever it does, and what the client library sends for it."""
 
-SHARED: Mapping[str, frozenset[str]] = {
+COMMON_COMMANDS: Mapping[str, frozenset[str]] = {
     "hmget": frozenset({"store"}),
     "exists": frozenset({"store"}),
     "del": frozenset({"proc"}),
@@ -75,14 +75,13 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "xrevrange": frozenset({"dead", "actions"}),
         "xdel": frozenset({"dead"}),
         "zscore": frozenset({"jobs", "files"}),
-        "zrangebyscore": frozenset({"jobs", "files", "batches", "hooks"}),
-        "zrevrangebyscore": frozenset({"jobs", "files", "batches", "hooks"}),
+        "zrangebyscore": frozenset({"files"}),
+        "zrevrangebyscore": frozenset({"files", "batches", "hooks"}),
         "zcard": frozenset({"due"}),
-        "exists": frozenset({"job", "file"}),
         "get": frozenset({"file"}),
         "mget": frozenset({"file", "override"}),
         "hmget": frozenset({"batch", "hook"}),
-        "hgetall": frozenset({"card", "plan", "cold"}),
+        "hgetall": frozenset({"card", "plan"}),
     },
     "worker": {
         "xrange": frozenset({"log"}),
@@ -91,17 +90,13 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "scheduler": {
         "mget": frozenset({"override"}),
-        "hgetall": frozenset({"card", "plan", "cold"}),
+        "hgetall": frozenset({"plan", "cold"}),
     },
     "offline": {
         "hvals": frozenset({"owed"}),
-        "xrange": frozenset({"log"}),
         "exists": frozenset({"job", "file"}),
         "expire": frozenset({"job", "redelivery"}),
-        "zscore": frozenset({"files"}),
         "zrangebyscore": frozenset({"expiring"}),
-        "get": frozenset({"file"}),
-        "mget": frozenset({"file"}),
         "hmget": frozenset({"batch"}),
         "hgetall": frozenset({"card"}),
         "incrby": frozenset({"redelivery"}),  # as the client library says INCR
@@ -188,7 +183,7 @@ def _words(sign: str, names: Iterable[str]) -> str:
 
 def _commands(role: str) -> frozenset[str]:
     """Every command that its processes send, or that their scripts run."""
-    found = {*CONNECTION, *SHARED, *COMMANDS[role]}
+    found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role]}
     for script in SCRIPTS[role]:
         found |= script_commands(script)
     if SCRIPTS[role] & KEPT:
@@ -216,7 +211,7 @@ def _operator_commands() -> frozenset[str]:
 
 def _kinds(role: str) -> frozenset[str]:
     """The kinds of key they touch."""
-    found = {kind for table in (SHARED, COMMANDS[role]) for kinds in table.values() for kind in kinds}
+    found = {kind for table in (COMMON_COMMANDS, COMMANDS[role]) for kinds in table.values() for kind in kinds}
     for script in SCRIPTS[role]:
         found |= script_kinds(script)
     if SCRIPTS[role] & KEPT:
@@ -248,8 +243,8 @@ def script_kinds(script: str) -> frozenset[str]:
     """The kinds of key a script touches: by their functions, by what a record says, or because it is given one."""
     source = _sources()[script]
     found = {key.name for key in (*CATALOGUE, *FLEET) if f"local function {key.name}_key(" in source}
-    found.update(GIVEN.get(script, ()))
-    for field, kinds in RECORDED.items():
+    found.update(ARGUMENT_KINDS.get(script, ()))
+    for field, kinds in FIELD_KINDS.items():
         if f"'{field}'" in source:
             found.update(kinds)
     return frozenset(found)

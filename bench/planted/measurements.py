@@ -1,0 +1,98 @@
+"""Planted bugs of what is measured about abuse, of the audit, and of the verdicts: a program that would not see it."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+ABUSE = "tests/test_bench_abuse.py::test_"
+CONNECTIONS = "tests/test_bench_connections.py::test_"
+AUDIT = "tests/test_bench_audit.py::test_"
+SIM = "tests/test_workers_sim.py::test_"
+BESIDE = "the_chat_is_measured_beside_another_tenants_large_request"
+
+MEASUREMENTS = (
+    Bug(
+        "an undecided goal is reached",
+        "A figure whose interval contains the bound is taken for a success.",
+        (Edit("bench/report.py", "if least <= low and high <= most:", "if least <= high and low <= most:"),),
+        ("tests/test_bench_report.py::test_what_is_undecided_is_said_to_be_so",),
+    ),
+    Bug(
+        "chats before the large request runs",
+        "The time beside a large request is measured while the engine is still free.",
+        (Edit("bench/abuse/__main__.py", "                await bodies[0].begun.wait()\n", ""),),
+        (ABUSE + BESIDE,),
+    ),
+    Bug(
+        "a large request of the chat's own tenant",
+        "What one tenant does to another is not measured.",
+        (Edit("bench/abuse/__main__.py", "TenantClient(port, LARGE_KEY", "TenantClient(port, CHAT_KEY"),),
+        (ABUSE + BESIDE,),
+    ),
+    Bug(
+        "a large request of one choice",
+        "The chat is measured beside next to nothing.",
+        (Edit("bench/abuse/__main__.py", "LargeRequest(case.choices,", "LargeRequest(1,"),),
+        (ABUSE + BESIDE,),
+    ),
+    Bug(
+        "a large request that is over",
+        "The chat is measured beside nothing, and nobody says so.",
+        (Edit("bench/abuse/__main__.py", "                body.check()\n", "                pass\n"),),
+        (ABUSE + "a_large_request_that_ends_spoils_the_measurement",),
+    ),
+    Bug(
+        "simulated prompts are free",
+        "A prompt of any size costs the others nothing, and a large request seems harmless.",
+        (Edit("workers/sim.py", "sequence.prompt_left = sequence.used - sequence.cached", "sequence.prompt_left = 0"),),
+        (SIM + "prompts_cost_steps_by_their_tokens",),
+    ),
+    Bug(
+        "simulated texts are free",
+        "A step takes as long for a hundred texts as for one.",
+        (Edit("workers/sim.py", "if settings.step_ms_per_text:", "if not settings:"),),
+        (SIM + "a_step_is_longer_for_each_text_in_it",),
+    ),
+    Bug(
+        "a freeze nobody looks for",
+        "Hundreds of connections expire at once, everybody waits for seconds, and the 99th percentile is as ever.",
+        (Edit("bench/connections/figures.py", "(BOUND, MAX_HOLD_UP_MS) if arm", "(BOUND, None) if arm"),),
+        (CONNECTIONS + "a_freeze_is_missed_whatever_the_99th_percentile_says",),
+    ),
+    Bug(
+        "slow connections at another server",
+        "Penstock is measured beside nothing.",
+        (
+            Edit(
+                "bench/connections/runs.py",
+                'AT_PENSTOCK: (penstock.port, "api-1"), AT_BARE: (bare, "bare")',
+                'AT_PENSTOCK: (bare, "bare"), AT_BARE: (bare, "bare")',
+            ),
+        ),
+        (CONNECTIONS + "the_whole_program_in_short_form",),
+    ),
+    Bug(
+        "memory when it is over",
+        "What a request took and gave back is not counted.",
+        (Edit("bench/connections/abuse.py", '_memory_mib(pid, "VmHWM")', '_memory_mib(pid, "VmRSS")'),),
+        (CONNECTIONS + "memory_that_was_given_back_is_counted",),
+    ),
+    Bug(
+        "merges bring in nothing",
+        "A secret that a merge itself added is not found.",
+        (Edit("bench/audit/secrets.py", '"--diff-merges=first-parent", ', ""),),
+        (AUDIT + "a_secret_that_only_a_merge_brought_in_is_found",),
+    ),
+    Bug(
+        "a line that begins with pluses is a header",
+        "Whatever follows it in the same patch is not looked at.",
+        (
+            Edit(
+                "bench/audit/secrets.py",
+                'if added and line.startswith("+"):',
+                'if added and line.startswith("+") and not line.startswith("+++ "):',
+            ),
+        ),
+        (AUDIT + "the_lines_of_a_patch_are_told_from_its_headers",),
+    ),
+)

@@ -1,0 +1,95 @@
+"""Names of secrets: whether what stands under a name, in a text or in a mapping, is to be hidden.
+
+A name is read word by word, however they are joined: `aws_secret_access_key`, `clientSecret`, `X-Auth-Token`.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from functools import lru_cache
+
+LONGEST = 64
+"""Characters of a name that are looked at, from its end."""
+
+
+class Kind(Enum):
+    """What a name says of the value behind it."""
+
+    PLAIN = "no secret"
+    VALUE = "a secret"
+    WEAK = "a secret, unless it is a small number or says that there is none"
+    BARE = "a secret, if it is quoted, or stands behind `=`, or looks like one"
+    SIGNATURE = "a signature, which in an address lets in whoever has it"
+    LINE = "a header whose secrets go to the end of the line"
+
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+_HEADERS = ("authorization", "cookie")
+_SECRETS: tuple[str, ...] = (
+    "password",
+    "passwd",
+    "passphrase",
+    "pwd",
+    "secret",
+    "credential",
+    "credentials",
+    "requirepass",
+)
+_SECRETS += ("masterauth", "primaryauth", "apikey", "secretkey", "privatekey", "accesskey", "accesstoken", "authtoken")
+"""A word that is, or ends with, one of these makes a secret of the whole name."""
+_ABOUT = frozenset(
+    {"file", "path", "dir", "folder", "name", "id", "type", "kind", "length", "count", "version", "policy", "age"}
+)
+"""As a last word: the name is about a secret, which it is not."""
+_LAST = frozenset({"key", "token", "auth", "pass"})
+"""Secrets as a last word, together with others before it."""
+_FORMS = frozenset({"base", "bytes", "data", "hex", "pem", "text", "value", "b"})
+"""Words behind one of the last that do not change what it is."""
+_ORDINARY = {
+    "key": frozenset(
+        {
+            *("cache", "column", "field", "file", "first", "foreign", "group", "hash", "job", "label", "lane", "last"),
+            *("lookup", "map", "metric", "next", "object", "partition", "primary", "public", "redis", "routing", "row"),
+            *("shard", "sort", "store", "unknown"),
+        }
+    ),
+    "token": frozenset(
+        {
+            *("any", "bos", "each", "end", "eos", "first", "inter", "kv", "last", "max", "min", "next", "pad", "per"),
+            *("special", "start", "stop", "time", "unk"),
+        }
+    ),
+    "auth": frozenset({"no"}),
+    "pass": frozenset({"first", "second", "forward", "last", "next", "one"}),
+}
+"""Words before one of the last that make no secret of it: keys of tables and metrics, tokens of a model."""
+
+_ALONE = {
+    **dict.fromkeys(_HEADERS, Kind.LINE),
+    **dict.fromkeys(("sig", "signature"), Kind.SIGNATURE),
+    **dict.fromkeys(("auth", "bearer", "pass", "token"), Kind.BARE),
+}
+"""What other last words say."""
+
+
+@lru_cache(maxsize=4096)
+def kind_of(name: str) -> Kind:
+    """What a name of at most LONGEST characters says. The longer ones are known by their end."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    while len(words) > 1 and words[-1] in _FORMS:
+        words.pop()
+    if not words:
+        return Kind.PLAIN
+    last = words[-1]
+    if any(word.endswith(_SECRETS) for word in words) and last not in _HEADERS:
+        return Kind.PLAIN if last in _ABOUT else Kind.VALUE
+    if last in _LAST and len(words) > 1:
+        return Kind.PLAIN if words[-2] in _ORDINARY[last] else Kind.WEAK
+    return _ALONE.get(last, Kind.PLAIN)
+
+
+def is_secret_name(name: object) -> bool:
+    """Whether what stands under this name in a mapping is a secret."""
+    return isinstance(name, str) and kind_of(name[-LONGEST:]) is not Kind.PLAIN

@@ -1,0 +1,158 @@
+"""The guard by itself: what it counts, what it writes down, and which senders it lets through, without a server."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from api import audit
+from api.errors import ApiError
+from api.guard import RequestGuard
+from api.keys import Keyring
+from api.origins import Origins
+from api.services import Services
+from api.settings import ApiSettings, KeySettings
+
+KEY = "sk-guard-0123456789"
+SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
+ADMIN = {"one": KeySettings(sha256=SHA256, tenant="ops", admin=True)}
+PLAIN = {"one": KeySettings(sha256=SHA256, tenant="red")}
+APP = "https://app.example"
+
+
+class Counted:
+    """Stands for the counter of errors: by code, how many."""
+
+    def __init__(self) -> None:
+        self.codes = Counter[str]()
+
+    def labels(self, code: str) -> Any:
+        return SimpleNamespace(inc=lambda: self.codes.update([code]))
+
+
+class Door:
+    """The guard in front of an endpoint that answers 200, or fails."""
+
+    def __init__(self, keys: dict[str, KeySettings], *, fails: bool = False, **settings: Any) -> None:
+        self.errors, self.fails = Counted(), fails
+        services = SimpleNamespace(
+            keyring=Keyring(keys), settings=ApiSettings(**settings), metrics=SimpleNamespace(errors=self.errors)
+        )
+        self.guarded = RequestGuard(self._answer, cast(Services, services))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.fails:
+            raise LookupError("nobody thought of this")
+        scope["state"]["status"] = 200  # as api/middleware.py does
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(self, method: str, path: str, **headers: str) -> int:
+        """The status of the answer; headers are named with underscores."""
+        given = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "http_version": "1.1"}
+        scope |= {"client": ("127.0.0.1", 4711), "headers": list(given.items())}
+        scope["state"] = {"headers": {b"host": b"localhost", **given}, "request_id": "r"}
+        said: list[Message] = []
+
+        async def send(message: Message) -> None:
+            said.append(message)
+
+        await self.guarded(scope, cast(Receive, None), send)
+        return int(said[0]["status"])
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(record) for record in caplog.records if record.name == audit.AUDIT]
+
+
+# --- the audit log ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fails", "outcome", "status"), [(False, "done", 200), (True, "failed", 500)])
+async def test_what_an_admin_tried_is_written_down_however_it_ended(
+    caplog: pytest.LogCaptureFixture, fails: bool, outcome: str, status: int
+) -> None:
+    """One line, also where the endpoint failed before it said anything: it may have done half of it."""
+    door = Door(ADMIN, fails=fails)
+    with caplog.at_level(logging.INFO, logger=audit.AUDIT):
+        try:
+            assert await door.ask("DELETE", "/admin/pools/sim", authorization=f"Bearer {KEY}") == 200
+        except LookupError:
+            assert fails
+    (line,) = lines(caplog)
+    assert (line["action"], line["target"], line["who"]) == ("pool.resume", "sim", "one")
+    assert (line["outcome"], line["status"]) == (outcome, status)
+
+
+async def test_a_line_of_the_audit_log_is_no_longer_than_it_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    """An address holds whatever its sender likes; the start of it is enough to find it again."""
+    with caplog.at_level(logging.INFO, logger=audit.AUDIT):
+        await Door(ADMIN).ask("DELETE", f"/admin/dlq/{'x' * 5000}", authorization=f"Bearer {KEY}")
+    (line,) = lines(caplog)
+    assert line["target"] == "x" * 256
+
+
+@pytest.mark.parametrize(
+    ("keys", "token", "who"), [({}, "", "nobody"), ({}, SHA256, "token"), (PLAIN, "", "keys"), (PLAIN, SHA256, "keys")]
+)
+def test_the_log_begins_with_who_may_administer(
+    caplog: pytest.LogCaptureFixture, keys: dict[str, KeySettings], token: str, who: str
+) -> None:
+    with caplog.at_level(logging.INFO, logger=audit.AUDIT):
+        audit.begin(Keyring(keys, token))
+    (line,) = lines(caplog)
+    assert (line["action"], line["admin_by"]) == ("keys.known", who)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+async def test_what_the_guard_refuses_is_counted() -> None:
+    """By its code: whoever watches the metrics sees somebody trying keys, addresses and origins."""
+    keyed, open_ = Door(PLAIN), Door({})
+    assert await keyed.ask("GET", "/v1/jobs") == 401
+    assert await keyed.ask("GET", "/v1/jobs", authorization="Bearer guess") == 401
+    assert await keyed.ask("GET", "/admin/dlq", authorization=f"Bearer {KEY}") == 403
+    assert await keyed.ask("GET", "/nowhere") == 404
+    assert await keyed.ask("PATCH", "/v1/jobs") == 405
+    assert await keyed.ask("GET", "/v1/jobs", authorization=f"Bearer {KEY}") == 200
+    assert sorted(keyed.errors.codes.values()) == [1, 1, 1, 2]
+    assert keyed.errors.codes["invalid_api_key"] == 2
+    assert await open_.ask("GET", "/v1/jobs", origin="https://evil.example") == 403
+    assert await open_.ask("GET", "/v1/jobs", host="evil.example") == 421
+    assert sorted(open_.errors.codes.values()) == [1, 1] and "misdirected_request" in open_.errors.codes
+
+
+@pytest.mark.parametrize("scheme", ["Token", "token", "Basic", "ApiKey", "Key", "Digest", "Bearer:", "Bear", "Bearers"])
+async def test_a_key_comes_with_one_scheme(scheme: str) -> None:
+    """Every other one is another server's, or a key somebody sends without knowing where to."""
+    door = Door(PLAIN)
+    assert await door.ask("GET", "/v1/jobs", authorization=f"{scheme} {KEY}") == 401
+    assert await door.ask("GET", "/v1/jobs", authorization=f"bearer {KEY}") == 200
+
+
+@pytest.mark.parametrize("scheme", ["tauri", "capacitor", "ionic", "app", "file", "chrome-extension", "ftp", "ws"])
+def test_a_page_of_an_app_is_no_page_of_this_machines(scheme: str) -> None:
+    """Apps show pages, of strangers too, under the name localhost and a scheme of their own."""
+    origins = Origins((), keyless=True)
+    origins.check("POST", "/v1/chat/completions", {b"origin": b"http://localhost:3000"})
+    origins.check("POST", "/v1/chat/completions", {b"origin": b"https://127.0.0.1"})
+    with pytest.raises(ApiError) as refused:
+        origins.check("POST", "/v1/chat/completions", {b"origin": f"{scheme}://localhost".encode()})
+    assert refused.value.status == 403
+
+
+async def test_only_a_browser_that_asks_is_answered_as_one() -> None:
+    """OPTIONS without the question is a method that no route has, whoever's page sends it."""
+    door = Door(PLAIN, cors_origins=(APP,))
+    asks = {"origin": APP, "access_control_request_method": "POST"}
+    assert await door.ask("OPTIONS", "/v1/chat/completions", **asks) == 204
+    assert await door.ask("OPTIONS", "/v1/chat/completions", origin=APP) == 405
+    assert await door.ask("OPTIONS", "/v1/chat/completions") == 405

@@ -1,0 +1,247 @@
+"""Results of very many rows: read and told in slices, fetched for those who want them, given up with their clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from house import House, eventually
+from msgspec.structs import replace
+from redis import Redis
+
+from api import events
+from api.cursor import Place
+from api.events import EventReader
+from api.render import Facts, completion, completion_in_slices, to_json
+from api.services import Services
+from streaming.errors import UnknownJob
+from streaming.inbox import Inbox
+from streaming.journal import LONG_BYTES, Journal
+from streaming.keys import partition_key
+from streaming.lease import without_rows
+from streaming.messages import (
+    Chat,
+    Delta,
+    Job,
+    Logprob,
+    Priority,
+    Run,
+    Section,
+    State,
+    Terminal,
+    Turn,
+    decode_terminal,
+    encode,
+)
+from streaming.turns import FEW_ROWS, ROWS_A_SLICE, Turns, at_once
+from streaming.wire import Wire
+
+JOB = "job_00" + "1" * 30
+ROWS = 5 * ROWS_A_SLICE
+RUN = Run("w", 1)
+
+
+def long_end(job_id: str = JOB, rows: int = ROWS, logprobs: tuple[Logprob, ...] = ()) -> Terminal:
+    """The end of a job with so many tokens."""
+    deltas = tuple(Delta(1, seq, 0, f"a token {seq} ", (seq,), 1, "", logprobs) for seq in range(1, rows + 1))
+    return Terminal(job_id, State.COMPLETED, rows, ("stop",), sections=(Section(1, RUN),), rows=deltas)
+
+
+def stored(end: Terminal) -> dict[str, bytes]:
+    """As the store holds it."""
+    return {"record": encode(end), "summary": encode(without_rows(end))}
+
+
+async def put_ended(wire: Wire, end: Terminal) -> None:
+    """A job of tenant `t` that has ended so."""
+    job = Job(id=end.job, model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "x"),)))
+    lane = partition_key(0, "lane", "m", "standard")
+    fields = {"state": "completed", "body": encode(job), "tenant": "t", "lane": lane, "runs": "w:1:1;", "created": 1}
+    await wire.redis.hset(partition_key(0, "job", end.job), mapping={**fields, **stored(end)})  # type: ignore[misc]
+
+
+class Counted(Turns):
+    """Says how many slices were done."""
+
+    slices = 0
+
+    async def __aenter__(self) -> None:
+        await super().__aenter__()
+        self.slices += 1
+
+
+async def test_a_long_result_is_decoded_in_slices(wire: Wire) -> None:
+    """What is read is what was written, by a slice for each so many rows; a short one is read at once."""
+    end = long_end()
+    assert len(encode(end)) > LONG_BYTES
+    await put_ended(wire, end)
+    wire.turns = counted = Counted()
+    assert (await Journal(wire).record(JOB)).terminal == end
+    assert counted.slices >= ROWS // ROWS_A_SLICE
+    whole = await asyncio.gather(*(Journal(wire).ended(JOB) for _ in range(3)))
+    assert [record.terminal for record in whole] == [end] * 3
+    await put_ended(wire, short := long_end(rows=10))
+    before = counted.slices
+    assert (await Journal(wire).outline(JOB)).terminal == short
+    assert counted.slices == before
+
+
+async def test_one_read_serves_all_who_know_that_a_job_has_ended(wire: Wire) -> None:
+    """Clients who wait for the same job all ask when it ends."""
+    await put_ended(wire, long_end())
+    wire.turns = counted = Counted()
+    journal = Journal(wire)
+    await journal.ended(JOB)
+    alone = counted.slices
+    records = await asyncio.gather(*(journal.ended(JOB) for _ in range(20)))
+    assert counted.slices == 2 * alone and all(record is records[0] for record in records)
+
+
+async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: Wire) -> None:
+    """Nor for the owner, where no row is wanted."""
+    end = long_end()
+    await put_ended(wire, end)
+    journal = Journal(wire)
+
+    async def fetched() -> int:
+        return int((await wire.redis.info("stats"))["total_net_output_bytes"])
+
+    before = await fetched()
+    record = await journal.outline(JOB, "t")
+    assert record.rowless and record.terminal == without_rows(end)
+    with pytest.raises(UnknownJob):
+        await journal.outline(JOB, "another")
+    assert await fetched() - before < LONG_BYTES
+    passed = (await journal.record(JOB, rows=False)).terminal
+    assert passed == without_rows(end)
+
+
+async def test_one_slice_is_done_in_a_turn_of_the_loop() -> None:
+    """However many have long work to do."""
+    turn, done_in = 0, []
+
+    def work() -> Generator[None, None, int]:
+        for _ in range(5):
+            done_in.append(turn)
+            yield
+        return turn
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    counting, turns = asyncio.create_task(count()), Turns()
+    await asyncio.gather(*(turns.run(work()) for _ in range(10)))
+    counting.cancel()
+    assert len(done_in) == len(set(done_in)) == 50
+
+
+async def test_a_short_answer_waits_for_no_turn() -> None:
+    """It is put together at once, also while somebody has long work; one that is not short waits."""
+
+    def work() -> Generator[None, None, str]:
+        yield
+        return "done"
+
+    turns = Turns()
+    async with turns:
+        short = asyncio.create_task(turns.run(work(), FEW_ROWS))
+        long = [asyncio.create_task(turns.run(work(), rows)) for rows in (FEW_ROWS + 1, None)]
+        await asyncio.sleep(0)
+        assert short.done() and short.result() == "done"
+        assert not any(task.done() for task in long)
+    assert await asyncio.gather(*long) == ["done", "done"]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
+    """It is the same answer, its log-probabilities included."""
+    facts = Facts(job=JOB, model="m", priority=Priority.STANDARD, chat=chat, choices=1, logprobs=False, created_ms=1)
+    end = long_end()
+    steps = sum(1 for _ in completion_in_slices(facts, end, end.rows))
+    assert steps >= ROWS // ROWS_A_SLICE - 1
+    said = completion(facts, end, end.rows)["choices"][0]
+    assert (said["message"]["content"] if chat else said["text"]) == "".join(row.text for row in end.rows)
+    facts, odd = replace(facts, logprobs=True), Logprob("\u2028é", -0.5, (("a", -1.0),))
+    end = long_end(rows=950, logprobs=(odd,))
+    assert sum(1 for _ in completion_in_slices(facts, end, end.rows)) >= 9
+    shown = json.loads(to_json(at_once(completion_in_slices(facts, end, end.rows))))
+    assert shown["choices"][0]["logprobs"] == json.loads(to_json(facts.logprobs_object([odd] * 950)))
+
+
+async def test_the_events_of_a_long_answer_are_told_in_slices(wire: Wire) -> None:
+    """One write and one turn of the loop for so many of them."""
+    end = long_end()
+    await put_ended(wire, end)
+    record = await Journal(wire).outline(JOB)
+    wire.turns = counted = Counted()
+    services = cast(Services, SimpleNamespace(wire=wire, cards={}))
+    inbox = Inbox(JOB)
+    inbox.end(end)
+    rows, _ = await inbox.take(0)
+    reader = EventReader(services, record, Place())
+    told = [list(each) async for each in reader._told(rows, inbox)]
+    assert counted.slices == len(told) == ROWS // events.ROWS_AT_ONCE
+    assert [event.data["text"] for each in told for event in each if event.name == "delta"] == [
+        row.text for row in end.rows
+    ]
+
+
+def test_every_look_at_a_long_result_tells_the_same(empty_house: House) -> None:
+    """Job, result, events; the answer of a cancel, and the timing, need none of it."""
+    house = empty_house
+    house.start("workers")
+    house.start_api()
+    house.wait_ready()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    job_id = json.loads(house.post("/v1/jobs", body)[2])["id"]
+    path = f"/v1/jobs/{job_id}"
+    short = json.loads(house.get(f"{path}?wait=30")[1])
+    timing = json.loads(house.get(f"{path}/timing")[1])
+    key = partition_key(0, "job", job_id)
+    with Redis.from_url(house.redis_url) as store:
+        was = decode_terminal(cast(bytes, store.hget(key, "record")))
+        end = replace(was, seq=ROWS, rows=long_end().rows)
+        store.hset(key, mapping=cast(dict[Any, Any], stored(end)))
+        before = int(cast(dict[str, Any], store.info("stats"))["total_net_output_bytes"])
+        cancelled = json.loads(house.post(f"{path}/cancel", {})[2])
+        after = int(cast(dict[str, Any], store.info("stats"))["total_net_output_bytes"])
+    assert after - before < LONG_BYTES
+    shown = json.loads(house.get(path)[1])
+    assert shown["result"]["choices"][0]["message"]["content"] == "".join(row.text for row in end.rows)
+    assert json.loads(house.get(f"{path}/result")[1]) == shown["result"]
+    assert cancelled == shown | {"result": None}
+    assert shown | {"result": None, "last_event_id": ""} == short | {"result": None, "last_event_id": ""}
+    assert json.loads(house.get(f"{path}/timing")[1])["parts_ms"] == timing["parts_ms"]
+    log = house.get(f"{path}/events")[1].decode()
+    texts = [json.loads(data)["text"] for data in re.findall(r"event: delta\nid: \S+\ndata: (.*)\n", log)]
+    assert texts == [row.text for row in end.rows]
+    assert f"event: completed\nid: {shown['last_event_id']}\n" in log
+
+
+def test_who_leaves_while_waiting_leaves_nothing_behind(empty_house: House) -> None:
+    """Each request ends with its connection, long before the job or the wait does."""
+    house, leaving = empty_house, 40
+    house.start_api()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    job_id = json.loads(house.post("/v1/jobs", body)[2])["id"]
+
+    def ended() -> int:
+        text = house.get("/metrics")[1].decode()
+        found = re.findall(r'penstock_requests_total\{code="499",endpoint="/v1/jobs",[^}]*\} ([0-9.]+)', text)
+        return int(sum(map(float, found)))
+
+    head = f"GET /v1/jobs/{job_id}?wait=600 HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n\r\n"
+    for _ in range(leaving):
+        with socket.create_connection(("127.0.0.1", house.port)) as connection:
+            connection.sendall(head.encode())
+    eventually(lambda: ended() == leaving)
+    assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["status"] == "queued"

@@ -1,0 +1,39 @@
+"""How scripts are put together: what their usual way needs is made with every call, the rest when it is called."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from streaming.scripts import RARE, _script, load_scripts
+from streaming.wire import Wire
+
+SHARED = """
+local P = KEYS[1]
+local function shared(x) return P .. x end
+local counted = 0
+local function helper(x) counted = counted + 1 return shared(x) .. counted end
+local function fail_malformed(x) return helper(x) end
+local function usual(x) return x == 'bad' and fail_malformed(x) or shared(x) end
+"""
+
+
+@pytest.mark.parametrize("name", ["put", "claim", "finish"])
+def test_what_few_calls_need_is_not_made_with_every_call(name: str) -> None:
+    """In the three scripts that every job runs."""
+    usual, _, rest = load_scripts()[name].source.partition("rarely = function")
+    made = re.findall(r"^local function (\w+)\(([^)]*)\)", usual, re.MULTILINE)
+    assert {"given_to", "lanes_of"}.isdisjoint(name for name, _ in made)
+    assert {name for name, arguments in made if arguments == "..."} <= set(RARE)
+    assert "local function given_to(" in rest and "local function fail_malformed(id" in rest
+
+
+async def test_what_few_calls_need_is_made_once_and_keeps_its_state(wire: Wire) -> None:
+    """It uses what the usual way uses, and what is its own; its answers pass through."""
+    script = _script("test", "return usual(ARGV[1])", SHARED)
+    assert "helper" not in script.source.partition("rarely = function")[0]
+    calls = ["1", "good", "1", "bad", "1", "bad"]
+    assert await wire.redis.eval(script.source, 1, "p:", *calls) == [b"p:good", b"p:bad1", b"p:bad2"]
+    unused = _script("test", "return shared(ARGV[1])", SHARED)
+    assert "rarely" not in unused.source and await wire.redis.eval(unused.source, 1, "p:", "1", "x") == [b"p:x"]

@@ -1,0 +1,306 @@
+"""Bytes of files are bounded as they lie on the disk: while they come, while a batch has a link to them, when an answer
+of the store is lost; and counting them costs the same for one file and for many."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import client, ended, jsonl, line
+from house import House, eventually, redis_process, serving
+from openai import OpenAI, RateLimitError
+from redis import Redis
+from severing import store_cut
+
+from streaming.batches import Batches, Hold
+from streaming.errors import QuotaExceeded
+from streaming.files import Files
+from streaming.keys import partition_key
+from streaming.messages import Batch, BatchState, Priority, Progress, StoredFile
+from streaming.quotas import Quotas
+from streaming.settings import WireSettings
+from streaming.wire import Wire
+
+TENANT = "t"
+LEAST_FILE = 4096
+QUOTAS = {"small": 3 * LEAST_FILE, "middle": 40_000, "large": 2_000_000}
+SETTINGS = "".join(
+    f'[keys.{name}]\ntenant = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n'
+    f"quotas = {{ file_bytes = {most} }}\n"
+    for name, most in QUOTAS.items()
+) + (f'[keys.free]\ntenant = "free"\nsha256 = "{hashlib.sha256(b"free").hexdigest()}"\n'
+     f'[keys.ops]\ntenant = "ops"\nadmin = true\nsha256 = "{hashlib.sha256(b"ops").hexdigest()}"\n')  # fmt: skip
+
+
+@pytest.fixture
+async def wire(redis_url: str) -> AsyncIterator[Wire]:
+    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000))
+    yield wire
+    await wire.close()
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """An API process, and tenants of whom each may keep so many bytes of files."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "penstock.toml").write_text(SETTINGS)
+    with serving(folder) as house:
+        yield house
+
+
+def kept(house: House, tenant: str) -> tuple[int, int]:
+    """How many files a tenant keeps, and how many bytes they count as, as an admin is told."""
+    _, _, body = house.request("GET", f"/admin/tenants/{tenant}", headers={"Authorization": "Bearer ops"})
+    found = json.loads(body)
+    return found["files"], found["file_bytes"]
+
+
+def upload(openai: OpenAI, data: bytes) -> Any:
+    return openai.files.create(file=("in.jsonl", data), purpose="batch")
+
+
+def of_size(size: int) -> bytes:
+    """Lines of a batch, so many bytes of them or a few more."""
+    return jsonl([line(number, "x" * 1000) for number in range(1 + size // 1000)])
+
+
+# --- inputs of batches -----------------------------------------------------------------------------------------------
+
+
+def test_a_deleted_input_is_counted_until_its_batch_has_ended(door: House) -> None:
+    """The batch has its own link to the bytes: who uploads, begins, deletes and begins anew fills no disk. An input
+    beside its batch counts once."""
+    openai, data = client(door, "middle"), of_size(25_000)
+    file = upload(openai, data)
+    batch = openai.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"a": "b"}
+    )
+    assert kept(door, "middle") == (1, len(data))
+    openai.files.delete(file.id)
+    assert kept(door, "middle") == (0, len(data))
+    with pytest.raises(RateLimitError) as refused:
+        upload(openai, data)
+    assert refused.value.code == "quota_exceeded"
+    door.start("workers")
+    door.start("offline")
+    done = ended(openai, batch)
+    for output in filter(None, (done.output_file_id, done.error_file_id)):
+        openai.files.delete(output)
+    assert kept(door, "middle") == (0, 0)
+    openai.files.delete(upload(openai, data).id)
+
+
+async def begun(wire: Wire, file_id: str, size: int) -> Hold:
+    """A batch made of this file, in somebody's hands."""
+    batches = Batches(wire)
+    batch = Batch(
+        id=batches.new_id(TENANT), tenant=TENANT, ceiling=Priority.BATCH, endpoint="/v1/completions",
+        input_file=file_id, window="none", output_keep_ms=1000,
+    )  # fmt: skip
+    await batches.create(batch, "digest", None, size)
+    turns = {name: turn for name, turn, _ in await batches.due(10)}
+    return await batches.hold(batch.id, turns[batch.id])
+
+
+async def a_file(wire: Wire, size: int, tenant: str = TENANT, lives_ms: int = 3_600_000) -> StoredFile:
+    now_ms = await wire.now_ms()
+    return StoredFile(
+        id=Files(wire).new_id(tenant), tenant=tenant, name="f", size=size, purpose="batch", created_ms=now_ms,
+        expires_ms=now_ms + lives_ms,
+    )  # fmt: skip
+
+
+async def test_an_input_is_counted_once_and_for_as_long_as_any_batch_has_it(wire: Wire) -> None:
+    """Two batches of one file that is deleted, and one of a file that is gone before the batch is there."""
+    files, batches, quotas = Files(wire), Batches(wire), Quotas(wire)
+    file = await a_file(wire, 9000)
+    await files.put(file)
+    first, second = await begun(wire, file.id, 9000), await begun(wire, file.id, 9000)
+    await files.forget(file.id, TENANT)
+    await batches.save(first, BatchState.COMPLETED, Progress(), keep_s=60)
+    assert await quotas.file_bytes(TENANT) == 9000
+    late = await begun(wire, files.new_id(TENANT), 7000)
+    assert await quotas.file_bytes(TENANT) == 16_000
+    await batches.save(second, BatchState.FAILED, Progress(), keep_s=60)
+    assert await quotas.file_bytes(TENANT) == 7000
+    await batches.save(late, BatchState.CANCELLED, Progress(), keep_s=60)
+    assert await quotas.file_bytes(TENANT) == 0
+    left = [key for kind in ("held", "sizes", "readers") for key in await wire.redis.keys(f"*{kind}:*")]
+    assert left == []
+
+
+async def test_a_batch_that_ends_before_its_input_is_deleted_takes_nothing_from_it(wire: Wire) -> None:
+    """The file counts until it is deleted."""
+    files, quotas = Files(wire), Quotas(wire)
+    file = await a_file(wire, 9000)
+    await files.put(file)
+    hold = await begun(wire, file.id, 9000)
+    await Batches(wire).save(hold, BatchState.COMPLETED, Progress(), keep_s=60)
+    assert await quotas.file_bytes(TENANT) == 9000
+    assert await wire.redis.exists(partition_key(0, "readers", file.id)) == 0
+    await files.forget(file.id, TENANT)
+    assert await quotas.file_bytes(TENANT) == 0
+
+
+async def test_an_input_of_a_lost_batch_is_not_counted_for_ever(wire: Wire) -> None:
+    """Its record is gone from the store: what it held is looked at again when that is due."""
+    files, quotas = Files(wire), Quotas(wire)
+    file = await a_file(wire, 9000)
+    await files.put(file)
+    hold = await begun(wire, file.id, 9000)
+    await files.forget(file.id, TENANT)
+    await wire.redis.delete(partition_key(0, "batch", hold.batch.id))
+    ((member, due),) = await wire.redis.zrange(partition_key(0, "expiring"), 0, -1, withscores=True)
+    assert 0 < due - await wire.now_ms() <= 86_400_000 and await quotas.file_bytes(TENANT) == 9000
+    await wire.redis.zadd(partition_key(0, "expiring"), {member: 1})
+    ((file_id, tenant),) = await files.expired(10)
+    await files.forget(file_id, tenant)
+    assert await quotas.file_bytes(TENANT) == 0 and await files.expired(10) == []
+
+
+# --- while they come -------------------------------------------------------------------------------------------------
+
+
+def head(key: str, length: int | None) -> bytes:
+    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return (
+        f"POST /v1/files HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: multipart/form-data; boundary=b\r\n{size}\r\n\r\n"
+    ).encode()
+
+
+PARTS = (
+    b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+)
+CLOSING = b"\r\n--b--\r\n"
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
+    with closing(http.client.HTTPResponse(connection)) as response:
+        response.begin()
+        return response.status, json.loads(response.read())
+
+
+def connected(house: House) -> closing[socket.socket]:
+    return closing(socket.create_connection(("127.0.0.1", house.port), timeout=30))
+
+
+def test_a_body_that_cannot_fit_is_refused_before_it_is_sent(door: House) -> None:
+    """By its length: 429 where the quota refuses it, 413 where no quota would let it pass."""
+    for length, expected in ((QUOTAS["large"] + 100_000, (429, "quota_exceeded")), (10**12, (413, None))):
+        with connected(door) as connection:
+            connection.sendall(head("large", length))
+            status, body = answer(connection)
+        assert status == expected[0] and (expected[1] or body["error"]["code"]) == body["error"]["code"]
+
+
+def test_uploads_that_come_at_once_share_what_is_left(door: House) -> None:
+    """What is on the disk already is taken off, also while it is not known yet whose file it becomes."""
+    size, incoming = 1_400_000, door.folder / ".penstock/files/incoming"
+    with connected(door) as first:
+        first.sendall(head("large", len(PARTS) + size + len(CLOSING)) + PARTS + b"x" * size)
+        eventually(lambda: sum(path.stat().st_size for path in incoming.iterdir()) > 1_000_000, FileNotFoundError)
+        with connected(door) as second:
+            second.sendall(head("large", len(PARTS) + size + len(CLOSING)))
+            status, body = answer(second)
+        assert (status, body["error"]["code"], body["error"]["param"]) == (429, "quota_exceeded", "file")
+        first.sendall(CLOSING)
+        status, file = answer(first)
+    assert (status, file["bytes"], kept(door, "large")) == (200, size, (1, size))
+    openai = client(door, "large")
+    openai.files.delete(file["id"])
+    openai.files.delete(upload(openai, b"x" * size).id)
+    assert list(incoming.iterdir()) == [], "and nothing of it is counted as coming any more"
+
+
+def test_a_body_without_a_length_is_cut_off_where_the_quota_ends(door: House) -> None:
+    """Not behind its last byte."""
+    with connected(door) as connection:
+        connection.sendall(head("middle", None))
+        for part in (PARTS, b"x" * (QUOTAS["middle"] + 1)):
+            connection.sendall(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+        status, body = answer(connection)
+    assert (status, body["error"]["code"]) == (429, "quota_exceeded")
+
+
+def test_an_upload_whose_answer_was_lost_leaves_nothing(tmp_path: Path) -> None:
+    """The client is told 503, and the store has the file: when it answers again record, bytes and count are gone."""
+    (tmp_path / "penstock.toml").write_text(SETTINGS)
+    with redis_process(tmp_path, None, "--appendonly", "yes") as url, store_cut(url) as cut:
+        house = House(cut.url, tmp_path)
+        try:
+            house.start_api()
+            headers = {"Authorization": "Bearer middle", "Content-Type": "multipart/form-data; boundary=b"}
+            eventually(lambda: house.request("GET", "/v1/files", headers=headers)[0] == 200)
+            form = PARTS.replace(b'"f"', b'"told-by-this"') + b"x" * 20_000 + CLOSING
+            cut.cut_when_asked(b"told-by-this")
+            assert house.request("POST", "/v1/files", form, headers)[0] == 503
+            with Redis.from_url(url) as store:
+                assert store.zcard(partition_key(0, "files", "middle")) == 1
+                cut.mend()
+                eventually(lambda: store.zcard(partition_key(0, "files", "middle")) == 0)
+                eventually(lambda: list((tmp_path / ".penstock/files/files").iterdir()) == [])
+            assert kept(house, "middle") == (0, 0)
+        finally:
+            house.close()
+
+
+# --- many ------------------------------------------------------------------------------------------------------------
+
+
+def test_small_files_are_bounded_too(door: House) -> None:
+    """Each counts as what it costs at least, so the quota bounds their number."""
+    openai = client(door, "small")
+    files = [upload(openai, b"{}\n") for _ in range(3)]
+    assert kept(door, "small") == (3, 3 * LEAST_FILE)
+    with pytest.raises(RateLimitError) as refused:
+        upload(openai, b"{}\n")
+    assert refused.value.code == "quota_exceeded"
+    for file in files:
+        openai.files.delete(file.id)
+    assert kept(door, "small") == (0, 0)
+
+
+async def commands(wire: Wire, limit: int | None) -> dict[str, int]:
+    """What the store does for one file: its commands and how often."""
+    files = Files(wire)
+    await wire.redis.config_resetstat()
+    await files.put(await a_file(wire, 5000), limit)
+    found: dict[str, Any] = await wire.redis.info("commandstats")
+    return {name: each["calls"] for name, each in found.items() if name not in ("cmdstat_info", "cmdstat_script|load")}
+
+
+@pytest.mark.parametrize("limit", [None, 10**9])
+async def test_a_file_costs_the_same_beside_many(wire: Wire, limit: int | None) -> None:
+    """Nothing is added up, and nothing is read that grows with their number."""
+    files = Files(wire)
+    await commands(wire, limit)
+    few = await commands(wire, limit)
+    for _ in range(200):
+        await files.put(await a_file(wire, 1))
+    assert await commands(wire, limit) == few
+    assert not few.keys() & {f"cmdstat_{name}" for name in ("hvals", "hgetall", "hkeys", "hscan", "zrange", "smembers")}
+    assert await Quotas(wire).file_bytes(TENANT) == 200 * LEAST_FILE + 3 * 5000
+
+
+async def test_a_sum_follows_what_is_put_again_and_forgotten_twice(wire: Wire) -> None:
+    """And is refused by exactly."""
+    files, quotas = Files(wire), Quotas(wire)
+    some = [await a_file(wire, size) for size in (5000, 6000, 1)]
+    for file in (*some, *some):
+        await files.put(file)
+    assert await quotas.file_bytes(TENANT) == 11_000 + LEAST_FILE
+    for _ in range(2):
+        await files.forget(some[1].id, TENANT)
+    assert await quotas.file_bytes(TENANT) == 5000 + LEAST_FILE
+    with pytest.raises(QuotaExceeded):
+        await files.put(await a_file(wire, 5001), 10_000 + LEAST_FILE)
+    await files.put(await a_file(wire, 5000), 10_000 + LEAST_FILE)
