@@ -36,7 +36,8 @@ def said(text: str, tokens: int = TOKENS) -> str:
 
 
 def client(house: House, key: str = "none") -> OpenAI:
-    return OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0)
+    """The official client of this house, which closes it."""
+    return house.closes(OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0))
 
 
 def begin(openai: OpenAI, lines: Sequence[Any], window: Any = "24h", **more: Any) -> Batch:

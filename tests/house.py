@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -91,6 +91,7 @@ def eventually(condition: Callable[[], object], *errors: type[Exception], second
 
 
 Answer = tuple[int, dict[str, str], bytes]
+Client = TypeVar("Client", bound=AbstractContextManager[object])
 
 ADMIN_TOKEN = "admin-token-of-a-test"
 
@@ -129,6 +130,12 @@ class House:
             "PENSTOCK_API_ADMIN_TOKEN_SHA256": hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest(),
         }
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._clients = ExitStack()
+
+    def closes(self, client: Client) -> Client:
+        """This client, closed with the house: a connection left open fails whatever test the collector meets it in."""
+        self._clients.enter_context(client)
+        return client
 
     def start(self, role: str, *args: str, **environ: str) -> subprocess.Popen[bytes]:
         """Start `python -m <role>`; its output goes to a file beside the test's data."""
@@ -189,6 +196,7 @@ class House:
 
     def close(self) -> None:
         """End every process that is left, at once: how they end when they are asked to is for tests to show."""
+        self._clients.close()
         for process in self._processes:
             process.kill()
         for process in self._processes:

@@ -402,11 +402,11 @@ def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Con
 def answer_a_batch(api: Container, key: str) -> None:
     """Two lines, uploaded, computed and read."""
     port = api.environ["PENSTOCK_API_PORT"]
-    openai = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
     lines = [line(number, model="smollm2-135m-instruct") for number in range(2)]
-    done = ended(openai, begin(openai, lines))
-    assert done.status == "completed"
-    answers_are_right(content(openai, done.output_file_id), lines)
+    with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0) as openai:
+        done = ended(openai, begin(openai, lines))
+        assert done.status == "completed"
+        answers_are_right(content(openai, done.output_file_id), lines)
 
 
 def shown_by(container: Container) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -167,31 +167,41 @@ def test_off_by_default(empty_house: House) -> None:
 def test_a_broker_that_breaks_in_the_middle_loses_nothing(
     empty_house: House, tmp_path_factory: pytest.TempPathFactory, how: str
 ) -> None:
-    """All its connections are cut, or it is killed and started again on what it has written."""
+    """All its connections are cut, or it is ended and started again on what it has written, while events are on their
+    way. No message is: in the instant in which one is taken Redis as the broker can lose it (docs/events.md)."""
     folder, port = tmp_path_factory.mktemp("broker"), free_port()
     options = ("--appendonly", "yes", "--appendfsync", "always")
-    names = {f"n-{number}" for number in range(60)}
+    names = [f"n-{number}" for number in range(60)]
     url = f"redis://127.0.0.1:{port}/0"
     configure(empty_house, url)
     outside = Outside(url)
+
+    def put(some: Sequence[str]) -> None:
+        before = jobs_kept(empty_house)
+        for name in some:
+            outside.put(name, body(name, metadata={"name": name}))
+        eventually(lambda: jobs_kept(empty_house) == before + len(some))
+
     with redis_process(folder, port, *options):
         start(empty_house)
-        for name in sorted(names)[:30]:
-            outside.put(name, body(name, metadata={"name": name}))
-        eventually(lambda: len(outside.completed()) >= 5)
+        put(names[:30])
         if how == "connections":
             with Redis.from_url(url) as redis:
                 for _ in range(3):
                     redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-                for name in sorted(names)[30:]:
-                    outside.put(name, body(name, metadata={"name": name}))
+                put(names[30:])
                 redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            lives_are_whole(outside, names)
+            lives_are_whole(outside, set(names))
     if how == "server":
         with redis_process(folder, port, *options):
-            for name in sorted(names)[30:]:
-                outside.put(name, body(name, metadata={"name": name}))
-            lives_are_whole(outside, names)
+            put(names[30:])
+            lives_are_whole(outside, set(names))
+
+
+def jobs_kept(house: House) -> int:
+    """Jobs that the store of this house has a record of."""
+    with Redis.from_url(house.redis_url) as redis:
+        return sum(1 for _ in redis.scan_iter("penstock:*:job:job_*", count=1000))
 
 
 def test_a_killed_publisher_leaves_its_events_to_another(empty_house: House, broker: str) -> None:
