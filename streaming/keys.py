@@ -524,13 +524,14 @@ def kept_partition(kept_id: str) -> int | None:
 
 
 def lua_prelude() -> str:
-    """The catalogue as Lua functions over `P`, the prefix of the slot a script runs in."""
+    """The catalogue as Lua functions over `P`, the prefix of the slot a script runs in. They say KEYS[1] for it: each
+    call of a script makes its functions anew, and one that uses no local of the script's is the cheapest to make."""
     lines = ["local P = KEYS[1]", f"local GROUP = '{GROUP}'", f"local CHANNEL = '{ROOT}'"]
     lines.append("local PRIORITIES = {" + ", ".join(f"'{priority}'" for priority in Priority) + "}")
     for key in (*CATALOGUE, *FLEET):
         parts = key.pattern.split("{}")
         args = [f"a{number}" for number in range(len(parts) - 1)]
-        body = "P"
+        body = "KEYS[1]"
         for part, arg in zip(parts, [*args, ""], strict=True):
             body += (f" .. '{part}'" if part else "") + (f" .. {arg}" if arg else "")
         lines.append(f"local function {key.name}_key({', '.join(args)}) return {body} end")

@@ -172,6 +172,8 @@ rarely = function(name, ...)
   return rare[name](...)
 end
 """
+COMMENT = re.compile(r"--.*")
+WORD = re.compile(r"\w+")
 DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 
 
@@ -203,13 +205,18 @@ def _definitions(shared: str) -> dict[str, str]:
 
 def _used(text: str, definitions: Mapping[str, str], beyond: Set[str] = frozenset()) -> list[str]:
     """Names of the definitions that a script names, and that these name, in order; but not what those `beyond` name."""
-    names, used = set(re.findall(r"\w+", text)), []
+    names, used = _words(text), []
     for name in reversed(list(definitions)):
         if name in names:
             used.append(name)
             if name not in beyond:
-                names.update(re.findall(r"\w+", definitions[name]))
+                names |= _words(definitions[name])
     return used[::-1]
+
+
+def _words(text: str) -> set[str]:
+    """What a piece of Lua may name. Its comments do not: a word of theirs may be a function's name by chance."""
+    return set(WORD.findall(COMMENT.sub("", text)))
 
 
 def _front(core: Sequence[str], used: Sequence[str], definitions: Mapping[str, str]) -> str:

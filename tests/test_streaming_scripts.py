@@ -37,3 +37,10 @@ async def test_what_few_calls_need_is_made_once_and_keeps_its_state(wire: Wire) 
     assert await wire.redis.eval(script.source, 1, "p:", *calls) == [b"p:good", b"p:bad1", b"p:bad2"]
     unused = _script("test", "return shared(ARGV[1])", SHARED)
     assert "rarely" not in unused.source and await wire.redis.eval(unused.source, 1, "p:", "1", "x") == [b"p:x"]
+
+
+def test_a_word_in_a_comment_takes_no_function_along() -> None:
+    """Neither in the script nor in a function that it uses."""
+    shared = "local function helper(x) return x end\n-- helper, unusual\nlocal function unusual(x) return x end\n"
+    source = _script("test", "return helper(ARGV[1]) -- not unusual(x)", shared).source
+    assert "local function helper" in source and "local function unusual" not in source
