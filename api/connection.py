@@ -437,6 +437,11 @@ class Connection(HttpToolsProtocol):
         else:
             self._watch_writing()
 
+    def cut_off(self) -> None:
+        """End the connection of a reader who does not take its answer, and drop what it has not taken."""
+        self.cycle.disconnected = True  # else the library logs that the answer has no end
+        self.transport.abort()
+
     def _watch_writing(self) -> None:
         self._unsent = self.transport.get_write_buffer_size()
         self._guard.writing.enter(self, self.loop.time())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -43,6 +44,9 @@ STREAM_HEADERS = (
 CHAT, TEXT = "chat", "text_completion"
 
 
+MAX_LENIENCE = 1.2
+"""A reader that takes nothing is cut off up to this factor later than it may be: readers who stalled together are not
+all cut off in one turn of the loop, for which every other stream would wait."""
 KEYED_GRACE_S = 10.0
 """A client that sent an idempotency key may only have lost the answer: so long its job waits for its next try."""
 
@@ -124,7 +128,11 @@ class Reply:
     async def _disconnected(self) -> None:
         """The client left before the end: go on, or cancel, at once or after a while, if nobody else listens then."""
         policy = self._job.on_disconnect
-        log.info("client left", extra={"job": self._inbox.job_id, "on_disconnect": policy})
+        known = {"job": self._inbox.job_id, "on_disconnect": policy}
+        if self._slow:
+            log.warning("a reader took nothing for too long and is cut off", extra=known)
+        else:
+            log.info("client left", extra=known)
         if policy == "continue":
             return
         grace_s = float(policy.removeprefix("grace:")) if policy.startswith("grace:") else 0.0
@@ -285,13 +293,15 @@ class StreamReply(Reply):
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         """A reader that takes nothing for too long is cut off."""
-        cut = asyncio.get_running_loop().call_later(self._services.settings.send_timeout_s, self._cut_off)
+        patience_s = self._services.settings.send_timeout_s * random.uniform(1.0, MAX_LENIENCE)  # noqa: S311 - hides nothing
+        cut = asyncio.get_running_loop().call_later(patience_s, self._cut_off)
         try:
             await self._send(_body(data, more=more))
         except asyncio.CancelledError:
             if not self._slow:
                 raise
-            log.warning("a reader took nothing for too long and is cut off", extra={"job": self._inbox.job_id})
+            if self._connection is not None:
+                self._connection.cut_off()
             raise ClientGone from None
         finally:
             cut.cancel()

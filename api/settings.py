@@ -37,7 +37,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """How long a call that does not stream is held open; then 504 with the job's id, and the work goes on."""
     send_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """A reader that takes no byte for so long is cut off."""
+    """A reader that takes no byte for so long is cut off, up to a fifth later."""
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long open streams may go on after SIGTERM."""
     hosts: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
@@ -229,3 +230,27 @@ def test_a_house_started_before_its_server_waits_for_it(tmp_path: Any) -> None:
             eventually(lambda: status_of_put(house) == 200)
     finally:
         house.close()
+
+
+def test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once(empty_house: House) -> None:
+    """Its job ends, its connection is gone, and the log has one line about it: of two hundred who stall together, each
+    line more holds up every other stream."""
+    house = empty_house
+    house.environ |= {"PENSTOCK_API_SEND_TIMEOUT_S": "0.3", "PENSTOCK_SIM_STEP_MS": "1"}
+    house.start("workers")
+    house.start_api()
+    house.wait_ready()
+    asked = json.dumps({"model": "sim", "prompt": "x", "max_tokens": 6000, "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", house.port))
+        reader.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
+        eventually(lambda: "took nothing for too long" in house.log("api"))
+        reader.settimeout(30)
+        taken = b"".join(iter(partial(reader.recv, 1 << 16), b""))  # what the kernel had; then it is over
+        assert b"data: " in taken and b"[DONE]" not in taken
+    eventually(lambda: json.loads(house.get("/v1/jobs")[1])["data"][0]["status"] == "cancelled")
+    log = house.log("api")
+    assert log.count("took nothing for too long") == 1
+    assert "client left" not in log and "without completing" not in log
