@@ -13,6 +13,8 @@ DROPPED = (
     "            cycle.keep_alive = False\n            self._dropping = True\n            self._leave()\n        elif"
 )
 
+CUT_OFF = "tests/test_losses.py::test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once"
+
 CONNECTIONS = (
     Bug(
         "every IPv6 address is a client",
@@ -284,5 +286,17 @@ CONNECTIONS = (
             ),
         ),
         (BOUNDS + "no_address_is_redirected",),
+    ),
+    Bug(
+        "a stalled reader's end is told three times",
+        "Two hundred readers who stall write six hundred lines, and every other stream stands still meanwhile.",
+        (Edit("api/connection.py", "self.cycle.disconnected = True  # else", "pass  # else"),),
+        (CUT_OFF,),
+    ),
+    Bug(
+        "a stalled reader keeps its connection",
+        "What it has not taken stays in memory until the operating system gives the connection up.",
+        (Edit("api/reply.py", "                self._connection.cut_off()\n", "                pass\n"),),
+        (CUT_OFF,),
     ),
 )
