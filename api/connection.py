@@ -439,7 +439,8 @@ class Connection(HttpToolsProtocol):
 
     def cut_off(self) -> None:
         """End the connection of a reader who does not take its answer, and drop what it has not taken."""
-        self.cycle.disconnected = True  # else the library logs that the answer has no end
+        if self.cycle is not None:  # else the client has just left by itself
+            self.cycle.disconnected = True  # else the library logs that the answer has no end
         self.transport.abort()
 
     def _watch_writing(self) -> None:

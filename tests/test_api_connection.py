@@ -136,6 +136,15 @@ async def test_a_client_who_leaves_is_told_of_at_once(door: tuple[Door, int]) ->
     assert connection.write_chunk(b"to nobody"), "a lost client is no congestion"
 
 
+async def test_a_client_who_has_just_left_can_be_cut_off(door: tuple[Door, int]) -> None:
+    """Its end and that of our patience may come in one turn of the loop."""
+    async with asking(*door) as (_, connection):
+        pass
+    await soon(lambda: door[0].lost == [True])
+    connection.cut_off()
+    assert connection.transport.is_closing()
+
+
 async def test_a_head_goes_out_with_what_follows() -> None:
     """Within one turn of the loop; alone it waits no longer than that, and nothing is ever out of order."""
     written: list[bytes] = []

@@ -290,7 +290,7 @@ CONNECTIONS = (
     Bug(
         "a stalled reader's end is told three times",
         "Two hundred readers who stall write six hundred lines, and every other stream stands still meanwhile.",
-        (Edit("api/connection.py", "self.cycle.disconnected = True  # else", "pass  # else"),),
+        (Edit("api/connection.py", "self.cycle.disconnected = True  # else the", "pass  # else the"),),
         (CUT_OFF,),
     ),
     Bug(
