@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted: with fewer, some of a thousand that come at once are open on their side
+alone, and one of these that says nothing stays so."""
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -24,7 +27,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def serve(port: int) -> None:
     """Until the process is ended."""
-    server = await asyncio.start_server(_answer, "127.0.0.1", port)
+    server = await asyncio.start_server(_answer, "127.0.0.1", port, backlog=BACKLOG)
     await server.serve_forever()
 
 
