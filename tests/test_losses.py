@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import Any
 
+import pytest
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
@@ -232,15 +233,19 @@ def test_a_house_started_before_its_server_waits_for_it(tmp_path: Any) -> None:
         house.close()
 
 
-def test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once(empty_house: House) -> None:
-    """Its job ends, its connection is gone, and the log has one line about it: of two hundred who stall together, each
-    line more holds up every other stream."""
+@pytest.mark.parametrize(("on_disconnect", "state"), [("cancel", "cancelled"), ("continue", "completed")])
+def test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once(
+    empty_house: House, on_disconnect: str, state: str
+) -> None:
+    """Its job ends as it asked for, its connection is gone, and the log has one line about it: of two hundred who stall
+    together, each line more holds up every other stream."""
     house = empty_house
     house.environ |= {"PENSTOCK_API_SEND_TIMEOUT_S": "0.3", "PENSTOCK_SIM_STEP_MS": "1"}
     house.start("workers")
     house.start_api()
     house.wait_ready()
-    asked = json.dumps({"model": "sim", "prompt": "x", "max_tokens": 6000, "stream": True}).encode()
+    body = {"model": "sim", "prompt": "x", "max_tokens": 3000, "stream": True}
+    asked = json.dumps({**body, "queue": {"on_disconnect": on_disconnect}}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -250,7 +255,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once(empty_house: Ho
         reader.settimeout(30)
         taken = b"".join(iter(partial(reader.recv, 1 << 16), b""))  # what the kernel had; then it is over
         assert b"data: " in taken and b"[DONE]" not in taken
-    eventually(lambda: json.loads(house.get("/v1/jobs")[1])["data"][0]["status"] == "cancelled")
+    eventually(lambda: json.loads(house.get("/v1/jobs")[1])["data"][0]["status"] == state, seconds=60)
     log = house.log("api")
     assert log.count("took nothing for too long") == 1
     assert "client left" not in log and "without completing" not in log
