@@ -102,6 +102,14 @@ bench: $(VENV)/.dev ## measure everything of docs/performance.md, in turn, and w
 planted: $(VENV)/.dev ## plant known bugs in copies of the tree: the suite must catch each; ARGS="--only fence"
 	@exec $(BIN)/python -m bench.planted $(ARGS)
 
+.PHONY: mutants
+mutants: $(VENV)/.dev $(AUDIT)/.tools ## change the product by chance, in copies: the suite must notice; ARGS="--seed 7"
+	@exec $(BIN)/python -m bench.mutants $(ARGS)
+
+.PHONY: properties
+properties: $(VENV)/.dev ## the property tests on examples drawn by chance, for a minute; ARGS="--seconds 600"
+	@exec $(BIN)/python -m bench.properties $(ARGS)
+
 .PHONY: chaos chaos-long
 chaos: $(VENV)/.dev ## kill, stop, cut, fill and flood everything, and judge what clients saw; ARGS="--rows F01,F10"
 	@exec $(BIN)/python -m bench.chaos $(ARGS)

@@ -23,12 +23,14 @@ from workers import weights
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A hanging test ends the run. Properties are tried on the same examples in every run, and no slow machine fails
-    them. A suite begun in a shell's background ignores Ctrl-C, and so would every process it starts: not here."""
+    """A hanging test ends the run. Properties are tried on the same examples in every run (`make properties`: on new
+    ones), and no slow machine fails them. A suite begun in a shell's background ignores Ctrl-C, and so would every
+    process it starts: not here."""
     config.pluginmanager.register(Watchdog(os.dup(2)))
     steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("steady", steady)
-    settings.load_profile("steady")
+    settings.register_profile("random", steady, derandomize=False, print_blob=True)
+    settings.load_profile(os.environ.get("PENSTOCK_TEST_PROPERTIES", "steady"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

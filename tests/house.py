@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -194,9 +194,20 @@ class House:
         """What the processes of a role have written."""
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"{role}-*.log")))
 
+    def _ask_to_end(self, seconds: float) -> None:
+        """Those that are still at their work after that time are left as they are."""
+        for process in self._processes:
+            process.terminate()
+        deadline = time.monotonic() + seconds
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
     def close(self) -> None:
         """End every process that is left, at once: how they end when they are asked to is for tests to show."""
         self._clients.close()
+        if "COVERAGE_PROCESS_START" in os.environ:  # a process that is killed has told nobody which lines it ran
+            self._ask_to_end(seconds=3)
         for process in self._processes:
             process.kill()
         for process in self._processes:

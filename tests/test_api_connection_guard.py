@@ -474,7 +474,7 @@ async def test_neither_a_stream_nor_a_wait_is_cut() -> None:
 
 async def test_an_answered_connection_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than a silent one, and not for ever."""
-    monkeypatch.setattr(guard_module, "IDLE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(guard_module, "IDLE_TIMEOUT_S", 2.0)
     async with opened(header_timeout_s=0.05) as door, client(door, GET + b"\r\n") as it, client(door) as silent:
         await it.answer()
         assert await silent.rest() == b""

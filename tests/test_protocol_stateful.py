@@ -97,6 +97,8 @@ class Expected:
     overdue: bool = False
     followed: int | None = None
     """The rows there were when the other reader came."""
+    resumed: bool = False
+    """A reader came back through another API process while it had not ended."""
     recorded: bool = False
     """A worker wrote the end, with every row."""
     reason: str = ""
@@ -242,7 +244,7 @@ class QueueMachine(RuleBasedStateMachine):
     def abandon(self, data: st.DataObject) -> None:
         """The client is gone: the job ends and its key is free, unless others wait for it or know its id."""
         job = self._some_job(data)
-        kept = job.state.final or job.pinned or job.followed is not None
+        kept = job.state.final or job.pinned or job.resumed or job.followed is not None
         gone = channel("api", "gone") if kept else OWN
         assert self.run(self.queue.abandon(job.job.id, gone)) is not kept
         if kept:
@@ -272,6 +274,7 @@ class QueueMachine(RuleBasedStateMachine):
         job = data.draw(st.sampled_from(begun)) if begun else self._some_job(data)
         after = len(job.rows) - data.draw(st.integers(0, len(job.rows)))
         assert self.run(deltas_of(self.journal, self._record(job), after)) == job.rows[after:]
+        job.resumed |= not job.state.final
         rows, terminal = self.run(self._resumed(job, after))
         told = job.rows[after:] if job.recorded or not job.state.final else []
         assert rows == told
@@ -696,6 +699,7 @@ class QueueMachine(RuleBasedStateMachine):
         return heard
 
 
+@pytest.mark.hypothesis  # `make properties` chooses its tests by this
 def test_the_scripts_do_what_the_model_says(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Random lives of jobs and workers, each checked after every step and drained at its end."""
     caplog.set_level(logging.ERROR)
@@ -707,7 +711,7 @@ def test_the_scripts_do_what_the_model_says(redis_url: str, caplog: pytest.LogCa
         Bound,
         settings=settings(
             max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")),
-            derandomize="PENSTOCK_EXAMPLES" not in os.environ,
+            derandomize=settings.default.derandomize and "PENSTOCK_EXAMPLES" not in os.environ,
             stateful_step_count=50,
             deadline=None,
             database=None,

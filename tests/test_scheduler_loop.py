@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 
 import pytest
 from redis import Redis
@@ -15,10 +16,10 @@ from scheduler.loop import Loop, Me, Parts
 from scheduler.pools import DryRunPool, LocalPool, Move, Pool
 from scheduler.shapes import Shape
 from streaming.errors import Unavailable
-from streaming.keys import fleet_key
+from streaming.keys import channel, fleet_key
 from streaming.leader import Leadership
 from streaming.lease import Lease
-from streaming.messages import Chat, Cordon, Hold, Job, Priority, Process, Turn
+from streaming.messages import Chat, Control, Cordon, Hold, Job, Priority, Process, Turn, decode_control, encode
 from streaming.overrides import Overrides
 from streaming.plans import Plan, Plans
 from streaming.queue import Queue
@@ -49,6 +50,10 @@ class Hand:
         **more: object,
     ) -> Loop:
         return Loop(parts or self.parts, limits, pool or LocalPool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
+
+    def with_reaper(self, reaper: Reaper) -> Parts:
+        parts = self.parts
+        return Parts(parts.fleet, parts.backlog, reaper, self.leadership, self.plans, self.overrides, self.wire.now_ms)
 
     async def put(self, jobs: int = 1) -> None:
         for _ in range(jobs):
@@ -304,17 +309,15 @@ async def test_a_leader_that_was_away_begins_anew(hand: Hand) -> None:
 
 async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> None:
     """Not at the next tick, which is an hour away."""
-    stop = asyncio.Event()
-    running = asyncio.create_task(hand.loop(tick_s=3600.0).run(stop))
-    while (await hand.plans.read()).get(MODEL) is None:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.2)  # the round that its subscription asked for, too
+    stop, reaper = asyncio.Event(), ShakyReaper(down=False)
+    running = asyncio.create_task(hand.loop(parts=hand.with_reaper(reaper), tick_s=3600.0).run(stop))
+    await until(lambda: reaper.asked >= 2, "its first round, and the one that its subscription asks for")
     assert (await hand.plan()).want == 0
-    began = time.monotonic()
     await hand.put()
-    while (await hand.plan()).want == 0:
-        assert time.monotonic() - began < 20
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(20):
+        while (await hand.plan()).want == 0:
+            await asyncio.sleep(0.005)
+    assert reaper.asked == 3
     stop.set()
     await running
 
@@ -322,8 +325,8 @@ async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> 
 class ShakyReaper(Reaper):
     """Redis is down for whoever asks through it, as long as it is told so."""
 
-    def __init__(self) -> None:
-        self.down, self.asked = True, 0
+    def __init__(self, down: bool = True) -> None:
+        self.down, self.asked = down, 0
 
     async def sweep(self) -> Swept:
         self.asked += 1
@@ -336,16 +339,7 @@ async def test_an_outage_is_said_once_and_ends_by_itself(hand: Hand, caplog: pyt
     """Down for many ticks: one warning; back: ready, one line, and scheduling goes on."""
     stop, states, reaper = asyncio.Event(), list[str](), ShakyReaper()
     await hand.put()
-    parts = Parts(
-        hand.parts.fleet,
-        hand.parts.backlog,
-        reaper,
-        hand.leadership,
-        hand.plans,
-        hand.overrides,
-        hand.wire.now_ms,
-    )
-    loop = hand.loop(parts=parts, tick_s=0.01, on_state=states.append)
+    loop = hand.loop(parts=hand.with_reaper(reaper), tick_s=0.01, on_state=states.append)
     with caplog.at_level(logging.INFO, "scheduler.loop"):
         running = asyncio.create_task(loop.run(stop))
         await until(lambda: reaper.asked > 10, "it keeps asking")
@@ -392,30 +386,21 @@ async def test_workers_are_told_which_shape_takes_new_jobs(hand: Hand) -> None:
     names = {"w": "wide", "n": "narrow", "x": ""}
     for name, shape in names.items():
         await hand.worker(name, shape=shape)
-    heard = {name: asyncio.create_task(_first_control(hand, name)) for name in names}
-    await asyncio.sleep(0.2)
     loop = hand.loop(limits=SHAPED, tick_s=0.5)
-    await loop.tick()
+    heard = await _heard(hand, names, loop.tick)
     plan = await hand.plan()
     assert (plan.shape, plan.takes, plan.shapes) == ("wide", ("wide",), {"wide": 1, "narrow": 0})
-    assert await heard["w"] == Hold(0)
-    assert await heard["n"] == Hold(3500)
-    assert not heard["x"].done()
-    heard["x"].cancel()
+    assert heard == {"w": [Hold(0)], "n": [Hold(3500)], "x": []}
 
 
 async def test_a_dry_run_tells_no_worker_anything(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
     """What would be done is said of each shape."""
     await hand.worker("n", shape="narrow")
-    heard = asyncio.create_task(_first_control(hand, "n"))
-    await asyncio.sleep(0.2)
     await hand.put()
     with caplog.at_level(logging.INFO, "scheduler.pools"):
-        await hand.loop(limits=SHAPED, pool=DryRunPool()).tick()
+        heard = await _heard(hand, ["n"], hand.loop(limits=SHAPED, pool=DryRunPool()).tick)
     assert "would have 1 wide workers and 1 narrow workers, new jobs with narrow" in caplog.text
-    await asyncio.sleep(0.1)
-    assert not heard.done()
-    heard.cancel()
+    assert heard == {"n": []}
 
 
 async def test_a_new_leader_goes_on_with_the_shape_of_the_one_before(hand: Hand) -> None:
@@ -453,9 +438,17 @@ async def test_changes_and_switches_are_noted_by_shape(hand: Hand) -> None:
     assert await hand.plans.cold_starts() == {f"{MODEL}#wide": 60.0}, "each shape's own"
 
 
-async def _first_control(hand: Hand, lease: str) -> object:
-    worker = Lease(hand.wire, MODEL)
-    worker.id = lease
-    async for control in worker.controls():
-        return control
-    return None
+async def _heard(hand: Hand, leases: Iterable[str], step: Callable[[], Awaitable[object]]) -> dict[str, list[Control]]:
+    """What each of these workers is told while a step is made: all that comes before a last word of ours."""
+    last, told = Hold(1), dict[str, list[Control]]()
+    async with AsyncExitStack() as stack:
+        listening = {
+            lease: await stack.enter_async_context(hand.wire.subscribe(channel("worker", lease))) for lease in leases
+        }
+        await step()
+        for lease, subscription in listening.items():
+            await hand.wire.redis.publish(channel("worker", lease), encode(last))
+            told[lease] = []
+            while (control := decode_control(await subscription.message())) != last:
+                told[lease].append(control)
+    return told

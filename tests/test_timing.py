@@ -29,12 +29,13 @@ from workers.settings import SimSettings, WorkerSettings
 from workers.sim import SimEngine
 from workers.worker import Worker
 
-DELAY_S = 0.05
-STEP_MS, PREFILL_MS, TOKENS = 5.0, 10.0, 24
+DELAY_S = 0.2
+STEP_MS, PREFILL_MS, TOKENS = 5.0, 10.0, 56
 """Decode takes longer than the delay, or a late first chunk would be a late last one too."""
+ROUNDS = 5
 
 MAX_S = 150.0
-"""A loaded machine gets more samples, not more tolerance."""
+"""A hang becomes a failure."""
 
 
 # --- a delay in each part ------------------------------------------------------------------------------------------
@@ -127,7 +128,8 @@ async def ask(port: int, slow: str = "") -> tuple[str, float]:
     await writer.drain()
     await _pause(slow == "ingress")
     writer.write(body)
-    answer = await asyncio.wait_for(reader.read(), MAX_S)
+    async with asyncio.timeout(MAX_S):
+        answer = await reader.read()
     spent = time.monotonic() - begun
     writer.close()
     assert b"data: [DONE]" in answer, answer[-300:]
@@ -153,26 +155,22 @@ Samples = dict[str, dict[str, list[float]]]
 
 
 async def test_a_delay_shows_in_exactly_one_part(empty_house: House, recorder: Recorder) -> None:
-    """50 ms before the body, the claim, the submit, the engine's run, in prefill, in decode, before the first write and
-    before the last: each lengthens its own part and no other, by medians. And the parts are what the client waits."""
+    """A delay before the body, the claim, the submit, the engine's run, in prefill, in decode, before the first write
+    and before the last: each lengthens its own part and no other, by medians, beside the same request without a delay
+    in the same round. And the parts are what the client waits."""
     house = empty_house
     house.start_api()
     wire = Wire.open(WireSettings(url=house.redis_url, lease_ms=5_000))
     injected = ["", "ingress", "queue", "gate", "engine_wait", "prefill", "decode", "egress_first", "egress_tail"]
     samples: Samples = defaultdict(lambda: defaultdict(list))
-    deadline = time.monotonic() + MAX_S
     try:
-        while True:
+        for _ in range(ROUNDS):
             for slow in injected:
                 async with working(wire, recorder, slow):
-                    for _ in range(3):
-                        await _sample(house, slow, samples[slow])
-            wrong = _misplaced(samples)
-            if not wrong:
-                return
-            assert time.monotonic() < deadline, wrong
+                    await _sample(house, slow, samples[slow])
     finally:
         await wire.close()
+    assert _misplaced(samples) == []
 
 
 async def _sample(house: House, slow: str, found: dict[str, list[float]]) -> None:
@@ -185,17 +183,24 @@ async def _sample(house: House, slow: str, found: dict[str, list[float]]) -> Non
 
 
 def _misplaced(samples: Samples) -> list[str]:
-    """What grew that should not have, or did not grow by the delay; and time of the client's that is in no part."""
+    """What grew that should not have, or did not grow by the delay; and time of the client's that is in no part. Half
+    the delay is allowed for, and what the machine alone makes of this part from one round to the next."""
     wrong = []
-    base = {part: median(times) for part, times in samples[""].items()}
+    control = samples[""]
     for slow, parts in samples.items():
         for part, times in parts.items():
-            grown, wanted = median(times) - base[part], DELAY_S * 1000 if part == slow else 0.0
-            if abs(grown - wanted) > 15.0:
-                wrong.append(f"{slow or 'nothing'} late by 50 ms: {part} by {grown:.1f} ms")
-    if base["outside"] > 15.0:
-        wrong.append(f"the client waited {base['outside']:.1f} ms longer than the parts say")
+            grown, wanted = median(times) - median(control[part]), DELAY_S * 1000 if part == slow else 0.0
+            if abs(grown - wanted) > DELAY_S * 500 + _unrest(control[part]):
+                wrong.append(f"{slow or 'nothing'} late by {DELAY_S:g} s: {part} by {grown:.1f} ms")
+    if (outside := median(control["outside"])) > DELAY_S * 500 + _unrest(control["outside"]):
+        wrong.append(f"the client waited {outside:.1f} ms longer than the parts say")
     return wrong
+
+
+def _unrest(times: Sequence[float]) -> float:
+    """How far the middle samples are apart."""
+    _, low, *_, high, _ = sorted(times)
+    return high - low
 
 
 # --- every kind of job -----------------------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -24,50 +27,79 @@ FULL_S = 14.0
 """Until every buffer between a slow reader and the process is full, about."""
 STEP_MS = 20
 OTHERS = 8
+WAVES = 3
+"""A 99th percentile is made of three steps here, and a shared machine has bad ones: the middle one of three counts."""
 BUFFER = 4096
 MAX_RSS = 256 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """What one crowd of slow readers did to the others, beside the same work that nobody reads slowly."""
+
+    others_ms: float
+    """99th percentile of the time between two tokens of the others."""
+    undisturbed_ms: float
+    bare_ms: float
+    """99th percentile of a bare server's answers, beside the crowd and, next, without it."""
+    bare_undisturbed_ms: float
+    cut_s: tuple[float, ...]
+    each: float
+    """Bytes of memory the API process took for each reader."""
+
+
 async def f09(stage: Stage) -> None:
-    """200 readers that stall at once, beside eight that do not; the others must not notice."""
+    """Crowds of readers that stall at once, beside eight that do not; the others must not notice."""
     environ = {"PENSTOCK_SIM_STEP_MS": str(STEP_MS), "PENSTOCK_API_SEND_TIMEOUT_S": str(SEND_TIMEOUT_S)}
     async with stage.house(apis=1, workers=1, environ=environ) as house, yardstick(stage) as bare_ms:
-        warm = house.begin([Ask(f"warm {n}", 20) for n in range(stage.wanted)])
+        crowd = stage.wanted // WAVES
+        warm = house.begin([Ask(f"warm {n}", 20) for n in range(crowd)])
         await asyncio.gather(*(task for _, task in warm))
+        await house.finish(warm)
+        # One alone shows how long the buffers take to fill; a crowd must be cut as timely as that one.
         alone = asyncio.create_task(_stall(stage, house, "alone", takes_some=False))
-        # The same work for the engine, and nobody who reads it slowly.
-        unread = house.begin([Ask(f"unread {n}", 500, chat=False, reads=False) for n in range(stage.wanted)])
-        undisturbed, bare_then = await _others(house, "undisturbed", bare_ms)
+        waves = [await _wave(stage, house, f"{wave}", crowd, bare_ms) for wave in range(WAVES)]
         alone_s = await alone
-        await house.finish([*warm, *unread])
-        before = _rss(house.apis[0].pid)
-        slow = [
-            asyncio.create_task(_stall(stage, house, f"{n}", takes_some=n % 2 == 1)) for n in range(stage.wanted - 1)
-        ]
-        await asyncio.sleep(FULL_S)
-        beside = asyncio.create_task(_others(house, "beside", bare_ms))
-        most = 0
-        while not beside.done():
-            most = max(most, _rss(house.apis[0].pid))
-            await asyncio.sleep(0.1)
-        disturbed, bare_now = await beside
-        spent = await asyncio.gather(*slow)
-    # One alone shows how long the buffers take to fill; two hundred must be cut as timely as that one.
+    spent = [each for wave in waves for each in wave.cut_s]
     late = max(abs(each - alone_s) for each in spent)
     stage.must(late <= LATE_S, f"slow readers were cut up to {late:.1f} s off the time, allowed: {LATE_S} s")
     stage.must(min(spent) >= SEND_TIMEOUT_S, f"a slow reader was cut after {min(spent):.1f} s")
-    each = (most - before) / (len(slow) + OTHERS)
+    most = max(wave.each for wave in waves)
+    stage.must(most <= MAX_RSS, f"{most / 1024:.0f} KiB for each slow reader, allowed: {MAX_RSS // 1024}")
     stage.figures |= {
-        "memory each KiB": round(each / 1024, 1),
-        "others' gap p99 ms": round(disturbed, 1),
-        "undisturbed p99 ms": round(undisturbed, 1),
-        "bare server, p99 ms": f"{bare_now:.1f}, undisturbed {bare_then:.1f}",
+        "memory each KiB": round(most / 1024, 1),
+        "others' gap p99 ms": _listed(wave.others_ms for wave in waves),
+        "undisturbed p99 ms": _listed(wave.undisturbed_ms for wave in waves),
+        "bare server, p99 ms": _listed(wave.bare_ms for wave in waves),
+        "bare server, undisturbed": _listed(wave.bare_undisturbed_ms for wave in waves),
         "cut after s, worst": round(max(spent), 1),
         "cut after s, one alone": round(alone_s, 1),
     }
-    stage.must(each <= MAX_RSS, f"{each / 1024:.0f} KiB for each slow reader, allowed: {MAX_RSS // 1024}")
-    allowed = 1.1 * undisturbed + PASSES * max(0.0, bare_now - bare_then)
-    stage.must(disturbed <= allowed, f"others' p99 {disturbed:.1f} ms, allowed: {allowed:.1f} ms")
+    others = median(wave.others_ms for wave in waves)
+    bare = median(wave.bare_ms - wave.bare_undisturbed_ms for wave in waves)
+    allowed = 1.1 * median(wave.undisturbed_ms for wave in waves) + PASSES * max(0.0, bare)
+    stage.must(others <= allowed, f"others' p99 {others:.1f} ms in the middle wave, allowed: {allowed:.1f} ms")
+
+
+async def _wave(stage: Stage, house: House, name: str, crowd: int, bare_ms: list[float]) -> Wave:
+    unread = house.begin([Ask(f"unread {name} {n}", 500, chat=False, reads=False) for n in range(crowd)])
+    undisturbed, bare_then = await _others(house, f"undisturbed {name}", bare_ms)
+    await house.finish(unread)
+    before = _rss(house.apis[0].pid)
+    slow = [asyncio.create_task(_stall(stage, house, f"{name} {n}", takes_some=n % 2 == 1)) for n in range(crowd)]
+    await asyncio.sleep(FULL_S)
+    beside = asyncio.create_task(_others(house, f"beside {name}", bare_ms))
+    most = before
+    while not beside.done():
+        most = max(most, _rss(house.apis[0].pid))
+        await asyncio.sleep(0.1)
+    disturbed, bare_now = await beside
+    spent = await asyncio.gather(*slow)
+    return Wave(disturbed, undisturbed, bare_now, bare_then, tuple(spent), (most - before) / (crowd + OTHERS))
+
+
+def _listed(figures: Iterable[float]) -> str:
+    return " / ".join(f"{each:.1f}" for each in figures)
 
 
 async def _others(house: House, name: str, bare_ms: list[float]) -> tuple[float, float]:
@@ -119,9 +151,9 @@ def _rss(pid: int) -> int:
 
 ROWS = (
     Row(
-        *("F09", "slow readers", "100 B/s or nothing, 200 at once", 200, f09, 120),
+        *("F09", "slow readers", "100 B/s or nothing, 3 x 200 at once", 600, f09, 240),
         alone=True,
         proves="Readers that take nothing are cut off, in bounded memory, and others do not notice them.",
-        short=50,
+        short=150,
     ),
 )

@@ -1,0 +1,143 @@
+"""`python -m bench.mutants`: would the test suite notice a mistake made by chance? Draws small changes of the product,
+tries each in a copy of the tree with the tests that run the changed lines, and tells which were not noticed.
+
+Exits 1 if fewer are noticed than are wanted; 2 if its tool is not there. What is already known of a survivor stands in
+`bench/mutants/judged.toml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
+from redis import Redis
+
+from bench import program
+from bench.mutants import lua
+from bench.mutants.mutant import Mutant
+from bench.mutants.reach import DATA, ROOMS, Reach, collect, load
+from bench.mutants.report import as_json, judged, line, named, score, survivors, table
+from bench.mutants.trial import MOST_S, Trial, try_mutant
+from bench.penstock import start_redis
+from bench.planted.tree import check_origins, copy_tree
+from bench.processes import Processes
+from bench.program import Refused, Run
+from bench.report import RESULTS
+
+SOURCE = Path(__file__).parents[2]
+TOOL = Path(".venv-audit/bin/python")
+NOTES = Path("build/mutants")
+SEED = 17
+SHARE = 0.9
+"""Of the mutants that can be noticed, so many must be."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    return program.play(_parser(), argv, _run)
+
+
+def _run(run: Run) -> int:
+    args = run.args
+    tool = args.tool.absolute()
+    if not tool.exists():
+        raise Refused(f"{args.tool} is not there\nnext:  make mutants, which installs it")
+    with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
+        sound = Path(folder)
+        copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
+        check_origins(sound)
+        reach = _reach(run, sound)
+        mutants = [*_python(sound, tool, args.seed, args.sample), *_lua(sound, args.seed, args.lua)]
+        names = {mutant: mutant.name((sound / mutant.file).read_text(encoding="utf-8")) for mutant in mutants}
+        wanted = [mutant for mutant in mutants if args.only is None or args.only in names[mutant]]
+        trials: list[Trial] = []
+        for trial in _tried(sound, wanted, reach, args.jobs, args.most):
+            trials.append(trial)
+            run.console.print(f"{len(trials)}/{len(wanted)} {line(trial, names[trial.mutant])}", soft_wrap=True)
+        found = named(sound, sorted(trials, key=lambda trial: wanted.index(trial.mutant)), judged())
+    for each in survivors(found):
+        run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
+    run.console.print(table(found))
+    out = args.out or (None if args.only else RESULTS / "mutants.json")
+    if out is not None:
+        out.write_bytes(as_json(found, {"seed": args.seed, "command": run.command}))
+    killed, counted = score(found)
+    return 0 if killed >= SHARE * counted else 1
+
+
+def _reach(run: Run, tree: Path) -> Reach:
+    """Which tests run which lines: as kept, if the tree is the same as then; otherwise by a run of the suite."""
+    notes, mark = run.args.notes.absolute(), _mark(tree)
+    kept = notes / "tree"
+    if not kept.exists() or kept.read_text() != mark:
+        run.console.print("running the suite once, to note which tests run which lines")
+        code = collect(tree, notes, run.args.jobs)
+        run.console.print(f"pytest ended with {code}")
+        kept.write_text(mark)
+    run.console.print(f"which tests run which lines: {notes / DATA}", soft_wrap=True)
+    return load(notes)
+
+
+def _mark(tree: Path) -> str:
+    """Changes with any file of the product or of the tests."""
+    digest = hashlib.sha256()
+    for path in sorted(path for room in (*ROOMS, "tests") for path in (tree / room).rglob("*") if path.is_file()):
+        if "__pycache__" not in path.parts:
+            digest.update(path.relative_to(tree).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _python(tree: Path, tool: Path, seed: int, count: int) -> Iterator[Mutant]:
+    files = [path.relative_to(tree).as_posix() for room in ROOMS for path in sorted((tree / room).rglob("*.py"))]
+    program_file = Path(__file__).with_name("drawn.py")
+    command = [str(tool), "-P", str(program_file), str(seed), str(count), *files]
+    drawn = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, check=True).stdout
+    for each in drawn.splitlines():
+        yield msgspec.json.decode(each, type=Mutant)
+
+
+def _lua(tree: Path, seed: int, count: int) -> list[Mutant]:
+    with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder:
+        processes = Processes(Path(folder))
+        try:
+            with Redis.from_url(start_redis(processes)) as server:
+                return lua.draw(server, tree, seed, count)
+        finally:
+            processes.close()
+
+
+def _tried(tree: Path, mutants: Sequence[Mutant], reach: Reach, jobs: int, most_s: float) -> Iterator[Trial]:
+    """Each as it is done."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for future in as_completed([pool.submit(try_mutant, tree, mutant, reach, most_s) for mutant in mutants]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # the trials under way end: nothing that was started is left behind
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.mutants", description=__doc__)
+    parser.add_argument("--sample", type=int, default=400, help="mutants of Python files (default: 400)")
+    parser.add_argument("--lua", type=int, default=60, help="mutants of Lua scripts (default: 60)")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of what is drawn (default: {SEED})")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants tried at the same time (default: 2)")
+    parser.add_argument(
+        "--most", type=float, default=MOST_S, help=f"seconds of tests against each, at most (default: {MOST_S:.0f})"
+    )
+    parser.add_argument("--only", metavar="TEXT", help="only mutants whose line has this in it")
+    parser.add_argument("--tool", type=Path, default=TOOL, help="a Python that has mutmut")
+    parser.add_argument("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines")
+    parser.add_argument("--out", type=Path, help="where the figures go (default: among bench/results, without --only)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

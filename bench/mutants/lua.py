@@ -1,0 +1,114 @@
+"""Draws mutants of the Lua scripts: one operator, number, constant or statement of one line."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from bench.mutants.mutant import Mutant
+from streaming.scripts import assemble
+
+FOLDER = "streaming/lua"
+SWAPS = {
+    "==": "~=",
+    "~=": "==",
+    "<=": "<",
+    ">=": ">",
+    "<": "<=",
+    ">": ">=",
+    "+": "-",
+    "-": "+",
+    "and": "or",
+    "or": "and",
+    "true": "false",
+    "false": "true",
+    "not": "",
+}
+TOKEN = re.compile(r"==|~=|<=|>=|[<>]|(?<= )[+-](?= )|\b(?:and|or|not|true|false)\b|(?<![\w.])\d+(?![\w.])")
+APART = re.compile(r"--.*|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+"""Comments and strings: left as they are."""
+CALL = re.compile(r"^\s*[\w.]+\(.*\)$")
+GUARD = re.compile(r"^\s*if .* then return.* end$")
+SET = re.compile(r"^\s*(?!\s|local\b)[\w.\[\]# ,+]+ = (?!function\b).+$")
+OPENS = re.compile(r"\b(?:function|then|do|repeat)\b|[{(]")
+CLOSES = re.compile(r"\b(?:end|until)\b|[})]")
+
+
+def draw(server: Redis, tree: Path, seed: int, count: int) -> list[Mutant]:
+    """As many, in an order drawn by chance; every change of every line is as likely as every other."""
+    return list(islice((each for each in _drawn(tree, seed) if compiles(server, tree, each)), count))
+
+
+def _drawn(tree: Path, seed: int) -> Iterator[Mutant]:
+    texts = {
+        f"{FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in sorted((tree / FOLDER).glob("*.lua"))
+    }
+    chances = [(file, *change) for file, text in texts.items() for change in changes(text)]
+    random.Random(seed).shuffle(chances)  # noqa: S311 - to be repeated
+    for file, number, operator, new in chances:
+        yield Mutant(file, operator, number, number, _replaced(texts[file], number, new))
+
+
+def changes(text: str) -> Iterator[tuple[int, str, str]]:
+    """Every change of a script: the line's number, the operator, and the line instead."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if number == 1 and line.startswith("#!"):
+            continue
+        bare = APART.sub(lambda found: " " * len(found[0]), line)
+        for token in TOKEN.finditer(bare):
+            new = SWAPS[token[0]] if token[0] in SWAPS else str(int(token[0]) + 1)
+            operator = f"{token[0]} to {new}" if new else f"no {token[0]}"
+            yield number, operator, line[: token.start()] + new + line[token.end() :]
+        if _is_statement(bare):
+            yield number, "statement left out", ""
+
+
+def _is_statement(bare: str) -> bool:
+    """Can be left out: a call, an assignment or a guard that begins and ends in its line."""
+    line = bare.rstrip()
+    whole = len(OPENS.findall(line)) == len(CLOSES.findall(line))
+    return whole and any(kind.match(line) for kind in (CALL, SET, GUARD))
+
+
+def _replaced(text: str, number: int, new: str) -> str:
+    lines = text.splitlines(keepends=True)
+    lines[number - 1] = new + "\n"
+    return "".join(lines)
+
+
+def scripts_with(tree: Path, mutant: Mutant) -> dict[str, str]:
+    """The scripts that a mutant changes, as the server would be given them; a shared function is in many."""
+    folder = tree / FOLDER
+    before = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.lua")}
+    after = before | {Path(mutant.file).name: mutant.text}
+    sound, changed = assemble(before), assemble(after)
+    return {name: script.source for name, script in changed.items() if script.source != sound[name].source}
+
+
+def compiles(server: Redis, tree: Path, mutant: Mutant) -> bool:
+    """One that does not is no mistake that anybody could ship."""
+    try:
+        for source in scripts_with(tree, mutant).values():
+            server.script_load(source)
+    except ResponseError:
+        return False
+    return True
+
+
+def callers(tree: Path, names: Collection[str]) -> dict[str, list[int]]:
+    """The lines of `streaming` that name one of these scripts as they run it, by file."""
+    word = re.compile("|".join(rf'"{re.escape(name)}"' for name in names)) if names else None
+    found: dict[str, list[int]] = {}
+    for path in sorted((tree / "streaming").glob("*.py")):
+        if word is None or path.name in ("scripts.py", "acl.py", "keys.py"):
+            continue
+        lines = [number for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if word.search(line)]
+        if lines:
+            found[f"streaming/{path.name}"] = lines
+    return found

@@ -1,0 +1,134 @@
+"""Mutants for people and for programs: the score, and each survivor with its reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from bench.mutants.trial import Trial
+from bench.planted.trial import TIMED_OUT
+from bench.report import Machine
+from bench.report import as_json as as_json_file
+
+JUDGED = Path(__file__).with_name("judged.toml")
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a person found of one survivor."""
+
+    mutant: str
+    why: str
+    equivalent: bool = False
+    """Nobody can tell it from the product as it is."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """The file of them."""
+
+    survivor: list[Verdict] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A trial, the mutant's name and, if it survived and somebody looked, why."""
+
+    trial: Trial
+    name: str
+    verdict: Verdict | None
+
+    @property
+    def counts(self) -> bool:
+        """One that nobody can notice does not."""
+        return self.trial.killed or self.verdict is None or not self.verdict.equivalent
+
+
+def judged(path: Path = JUDGED) -> dict[str, Verdict]:
+    """By the mutant's name."""
+    return {each.mutant: each for each in msgspec.toml.decode(path.read_bytes(), type=Judged).survivor}
+
+
+def named(tree: Path, trials: Sequence[Trial], verdicts: Mapping[str, Verdict]) -> list[Named]:
+    """Each under its name."""
+    names = [trial.mutant.name((tree / trial.mutant.file).read_text(encoding="utf-8")) for trial in trials]
+    return [Named(trial, name, verdicts.get(name)) for trial, name in zip(trials, names, strict=True)]
+
+
+def score(found: Sequence[Named]) -> tuple[int, int]:
+    """How many were killed, of how many that can be."""
+    return sum(each.trial.killed for each in found), sum(each.counts for each in found)
+
+
+def table(found: Sequence[Named]) -> Table:
+    """One row a room."""
+    view = Table(title=f"{len(found)} mutants on {os.cpu_count()} cores")
+    for column in ("room", "mutants", "equivalent", "killed", "survived", "%"):
+        view.add_column(column, justify="left" if column == "room" else "right")
+    rooms = sorted({_room(each) for each in found})
+    for room in (*rooms, "all"):
+        rows = [each for each in found if room in ("all", _room(each))]
+        killed, counted = score(rows)
+        cells = (len(rows), len(rows) - counted, killed, counted - killed, f"{100 * killed / max(counted, 1):.1f}")
+        view.add_row(room, *map(str, cells), end_section=room == rooms[-1])
+    return view
+
+
+def survivors(found: Sequence[Named]) -> list[str]:
+    """A line each, those nobody has judged first."""
+    left = sorted((each for each in found if not each.trial.killed), key=lambda each: each.verdict is not None)
+    return [f"{each.name}\n    {_why(each)}" for each in left]
+
+
+def line(trial: Trial, name: str) -> str:
+    """What is said when one is done."""
+    seconds = trial.run.seconds if trial.run else 0.0
+    verdict = "killed  " if trial.killed else "SURVIVED"
+    return f"{verdict} {escape(name)} ({seconds:.0f} s, {trial.tried} of {trial.covering} tests): {escape(_by(trial))}"
+
+
+def as_json(found: Sequence[Named], how: Mapping[str, Any]) -> bytes:
+    """The same for programs."""
+    killed, counted = score(found)
+    return as_json_file(
+        {
+            **msgspec.to_builtins(Machine()),
+            **how,
+            "mutants": len(found),
+            "equivalent": len(found) - counted,
+            "killed": killed,
+            "percent": round(100 * killed / max(counted, 1), 1),
+            "survivors": [
+                {"mutant": each.name, "operator": each.trial.mutant.operator, "why": _why(each)}
+                for each in found
+                if not each.trial.killed
+            ],
+            "killed_by": {each.name: _by(each.trial) for each in found if each.trial.killed},
+        }
+    )
+
+
+def _room(each: Named) -> str:
+    file = each.trial.mutant.file
+    return "streaming/lua" if file.endswith(".lua") else file.split("/", 1)[0]
+
+
+def _why(each: Named) -> str:
+    if each.verdict is not None:
+        return f"{'equivalent: ' if each.verdict.equivalent else ''}{each.verdict.why}"
+    return f"nobody has judged it; {each.trial.tried} of {each.trial.covering} tests that run it pass"
+
+
+def _by(trial: Trial) -> str:
+    if trial.run is None:
+        return "no test runs it"
+    if trial.run.failure:
+        return trial.run.failure[0].removeprefix("tests/")
+    if trial.run.code == TIMED_OUT:
+        return "a test waits for ever"
+    return "all pass" if trial.run.code == 0 else f"the tests cannot be run (pytest: {trial.run.code})"
