@@ -7,10 +7,12 @@ from redis import Redis
 
 from bench.mutants import lua
 from bench.mutants.mutant import Mutant
-from bench.mutants.reach import Reach, covering
 from bench.mutants.report import Named, Verdict, as_json, judged, score, survivors
 from bench.mutants.trial import Trial, within
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run
+from bench.reach.change import touched
+from bench.reach.reach import Reach, covering
+from bench.reach.scripts import callers, changed_scripts
 
 SOURCE = Path(__file__).parents[1]
 
@@ -47,13 +49,13 @@ def test_a_shared_function_is_in_every_script_that_uses_it() -> None:
     text = (SOURCE / "streaming/lua/prelude.lua").read_text()
     whole = Mutant("streaming/lua/prelude.lua", "none", 1, 1, text.replace("'live'", "'lively'"))
     own = Mutant("streaming/lua/put.lua", "none", 1, 1, (SOURCE / "streaming/lua/put.lua").read_text() + "return 1\n")
-    assert {"finish", "claim"} <= lua.scripts_with(SOURCE, whole).keys()
-    assert lua.scripts_with(SOURCE, own).keys() == {"put"}
+    assert {"finish", "claim"} <= changed_scripts(SOURCE, {whole.file: whole.text}).keys()
+    assert changed_scripts(SOURCE, {own.file: own.text}).keys() == {"put"}
 
 
 @pytest.mark.parametrize("name", ["claim", "append", "finish", "collect", "rewound"])
 def test_the_lines_that_run_a_script_are_found(name: str) -> None:
-    assert lua.callers(SOURCE, [name])
+    assert callers(SOURCE, [name])
 
 
 def test_a_context_leads_to_its_test_wherever_the_line_ran() -> None:
@@ -79,6 +81,13 @@ def test_tests_named_after_the_file_come_first_and_then_the_quickest() -> None:
     assert within(chosen, reach.seconds, 10.0) == chosen[:2]
     assert within(chosen, reach.seconds, 1.0) == chosen[:1]
     assert within([], reach.seconds, 1.0) == []
+
+
+def test_a_change_touches_the_lines_it_replaces_or_stands_between() -> None:
+    assert touched("a\nb\nc\n", "a\nB\nc\n") == {2}
+    assert touched("a\nb\nc\n", "a\nc\n") == {2}
+    assert touched("a\nb\nc\n", "a\nb\nx\nc\n") == {2, 3}
+    assert touched("a\n", "a\n") == set()
 
 
 def _trial(code: int | None) -> Trial:

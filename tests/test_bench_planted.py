@@ -16,12 +16,15 @@ from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
 from bench.planted.report import as_json
 from bench.planted.tree import PACKAGES
-from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run, Trial
+from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Chosen, Run, Trial, choose
+from bench.reach.reach import Reach
 from streaming import scripts
 from streaming.keys import lua_prelude
 
 TREE = Path(__file__).parents[1]
 LUA = TREE / "streaming" / "lua"
+
+NAMED = Chosen(("tests/t.py::test_x",))
 
 each_bug = pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 
@@ -87,6 +90,19 @@ def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_text() == "y b"
 
 
+def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
+    """The quickest first, as long as there is time; those named with it where none runs its lines."""
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "a.py").write_text("one\ntwo\nthree\n")
+    bug = Bug("n", "x", (Edit("api/a.py", "two", "2"),), ("named",))
+    seconds = {"slow": 110.0, "quick": 1.0, "slower": 115.0, "other": 1.0}
+    lines = {1: frozenset({"other"}), 2: frozenset({"slow", "slower", "quick"})}
+    known = Reach(seconds, {"api/a.py": lines})
+    chosen = choose(tmp_path, bug, known)
+    assert (chosen.tests, chosen.covering) == (("quick", "slow"), 3)
+    assert choose(tmp_path, bug, Reach(seconds, {})).tests == choose(tmp_path, bug, None).tests == ("named",)
+
+
 @pytest.mark.parametrize(
     ("code", "output", "caught"),
     [
@@ -101,12 +117,12 @@ def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 )
 def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
     """Not one that could not be collected or set up, nor one that hangs."""
-    assert Trial(BUGS[0], Run(code, 1.0, output)).caught is caught
+    assert Trial(BUGS[0], Run(code, 1.0, output), NAMED).caught is caught
 
 
 def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
     """Of a file its name is kept; an address of the API is no path."""
     said = f"FAILED tests/test_a.py::test_b - Gone: '{tmp_path}/data' beside {sys.executable}, not /v1/jobs\n"
-    trial = Trial(BUGS[0], Run(FAILED, 1.0, said))
+    trial = Trial(BUGS[0], Run(FAILED, 1.0, said), NAMED)
     (row,) = json.loads(as_json([trial], 1.0))["bugs"]
     assert row["said"] == f"Gone: '…/data' beside …/{Path(sys.executable).name}, not /v1/jobs"

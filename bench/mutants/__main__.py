@@ -8,7 +8,6 @@ Exits 1 if fewer are noticed than are wanted; 2 if its tool is not there. What i
 from __future__ import annotations
 
 import argparse
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -22,18 +21,18 @@ from redis import Redis
 from bench import program
 from bench.mutants import lua
 from bench.mutants.mutant import Mutant
-from bench.mutants.reach import DATA, ROOMS, Reach, collect, load
 from bench.mutants.report import as_json, judged, line, named, score, survivors, table
 from bench.mutants.trial import MOST_S, Trial, try_mutant
 from bench.penstock import start_redis
 from bench.planted.tree import check_origins, copy_tree
 from bench.processes import Processes
 from bench.program import Refused, Run
+from bench.reach.kept import NOTES, kept
+from bench.reach.reach import ROOMS, Reach
 from bench.report import RESULTS
 
 SOURCE = Path(__file__).parents[2]
 TOOL = Path(".venv-audit/bin/python")
-NOTES = Path("build/mutants")
 SEED = 17
 SHARE = 0.9
 """Of the mutants that can be noticed, so many must be."""
@@ -53,7 +52,7 @@ def _run(run: Run) -> int:
         sound = Path(folder)
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
         check_origins(sound)
-        reach = _reach(run, sound)
+        reach = kept(sound, args.notes, args.jobs, run.console.print)
         mutants = [*_python(sound, tool, args.seed, args.sample), *_lua(sound, args.seed, args.lua)]
         names = {mutant: mutant.name((sound / mutant.file).read_text(encoding="utf-8")) for mutant in mutants}
         wanted = [mutant for mutant in mutants if args.only is None or args.only in names[mutant]]
@@ -70,28 +69,6 @@ def _run(run: Run) -> int:
         out.write_bytes(as_json(found, {"seed": args.seed, "command": run.command}))
     killed, counted = score(found)
     return 0 if killed >= SHARE * counted else 1
-
-
-def _reach(run: Run, tree: Path) -> Reach:
-    """Which tests run which lines: as kept, if the tree is the same as then; otherwise by a run of the suite."""
-    notes, mark = run.args.notes.absolute(), _mark(tree)
-    kept = notes / "tree"
-    if not kept.exists() or kept.read_text() != mark:
-        run.console.print("running the suite once, to note which tests run which lines")
-        code = collect(tree, notes, run.args.jobs)
-        run.console.print(f"pytest ended with {code}")
-        kept.write_text(mark)
-    run.console.print(f"which tests run which lines: {notes / DATA}", soft_wrap=True)
-    return load(notes)
-
-
-def _mark(tree: Path) -> str:
-    """Changes with any file of the product or of the tests."""
-    digest = hashlib.sha256()
-    for path in sorted(path for room in (*ROOMS, "tests") for path in (tree / room).rglob("*") if path.is_file()):
-        if "__pycache__" not in path.parts:
-            digest.update(path.relative_to(tree).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def _python(tree: Path, tool: Path, seed: int, count: int) -> Iterator[Mutant]:

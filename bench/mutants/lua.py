@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -12,9 +12,8 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from bench.mutants.mutant import Mutant
-from streaming.scripts import assemble
+from bench.reach.scripts import FOLDER, changed_scripts
 
-FOLDER = "streaming/lua"
 SWAPS = {
     "==": "~=",
     "~=": "==",
@@ -82,33 +81,11 @@ def _replaced(text: str, number: int, new: str) -> str:
     return "".join(lines)
 
 
-def scripts_with(tree: Path, mutant: Mutant) -> dict[str, str]:
-    """The scripts that a mutant changes, as the server would be given them; a shared function is in many."""
-    folder = tree / FOLDER
-    before = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.lua")}
-    after = before | {Path(mutant.file).name: mutant.text}
-    sound, changed = assemble(before), assemble(after)
-    return {name: script.source for name, script in changed.items() if script.source != sound[name].source}
-
-
 def compiles(server: Redis, tree: Path, mutant: Mutant) -> bool:
     """One that does not is no mistake that anybody could ship."""
     try:
-        for source in scripts_with(tree, mutant).values():
+        for source in changed_scripts(tree, {mutant.file: mutant.text}).values():
             server.script_load(source)
     except ResponseError:
         return False
     return True
-
-
-def callers(tree: Path, names: Collection[str]) -> dict[str, list[int]]:
-    """The lines of `streaming` that name one of these scripts as they run it, by file."""
-    word = re.compile("|".join(rf'"{re.escape(name)}"' for name in names)) if names else None
-    found: dict[str, list[int]] = {}
-    for path in sorted((tree / "streaming").glob("*.py")):
-        if word is None or path.name in ("scripts.py", "acl.py", "keys.py"):
-            continue
-        lines = [number for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if word.search(line)]
-        if lines:
-            found[f"streaming/{path.name}"] = lines
-    return found

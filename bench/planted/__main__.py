@@ -1,4 +1,5 @@
-"""`python -m bench.planted`: would the test suite notice? Plants known bugs, one at a time, each in a copy of the tree.
+"""`python -m bench.planted`: would the test suite notice? Plants known bugs, one at a time, each in a copy of the tree,
+and runs the tests there that run a line it touches (`--named`: those named with the bug, which is quicker).
 
 Exits 1 if a bug is missed, or if the tests fail without any; 2 if a bug no longer fits the tree.
 """
@@ -13,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import program
 from bench.planted.bug import Bug, Rotten
 from bench.planted.bugs import BUGS
 from bench.planted.report import as_json, table, why_missed
 from bench.planted.tree import Strayed, copy_tree
-from bench.planted.trial import PASSED, Trial, try_bug, try_none
+from bench.planted.trial import PASSED, Trial, choose, try_bug, try_none
 from bench.program import Refused, Run
+from bench.reach.kept import NOTES, kept
+from bench.reach.reach import Reach
 from bench.report import RESULTS
 
 SOURCE = Path(__file__).parents[2]
@@ -38,13 +39,13 @@ def _run(run: Run) -> int:
     if not bugs:
         raise Refused(f"no bug has {args.only!r} in its name\nnext:  choose from the names in bench/planted/bugs.py")
     try:
-        return _judged(bugs, args.jobs, args.out or (None if args.only else RESULTS / "planted.json"), run.console)
+        return _judged(run, bugs, args.out or (None if args.only or args.named else RESULTS / "planted.json"))
     except (Rotten, Strayed) as error:
         raise Refused(f"{error}\nnext:  bring bench/planted up to the tree") from error
 
 
-def _judged(bugs: Sequence[Bug], jobs: int, out: Path | None, console: Console) -> int:
-    began = time.monotonic()
+def _judged(run: Run, bugs: Sequence[Bug], out: Path | None) -> int:
+    began, console, jobs = time.monotonic(), run.console, run.args.jobs
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder)
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
@@ -53,8 +54,9 @@ def _judged(bugs: Sequence[Bug], jobs: int, out: Path | None, console: Console) 
             console.print(f"error: the tests fail without any planted bug\n{without.output}", markup=False)
             return 1
         console.print(f"without a bug: all pass, {without.seconds:.1f} s")
+        reach = None if run.args.named else kept(sound, run.args.notes, jobs, console.print)
         trials: list[Trial] = []
-        for trial in _tried(sound, bugs, jobs):
+        for trial in _tried(sound, bugs, reach, jobs):
             trials.append(trial)
             console.print(f"{len(trials)}/{len(bugs)} {_line(trial)}", markup=False)
     seconds = time.monotonic() - began
@@ -66,11 +68,11 @@ def _judged(bugs: Sequence[Bug], jobs: int, out: Path | None, console: Console) 
     return 0 if all(trial.caught for trial in trials) else 1
 
 
-def _tried(tree: Path, bugs: Sequence[Bug], jobs: int) -> Iterator[Trial]:
+def _tried(tree: Path, bugs: Sequence[Bug], reach: Reach | None, jobs: int) -> Iterator[Trial]:
     """Each as it is done."""
     pool = ThreadPoolExecutor(jobs)
     try:
-        for future in as_completed([pool.submit(try_bug, tree, bug) for bug in bugs]):
+        for future in as_completed([pool.submit(try_bug, tree, bug, choose(tree, bug, reach)) for bug in bugs]):
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)  # the trials under way end: nothing that was started is left behind
@@ -84,6 +86,8 @@ def _line(trial: Trial) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.planted", description=__doc__)
     parser.add_argument("--only", metavar="NAME", help="only bugs whose name has this in it")
+    parser.add_argument("--named", action="store_true", help="only the tests named with each bug")
+    parser.add_argument("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines")
     parser.add_argument("--jobs", type=int, default=1, help="bugs tried at the same time (default: 1)")
     parser.add_argument(
         "--out", type=Path, help="where the figures go (default: among bench/results, if all are tried)"

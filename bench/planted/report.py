@@ -60,6 +60,7 @@ def _row(trial: Trial) -> dict[str, Any]:
         "files": sorted({edit.file for edit in trial.bug.edits}),
         "caught": trial.caught,
         "by": _test(trial),
+        "tests": f"{len(trial.chosen.tests)} of {trial.chosen.covering}" if trial.chosen.covering else "named with it",
         "said": _without_folders(trial.run.failure[1] if trial.run.failure else why_missed(trial)),
         "seconds": round(trial.run.seconds, 1),
     }

@@ -22,7 +22,9 @@ def copy_tree(source: Path, target: Path) -> None:
     ignore = shutil.ignore_patterns("__pycache__", "results")
     for name in (*PACKAGES, "tests", "docs", "docker"):
         shutil.copytree(source / name, target / name, ignore=ignore)
-    shutil.copy2(source / "pyproject.toml", target)
+    for path in source.iterdir():
+        if path.is_file() and not path.name.startswith("."):
+            shutil.copy2(path, target)
 
 
 def environment(tree: Path) -> dict[str, str]:

@@ -16,9 +16,13 @@ from pathlib import Path
 
 from bench.planted.bug import Bug
 from bench.planted.tree import check_origins, copy_tree, environment
+from bench.reach.change import tests_of
+from bench.reach.reach import Reach, within
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
+MOST_S = 120.0
+"""Tests are chosen against a bug until they take so long together, as measured when their lines were noted."""
 ALL_LIMIT_S = 900.0
 """For the tests of all bugs, one after the other."""
 PASSED, FAILED, TIMED_OUT = 0, 1, -1
@@ -43,11 +47,22 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """The tests that are run against a bug until one fails."""
+
+    tests: tuple[str, ...]
+    covering: int = 0
+    """How many run a line it touches; 0 where they are those named with the bug."""
+    limit_s: float = LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """What the tests made of one bug."""
 
     bug: Bug
     run: Run
+    chosen: Chosen
 
     @property
     def caught(self) -> bool:
@@ -63,12 +78,22 @@ def try_none(tree: Path, bugs: Sequence[Bug]) -> Run:
     return run_tests(tree, sorted({test for bug in bugs for test in bug.tests}), limit_s=ALL_LIMIT_S)
 
 
-def try_bug(tree: Path, bug: Bug) -> Trial:
-    """Plant it in a copy of its own and run its tests. Raises Rotten."""
+def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
+    """Those that run a line it touches, the quickest first, as many as `MOST_S` allows; those named with it, where none
+    does or nothing is known. Raises Rotten."""
+    covering = tests_of(tree, reach, bug.patched(tree)) if reach else []
+    if reach is None or not covering:
+        return Chosen(bug.tests)
+    tests = within(covering, reach.seconds, MOST_S)
+    return Chosen(tuple(tests), len(covering), LIMIT_S + 2 * sum(reach.seconds[test] for test in tests))
+
+
+def try_bug(tree: Path, bug: Bug, chosen: Chosen) -> Trial:
+    """Plant it in a copy of its own and run these tests. Raises Rotten."""
     with tempfile.TemporaryDirectory(prefix="penstock-planted-") as folder:
         copy_tree(tree, Path(folder))
         bug.plant(Path(folder))
-        return Trial(bug, run_tests(Path(folder), bug.tests, "-x"))
+        return Trial(bug, run_tests(Path(folder), chosen.tests, "-x", limit_s=chosen.limit_s), chosen)
 
 
 def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = LIMIT_S) -> Run:

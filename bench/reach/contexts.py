@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from coverage import Coverage
 
-TIMES = "PENSTOCK_MUTANTS_TIMES"
-"""Variable that names the file of the times."""
+TIMES = "SUITE_TIMES"
+"""Variable that names the file of the times; one that begins with PENSTOCK_ would be taken for a setting."""
 
 
 class Times:

@@ -1,11 +1,8 @@
-"""Which tests run a line of the product, in their own process or in one they start; found by one run of the suite."""
+"""The tests of a line, as coverage noted them: in the process of pytest, or in one that a test started."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,24 +10,9 @@ from pathlib import Path
 import msgspec
 from coverage import CoverageData
 
-from bench.mutants.contexts import TIMES
-from bench.planted.tree import environment
-
 ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
 DATA, TOLD = ".coverage", "times.json"
-RC = """[run]
-branch = true
-parallel = true
-sigterm = true
-patch = _exit
-data_file = {folder}/.coverage
-source = {rooms}
-context = ${{PYTEST_CURRENT_TEST-start}}
-disable_warnings = no-data-collected, module-not-measured, module-not-imported, no-sysmon
-"""
 PHASE = re.compile(r" \((?:setup|call|teardown)\)$")
-ELSEWHERE = "start"
-"""What ran while no test did: the import of a module, mostly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +43,32 @@ class Reach:
         return sorted(tests, key=lambda test: (f"test_{own}" not in test, self.seconds.get(test, 0.0), test))
 
 
-def collect(tree: Path, folder: Path, jobs: int, words: Sequence[str] = ()) -> int:
-    """Run the suite of a tree once and leave in `folder` what `load` reads. Returns the exit code of pytest: a test may
-    fail because it is measured, and still tells which lines it runs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f"{DATA}*"):
-        old.unlink()
-    rc = folder / "coverage.ini"
-    rc.write_text(RC.format(folder=folder, rooms=",".join(ROOMS)))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "bench.mutants.contexts", "-p", "no:cacheprovider"]
-    command += ["--numprocesses", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder", *words]
-    environ = {**environment(tree), "COVERAGE_PROCESS_START": str(rc), TIMES: str(folder / TOLD)}
-    code = subprocess.run(command, cwd=tree, env=environ, check=False).returncode
-    combine = [sys.executable, "-m", "coverage", "combine", "-q", f"--rcfile={rc}", str(folder)]
-    environ = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_START"}
-    subprocess.run(combine, cwd=tree, env=environ, check=True)
-    return code
+def within(tests: Sequence[str], seconds: Mapping[str, float], most_s: float) -> list[str]:
+    """The first ones that take no longer than this together; at least one."""
+    chosen: list[str] = []
+    spent = 0.0
+    for test in tests:
+        spent += seconds.get(test, 0.0)
+        if chosen and spent > most_s:
+            break
+        chosen.append(test)
+    return chosen
 
 
-def load(folder: Path) -> Reach:
-    """Raises FileNotFoundError if nothing was collected there."""
+def load(folder: Path, tree: Path) -> Reach:
+    """What a run in that tree left in the folder. Raises FileNotFoundError if none did."""
     seconds = msgspec.json.decode((folder / TOLD).read_bytes(), type=dict[str, float])
     data = CoverageData(str(folder / DATA))
     data.read()
+    files = {Path(file): file for file in data.measured_files()}  # among them copies that tests made of the tree
     return Reach(
         seconds,
         {
-            _short(file): {line: covering(told, seconds) for line, told in data.contexts_by_lineno(file).items()}
-            for file in data.measured_files()
+            path.relative_to(tree).as_posix(): {
+                line: covering(told, seconds) for line, told in data.contexts_by_lineno(file).items()
+            }
+            for path, file in files.items()
+            if path.is_relative_to(tree)
         },
     )
 
@@ -97,9 +77,3 @@ def covering(contexts: Iterable[str], known: Mapping[str, float]) -> frozenset[s
     """The tests among what coverage noted of a line: `where the process began|the test`, or one of them."""
     names = {PHASE.sub("", part) for told in contexts for part in told.split("|")}
     return frozenset(name for name in names if name in known)
-
-
-def _short(file: str) -> str:
-    """A file's name within the tree."""
-    parts = Path(file).parts
-    return Path(*parts[next(place for place, part in enumerate(parts) if part in ROOMS) :]).as_posix()

@@ -1,0 +1,66 @@
+"""One run of the suite that notes which tests run which lines, kept until the product or the tests change."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.planted.tree import environment
+from bench.reach.contexts import TIMES
+from bench.reach.reach import DATA, ROOMS, TOLD, Reach, load
+
+NOTES = Path("build/reach")
+MARK = "tree"
+"""A file: what the tree was like, and where it was."""
+RC = """[run]
+branch = true
+parallel = true
+sigterm = true
+patch = _exit
+data_file = {folder}/.coverage
+source = {rooms}
+context = ${{PYTEST_CURRENT_TEST-start}}
+disable_warnings = no-data-collected, module-not-measured, module-not-imported, no-sysmon
+"""
+
+
+def kept(tree: Path, notes: Path, jobs: int, say: Callable[[str], None]) -> Reach:
+    """What is known of this tree, a copy that holds still; the suite runs once if nothing is."""
+    notes, mark = notes.absolute(), _mark(tree)
+    file = notes / MARK
+    if not file.exists() or file.read_text().splitlines()[0] != mark:
+        say("running the suite once, to note which tests run which lines")
+        say(f"pytest ended with {_collect(tree, notes, jobs)}")
+        file.write_text(f"{mark}\n{tree.resolve()}\n")
+    say(f"which tests run which lines: {notes}")
+    return load(notes, Path(file.read_text().splitlines()[1]))
+
+
+def _mark(tree: Path) -> str:
+    """Changes with any file of the product or of the tests."""
+    digest = hashlib.sha256()
+    for path in sorted(path for room in (*ROOMS, "tests") for path in (tree / room).rglob("*") if path.is_file()):
+        if "__pycache__" not in path.parts:
+            digest.update(path.relative_to(tree).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _collect(tree: Path, folder: Path, jobs: int) -> int:
+    """Returns the exit code of pytest: a test may fail because it is measured, and is chosen against nothing then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"{DATA}*"):
+        old.unlink()
+    rc = folder / "coverage.ini"
+    rc.write_text(RC.format(folder=folder, rooms=",".join(ROOMS)))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "bench.reach.contexts", "-p", "no:cacheprovider"]
+    command += ["--numprocesses", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
+    environ = {**environment(tree), "COVERAGE_PROCESS_START": str(rc), TIMES: str(folder / TOLD)}
+    code = subprocess.run(command, cwd=tree, env=environ, check=False).returncode
+    combine = [sys.executable, "-m", "coverage", "combine", "-q", f"--rcfile={rc}", str(folder)]
+    environ = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_START"}
+    subprocess.run(combine, cwd=tree, env=environ, check=True)
+    return code
