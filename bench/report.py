@@ -17,6 +17,8 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from bench.goals import goals
+
 RESULTS = Path("bench/results")
 WIDTH = 160
 """Narrower, a table cannot be read; a log has no width of its own."""
@@ -46,6 +48,8 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The same in each round alone, where there were several: what a machine with other tenants makes of it."""
     interval: tuple[float, float] | None = None
     """Confidence interval of the value. Where there is one, it decides."""
+    before: str = ""
+    """What its goal was before, if it ever changed."""
     verdict: Verdict = ""
     """What becomes of the goal; always computed, and kept for whoever reads the file. `reached`: the value, or the
     whole interval, keeps within it. `missed`: the value, or the whole interval, lies beyond it, or there is no value.
@@ -53,6 +57,32 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "verdict", self._judged())
+
+    @classmethod
+    def held(
+        cls,
+        name: str | None,
+        *,
+        what: str,
+        value: float | None,
+        digits: int = 2,
+        rounds: tuple[float, ...] = (),
+        interval: tuple[float, float] | None = None,
+    ) -> Ratio:
+        """A figure against a goal of `bench/goals.toml`; only shown, if there is no name."""
+        if name is None:
+            return cls(what=what, value=value, digits=digits, rounds=rounds, interval=interval)
+        goal = goals()[name]
+        return cls(
+            what=what,
+            value=value,
+            at_most=goal.at_most,
+            at_least=goal.at_least,
+            digits=digits,
+            rounds=rounds,
+            interval=interval,
+            before=goal.before,
+        )
 
     @property
     def figure(self) -> str:
@@ -78,9 +108,10 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def goal(self) -> str:
         """The goal in words."""
-        if self.at_most is not None:
-            return f"at most {self.at_most:g}"
-        return "" if self.at_least is None else f"at least {self.at_least:g}"
+        side, bound = ("at most", self.at_most) if self.at_most is not None else ("at least", self.at_least)
+        if bound is None:
+            return ""
+        return f"{side} {bound:g}" + (f" ({self.before})" if self.before else "")
 
 
 def _today() -> str:

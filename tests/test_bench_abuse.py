@@ -18,7 +18,8 @@ from api.settings import ApiSettings
 from bench.abuse import __main__ as program
 from bench.abuse.__main__ import CASES, CHAT_KEY, LARGE_KEY, main
 from bench.abuse.ask import LargeRequest, Unanswered
-from bench.abuse.figures import LLAMACPP, MAX_RATIO, Case, Round, goals_of, row_of
+from bench.abuse.figures import LLAMACPP, Case, Round, goals_of, row_of
+from bench.goals import goals
 from bench.report import load
 from workers.sim import count_tokens
 
@@ -38,7 +39,7 @@ def test_a_large_request_is_one_that_is_accepted(choices: int, prompts: int, n: 
 
 def test_the_goal_is_the_one_that_was_set() -> None:
     """Three times as late as alone, beside what the default settings accept."""
-    assert MAX_RATIO == 3
+    assert goals()["abuse.chat"].at_most == 3
     assert program.DEFAULT_CHOICES == ApiSettings().max_choices_per_request == 64
 
 

@@ -62,9 +62,9 @@ def test_the_share_is_judged_where_it_counts() -> None:
     for streams, tail in ((1, 500.0), (64, 20.0), (256, 40.0)):
         asked = level(1_000.0 + tail, streams=streams)
         rows.append(row_of(asked, [(asked.asked[0], timing(decode=1_000, egress_tail=tail))]))
-    first, second, growth = ratios_of(rows)
-    assert [each.verdict for each in (first, second, growth)] == ["reached", "missed", "missed"]
-    assert growth.value == pytest.approx(1.885, abs=0.01)
+    first, second, ratio, growth = ratios_of(rows)
+    assert [each.verdict for each in (first, second, ratio, growth)] == ["reached", "missed", "missed", "missed"]
+    assert (ratio.value, growth.value) == (pytest.approx(1.96, abs=0.01), pytest.approx(1.885, abs=0.01))
     lost = row_of(level(1.0), [(level(1.0).asked[0], timing() | {"until": None})])
     assert "share" not in lost and ratios_of([lost]) == ()
     assert any("1 timings without their end" in note for note in notes_of([lost], None, 4))

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.goals import goals
 from bench.load.answer import Answer, Framing, Heard, hear
 from bench.load.child import measure
 from bench.load.plan import Plan, Reading
 from bench.load.run import Load, summed
-from bench.load.scripted import GOOD_MS, ITL_MS, TTFT_MS, ClockError
+from bench.load.scripted import ITL_MS, TTFT_MS, ClockError
 from bench.load.scripted import TOKENS as SCRIPTED
 from bench.load.stats import Spread, spread
 from bench.processes import Processes, free_port
@@ -129,7 +130,7 @@ def test_its_clock_is_less_than_two_milliseconds_off(tmp_path: Path) -> None:
         (median(ttft for ttft, _ in bare) - TTFT_MS, median(itl for _, itl in bare) - ITL_MS),
         strict=True,
     ):
-        assert abs(mine) <= GOOD_MS + abs(theirs)
+        assert abs(mine) <= goals()["load.clock"].bound + abs(theirs)
 
 
 def _bare(port: int) -> tuple[float, float]:

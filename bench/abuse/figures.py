@@ -9,8 +9,6 @@ from typing import Any
 
 from bench.report import Column, Ratio
 
-MAX_RATIO = 3.0
-
 COLUMNS = (
     Column("tree", "tree"),
     Column("slots", "slots"),
@@ -119,10 +117,10 @@ def goals_of(case: Case, rounds: Sequence[Round], limit_s: float) -> list[Ratio]
     worst = max(_s(time, limit_s) / base for one, base in zip(rounds, alone, strict=True) for time in one.beside)
     arrivals = [_s(each.arrival, limit_s) / base for each, base in zip(rounds, alone, strict=True)]
     return [
-        Ratio(
+        Ratio.held(
+            "abuse.chat" if case.bodies == 1 else None,
             what=f"{case.words}: TTFT over that of the chat alone",
             value=median(ratios),
-            at_most=MAX_RATIO if case.bodies == 1 else None,
             rounds=tuple(ratios),
         ),
         Ratio(what=f"{case.words}: the latest of all chats over alone", value=worst),

@@ -104,7 +104,9 @@ def _delays(folder: Path, _args: argparse.Namespace) -> Found:
         "worker killed in a turn, s": ", ".join(f"{each:.1f}" for each in found.worker_killed),
     })  # fmt: skip
     longest = max(*found.message_lost, *found.worker_killed)
-    return rows, [Ratio(what="delays: longest after a loss of Celery's, s", value=longest, at_most=60, digits=1)]
+    return rows, [
+        Ratio.held("batch.delay", what="delays: longest after a loss of Celery's, s", value=longest, digits=1)
+    ]
 
 
 def _pace(folder: Path, args: argparse.Namespace) -> Found:
@@ -114,7 +116,7 @@ def _pace(folder: Path, args: argparse.Namespace) -> Found:
         "lines": found.lines, "lines a second": found.per_second, "engine's capacity, lines a second": found.capacity,
         "seconds in all": found.whole_s, **cpu,
     })  # fmt: skip
-    return rows, [Ratio(what="pace: share of the engine's capacity", value=found.share, at_least=0.95, digits=3)]
+    return rows, [Ratio.held("batch.pace", what="pace: share of the engine's capacity", value=found.share, digits=3)]
 
 
 def _manners(folder: Path, _args: argparse.Namespace) -> Found:
@@ -129,7 +131,7 @@ def _manners(folder: Path, _args: argparse.Namespace) -> Found:
     })  # fmt: skip
     what = "manners: TTFT p99 beside a batch to alone, over the same of a bare engine"
     return rows, [
-        Ratio(what=what, value=found.ratio, at_most=1.25),
+        Ratio.held("batch.manners", what=what, value=found.ratio),
         Ratio(what="manners: TTFT p99 beside a batch to alone", value=found.beside.p99 / found.alone.p99),
     ]
 
@@ -141,8 +143,10 @@ def _memory(folder: Path, _args: argparse.Namespace) -> Found:
         "lines lost or doubled": found.doubled_or_lost,
     })  # fmt: skip
     return rows, [
-        Ratio(what="memory: growth of the API process, MiB", value=found.api_mib, at_most=64, digits=1),
-        Ratio(what="memory: growth of the offline process, MiB", value=found.offline_mib, at_most=64, digits=1),
+        Ratio.held("batch.memory", what="memory: growth of the API process, MiB", value=found.api_mib, digits=1),
+        Ratio.held(
+            "batch.memory", what="memory: growth of the offline process, MiB", value=found.offline_mib, digits=1
+        ),
     ]
 
 

@@ -41,11 +41,6 @@ COLUMNS = (
     Column(EGRESS_FIRST.name, "first", 2),
 )
 
-SHARE_LIMIT = 3.0
-"""Per cent of the end-to-end time, the queue excluded, that the gateway may take."""
-MAX_GROWTH = 1.0
-"""Points by which that may grow from 64 to 256 streams and still be called flat."""
-
 Timed = Sequence[tuple[Asked, Mapping[str, Any]]]
 Row = dict[str, Any]
 
@@ -84,14 +79,16 @@ def ratios_of(rows: Sequence[Row]) -> tuple[Ratio, ...]:
     """The gateway's share from 64 streams on, and whether it stays."""
     shares = {row["streams"]: row["share"] for row in rows if "share" in row}
     found = [
-        Ratio(what=f"gateway share of end-to-end time without queue, c={streams}, %", value=share, at_most=SHARE_LIMIT)
+        Ratio.held(
+            "breakdown.share", what=f"gateway share of end-to-end time without queue, c={streams}, %", value=share
+        )
         for streams, share in shares.items()
         if streams >= 64
     ]
     if 64 in shares and 256 in shares:
-        # In points: of two shares far below one percent a ratio says how exactly they were measured.
-        grown = shares[256] - shares[64]
-        found.append(Ratio(what="its growth from c=64 to 256, points", value=grown, at_most=MAX_GROWTH))
+        ratio, grown = shares[256] / shares[64] if shares[64] > 0 else None, shares[256] - shares[64]
+        found.append(Ratio.held("breakdown.growth_ratio", what="the same at c=256 over c=64", value=ratio))
+        found.append(Ratio.held("breakdown.growth", what="its growth from c=64 to 256, points", value=grown))
     return tuple(found)
 
 

@@ -14,10 +14,6 @@ from bench.report import Column, Ratio
 ALONE, AT_PENSTOCK, AT_BARE = "none", "at Penstock", "at a bare server"
 ARMS = (ALONE, AT_PENSTOCK, AT_BARE)
 """Where the slow connections are while Penstock is measured."""
-BOUND = 1.1
-MAX_HOLD_UP_MS = 50.0
-"""Longest time that the API process stands still, beyond what a bare server does at that moment."""
-MAX_MEMORY_MIB = 5.0
 
 COLUMNS = (
     Column("what", "what"),
@@ -85,30 +81,30 @@ def slow_goals(turns: Turns) -> list[Ratio]:
     not judged."""
     goals = []
     for arm in (AT_PENSTOCK, AT_BARE):
-        bound, most_ms = (BOUND, MAX_HOLD_UP_MS) if arm == AT_PENSTOCK else (None, None)
+        slowed, held_up = ("connections.slowed", "connections.held_up") if arm == AT_PENSTOCK else (None, None)
         where = f"slow connections {arm}"
         goals += [
-            _over_alone(f"p99 of TTFT, {where} over none", turns, arm, lambda reading: reading.ttft.p99, bound),
-            _over_alone(f"p99 of request, {where} over none", turns, arm, lambda reading: reading.e2e.p99, bound),
+            _over_alone(f"p99 of TTFT, {where} over none", turns, arm, lambda reading: reading.ttft.p99, slowed),
+            _over_alone(f"p99 of request, {where} over none", turns, arm, lambda reading: reading.e2e.p99, slowed),
             _over_alone(f"longest request, {where} over none", turns, arm, lambda reading: reading.e2e.most, None),
-            _median_of(f"API process held up, {where}, ms", [turn.own_ms for turn in turns[arm]], most_ms),
+            _median_of(f"API process held up, {where}, ms", [turn.own_ms for turn in turns[arm]], held_up),
         ]
     errors = sum(turn.reading.errors for each in turns.values() for turn in each)
     return [*goals, Ratio(what="requests beside slow connections that failed", value=errors, at_most=0, digits=0)]
 
 
-def _over_alone(what: str, turns: Turns, arm: str, figure: Callable[[Reading], float], at_most: float | None) -> Ratio:
+def _over_alone(what: str, turns: Turns, arm: str, figure: Callable[[Reading], float], goal: str | None) -> Ratio:
     pairs = zip(turns[arm], turns[ALONE], strict=True)
-    return _median_of(what, [figure(slow.reading) / figure(alone.reading) for slow, alone in pairs], at_most)
+    return _median_of(what, [figure(slow.reading) / figure(alone.reading) for slow, alone in pairs], goal)
 
 
-def _median_of(what: str, values: Sequence[float], at_most: float | None) -> Ratio:
+def _median_of(what: str, values: Sequence[float], goal: str | None) -> Ratio:
     found = median_interval(values)
     if found.coverage < COVERAGE:
-        at_most = None  # too few rounds
+        goal = None  # too few rounds
     if not math.isfinite(found.high):
-        return Ratio(what=what, value=None, at_most=at_most)
-    return Ratio(what=what, value=found.median, interval=(found.low, found.high), at_most=at_most)
+        return Ratio.held(goal, what=what, value=None)
+    return Ratio.held(goal, what=what, value=found.median, interval=(found.low, found.high))
 
 
 def _finite(milliseconds: float) -> float | None:
@@ -135,5 +131,5 @@ def abuse_goals(costs: Sequence[Cost]) -> list[Ratio]:
     worst = max((cost.memory_mib for cost in costs), default=None)
     return [
         Ratio(what="abusive requests that were not answered with a 4xx", value=taken, at_most=0, digits=0),
-        Ratio(what="most memory one of them cost, MiB", value=worst, at_most=MAX_MEMORY_MIB),
+        Ratio.held("connections.memory", what="most memory one of them cost, MiB", value=worst),
     ]

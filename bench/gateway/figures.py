@@ -133,9 +133,9 @@ class Goals:
             return []
         top = self._levels[-1]
         return [
-            *self._cost(DYNAMO, "Dynamo's", top, 0.30),
-            *self._cost(ROUTER, "SGLang router + engine server", top, 0.75),
-            *self._cost(FLOOR, "the floor's", top, 2.0),
+            *self._cost(DYNAMO, "Dynamo's", top, "gateway.dynamo_cpu"),
+            *self._cost(ROUTER, "SGLang router + engine server", top, "gateway.router_cpu"),
+            *self._cost(FLOOR, "the floor's", top, "gateway.floor_cpu"),
             *self._cost(PLAIN, "FastAPI's with one PUBLISH per token", top, None),
             *self._steadiness(step_ms),
             *self._shares(),
@@ -148,34 +148,37 @@ class Goals:
             return []
         ratios = []
         for level in self._levels:
-            for key, name, most in (("ttft_p50_ms", "p50", 6.0), ("ttft_p99_ms", "p99", 20.0)):
+            for key, name in (("ttft_p50_ms", "p50"), ("ttft_p99_ms", "p99")):
                 of_ours = f"c={level} at once: Penstock's TTFT {name}"
                 if FLOOR in self._asked:
-                    ratios.append(self._compared(f"{of_ours} - the floor's, ms", _less, FLOOR, level, key, most))
+                    what, goal = f"{of_ours} - the floor's, ms", f"gateway.burst_ttft_{name}"
+                    ratios.append(self._compared(what, _less, FLOOR, level, key, goal))
                 if DYNAMO in self._asked:
-                    ratios.append(self._compared(f"{of_ours} / Dynamo's", _over, DYNAMO, level, key, 1.0))
+                    what, goal = f"{of_ours} / Dynamo's", "gateway.burst_dynamo"
+                    ratios.append(self._compared(what, _over, DYNAMO, level, key, goal))
         return ratios
 
-    def _cost(self, other: str, words: str, level: int, most: float | None) -> list[Ratio]:
+    def _cost(self, other: str, words: str, level: int, goal: str | None) -> list[Ratio]:
         if other not in self._asked:
             return []
         what = f"c={level}: Penstock's CPU per token / {words}"
-        return [self._compared(what, _over, other, level, "cpu_us_per_token", most)]
+        return [self._compared(what, _over, other, level, "cpu_us_per_token", goal)]
 
-    def _compared(self, what: str, how: How, other: str, level: int, key: str, most: float | None) -> Ratio:
+    def _compared(self, what: str, how: How, other: str, level: int, key: str, goal: str | None) -> Ratio:
         """Penstock's figure against another's: the median of the rounds, in each of which both ran within minutes, for
         what else the machine does changes from round to round; of the medians where a round lacks one of them."""
         mine, theirs = (self._rows.get((name, level), {}).get(key + OF_ROUNDS, []) for name in (PENSTOCK, other))
         rounds = [how(each, its) for each, its in zip(mine, theirs, strict=True)] if len(mine) == len(theirs) else []
         known = tuple(value for value in rounds if value is not None)
         value = median(known) if known else how(self._at(PENSTOCK, level, key), self._at(other, level, key))
-        return Ratio(what=what, value=value, at_most=most, rounds=known)
+        return Ratio.held(goal, what=what, value=value, rounds=known)
 
     def _steadiness(self, step_ms: float) -> list[Ratio]:
         """Against the step as it should be, and as the floor shows it on this machine."""
         mine = [self._at(PENSTOCK, level, "itl_p99_ms") for level in self._levels]
         what = f"Penstock's ITL p99 / a {step_ms:g} ms step, worst of all c"
-        ratios = [Ratio(what=what, value=_most([_over(each, step_ms) for each in mine]), at_most=1.02, digits=3)]
+        worst = _most([_over(each, step_ms) for each in mine])
+        ratios = [Ratio.held("gateway.step_p99", what=what, value=worst, digits=3)]
         if FLOOR in self._asked:
             least = [self._at(FLOOR, level, "itl_p99_ms") for level in self._levels]
             worst = _most([_over(each, other) for each, other in zip(mine, least, strict=True)])
@@ -187,18 +190,18 @@ class Goals:
             return []
         high = [level for level in self._levels if level >= 64]
         ratios = [
-            Ratio(
+            Ratio.held(
+                "gateway.share",
                 what="Penstock's share of end-to-end time, %, worst of c >= 64",
                 value=_most([self._at(PENSTOCK, level, "share_pct") for level in high]),
-                at_most=3.0,
             )
         ]
-        for name, words, most in ((PENSTOCK, "Penstock's", 1.0), (PLAIN, "FastAPI's", None)):
+        for name, words, goal in ((PENSTOCK, "Penstock's", "gateway.share_growth"), (PLAIN, "FastAPI's", None)):
             if len(high) > 1 and name in self._asked:
                 low, top = (self._at(name, level, "share_pct") for level in (high[0], high[-1]))
                 value = None if low is None or top is None else top - low
                 what = f"{words} share, growth from c={high[0]} to {high[-1]}, points"
-                ratios.append(Ratio(what=what, value=value, at_most=most))
+                ratios.append(Ratio.held(goal, what=what, value=value))
         return ratios
 
     def _errors(self) -> float | None:

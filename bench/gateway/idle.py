@@ -93,8 +93,12 @@ def idle(options: Options, command: str, console: Console) -> Report:
         columns=COLUMNS,
         rows=rows,
         ratios=(
-            Ratio(what="streams open of those wanted", value=seen.open / wanted, at_least=1.0),
-            Ratio(what="memory of the API process per stream, KiB", value=rows[0]["kib_per_stream"], at_most=25.0),
+            Ratio.held("gateway.idle_open", what="streams open of those wanted", value=seen.open / wanted),
+            Ratio.held(
+                "gateway.idle_memory",
+                what="memory of the API process per stream, KiB",
+                value=rows[0]["kib_per_stream"],
+            ),
         ),
         notes=(
             f"At rest: each stream gets a comment every {options.idle_keep_alive_s:g} s. No worker runs.",

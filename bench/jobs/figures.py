@@ -22,9 +22,8 @@ COLUMNS = (
     Column("parts", "CPU us/job of each other process"),
 )
 
-GOALS = {"celery": 5.0, "arq": 2.0, "taskiq": 2.0}
+RIVALS = ("celery", "arq", "taskiq")
 """How many times a rival's rate Penstock's is to be; a rival's name is the beginning of its rows'."""
-ALONE_MS = 3.0
 
 Row = dict[str, Any]
 
@@ -72,20 +71,24 @@ def ratios(found: Sequence[Row]) -> list[Ratio]:
     rates = {row["system"]: row["jobs_per_s"] for row in found}
     ours = _best(rates, (CHAT, STREAM))
     judged = []
-    for rival, least in GOALS.items():
+    for rival in RIVALS:
         names = [name for name in rates if name.startswith(rival)]
         if not names or ours is None:
             continue
         theirs = _best(rates, names)
         judged.append(
-            Ratio(what=f"Penstock's jobs/s, one request each / {rival}'s", value=_over(ours, theirs), at_least=least)
+            Ratio.held(
+                f"jobs.{rival}",
+                what=f"Penstock's jobs/s, one request each / {rival}'s",
+                value=_over(ours, theirs),
+            )
         )
         if JOBS in rates:
             what = f"Penstock's jobs/s, put and wait / {rival}'s"
             judged.append(Ratio(what=what, value=_over(rates[JOBS], theirs)))
     alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
     if STREAM in rates:
-        judged.append(Ratio(what="one request alone: request to first token, p50 ms", value=alone, at_most=ALONE_MS))
+        judged.append(Ratio.held("jobs.alone", what="one request alone: request to first token, p50 ms", value=alone))
     return judged
 
 

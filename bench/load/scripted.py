@@ -13,15 +13,13 @@ from collections.abc import Sequence
 import msgspec
 import uvloop
 
+from bench.goals import goals
 from bench.load.child import LoadFailed, measure
 from bench.load.plan import Plan, Reading
 from bench.processes import Processes, free_port
 
 TTFT_MS, ITL_MS, TOKENS = 20.0, 10.0, 64
 ACTIVE_S = 0.002
-GOOD_MS = 2.0
-"""What is expected of the clock."""
-
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"data: [DONE]\n\n"
 
@@ -89,7 +87,7 @@ def clock_error(processes: Processes, requests: int = 4, trials: int = 3) -> Clo
     processes.wait_port(port)
     plan = Plan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20)
     found: list[ClockError] = []
-    while len(found) < trials and not (found and found[-1].worst < GOOD_MS):
+    while len(found) < trials and not (found and found[-1].worst < goals()["load.clock"].bound):
         reading = measure(plan)
         if reading.wrong:
             raise LoadFailed(f"it misread the scripted server: {reading.wrong}")

@@ -9,11 +9,6 @@ from dataclasses import dataclass
 from bench.recovery.readers import Reader
 from bench.report import Column, Ratio
 
-SPARE_S = 3.0
-"""What a silence may last beyond the lease of the worker that was killed."""
-STALL_MS = 50.0
-RESUME_S = 5.0
-
 COLUMNS = (Column("show", "what was killed"), Column("what", "figure"), Column("value", "value", 1))
 
 Row = dict[str, object]
@@ -58,8 +53,10 @@ def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: S
     return Seen(
         rows,
         [
-            Ratio(what=f"{show}: silence beyond the lease, s", value=_beyond(longest, lease_s), at_most=SPARE_S),
-            _stood_still(show, stall, STALL_MS),
+            Ratio.held(
+                "recovery.silence", what=f"{show}: silence beyond the lease, s", value=_beyond(longest, lease_s)
+            ),
+            _stood_still(show, stall, "recovery.stall"),
             *_whole(show, readers),
         ],
     )
@@ -80,7 +77,7 @@ def of_api(readers: Sequence[Reader], killed: float, stall: Stall) -> Seen:
         },
     )
     last = max(on) if len(on) == len(readers) else None
-    goal = Ratio(what=f"{show}: until all have gone on, s", value=last, at_most=RESUME_S)
+    goal = Ratio.held("recovery.resumed", what=f"{show}: until all have gone on, s", value=last)
     return Seen(rows, [goal, _stood_still(show, stall, None), *_whole(show, readers)])
 
 
@@ -88,9 +85,9 @@ def _beyond(silence: float | None, lease_s: float) -> float | None:
     return None if silence is None else max(0.0, silence - lease_s)
 
 
-def _stood_still(show: str, stall: Stall, at_most: float | None) -> Ratio:
+def _stood_still(show: str, stall: Stall, goal: str | None) -> Ratio:
     what = f"{show}: stall of the API process beside a bare server, ms"
-    return Ratio(what=what, value=_finite(stall.own_ms), at_most=at_most)
+    return Ratio.held(goal, what=what, value=_finite(stall.own_ms))
 
 
 def _whole(show: str, readers: Sequence[Reader]) -> list[Ratio]:

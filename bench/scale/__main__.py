@@ -223,23 +223,23 @@ def _day_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
     for row in rows:
         if row["name"] == PENSTOCK:
             words = f"seed {row['seed']}: interactive begun within 2 s, %"
-            yield Ratio(what=words, value=row["interactive"], at_least=99.0)
+            yield Ratio.held("scale.begun", what=words, value=row["interactive"])
             words = f"seed {row['seed']}: worker-hours of those of {STATIC}, %"
-            yield Ratio(what=words, value=row["share_of_peak"], at_most=60.0, digits=1)
+            yield Ratio.held("scale.hours", what=words, value=row["share_of_peak"], digits=1)
 
 
 def _steady_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
     for row in rows:
         if row["name"] == PENSTOCK:
             words = f"seed {row['seed']}: reversals in the worst hour"
-            yield Ratio(what=words, value=row["most_in_an_hour"], at_most=2.0, digits=0)
+            yield Ratio.held("scale.reversals", what=words, value=row["most_in_an_hour"], digits=0)
 
 
 def _health_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
     for row in rows:
         if row["slow"] > 1:
             words = f"seed {row['seed']}: {row['slow']:g} times slower, cordoned after, s"
-            yield Ratio(what=words, value=row["cordoned_after_s"], at_most=60.0, digits=0)
+            yield Ratio.held("scale.cordoned", what=words, value=row["cordoned_after_s"], digits=0)
     yield Ratio(
         what="healthy workers cordoned", value=sum(row["healthy_cordoned"] for row in rows), at_most=0, digits=0
     )
@@ -248,9 +248,9 @@ def _health_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
 def _shapes_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
     for row in rows:
         words = f"seed {row['seed']}: least share of the better shape at any level"
-        yield Ratio(what=words, value=row["least_share"], at_least=0.95)
+        yield Ratio.held("scale.shape_share", what=words, value=row["least_share"])
         words = f"seed {row['seed']}: switches at a crossing"
-        yield Ratio(what=words, value=row["most_switches"], at_most=2.0, digits=0)
+        yield Ratio.held("scale.switches", what=words, value=row["most_switches"], digits=0)
 
 
 def draw(reports: Sequence[Report], folder: Path) -> list[Path]:

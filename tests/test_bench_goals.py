@@ -1,0 +1,43 @@
+"""The goals: every one is used, every name that is used is one, and a change is printed beside the figure."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.goals import FILE, goals
+from bench.report import Ratio
+
+BENCH = FILE.parent
+PROGRAMS = "|".join({name.split(".")[0] for name in goals()})
+USED = re.compile(rf'"((?:{PROGRAMS})\.[a-z0-9_]+)"')
+
+
+def test_every_goal_is_used_and_every_use_is_a_goal() -> None:
+    """Those of the rivals and of a burst's quantiles are put together from their names."""
+    texts = [path.read_text() for path in BENCH.rglob("*.py") if "planted" not in path.parts]
+    used = {name for text in texts for name in USED.findall(text) if not name.endswith((".json", ".toml", ".py"))}
+    made = {"jobs.celery", "jobs.arq", "jobs.taskiq", "gateway.burst_ttft_p50", "gateway.burst_ttft_p99"}
+    assert used | made == goals().keys()
+
+
+def test_a_goal_says_why_and_a_change_what_it_was() -> None:
+    for name, goal in goals().items():
+        assert goal.why.endswith("."), name
+        assert all(change.was and change.why.endswith(".") and change.until >= goal.since for change in goal.changes), (
+            name
+        )
+
+
+def test_what_a_goal_was_before_is_printed_beside_the_figure() -> None:
+    changed = Ratio.held("breakdown.growth", what="x", value=0.5)
+    assert (changed.goal, changed.verdict) == ("at most 1 (until 2026-11-22: at most 1.5, as a ratio)", "reached")
+    assert Ratio.held("jobs.arq", what="x", value=1.9).goal == "at least 2"
+    assert Ratio.held(None, what="x", value=1.9).verdict == ""
+
+
+@pytest.mark.parametrize("bounds", ["", "at_most = 1.0\nat_least = 1.0\n"])
+def test_a_goal_is_a_bound_on_one_side(bounds: str, tmp_path: Path) -> None:
+    (tmp_path / "goals.toml").write_text(f'[a.b]\nsince = 2026-11-21\nwhy = "Because."\n{bounds}')
+    with pytest.raises(ValueError, match=r"a\.b: a goal has"):
+        goals(tmp_path / "goals.toml")
