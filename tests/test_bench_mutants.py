@@ -8,10 +8,10 @@ from redis import Redis
 from bench.mutants import lua
 from bench.mutants.mutant import Mutant
 from bench.mutants.report import Named, Verdict, as_json, judged, score, survivors
-from bench.mutants.trial import Trial, within
+from bench.mutants.trial import Trial
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run
-from bench.reach.change import touched
-from bench.reach.reach import Reach, covering
+from bench.reach.change import likeliest, said_by, touched, words_of
+from bench.reach.reach import Reach, covering, within
 from bench.reach.scripts import callers, changed_scripts
 
 SOURCE = Path(__file__).parents[1]
@@ -74,13 +74,18 @@ def test_a_lines_tests_are_those_that_run_it() -> None:
     assert reach.of("api/a.py", [1]) == reach.of("api/b.py", [3]) == frozenset()
 
 
-def test_tests_named_after_the_file_come_first_and_then_the_quickest() -> None:
-    reach = Reach({"tests/test_api_a.py::x": 9.0, "tests/b.py::y": 2.0, "tests/b.py::z": 1.0}, {})
-    chosen = reach.quickest(reach.seconds, "api/a.py")
-    assert chosen == ["tests/test_api_a.py::x", "tests/b.py::z", "tests/b.py::y"]
-    assert within(chosen, reach.seconds, 10.0) == chosen[:2]
-    assert within(chosen, reach.seconds, 1.0) == chosen[:1]
-    assert within([], reach.seconds, 1.0) == []
+def test_tests_that_speak_of_the_change_come_first_and_then_the_quickest() -> None:
+    said = {"a": words_of("drop the cursor"), "b": words_of("a sum"), "c": words_of("another sum")}
+    seconds = {"a": 2.0, "b": 0.5, "c": 1.0}
+    assert likeliest(said, {"cursor"}, said, seconds) == ["a", "b", "c"]
+    assert likeliest(said, {"nothing"}, said, seconds) == ["b", "c", "a"]
+    assert within(["b", "c", "a"], seconds, 2.0) == ["b", "c"]
+    assert within(["a"], seconds, 1.0) == ["a"] and within([], seconds, 1.0) == []
+
+
+def test_the_words_of_a_test_are_those_of_its_body_its_parameters_and_its_file() -> None:
+    said = said_by(SOURCE)["tests/test_bench_mutants.py::test_a_line_of_a_script_is_changed_in_one_place"]
+    assert {"bench", "mutants", "gone", "changes"} <= said and "likeliest" not in said
 
 
 def test_a_change_touches_the_lines_it_replaces_or_stands_between() -> None:

@@ -55,7 +55,8 @@ def _run(run: Run) -> int:
         reach = kept(sound, args.notes, args.jobs, run.console.print)
         mutants = [*_python(sound, tool, args.seed, args.sample), *_lua(sound, args.seed, args.lua)]
         names = {mutant: mutant.name((sound / mutant.file).read_text(encoding="utf-8")) for mutant in mutants}
-        wanted = [mutant for mutant in mutants if args.only is None or args.only in names[mutant]]
+        again = _survived(args.again) if args.again else names.values()
+        wanted = [each for each in mutants if (args.only or "") in names[each] and names[each] in again]
         trials: list[Trial] = []
         for trial in _tried(sound, wanted, reach, args.jobs, args.most):
             trials.append(trial)
@@ -64,11 +65,16 @@ def _run(run: Run) -> int:
     for each in survivors(found):
         run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
     run.console.print(table(found))
-    out = args.out or (None if args.only else RESULTS / "mutants.json")
+    out = args.out or (None if args.only or args.again else RESULTS / "mutants.json")
     if out is not None:
         out.write_bytes(as_json(found, {"seed": args.seed, "command": run.command}))
     killed, counted = score(found)
     return 0 if killed >= SHARE * counted else 1
+
+
+def _survived(path: Path) -> set[str]:
+    """Their names, out of the figures of an earlier run."""
+    return {each["mutant"] for each in msgspec.json.decode(path.read_bytes())["survivors"]}
 
 
 def _python(tree: Path, tool: Path, seed: int, count: int) -> Iterator[Mutant]:
@@ -110,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "--most", type=float, default=MOST_S, help=f"seconds of tests against each, at most (default: {MOST_S:.0f})"
     )
     parser.add_argument("--only", metavar="TEXT", help="only mutants whose line has this in it")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="only those that survived in these figures")
     parser.add_argument("--tool", type=Path, default=TOOL, help="a Python that has mutmut")
     parser.add_argument("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines")
     parser.add_argument("--out", type=Path, help="where the figures go (default: among bench/results, without --only)")

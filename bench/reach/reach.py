@@ -37,11 +37,6 @@ class Reach:
             self._all[file] = frozenset[str]().union(*self.lines.get(file, {}).values())
         return self._all[file]
 
-    def quickest(self, tests: Iterable[str], file: str) -> list[str]:
-        """In the order in which to try them: those named after the file first, then by time."""
-        own = Path(file).with_suffix("").as_posix().replace("/", "_")
-        return sorted(tests, key=lambda test: (f"test_{own}" not in test, self.seconds.get(test, 0.0), test))
-
 
 def within(tests: Sequence[str], seconds: Mapping[str, float], most_s: float) -> list[str]:
     """The first ones that take no longer than this together; at least one."""
