@@ -57,7 +57,7 @@ def said_by(tree: Path) -> Mapping[str, frozenset[str]]:
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 said[f"tests/{path.name}::{node.name}"] = words_of(path.stem, *lines[first - 1 : node.end_lineno])
     return said

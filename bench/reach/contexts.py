@@ -1,4 +1,4 @@
-"""A plugin of pytest: coverage notes which test ran a line, and a file says how long each test took that passed.
+"""A plugin of pytest: coverage notes which test ran a line, and a file says how long each took, and which failed.
 
 Processes that a test starts are named after it too: coverage reads their context from what pytest puts into the
 environment (`RC` in `bench/mutants/reach.py`).
@@ -18,22 +18,35 @@ TIMES = "SUITE_TIMES"
 """Variable that names the file of the times; one that begins with PENSTOCK_ would be taken for a setting."""
 
 
+class Told(msgspec.Struct):
+    """What the file says."""
+
+    seconds: dict[str, float] = {}
+    """Of all phases of a test."""
+    failed: set[str] = set()
+    """A test that fails anyway notices nothing."""
+
+
 class Times:
-    """Seconds by test, of all its phases; of those that passed, for a test that fails anyway notices nothing."""
+    """Writes it when all is done."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seconds: dict[str, float] = {}
-        self._failed: set[str] = set()
+        self._path, self._told = path, Told()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+        told = self._told
+        told.seconds[report.nodeid] = told.seconds.get(report.nodeid, 0.0) + report.duration
         if not report.passed:
-            self._failed.add(report.nodeid)
+            told.failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        passed = {test: seconds for test, seconds in self._seconds.items() if test not in self._failed}
-        self._path.write_bytes(msgspec.json.encode(passed))
+        self._path.write_bytes(msgspec.json.encode(self._told))
+
+
+def passed(path: Path) -> dict[str, float]:
+    """Seconds by test. Raises FileNotFoundError."""
+    told = msgspec.json.decode(path.read_bytes(), type=Told)
+    return {test: seconds for test, seconds in told.seconds.items() if test not in told.failed}
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,6 @@
-"""One run of the suite that notes which tests run which lines, kept until the product or the tests change."""
+"""One run of the suite that notes which tests run which lines, kept until the product changes.
+
+Tests that came since are tried against everything."""
 
 from __future__ import annotations
 
@@ -6,11 +8,15 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from bench.planted.tree import environment
-from bench.reach.contexts import TIMES
+from bench.reach.change import said_by
+from bench.reach.contexts import TIMES, Told, passed
 from bench.reach.reach import DATA, ROOMS, TOLD, Reach, load
 
 NOTES = Path("build/reach")
@@ -37,13 +43,28 @@ def kept(tree: Path, notes: Path, jobs: int, say: Callable[[str], None]) -> Reac
         say(f"pytest ended with {_collect(tree, notes, jobs)}")
         file.write_text(f"{mark}\n{tree.resolve()}\n")
     say(f"which tests run which lines: {notes}")
-    return load(notes, Path(file.read_text().splitlines()[1]))
+    known = load(notes, Path(file.read_text().splitlines()[1]))
+    told = msgspec.json.decode((notes / TOLD).read_bytes(), type=Told)
+    before = {test.partition("[")[0] for test in told.seconds}
+    came = sorted(test for test in said_by(tree) if test not in before)
+    newer = _passed(tree, notes, came) if came else {}
+    if newer:
+        say(f"{len(newer)} tests have come since; they are tried against everything")
+    return replace(known, seconds={**known.seconds, **newer}, newer=frozenset(newer))
+
+
+def _passed(tree: Path, notes: Path, tests: Sequence[str]) -> dict[str, float]:
+    """Those of these tests that pass, and how long each takes."""
+    told = notes / "newer.json"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "bench.reach.contexts", "-p", "no:cacheprovider", *tests]
+    subprocess.run(command, cwd=tree, env={**environment(tree), TIMES: str(told)}, check=False)
+    return passed(told)
 
 
 def _mark(tree: Path) -> str:
-    """Changes with any file of the product or of the tests."""
+    """Changes with any file of the product."""
     digest = hashlib.sha256()
-    for path in sorted(path for room in (*ROOMS, "tests") for path in (tree / room).rglob("*") if path.is_file()):
+    for path in sorted(path for room in ROOMS for path in (tree / room).rglob("*") if path.is_file()):
         if "__pycache__" not in path.parts:
             digest.update(path.relative_to(tree).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 from coverage import CoverageData
+
+from bench.reach.contexts import passed
 
 ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
 DATA, TOLD = ".coverage", "times.json"
@@ -21,15 +22,17 @@ class Reach:
 
     seconds: Mapping[str, float]
     lines: Mapping[str, Mapping[int, frozenset[str]]]
+    newer: frozenset[str] = frozenset()
+    """Tests of which nothing was noted yet: they may run any line."""
     _all: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def of(self, file: str, lines: Iterable[int]) -> frozenset[str]:
         """The tests that run one of these lines; none, where no test does. Those of the whole file, where a line runs
-        only as it is imported. A line that begins no statement counts as the one before it."""
+        only as it is imported. A line that begins no statement counts as the one before it. Newer tests always."""
         by_line = self.lines.get(file, {})
         starts = {max((start for start in by_line if start <= line), default=0) for line in lines}
         found = frozenset[str]().union(*(by_line.get(start, frozenset()) for start in starts))
-        return found or (self.of_file(file) if starts & by_line.keys() else frozenset())
+        return self.newer | (found or (self.of_file(file) if starts & by_line.keys() else frozenset()))
 
     def of_file(self, file: str) -> frozenset[str]:
         """The tests that run any line of this file."""
@@ -52,7 +55,7 @@ def within(tests: Sequence[str], seconds: Mapping[str, float], most_s: float) ->
 
 def load(folder: Path, tree: Path) -> Reach:
     """What a run in that tree left in the folder. Raises FileNotFoundError if none did."""
-    seconds = msgspec.json.decode((folder / TOLD).read_bytes(), type=dict[str, float])
+    seconds = passed(folder / TOLD)
     data = CoverageData(str(folder / DATA))
     data.read()
     files = {Path(file): file for file in data.measured_files()}  # among them copies that tests made of the tree
