@@ -1,8 +1,8 @@
 """`python -m bench.document`: write the tables of the docs out of bench/results, between their marks.
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
-the calculation, `<!-- faults: chaos -->` for a chaos run; behind it stands `<!-- end -->`. What is between is never
-typed.
+the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README;
+behind it stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ from bench.chaos import report as chaos
 from bench.growth import thousand
 from bench.growth.figures import UnitCosts
 
-PAGES = (Path("docs/performance.md"), Path("docs/guarantees.md"), Path("docs/scheduling.md"))
+PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/guarantees.md"), Path("docs/scheduling.md"))
 
-MARKED = re.compile(r"(<!-- (results|plot|paper|faults): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (results|plot|paper|faults|cost): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+RIVALS = {
+    "penstock": "Penstock",
+    "router": "SGLang router + engine server",
+    "plain": "FastAPI, a PUBLISH per token",
+    "dynamo": "Dynamo (tokenizes too)",
+    "litellm": "LiteLLM",
+}
+"""As the README names them."""
 
 
 def filled(page: str, results: Path, plots: Path) -> str:
@@ -46,7 +55,23 @@ def _paper(found: report.Report) -> str:
     return thousand.as_markdown(costs, thousand.Load())
 
 
-WRITERS: Mapping[str, Callable[[report.Report], str]] = {"results": report.as_markdown, "paper": _paper}
+def _cost(found: report.Report) -> str:
+    """CPU per token and time to the first token at the highest concurrency, a column a system."""
+    top = max(row["streams"] for row in found.rows)
+    rows = {row["system"]: row for row in found.rows if row["streams"] == top}
+    systems = [name for name in RIVALS if name in rows]
+    figures = (("CPU per token, us", "cpu_us_per_token", 1), ("time to first token, p50, ms", "ttft_p50_ms", 0))
+    return "\n".join(
+        f"| {' | '.join(cells)} |"
+        for cells in (
+            [f"{top} streams", *(RIVALS[name] for name in systems)],
+            ["---", *["---:"] * len(systems)],
+            *([words, *(report.cell(rows[name][key], digits) for name in systems)] for words, key, digits in figures),
+        )
+    )
+
+
+WRITERS: Mapping[str, Callable[[report.Report], str]] = {"results": report.as_markdown, "paper": _paper, "cost": _cost}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

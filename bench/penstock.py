@@ -74,6 +74,7 @@ class Penstock:
         engine: str = "sim",
         apis: int = 1,
         workers: int = 1,
+        schedulers: int = 0,
         offline: int = 0,
         redis_url: str = "",
         settings: Mapping[str, object] | None = None,
@@ -81,7 +82,8 @@ class Penstock:
         tree: Path | None = None,
         config: str = "",
     ) -> None:
-        self.folder, self.engine, self.apis, self.workers, self.offline = folder, engine, apis, workers, offline
+        self.folder, self.engine, self.apis, self.workers = folder, engine, apis, workers
+        self.schedulers, self.offline = schedulers, offline
         self.redis_url, self._data_dir, self._config = redis_url, data_dir, config
         self.settings = dict(settings or {})
         rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
@@ -121,8 +123,9 @@ class Penstock:
             for number in range(1, self.workers + 1):
                 argv = [*_role("workers", number), "--data-dir", str(self._data_dir or self.folder / "data")]
                 self.processes.start_role(f"worker-{number}", argv)
-            for number in range(1, self.offline + 1):
-                self.processes.start_role(f"offline-{number}", _role("offline", number))
+            for role, count in (("scheduler", self.schedulers), ("offline", self.offline)):
+                for number in range(1, count + 1):
+                    self.processes.start_role(f"{role}-{number}", _role(role, number))
             self.processes.wait_ready()
 
     def _environ(self) -> dict[str, str]:

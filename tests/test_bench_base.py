@@ -205,7 +205,13 @@ def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkou
         (BASE, 2, 4, 0),
     ]
     for row in found.rows:
-        assert {part.split()[0] for part in row["parts"].split(", ")} == {"api-1", "worker-1", "redis"}
+        assert {part.split()[0] for part in row["parts"].split(", ")} == {
+            "api-1",
+            "worker-1",
+            "redis",
+            "scheduler-1",
+            "offline-1",
+        }
     ratio = found.ratios[0]
     assert ratio.value is not None and ratio.value > 1.5 and ratio.verdict == ""
     commit = git(checkout, "rev-parse", "--short=12", "HEAD")

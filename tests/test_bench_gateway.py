@@ -208,7 +208,13 @@ def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.Capture
     ]
     floor, penstock = report.rows
     assert 0 < floor["cpu_us_per_token"] < penstock["cpu_us_per_token"]
-    assert {part.split()[0] for part in penstock["parts"].split(", ")} == {"api-1", "worker-1", "redis"}
+    assert {part.split()[0] for part in penstock["parts"].split(", ")} == {
+        "api-1",
+        "worker-1",
+        "redis",
+        "scheduler-1",
+        "offline-1",
+    }
     assert report.command.startswith("penstock bench gateway --quick") and "penstock" in shown and "ratio" in shown
     assert (report.settings["rounds"], report.settings["tokens"], report.settings["levels"]) == (1, 8, [2])
     assert report.settings["systems"]["floor"] == "engine behind a bare asyncio socket server"

@@ -36,7 +36,8 @@ DEFAULTS = msgspec.to_builtins(SimSettings())
 
 @dataclass(frozen=True)
 class Penstock:
-    """Redis, API and worker, with the durable log on; out of source tree `tree` instead of the one installed."""
+    """All processes that `penstock up` starts, with the durable log on; out of source tree `tree` instead of the one
+    installed."""
 
     name: str
     level: Durability = "D1"
@@ -62,6 +63,8 @@ class Penstock:
             with Deployment(
                 folder / "penstock",
                 apis=self.apis,
+                schedulers=1,
+                offline=1,
                 redis_url=url,
                 settings=self._settings(folder, engine),
                 tree=self.tree,
