@@ -13,7 +13,7 @@ from flow import until
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from offline.app import HARD_LIMIT_S, LOOK_AT_BATCH, QUEUE, VISIBILITY_S, broker, build_app
+from offline.app import HARD_LIMIT_S, QUEUE, VISIBILITY_S, broker, build_app
 from offline.bell import Bell
 from offline.broker import Broken, Broker
 from offline.settings import OfflineSettings
@@ -71,14 +71,16 @@ def test_a_cluster_needs_another() -> None:
 
 
 def test_it_is_set_as_it_must_be() -> None:
-    """Late acknowledgement, JSON alone, one message a task, no task beyond half the visibility timeout."""
+    """Late acknowledgement, JSON alone, one message a task, no task beyond half the visibility timeout, and nobody at
+    the broker commands the process. The task's name is one that processes of two versions share."""
     app = build_app(OfflineSettings(), WireSettings(), nothing)
     conf = app.conf
     assert conf.task_acks_late and conf.task_reject_on_worker_lost and conf.worker_prefetch_multiplier == 1
     assert conf.accept_content == conf.result_accept_content == ["json"] and conf.task_serializer == "json"
     assert conf.broker_transport_options["visibility_timeout"] == VISIBILITY_S > 2 * HARD_LIMIT_S
     assert conf.result_backend is None and conf.task_ignore_result
-    assert LOOK_AT_BATCH in app.tasks
+    assert not conf.worker_enable_remote_control
+    assert "penstock.batch" in app.tasks
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from house import House, eventually, free_port, redis_process
 from redis import Redis
 
 from offline.cloudevents import cloud_event
-from offline.intake import MAX_REDELIVERIES, Intake, Rejected
+from offline.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
 from streaming.errors import QuotaExceeded
 from streaming.events import Event, Wanted
 from streaming.memory import Headroom
@@ -139,6 +139,18 @@ async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: Wire) -> Non
         await intake.accept(json.dumps(body("three")).encode(), "three")
     assert (refused.value.name, refused.value.used, refused.value.limit) == ("jobs", 2, 2)
     assert await intake.accept(json.dumps(body("two")).encode(), "two") == two != one
+
+
+async def test_a_message_id_is_as_long_as_it_may_be_and_no_longer(wire: Wire) -> None:
+    """One character more, or none at all, and the message is rejected."""
+    known, events, monitor = {"sim": ModelSettings(engine="sim")}, EventSettings(), StoreMonitor(wire)
+    intake = Intake(wire, Headroom(wire), monitor, known, events, Wanted(events, {}), 64)
+    await monitor.require()
+    message = json.dumps(body("hello")).encode()
+    assert (await intake.accept(message, "i" * MAX_MESSAGE_ID)).startswith("job_")
+    for name in ("", "i" * (MAX_MESSAGE_ID + 1)):
+        with pytest.raises(Rejected, match="message_id of 1 to 200 characters"):
+            await intake.accept(message, name)
 
 
 def test_what_is_no_message_at_all_stops_nobody(empty_house: House, broker: str) -> None:

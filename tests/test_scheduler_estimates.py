@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.demand import Demand, Flow, asking, in_slots, keep_s, learn, tight
-from scheduler.forecast import Ahead, clear_s, wait_s, workers_for
+from scheduler.forecast import Ahead, clear_s, constraints, wait_s, workers_for
 from scheduler.limits import Limits
 from scheduler.rush import BEYOND, BUCKET_S, Lens, Rush, follow, highest, noted, quantile
-from scheduler.snapshot import Lane, Served, Snapshot, Worker
+from scheduler.snapshot import Due, Lane, Served, Snapshot, Worker
 from scheduler.starts import Starts, ordered, seen
 
 LIMITS = Limits(0, 8)
@@ -56,6 +56,12 @@ def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
     away = Snapshot("m", (Lane("standard"),))
     demand = looked_at((0.0, here), (1.0, away), (2.0, here))
     assert demand.flows["standard"].jobs == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2, 64])
+def test_a_worker_runs_as_many_jobs_as_it_has_slots(slots: int) -> None:
+    """One alone where it has one."""
+    assert looked_at((0.0, Snapshot("m", workers=(Worker("w", slots=slots),)))).capacity == slots
 
 
 def test_prefetched_jobs_take_no_slot() -> None:
@@ -191,3 +197,15 @@ def test_a_job_put_now_waits_for_everything_above_it() -> None:
     snapshot = Snapshot("m", lanes, (Worker("v", slots=4, running=4), Worker("w", slots=4, running=4)))
     waits = wait_s(snapshot, KNOWN, 2)
     assert waits == {"interactive": 100 / 800, "standard": 4000 / 800}
+
+
+def test_each_lanes_jobs_are_of_its_own_size() -> None:
+    """Ten short jobs are begun before ten that are nine times as long, in a tenth of the time both take; so much is to
+    be done within the target of each, and before a deadline."""
+    flows = {"standard": Flow(jobs=10, tokens=1000.0), "batch": Flow(jobs=10, tokens=9000.0)}
+    demand = Demand(slots=4, held_s=100.0, flows=flows)
+    lanes = (Lane("standard", 10, 4), Lane("batch", 10, 0, due=(Due(60.0, 4),)))
+    snapshot = Snapshot("m", lanes, (Worker("w", slots=4, running=4),))
+    assert wait_s(snapshot, demand, 1) == {"standard": 11 * 100 / 400, "batch": (10 * 100 + 11 * 900) / 400}
+    tokens = [(ahead.lane, ahead.jobs, ahead.tokens) for ahead in constraints(snapshot, demand, LIMITS)]
+    assert tokens == [("standard", 10, 1000), ("batch", 20, 10_000), ("batch", 15, 5500)]

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from scheduler.packing import USABLE, Footprint, pack, replicas_for
 from scheduler.ratio import EVERY_S, Sides, balance
+from scheduler.settings import shapes_of
 from scheduler.shapes import DWELL_S, Route, Shape, calibrated, reshaping_pays, route, threshold
+from streaming.config import ConfigError
+from streaming.settings import ModelSettings, ShapeSettings
 
 LOW_HIGH = (Shape("low", 64), Shape("high"))
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -170,3 +173,21 @@ def test_both_behind_asks_for_more_workers_and_both_ahead_for_fewer() -> None:
     assert balance(Sides(1, 1), 1.5, 0.2, 0.0).scale == 1
     held = balance(Sides(2, 2, changed=0.0), 1.5, 0.2, 29.0)
     assert (held.sides, held.scale) == (Sides(2, 2, changed=0.0), 0)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "to", "sides"), [(1.5, 0.2, "prefill", Sides(3, 1)), (0.2, 1.5, "decode", Sides(1, 3))]
+)
+def test_a_worker_goes_to_the_side_that_is_behind(ttft: float, tpot: float, to: str, sides: Sides) -> None:
+    """And the reason names that side."""
+    verdict = balance(Sides(2, 2), ttft, tpot, 0.0)
+    assert (verdict.sides.prefill, verdict.sides.decode) == (sides.prefill, sides.decode)
+    assert verdict.why.endswith(f"one worker goes to {to}")
+
+
+def test_a_shape_between_two_equal_thresholds_is_refused() -> None:
+    """There is no load it would be for."""
+    curves = {"small": ((1, 10), (64, 100)), "middle": ((1, 20), (64, 200)), "large": ((1, 30), (64, 300))}
+    model = ModelSettings(engine="sim", shapes={name: ShapeSettings(curve=curve) for name, curve in curves.items()})
+    with pytest.raises(ConfigError, match=r"models\.m\.shapes\.middle: by the curves another shape is better"):
+        shapes_of("m", model)
