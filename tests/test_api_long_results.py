@@ -167,7 +167,7 @@ def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     facts = Facts(job=JOB, model="m", priority=Priority.STANDARD, chat=chat, choices=1, logprobs=False, created_ms=1)
     end = long_end()
     steps = sum(1 for _ in completion_in_slices(facts, end, end.rows))
-    assert steps >= ROWS // ROWS_A_SLICE - 1
+    assert steps >= ROWS // ROWS_A_SLICE  # its text is joined in a slice of its own
     said = completion(facts, end, end.rows)["choices"][0]
     assert (said["message"]["content"] if chat else said["text"]) == "".join(row.text for row in end.rows)
     facts, odd = replace(facts, logprobs=True), Logprob("\u2028é", -0.5, (("a", -1.0),))
@@ -175,6 +175,14 @@ def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     assert sum(1 for _ in completion_in_slices(facts, end, end.rows)) >= 9
     shown = json.loads(to_json(at_once(completion_in_slices(facts, end, end.rows))))
     assert shown["choices"][0]["logprobs"] == json.loads(to_json(facts.logprobs_object([odd] * 950)))
+
+
+def test_a_short_answer_of_several_choices_is_rendered_at_once() -> None:
+    """In one slice: it is over before others could have their turn."""
+    facts = Facts(job=JOB, model="m", priority=Priority.STANDARD, chat=True, choices=3, logprobs=False, created_ms=1)
+    end = long_end(rows=10)
+    rows = [replace(row, index=row.seq % 3) for row in end.rows]
+    assert list(completion_in_slices(facts, end, rows)) == []
 
 
 async def test_the_events_of_a_long_answer_are_told_in_slices(wire: Wire) -> None:

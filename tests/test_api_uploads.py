@@ -93,6 +93,22 @@ async def test_what_is_wrong_is_refused_and_leaves_nothing(
     assert left(shelf) == []
 
 
+async def test_a_part_without_a_name_is_no_other_part(shelf: Shelf) -> None:
+    """Whatever stood before it."""
+    unnamed = b"--cut\r\nContent-Type: text/plain\r\n\r\nresponses\r\n"
+    upload = await take(
+        shelf,
+        [
+            form().replace(
+                b'--cut\r\nContent-Disposition: form-data; name="file"',
+                unnamed + b'--cut\r\nContent-Disposition: form-data; name="file"',
+            )
+        ],
+    )
+    assert upload.fields["purpose"] == "batch"
+    upload.incoming.discard()
+
+
 def with_fields(count: int) -> bytes:
     """A form of so many parts: one is the file, one the purpose."""
     parts = [f'--cut\r\nContent-Disposition: form-data; name="f{number}"\r\n\r\nx\r\n' for number in range(count - 2)]
