@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+from house import House
 
-from api import admin, batches, files, jobs
+from api import admin, batches, files, jobs, webhooks
 from api.app import ROUTES
 from api.cursor import Cursor
+from api.errors import ApiError
 from api.openapi import CURSOR, ERRORS, HEADERS, document
 from api.render import Facts, JobView, completion, job_object
-from streaming.messages import Delta, Failure, Priority, State, Terminal
+from streaming.batches import BatchRecord
+from streaming.deadletters import DeadLetter
+from streaming.messages import (
+    Batch,
+    BatchState,
+    Delta,
+    Failure,
+    LineFault,
+    Priority,
+    Progress,
+    State,
+    StoredFile,
+    Terminal,
+)
+from streaming.webhooks import Message
 
 DOCUMENT = document("1.2.3")
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -53,10 +72,20 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:
     }
     if not isinstance(value, kinds[schema["type"]]) or value not in schema.get("enum", [value]):
         return False
-    if "properties" in schema:
-        known = schema["properties"]
-        return value.keys() == known.keys() and all(conforms(value[key], known[key]) for key in known)
+    if isinstance(value, dict):
+        return has_fields(value, schema)
     return all(conforms(each, schema["items"]) for each in value) if "items" in schema else True
+
+
+def has_fields(value: dict[str, Any], schema: dict[str, Any]) -> bool:
+    """Those of the schema and, where it names any, no others."""
+    known = schema.get("properties", {})
+    rest = schema.get("additionalProperties", not known)
+    return (
+        set(schema.get("required", ())) <= value.keys()
+        and all(conforms(value[key], known[key]) for key in value.keys() & known.keys())
+        and all(rest if isinstance(rest, bool) else conforms(value[key], rest) for key in value.keys() - known.keys())
+    )
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -112,6 +141,25 @@ def test_only_the_operators_routes_need_no_key() -> None:
     assert DOCUMENT["security"] == [{"key": []}]
 
 
+def test_each_operation_says_how_it_may_be_refused() -> None:
+    """By what it takes: a body, an idempotency key, values in its query, the name of something that may not exist."""
+    for method, path, operation in operations():
+        said = operation["responses"].keys()
+        params = [lookup(each["$ref"]) for each in operation.get("parameters", [])]
+        if path.startswith(("/v1/", "/admin/")):
+            assert "503" in said
+        if "{" in path:
+            assert "404" in said
+        if "requestBody" in operation:
+            assert {"400", "413", "415"} <= said
+        if any(each["in"] == "query" for each in params):
+            assert "400" in said
+        if any(each["name"] == "Idempotency-Key" for each in params):
+            assert {"422", "429"} <= said
+        if operation["responses"].get("202") == {"$ref": "#/components/responses/Accepted"} and method == "post":
+            assert {"408", "409", "500", "504"} <= said  # of a job that its request waits for
+
+
 def test_errors_and_headers_are_described() -> None:
     """Each error answer has the error body; retry headers stand where we send them."""
     for status in ERRORS:
@@ -162,3 +210,120 @@ def test_the_bounds_of_parameters_are_those_that_are_checked() -> None:
     assert bounds["limit"]["maximum"] == jobs.MAX_PER_PAGE == batches.MAX_PER_PAGE == admin.MAX_PER_PAGE
     assert (bounds["file_limit"]["maximum"], bounds["wait"]["maximum"]) == (files.MAX_PER_PAGE, jobs.MAX_WAIT_S)
     assert CURSOR.strip("^$") == jobs.CURSOR.pattern.replace("(", "").replace(")", "")
+
+
+@pytest.mark.parametrize(
+    "read", [admin.page_limit, jobs._limit, partial(files.page_limit, default=20, most=batches.MAX_PER_PAGE)]
+)
+def test_a_page_has_as_many_rows_as_the_document_allows(read: Callable[[str], int]) -> None:
+    """From the least to the most, and no other number."""
+    bounds = lookup("#/components/parameters/limit")["schema"]
+    least, most = bounds["minimum"], bounds["maximum"]
+    assert [read(str(least)), read(str(most))] == [1, 100]
+    for beyond in (least - 1, most + 1):
+        with pytest.raises(ApiError) as refused:
+            read(str(beyond))
+        assert refused.value.param == "limit"
+
+
+TIMES = {"created_ms": 1_000, "expires_ms": 2_000}
+FILE = StoredFile(id="file-1", tenant="t", name="in.jsonl", size=9, purpose="batch", **TIMES)
+BATCH = Batch(id="batch_1", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions", input_file="file-1",
+              window="24h", output_keep_ms=1, metadata={"a": "b"})  # fmt: skip
+FAR = Progress(total=9, model="m", lane="batch", lane_reason="r", faults=(LineFault(1, "c", "m", "p"),),
+               output_file="file-2", error_file="file-3", began_ms=1_000, finalizing_ms=2_000, ended_ms=3)  # fmt: skip
+MESSAGE = Message("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 0, 0, 0, 0, "")
+TRIED = Message("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 1, 2, 3, 503, "x")
+
+
+@pytest.mark.parametrize(
+    ("shown", "name"),
+    [
+        (files.file_object(FILE), "File"),
+        (batches.batch_object(BatchRecord(BATCH, BatchState.VALIDATING, False, 1, 0, 0, Progress())), "Batch"),
+        *((batches.batch_object(BatchRecord(BATCH, state, True, 1, 2, 3, FAR)), "Batch") for state in BatchState),
+        (webhooks._object(MESSAGE), "WebhookMessage"),
+        (webhooks._object(TRIED), "WebhookMessage"),
+        (admin._object(DeadLetter("0-1-1", "poison", 1, job="job_1")), "DeadLetter"),
+        (admin._object(DeadLetter("0-1-1", "no entry", 1, lane="l", entry="1-1")), "DeadLetter"),
+    ],
+)
+def test_every_object_is_as_described(shown: dict[str, Any], name: str) -> None:
+    """With all that may be known, and with as little; as JSON, and of each field that has a value here its type."""
+    assert conforms(json.loads(json.dumps(shown)), SCHEMAS[name])
+    assert not conforms(shown | {"extra": 1}, SCHEMAS[name])
+
+
+def test_every_answer_is_as_described(house: House) -> None:
+    """Status, media type, body and the headers that say where a job is, of what real processes answer."""
+    served = json.loads(house.get("/openapi.json")[1])
+
+    def answered(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """An answer, which is one that the document knows."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        status, got, data = house.request(method, path, body, sent or None)
+        (template,) = (each for each in DOCUMENT["paths"] if matches(each, path))
+        operation = served["paths"][template][method.lower()]
+        described = operation["responses"][str(status)]
+        described = lookup(described["$ref"]) if "$ref" in described else described
+        kind = got["content-type"].partition(";")[0]
+        assert kind in described["content"]
+        names = {name.lower() for name in described["headers"]}
+        assert {"x-request-id", "openai-processing-ms"} <= names & got.keys()
+        assert names & {"location", "x-job-id"} <= got.keys()
+        if kind == "application/json":
+            assert conforms(json.loads(data), described["content"][kind]["schema"]), data
+            return status, json.loads(data)
+        return status, data
+
+    def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:
+        status, answer = answered(method, path, body, **headers)
+        assert status in (200, 202), answer
+        return answer
+
+    def refused(status: int, method: str, path: str, body: Any = None) -> None:
+        assert answered(method, path, body)[0] == status
+
+    chat = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    text = {"model": "sim", "prompt": "x", "max_tokens": 2}
+    for path in ("/healthz", "/readyz", "/version", "/metrics", "/openapi.json"):
+        ask("GET", path)
+    assert [each["id"] for each in ask("GET", "/v1/models")["data"]] == [ask("GET", "/v1/models/sim")["id"]]
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", text)):
+        ask("POST", path, body)
+        ask("POST", path, body | {"stream": True})
+        ask("POST", path, body, Prefer="respond-async")
+        refused(400, "POST", path, body | {"n": 99})
+        refused(415, "POST", path, body=None)
+    job = ask("POST", "/v1/jobs", chat)["id"]
+    assert ask("GET", f"/v1/jobs/{job}?wait=30")["status"] == "completed"
+    for path in ("result", "events", "timing"):
+        ask("GET", f"/v1/jobs/{job}/{path}")
+    ask("POST", f"/v1/jobs/{job}/cancel")
+    assert job in [each["id"] for each in ask("GET", "/v1/jobs?limit=100")["data"]]
+    form = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: '
+    form += b'form-data; name="file"; filename="in.jsonl"\r\n\r\n{}\r\n--b--\r\n'
+    file = ask("POST", "/v1/files", form, Content_Type="multipart/form-data; boundary=b")["id"]
+    wanted = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = ask("POST", "/v1/batches", wanted)["id"]
+    for path in ("/v1/files", f"/v1/files/{file}", f"/v1/files/{file}/content", "/v1/batches"):
+        ask("GET", path)
+    for path in ("", "/output", "/errors"):
+        ask("GET", f"/v1/batches/{batch}{path}")
+    for path in ("pause", "resume", "cancel"):
+        ask("POST", f"/v1/batches/{batch}/{path}")
+    ask("DELETE", f"/v1/files/{file}")
+    refused(409, "POST", f"/v1/batches/{batch}/pause")
+    for path in ("dlq", "webhooks", "tenants", "tenants/local", "pools", "pools/sim"):
+        ask("GET", f"/admin/{path}")
+    ask("PUT", "/admin/pools/sim", {"want": 1, "for_s": 60})
+    assert ask("DELETE", "/admin/pools/sim")["override"] is None
+    refused(400, "PUT", "/admin/pools/sim", {"want": -1})
+    for path in ("/v1/models/gone", f"/v1/jobs/{'job_00' + '0' * 30}", "/v1/files/gone", "/v1/batches/gone"):
+        refused(404, "GET", path)
+    for path in ("dlq/gone", "webhooks/gone", "tenants/gone", "pools/gone"):
+        refused(404, "GET", f"/admin/{path}")
+
+
+def matches(template: str, path: str) -> bool:
+    return re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path.partition("?")[0]) is not None

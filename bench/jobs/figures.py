@@ -23,7 +23,7 @@ COLUMNS = (
 )
 
 RIVALS = ("celery", "arq", "taskiq")
-"""How many times a rival's rate Penstock's is to be; a rival's name is the beginning of its rows'."""
+"""A rival's name is the beginning of its rows'."""
 
 Row = dict[str, Any]
 
@@ -67,29 +67,37 @@ def _us_per_job(name: str, reading: Reading) -> float:
 
 
 def ratios(found: Sequence[Row]) -> list[Ratio]:
-    """Penstock against the best of each rival's rows; only of systems that were measured."""
+    """Penstock against the best of each rival's rows; only of systems that were measured. First without the callers: a
+    client of a task queue costs more than one of HTTP, and both share the machine with what they call."""
     rates = {row["system"]: row["jobs_per_s"] for row in found}
-    ours = _best(rates, (CHAT, STREAM))
+    costs = {row["system"]: _without_callers(row) for row in found}
     judged = []
     for rival in RIVALS:
         names = [name for name in rates if name.startswith(rival)]
-        if not names or ours is None:
+        if not names or _best(rates, (CHAT, STREAM)) is None:
             continue
-        theirs = _best(rates, names)
-        judged.append(
-            Ratio.held(
-                f"jobs.{rival}",
-                what=f"Penstock's jobs/s, one request each / {rival}'s",
-                value=_over(ours, theirs),
-            )
-        )
+        theirs, ours = _best(rates, names), _best(rates, (CHAT, STREAM))
+        what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
+        cost = _over(_least(costs, names), _least(costs, (CHAT, STREAM)))
+        judged.append(Ratio.held(f"jobs.{rival}_cpu", what=what, value=cost))
+        what = f"Penstock's jobs/s, one request each / {rival}'s"
+        judged.append(Ratio.held(f"jobs.{rival}", what=what, value=_over(ours, theirs)))
         if JOBS in rates:
             what = f"Penstock's jobs/s, put and wait / {rival}'s"
-            judged.append(Ratio(what=what, value=_over(rates[JOBS], theirs)))
+            judged.append(Ratio.held(f"jobs.{rival}_put", what=what, value=_over(rates[JOBS], theirs)))
     alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
     if STREAM in rates:
         judged.append(Ratio.held("jobs.alone", what="one request alone: request to first token, p50 ms", value=alone))
     return judged
+
+
+def _without_callers(row: Row) -> float | None:
+    whole, client = row["cpu_ms_per_job"], row["client_ms_per_job"]
+    return None if whole is None or client is None else whole - client
+
+
+def _least(costs: Mapping[str, float | None], names: Sequence[str]) -> float | None:
+    return min((cost for name in names if (cost := costs.get(name)) is not None), default=None)
 
 
 def _best(rates: Mapping[str, float | None], names: Sequence[str]) -> float | None:

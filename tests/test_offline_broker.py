@@ -1,0 +1,66 @@
+"""The brokers of events: which are refused, what is asked of a connection, and what a message is published as."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from offline import consumer
+from offline.broker import Broken, Broker, check_broker
+from offline.consumer import Consumer
+from streaming.config import ConfigError
+from streaming.settings import EventSettings
+from telemetry.metrics import Metrics
+
+
+@pytest.mark.parametrize("url", ["", "memory://", "redis://h:1/0", "amqp://u:p@h//"])
+def test_no_broker_and_those_that_kombu_knows_are_fine(url: str) -> None:
+    """Without one there are no events."""
+    check_broker("events.take_url", url)
+
+
+def test_an_unknown_kind_of_broker_is_refused_by_its_setting() -> None:
+    """The password in its address is not said."""
+    with pytest.raises(ConfigError, match=r"events\.take_url: no broker that kombu knows: smoke://") as refused:
+        check_broker("events.take_url", "smoke://user:secret@h/")
+    assert "secret" not in str(refused.value)
+
+
+def test_what_is_published_is_to_survive_the_broker() -> None:
+    """Whoever takes it finds its name, its kind and its headers."""
+    broker = Broker("memory://")
+    broker.publish("survives", b'{"a": 1}', "application/json", "m-1", {"x-reason": "r"})
+    broker.consume("survives", 1)
+    (message,) = broker.take(10.0)
+    assert message.properties["delivery_mode"] == 2, "kept on disk, in the words of AMQP"
+    assert (message.properties["message_id"], message.content_type) == ("m-1", "application/json")
+    assert (message.headers, json.loads(message.body)) == ({"x-reason": "r"}, {"a": 1})
+    broker.ack(message)
+    broker.close()
+
+
+async def test_a_connection_that_is_listened_to_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a broker that has silently gone is waited for for ever."""
+    loop, tried = asyncio.get_running_loop(), asyncio.Event()
+    asked: list[int] = []
+
+    class Away(Broker):
+        def __init__(self, url: str, heartbeat_s: int = 0) -> None:
+            super().__init__(url, heartbeat_s)
+            asked.append(heartbeat_s)
+
+        def connect(self) -> None:
+            loop.call_soon_threadsafe(tried.set)
+            raise Broken("nobody is there")
+
+    monkeypatch.setattr(consumer, "Broker", Away)
+    metrics = Metrics.start("", "offline")
+    taker = Consumer(None, EventSettings(take_url="memory://"), metrics)  # type: ignore[arg-type]
+    taker.start()
+    async with asyncio.timeout(20):
+        await tried.wait()
+    await taker.stop()
+    metrics.close()
+    assert asked and min(asked) > 0

@@ -1,0 +1,58 @@
+"""The offline process as it says of itself, and its end when a turn never ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import offline.__main__ as program
+from offline.__main__ import EXIT_STUCK, OfflineProcess
+from streaming.config import Config
+from telemetry.lifeline import Lifeline
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OfflineProcess]:
+    """Of two slots, not begun and without Celery."""
+    monkeypatch.setattr(program, "build_app", lambda *_: None)
+    config = Config({"files": {"dir": str(tmp_path / "files")}, "offline": {"concurrency": 2}})
+    process = OfflineProcess("offline-7", config, Lifeline(None))
+    yield process
+    process._metrics.close()
+
+
+def test_it_says_how_many_batches_it_works_on(process: OfflineProcess) -> None:
+    """None before it has begun; while it ends, that it ends."""
+    begun = process._describe()
+    assert (begun.role, begun.id, begun.state, begun.slots, begun.running) == ("offline", "offline-7", "ready", 2, 0)
+    stop = asyncio.Event()
+    process._desk = SimpleNamespace(running=2, stop=stop)  # type: ignore[assignment]
+    assert (process._describe().state, process._describe().running) == ("ready", 2)
+    stop.set()
+    assert (process._describe().state, process._describe().running) == ("draining", 2)
+
+
+async def test_a_turn_that_never_ends_ends_the_process(
+    process: OfflineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a code that has a fresh one started: what holds the turn up cannot be had back."""
+
+    async def hangs(_batch: str, _telling: int) -> None:
+        await asyncio.Event().wait()
+
+    def ends(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(program, "HARD_LIMIT_S", 0.01)
+    monkeypatch.setattr(os, "_exit", ends)
+    monkeypatch.setattr(program.logging, "shutdown", lambda: None)
+    process._loop = asyncio.get_running_loop()
+    process._desk = SimpleNamespace(look_at_batch=hangs)  # type: ignore[assignment]
+    with pytest.raises(SystemExit) as ended:
+        await asyncio.to_thread(process._look_at_batch, "batch", 1)
+    assert ended.value.code == EXIT_STUCK
