@@ -7,7 +7,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -91,8 +91,6 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
                     "penstock_tokens": through.tokens,
                 }
             )
-    share = median(float(row["share"]) for row in rows)
-    per_cpu = median(float(row["bare_cpu_ms"]) / float(row["worker_cpu_ms"]) for row in rows)
     what = f"tokens/s through Penstock / bare engine, c={plan.streams}, {threads} thread(s), median of rounds"
     return report.Report(
         name=NAME,
@@ -101,14 +99,22 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
         settings={**msgspec.to_builtins(plan), "path": path.name},
         columns=COLUMNS,
         rows=rows,
-        ratios=(
-            Ratio.held("engine.share", what=what, value=share, digits=3),
-            Ratio(what="CPU per token, bare engine / worker process, median of rounds", value=per_cpu, digits=3),
-        ),
+        ratios=ratios_of(rows, what),
         notes=(
             "Around it: API process, Redis and the load generator. The ratio of CPU times holds on a busy machine too, "
             "where tokens/s tell who else was there.",
         ),
+    )
+
+
+def ratios_of(rows: Sequence[Mapping[str, Any]], what: str) -> tuple[Ratio, Ratio]:
+    """Medians of the rounds, with the least and the most."""
+    shares = tuple(float(row["share"]) for row in rows)
+    per_cpu = tuple(float(row["bare_cpu_ms"]) / float(row["worker_cpu_ms"]) for row in rows)
+    cpu = "CPU per token, bare engine / worker process, median of rounds"
+    return (
+        Ratio.held("engine.share", what=what, value=median(shares), digits=3, rounds=shares),
+        Ratio(what=cpu, value=median(per_cpu), digits=3, rounds=per_cpu),
     )
 
 
