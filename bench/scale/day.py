@@ -43,8 +43,8 @@ class Day:
 
     @property
     def limits(self) -> Limits:
-        """A start is assumed as it will be measured: the day is not about the first quarter of an hour."""
-        return Limits(1, MAX_WORKERS, cold_start_s=self.engine.start_s)
+        """As they are where nobody has set anything: how long a start takes is found out during the warm-up."""
+        return Limits(1, MAX_WORKERS)
 
 
 @lru_cache(maxsize=1)

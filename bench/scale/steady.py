@@ -37,7 +37,7 @@ def most_reversals_in_an_hour(outcome: Outcome) -> int:
 def steadied(name: str, load: Steady) -> dict[str, Any]:
     """The figures of one policy, "penstock" or "keda", under one load."""
     engine, seconds = Engine(), load.hours * HOUR_S
-    limits = Limits(1, 80, cold_start_s=engine.start_s)
+    limits = Limits(1, 80)
     contender = Own(limits) if name == "penstock" else Backlog(limits)
     trace = requests(Shape(rate=load.rate, cv=load.cv), load.seed, WARM_S + seconds)
     outcome = simulate(contender, trace, seconds, engine, warm_s=WARM_S, begin=4, seed=load.seed)
@@ -70,7 +70,7 @@ def watched(ward: Ward) -> dict[str, Any]:
     """How long after it became slow the slow worker was cordoned, and how many healthy ones ever were."""
     engine = Engine()
     outcome = simulate(
-        Own(Limits(ward.workers, ward.workers + 2, cold_start_s=engine.start_s)),
+        Own(Limits(ward.workers, ward.workers + 2)),
         requests(Shape(rate=4.2, cv=1.5), ward.seed, SLOW_AT_S * 1.5),
         SLOW_AT_S * 1.5,
         engine,
