@@ -10,7 +10,7 @@ from bench.mutants.mutant import Mutant
 from bench.mutants.report import Named, Verdict, as_json, judged, score, survivors
 from bench.mutants.trial import Trial
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run
-from bench.reach.change import likeliest, said_by, touched, words_of
+from bench.reach.change import likeliest, run_by_calls, said_by, touched, words_of
 from bench.reach.reach import Reach, covering, within
 from bench.reach.scripts import callers, changed_scripts
 
@@ -86,6 +86,12 @@ def test_tests_that_speak_of_the_change_come_first_and_then_the_quickest() -> No
 def test_the_words_of_a_test_are_those_of_its_body_its_parameters_and_its_file() -> None:
     said = said_by(SOURCE)["tests/test_bench_mutants.py::test_a_line_of_a_script_is_changed_in_one_place"]
     assert {"bench", "mutants", "gone", "changes"} <= said and "likeliest" not in said
+
+
+def test_the_lines_of_functions_are_known_from_those_that_an_import_runs() -> None:
+    assert run_by_calls(
+        "A = 1\n\n\ndef f(\n    a=A,\n):\n    return a\n\n\nclass B:\n    c = 2\n\n    def d(self):\n        ...\n"
+    ) == {7, 14}
 
 
 def test_a_change_touches_the_lines_it_replaces_or_stands_between() -> None:

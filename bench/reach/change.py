@@ -30,7 +30,8 @@ def tests_of(tree: Path, reach: Reach, texts: Mapping[str, str]) -> list[str]:
         lines = touched(before, text)
         words |= words_of(file, *(before.splitlines()[line - 1] for line in lines if line <= before.count("\n")))
         if file not in scripts:
-            found |= reach.of(file, lines)
+            inside = lines & run_by_calls(before)
+            found |= reach.of(file, inside) | (reach.of_file(file) if inside != lines else frozenset())
     return likeliest(found, words, said_by(tree), reach.seconds)
 
 
@@ -61,6 +62,15 @@ def said_by(tree: Path) -> Mapping[str, frozenset[str]]:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 said[f"tests/{path.name}::{node.name}"] = words_of(path.stem, *lines[first - 1 : node.end_lineno])
     return said
+
+
+def run_by_calls(text: str) -> set[int]:
+    """The lines of a module's functions. All others run as it is imported, which coverage notes of one test alone."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            lines |= set(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
 
 
 def words_of(*texts: str) -> frozenset[str]:

@@ -38,7 +38,7 @@ class Reach:
         """The tests that run any line of this file."""
         if file not in self._all:
             self._all[file] = frozenset[str]().union(*self.lines.get(file, {}).values())
-        return self._all[file]
+        return self.newer | self._all[file]
 
 
 def within(tests: Sequence[str], seconds: Mapping[str, float], most_s: float) -> list[str]:
