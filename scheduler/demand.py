@@ -225,7 +225,7 @@ def _slots(snapshot: Snapshot, known: int) -> int:
     ready = [worker.slots for worker in snapshot.ready if worker.slots]
     if not ready and not known:  # those of a shape that is about to take jobs for the first time
         ready = [worker.slots for worker in snapshot.workers if worker.slots and worker.shape]
-    return max(1, sum(ready) // len(ready)) if ready else known
+    return sum(ready) // len(ready) if ready else known
 
 
 def _kv_share(snapshot: Snapshot, known: float, since_s: float) -> float:

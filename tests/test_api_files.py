@@ -12,6 +12,10 @@ import pytest
 from batching import client, jsonl, line
 from house import House, eventually, redis_process, serving
 from openai import BadRequestError, NotFoundError, OpenAI
+from redis import Redis
+
+from streaming.keys import fleet_key
+from streaming.shelf import Shelf
 
 LIMIT = 64 * 1024
 
@@ -106,6 +110,30 @@ def _raw(door: House, data: bytes, *, chunked: bool) -> int:
         return 413  # refused before all of it was sent
     finally:
         connection.close()
+
+
+def test_a_body_that_says_how_much_too_long_it_is_need_not_be_sent(door: House, ann: OpenAI) -> None:
+    """It is refused by its length alone."""
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=30)
+    headers = {"Authorization": "Bearer ann", "Content-Type": "multipart/form-data; boundary=b"}
+    connection.putrequest("POST", "/v1/files")
+    for name, value in (headers | {"Content-Length": str(100 * LIMIT)}).items():
+        connection.putheader(name, value)
+    try:
+        connection.endheaders(b"--b\r\n")
+        assert connection.getresponse().status == 413
+    finally:
+        connection.close()
+    assert ann.files.list().data == [] and on_disk(door) == []
+
+
+def test_the_folder_of_files_says_whose_it_is(door: House, ann: OpenAI) -> None:
+    """From the first upload on: a store that was emptied must not take the files of another for its own."""
+    shelf = Shelf(door.folder / ".penstock" / "files")
+    ann.files.delete(ann.files.create(file=b"{}\n", purpose="batch").id)
+    with Redis.from_url(door.redis_url) as store:
+        ours = store.hget(fleet_key("store"), "deployment")
+    assert ours and shelf.owner == ours.decode()
 
 
 def test_lists_in_pages_and_orders(ann: OpenAI) -> None:

@@ -1,18 +1,26 @@
-"""What lists and looks at jobs cost the store, in a house of real processes: they read no bodies and no logs."""
+"""What lists and looks at jobs cost the store, in a house of real processes: they read no bodies and no logs. And what
+is said of a job that is not there."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from house import House, eventually
 from msgspec.structs import replace
 from redis import Redis
+from starlette.requests import Request
 
+from api.errors import ApiError
+from api.jobs import own_record
+from streaming.journal import Journal
+from streaming.keys import partition_key
 from streaming.messages import Text, decode_job, encode
+from streaming.wire import Wire
 
 BODY = 400_000
 JOBS = 12
@@ -150,3 +158,23 @@ def test_readers_who_wait_share_one_look_at_their_lane(empty_house: House, store
     for answer, reader in zip(heard, readers, strict=True):
         answer.close()
         reader.close()
+
+
+@pytest.mark.parametrize(
+    ("tenant", "job_id", "code"),
+    [
+        ("red", "job_00" + "1" * 30, "result_expired"),
+        ("blue", "job_00" + "1" * 30, "job_not_found"),
+        ("red", "job_00" + "2" * 30, "job_not_found"),
+        ("red", "job_ff" + "1" * 30, "job_not_found"),
+        ("red", "nonsense", "job_not_found"),
+    ],
+)
+async def test_only_the_owner_is_told_that_a_job_was_kept_once(wire: Wire, tenant: str, job_id: str, code: str) -> None:
+    """Everybody else hears the same as of a job that never was."""
+    await wire.redis.zadd(partition_key(0, "jobs", "red"), {"job_00" + "1" * 30: 1})
+    app = SimpleNamespace(state=SimpleNamespace(services=SimpleNamespace(wire=wire, journal=Journal(wire))))
+    state = {"caller": SimpleNamespace(tenant=tenant)}
+    with pytest.raises(ApiError) as refused:
+        await own_record(Request({"type": "http", "app": app, "state": state, "path_params": {"job_id": job_id}}))
+    assert refused.value.code == code

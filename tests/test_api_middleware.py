@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
+import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import header
@@ -56,6 +58,32 @@ async def test_a_trace_that_is_sent_is_carried_on() -> None:
     state = [(b"traceparent", TRACE.encode()), (b"tracestate", b"k=v")]
     assert (await answered(Exchange(state)))["trace"] == {"traceparent": TRACE, "tracestate": "k=v"}
     assert (await answered(Exchange(state[1:])))["trace"]["traceparent"] != TRACE
+
+
+@pytest.mark.parametrize(
+    ("path", "route", "status", "error"),
+    [
+        ("/v1/jobs/job_1", "/v1/jobs", 200, None),
+        ("/v1/models/gone", "/v1/models", 404, None),
+        ("/elsewhere", "other", 503, "HTTP 503"),
+    ],
+)
+async def test_a_request_is_told_by_its_route_and_status(path: str, route: str, status: int, error: str | None) -> None:
+    """To traces and to metrics; only what is our fault is an error."""
+    span, metrics, exchange = Mock(), Mock(), Exchange([])
+    span.active.return_value, span.carrier.return_value = nullcontext(), {}
+    exchange.scope["path"] = path
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+
+    tracing = SimpleNamespace(span=Mock(return_value=span))
+    services = cast(Services, SimpleNamespace(tracing=tracing, metrics=metrics))
+    await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
+    tracing.span.assert_called_once_with(f"GET {route}", {}, "server")
+    attributes = {"http.response.status_code": status, "http.route": route}
+    span.end.assert_called_once_with(error=error, attributes=attributes)
+    metrics.requests.labels.assert_called_once_with("", route, str(status))
 
 
 async def test_a_request_leaves_nothing_to_the_garbage_collector() -> None:

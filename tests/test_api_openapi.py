@@ -204,6 +204,28 @@ def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     assert not conforms(job_object(JobView(facts, State.QUEUED)) | {"extra": 1}, SCHEMAS["Job"])
 
 
+def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all that it is made of."""
+    if isinstance(schema, dict):
+        yield schema
+        parts = [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        for each in (*parts, schema.get("items"), schema.get("additionalProperties")):
+            yield from subschemas(each)
+
+
+def test_a_schema_says_nothing_that_its_readers_do_not_know() -> None:
+    """They leave out what is no word of JSON Schema: a limit or a description under another name is none."""
+    known = {
+        *("type", "const", "enum", "anyOf", "oneOf", "properties", "required", "additionalProperties", "propertyNames"),
+        *("items", "minItems", "maxItems", "minLength", "maxLength", "maxProperties", "minimum", "maximum", "pattern"),
+        *("exclusiveMaximum", "format", "default", "title", "description", "$ref"),
+    }
+    params = [each["schema"] for each in DOCUMENT["components"]["parameters"].values()]
+    for schema in (*SCHEMAS.values(), *params):
+        for each in subschemas(schema):
+            assert each.keys() <= known
+
+
 def test_the_bounds_of_parameters_are_those_that_are_checked() -> None:
     """They are written twice: here for readers, there for the check."""
     bounds = {name: lookup(f"#/components/parameters/{name}")["schema"] for name in ("limit", "file_limit", "wait")}
@@ -314,11 +336,15 @@ def test_every_answer_is_as_described(house: House) -> None:
         ask("POST", f"/v1/batches/{batch}/{path}")
     ask("DELETE", f"/v1/files/{file}")
     refused(409, "POST", f"/v1/batches/{batch}/pause")
-    for path in ("dlq", "webhooks", "tenants", "tenants/local", "pools", "pools/sim"):
+    for path in ("dlq", "webhooks", "tenants", "tenants/local", "pools"):
         ask("GET", f"/admin/{path}")
+    pool = ask("GET", "/admin/pools/sim")
+    assert pool["ready"] == len(pool["workers"]) == 1
     ask("PUT", "/admin/pools/sim", {"want": 1, "for_s": 60})
     assert ask("DELETE", "/admin/pools/sim")["override"] is None
     refused(400, "PUT", "/admin/pools/sim", {"want": -1})
+    for path in ("/v1/jobs", "/v1/files", "/v1/batches", "/admin/dlq", "/admin/webhooks"):
+        refused(400, "GET", f"{path}?limit=0")
     for path in ("/v1/models/gone", f"/v1/jobs/{'job_00' + '0' * 30}", "/v1/files/gone", "/v1/batches/gone"):
         refused(404, "GET", path)
     for path in ("dlq/gone", "webhooks/gone", "tenants/gone", "pools/gone"):

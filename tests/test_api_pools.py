@@ -300,3 +300,9 @@ def test_nobody_can_say() -> None:
     assert held.eta_ms("m", Priority.BATCH, 0) is None and held.knows("m"), "no pace of earlier jobs says otherwise"
     assert not held.knows("other") and not learnt(at_ms=-20_000, wait_s=1.0).knows("m")
     assert learnt(at_ms=int(1_000 - 1_000 * STALE_S - 1), wait_s=1.0).eta_ms("m", Priority.BATCH, 0) is None
+
+
+def test_a_plan_from_a_clock_that_is_ahead_is_as_new_as_one_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not make a worker's start take longer than it does."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    assert learnt(want=1, wake_s=8.0, at_ms=9_000, wait_s=8.0).eta_ms("m", Priority.BATCH, 0) == 8_000

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import pytest
 import uvicorn
+from house import House
 from starlette.types import Receive, Scope, Send
 
 from api import server
 from api.server import Server
+from streaming.fleet import Fleet
+from streaming.settings import WireSettings
+from streaming.wire import Wire
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,3 +77,25 @@ async def test_the_date_of_its_answers_is_made_anew(monkeypatch: pytest.MonkeyPa
         first = await asyncio.to_thread(date_of, port)
         while await asyncio.to_thread(date_of, port) == first:
             await asyncio.sleep(0.1)
+
+
+async def test_a_process_that_lets_its_streams_end_is_shown_as_draining(empty_house: House) -> None:
+    """To whoever told it to end, and wonders why it is still there."""
+    empty_house.start("workers", PENSTOCK_SIM_STEP_MS="50")
+    process = empty_house.start_api()
+    empty_house.wait_ready()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, "stream": True}
+    wire = Wire.open(WireSettings(url=empty_house.redis_url))
+
+    async def states() -> list[str]:
+        return [each.state for each in await Fleet(wire).processes("api")]
+
+    with closing(http.client.HTTPConnection("127.0.0.1", empty_house.port, timeout=60)) as connection:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 200
+        assert await states() == ["ready"]
+        process.terminate()
+        async with asyncio.timeout(30):
+            while await states() != ["draining"]:
+                await asyncio.sleep(0.01)
+    await wire.close()

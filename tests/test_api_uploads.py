@@ -93,6 +93,20 @@ async def test_what_is_wrong_is_refused_and_leaves_nothing(
     assert left(shelf) == []
 
 
+@pytest.mark.parametrize("name", [b"purpose", b"file"])
+async def test_a_name_that_is_no_text_is_a_name_all_the_same(shelf: Shelf, name: bytes) -> None:
+    """Of a field nobody knows, or of a part that no file may be in."""
+    sent = form().replace(b'name="' + name + b'"', b'name="\xff"')
+    if name == b"file":
+        with pytest.raises(ApiError, match="in a part named 'file'"):
+            await take(shelf, [sent])
+    else:
+        upload = await take(shelf, [sent])
+        assert upload.fields == {"\ufffd": "batch"}
+        upload.incoming.discard()
+    assert left(shelf) == []
+
+
 async def test_a_part_without_a_name_is_no_other_part(shelf: Shelf) -> None:
     """Whatever stood before it."""
     unnamed = b"--cut\r\nContent-Type: text/plain\r\n\r\nresponses\r\n"

@@ -11,7 +11,7 @@ from bench.mutants.report import Named, Verdict, as_json, judged, score, survivo
 from bench.mutants.trial import Trial
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run
 from bench.reach.change import likeliest, run_by_calls, said_by, touched, words_of
-from bench.reach.reach import Reach, covering, within
+from bench.reach.reach import Reach, by_file, covering, within
 from bench.reach.scripts import callers, changed_scripts
 
 SOURCE = Path(__file__).parents[1]
@@ -59,9 +59,15 @@ def test_the_lines_that_run_a_script_are_found(name: str) -> None:
 
 
 def test_a_context_leads_to_its_test_wherever_the_line_ran() -> None:
-    known = {"tests/a.py::one": 1.0, "tests/a.py::two": 1.0}
-    told = ["", "start", "start|tests/a.py::one", "tests/a.py::two (setup)", "start|tests/a.py::failed"]
+    known = by_file(["tests/a.py::one", "tests/a.py::two"])
+    told = ["", "start", "start|tests/a.py::one", "tests/a.py::two (call)", "start|tests/a.py::failed"]
     assert covering(told, known) == {"tests/a.py::one", "tests/a.py::two"}
+
+
+@pytest.mark.parametrize("told", ["tests/a.py::one (setup)", "tests/a.py::failed (setup)", "start|tests/a.py"])
+def test_a_process_of_a_whole_file_and_its_import_are_for_all_its_tests(told: str) -> None:
+    known = by_file(["tests/a.py::one", "tests/a.py::two", "tests/ab.py::three"])
+    assert covering([told], known) == {"tests/a.py::one", "tests/a.py::two"}
 
 
 def test_a_lines_tests_are_those_that_run_it() -> None:

@@ -309,9 +309,9 @@ async def test_a_leader_that_was_away_begins_anew(hand: Hand) -> None:
 
 async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> None:
     """Not at the next tick, which is an hour away."""
-    stop, reaper = asyncio.Event(), ShakyReaper(down=False)
-    running = asyncio.create_task(hand.loop(parts=hand.with_reaper(reaper), tick_s=3600.0).run(stop))
-    await until(lambda: reaper.asked >= 2, "its first round, and the one that its subscription asks for")
+    stop, reaper, pool = asyncio.Event(), ShakyReaper(down=False), CountingPool()
+    running = asyncio.create_task(hand.loop(pool=pool, parts=hand.with_reaper(reaper), tick_s=3600.0).run(stop))
+    await until(lambda: pool.rounds >= 2, "its first round, and the one that its subscription asks for")
     assert (await hand.plan()).want == 0
     await hand.put()
     async with asyncio.timeout(20):
@@ -320,6 +320,15 @@ async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> 
     assert reaper.asked == 3
     stop.set()
     await running
+
+
+class CountingPool(LocalPool):
+    """Counts the rounds that have come to their end."""
+
+    rounds = 0
+
+    async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
+        self.rounds += 1
 
 
 class ShakyReaper(Reaper):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from flow import until
 
 from streaming.backlog import Backlog, Lane
 from streaming.lease import Claim, Lease
@@ -110,3 +111,21 @@ async def test_what_is_put_back_counts_as_waiting_and_keeps_its_lanes_age(wire: 
     await asyncio.sleep(0.05)
     lane = await lane_of(wire, Priority.STANDARD)
     assert (lane.waiting, lane.running, lane.added) == (1, 1, 2) and 50 <= lane.oldest_ms < 10_000
+
+
+async def test_the_oldest_waiting_job_is_none_that_runs(wire: Wire) -> None:
+    """What a worker was given stays in the lane until its end, before all that wait."""
+    lease = Lease(wire, "m")
+    await lease.register()
+    await put(wire, Priority.STANDARD)
+    await lease.claim(0, 1)
+    given_ms = await wire.now_ms()
+    await until(lambda: _later(wire, given_ms))
+    await put(wire, Priority.STANDARD)
+    _, lanes, _ = await wire.call("lanes", 0, 0, "m")
+    ((waiting, running, oldest_ms, _),) = [lane for lane in lanes if lane[0] or lane[1]]
+    assert (waiting, running) == (1, 1) and oldest_ms > given_ms
+
+
+async def _later(wire: Wire, than_ms: int) -> bool:
+    return await wire.now_ms() > than_ms

@@ -202,6 +202,14 @@ async def test_nobody_sees_anothers(batches: Batches) -> None:
         with pytest.raises(UnknownBatch):
             await batches.get(name, tenant)
     assert await batches.recent("x", None, 10) == []
+    others = [f"file-{batch.id[6:]}", "batch_zz", "batch_ff" + "0" * 30]
+    assert list(await batches.states([*others, batch.id])) == [batch.id]
+
+
+async def test_one_that_is_gone_is_no_work(batches: Batches) -> None:
+    """Whoever was told of it too late leaves it alone, as one that another works on."""
+    with pytest.raises(Stale):
+        await batches.hold(batches.new_id("t"), 1)
 
 
 async def test_lists_come_in_pages(batches: Batches) -> None:

@@ -13,11 +13,12 @@ from flow import Flow, a_job, tokens_of, until
 from house import eventually, free_port, redis_process
 from redis import Redis
 
+from streaming.batches import Batches
 from streaming.config import ConfigError
 from streaming.durability import check_level, shortfalls
 from streaming.errors import Unavailable
 from streaming.journal import Journal
-from streaming.messages import State
+from streaming.messages import Batch, BatchState, Priority, State
 from streaming.queue import Queue
 from streaming.settings import Durability, WireSettings
 from streaming.wire import Wire
@@ -73,6 +74,12 @@ def test_a_server_is_held_against_a_level(
     assert all(shortfall.fix and shortfall.key in str(shortfall) for shortfall in found)
 
 
+@pytest.mark.parametrize("fact", ["maxmemory-policy", "redis_version"])
+def test_what_a_server_does_not_say_is_unknown(fact: str) -> None:
+    (shortfall,) = shortfalls("D1", {**GOOD, fact: ""})
+    assert (shortfall.key, shortfall.found, shortfall.fatal) == (fact, "unknown", FATAL)
+
+
 @asynccontextmanager
 async def opened(url: str, level: Durability) -> AsyncIterator[Wire]:
     wire = Wire.open(WireSettings(url=url, durability=level, timeout_s=0.5))
@@ -120,7 +127,7 @@ async def test_what_may_not_be_asked_is_said(tmp_path: Path) -> None:
 
 
 async def test_at_d3_nothing_is_promised_without_a_replica(redis_url: str) -> None:
-    """A put and a cancel are Unavailable although they ran; the same put at D1 finds the job."""
+    """A put, a cancel and a wish for a batch are Unavailable although they ran; the same put at D1 finds the job."""
     async with opened(redis_url, "D3") as careful, opened(redis_url, "D1") as careless:
         job = a_job(Queue(careful))
         with pytest.raises(Unavailable, match="no replica has it yet"):
@@ -130,6 +137,14 @@ async def test_at_d3_nothing_is_promised_without_a_replica(redis_url: str) -> No
         with pytest.raises(Unavailable, match="no replica has it yet"):
             await Queue(careful).cancel(job.id)
         assert (await Journal(careful).record(job.id)).state is State.CANCELLED
+        batch = Batch(
+            id=Batches(careful).new_id("t"), tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
+            input_file="f", window="none", output_keep_ms=1,
+        )  # fmt: skip
+        await Batches(careless).create(batch, "digest")
+        with pytest.raises(Unavailable, match="no replica has it yet"):
+            await Batches(careful).steer(batch.id, "cancel")
+        assert (await Batches(careless).get(batch.id, "t")).state is BatchState.CANCELLING
 
 
 @contextmanager

@@ -182,6 +182,34 @@ async def test_a_lost_connection_fails_what_is_under_way_and_the_next_is_new(lin
         assert client.get("count") == b"3"
 
 
+async def test_a_lost_connection_is_given_back_before_the_next_is_taken(redis_url: str) -> None:
+    """However often that happens, no more than one is out of the pool."""
+    pool = BlockingConnectionPool.from_url(redis_url, protocol=2)
+    out: list[AbstractConnection] = []
+    most = 0
+
+    async def acquire() -> AbstractConnection:
+        nonlocal most
+        out.append(await pool.get_connection())
+        most = max(most, len(out))
+        return out[-1]
+
+    async def release(connection: AbstractConnection) -> None:
+        out.remove(connection)
+        await pool.release(connection)
+
+    line = Line(acquire, release, 5)
+    with Redis.from_url(redis_url) as client:
+        for _ in range(3):
+            assert await line.run([("PING",)]) == [b"PONG"]
+            client.client_kill_filter(_type="normal", skipme=True)
+            await until(lambda: line._talk is not None and line._talk.over, 10)
+    assert await line.run([("PING",)]) == [b"PONG"]
+    await line.close()
+    assert most == 1 and not out
+    await pool.aclose()
+
+
 async def test_a_server_that_does_not_answer_is_given_up_in_time(tmp_path: Path) -> None:
     """Stopped, it keeps the connection open: all who wait hear of it at once, and work goes on when it does."""
     with redis_process(tmp_path) as url, Redis.from_url(url) as client:

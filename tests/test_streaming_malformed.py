@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 from flow import a_job, append, delta, deltas_of
+from msgspec.structs import replace
 
 from streaming.backlog import Backlog
 from streaming.batches import Batches
@@ -208,6 +209,55 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: Wire) -> None:
     assert not await wire.redis.exists(partition_key(0, "heirs", lost.id))
     assert 0 < await wire.redis.ttl(partition_key(0, "log", lost.id)) <= 60
     assert await wire.redis.keys(partition_key(0, "idem", "*")) == []
+
+
+async def test_people_are_told_what_is_wrong_with_a_job_that_could_not_be_given_out(wire: Wire) -> None:
+    queue, job = Queue(wire), a_job(Queue(wire))
+    await queue.put(job)
+    await spoil(wire, job.id, "deadline")
+    assert (await (await a_lease(wire)).claim(0, 1)).jobs == []
+    assert await reasons(wire) == {job.id: "unreadable: its deadline is none"}
+
+
+async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: Wire) -> None:
+    """The half that is there names all entries of that millisecond, the job's own among them: it is no place."""
+    queue, job = Queue(wire), a_job(Queue(wire))
+    await queue.put(job)
+    ms, _, _ = (await Journal(wire).record(job.id)).entry.partition("-")
+    await wire.redis.hset(partition_key(0, "job", job.id), "entry", ms)  # type: ignore[misc]
+    assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
+    assert (await Journal(wire).record(job.id)).state is State.FAILED and set(await reasons(wire)) == {job.id}
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        ("restart", ()),
+        ("release", (60,)),
+        ("decline", ()),
+        ("checkpoint", (1,)),
+        ("finish", ("completed", "record", "summary", "", "")),
+    ],
+)
+async def test_a_word_about_a_job_that_cannot_be_read_changes_nothing(
+    wire: Wire, script: str, args: tuple[str | int, ...]
+) -> None:
+    """The worker is answered so, as about a job that is not its own; people are told what is wrong, and no more."""
+    queue, lease, job = Queue(wire), await a_lease(wire), a_job(Queue(wire))
+    await queue.put(job)
+    (claim,) = (await lease.claim(0, 1)).jobs
+    await spoil(wire, job.id, "state")
+    assert await wire.call(script, 0, lease.id, job.id, claim.number, *args) == 0
+    assert await reasons(wire) == {job.id: "unreadable: its state is none"}
+
+
+async def test_the_event_of_a_job_that_cannot_be_read_is_its_tenants(wire: Wire) -> None:
+    queue, job = Queue(wire), replace(a_job(Queue(wire)), tenant="mine", events="w")
+    await queue.put(job)
+    await spoil(wire, job.id, "attempt")
+    await Journal(wire).record(job.id)
+    events = await Outbox(wire, "webhooks").collect("me", 10)
+    assert [(event.subject, event.tenant, event.type) for event in events] == [(job.id, "mine", "job.failed")]
 
 
 @pytest.mark.parametrize("ended", [False, True])

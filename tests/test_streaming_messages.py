@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+from types import ModuleType
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streaming import messages, overrides, plans, settings
 from streaming.errors import DecodeError, NewerMessage
 from streaming.keys import new_job_id, partition_of
 from streaming.messages import (
@@ -122,3 +125,17 @@ def test_an_id_leads_to_its_partition() -> None:
     assert [partition_of(new_job_id(partition)) for partition in (0, 1, 255)] == [0, 1, 255]
     for text in ("", "job_", "job_" + "g" * 32, "job_" + "0" * 31, "x" * 36, "job_00" + "0" * 30 + "\n"):
         assert partition_of(text) is None
+
+
+@pytest.mark.parametrize("module", [messages, plans, overrides, settings], ids=lambda module: str(module.__name__))
+def test_what_is_left_out_is_of_its_fields_kind(module: ModuleType) -> None:
+    """A default is written as any value is: another process must be able to read it."""
+    for _, kind in inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, msgspec.Struct)):
+        for field in msgspec.structs.fields(kind):
+            if field.default is not msgspec.NODEFAULT:
+                assert msgspec.convert(field.default, field.type) == field.default, (kind, field.name)
+
+
+@pytest.mark.parametrize("name", ["", "job_", "job_zz" + "0" * 30, "job_00" + "0" * 29, "file-00" + "0" * 30])
+def test_what_is_no_jobs_id_leads_nowhere(name: str) -> None:
+    assert partition_of(name) is None

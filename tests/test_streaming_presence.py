@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import msgspec
 import pytest
 
+from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.keys import fleet_key, new_life
 from streaming.messages import Process
 from streaming.presence import present
+from streaming.reset import live_processes
 from streaming.wire import Wire
 
 
@@ -76,6 +79,14 @@ async def test_machines_may_use_the_same_name(wire: Wire) -> None:
         assert await fleet.processes() == [here]
 
 
+async def test_who_was_seen_lately_counts_as_there(wire: Wire) -> None:
+    """Whoever wants to delete the store asks, of whatever version the processes are."""
+    here = Process(role="worker", id="w1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
+    assert await live_processes(wire) == []
+    await Fleet(wire).report(here)
+    assert await live_processes(wire) == [f"worker:{here.life}"]
+
+
 async def until(fleet: Fleet, expected: list[Process]) -> None:
     async with asyncio.timeout(20):
         while await fleet.processes() != expected:
@@ -89,3 +100,32 @@ async def test_names_of_processes_that_ended_long_ago_are_removed(wire: Wire) ->
     await wire.redis.zadd(fleet_key("procs"), {"worker:old": now_s - 7200, "worker:recent": now_s - 600})
     await fleet.report(here)
     assert set(await wire.redis.zrange(fleet_key("procs"), 0, -1)) == {b"worker:recent", f"worker:{here.life}".encode()}
+
+
+class Away(Fleet):
+    """A fleet whose store does not answer so many reports, then one, then so many again."""
+
+    def __init__(self, *silences: int) -> None:
+        self._answers = [answers for silence in silences for answers in (*[False] * silence, True)]
+        self.over = asyncio.Event()
+
+    async def report(self, process: Process) -> None:
+        answers = self._answers.pop(0) if self._answers else True
+        if not self._answers:
+            self.over.set()
+        if not answers:
+            raise Unavailable("Redis does not answer")
+
+    async def leave(self, process: Process) -> None:
+        pass
+
+
+async def test_each_time_the_store_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not with every report that fails: whoever reads the log of a long failure finds what matters in it."""
+    fleet = Away(3, 2)
+    with caplog.at_level(logging.WARNING, "streaming.presence"):
+        async with asyncio.timeout(20), present(fleet, Telling()) as changed:
+            while not fleet.over.is_set():
+                changed.set()
+                await asyncio.sleep(0)
+    assert len(caplog.records) == 2

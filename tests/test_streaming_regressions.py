@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 
 import pytest
 from flow import a_job, append, delta
 
+from streaming.deadletters import DeadLetters
 from streaming.journal import Journal
-from streaming.keys import GROUP, partition_key
-from streaming.lease import SILENT, Claim, Finish, Held, Lease
-from streaming.messages import State, Terminal
+from streaming.keys import GROUP, channel, partition_key
+from streaming.lease import SILENT, Broken, Claim, Finish, Held, Lease, without_rows
+from streaming.messages import Run, Section, State, Terminal, decode_reply
 from streaming.queue import Queue
 from streaming.reaper import Reaper
 from streaming.wire import Wire
@@ -263,6 +265,67 @@ async def test_a_job_whose_time_is_over_is_not_claimed(wire: Wire) -> None:
     await wire.redis.hset(partition_key(0, "job", late.id), "deadline", "1")
     assert (await claim_one(lease)).job.id == fine.id
     assert await state_of(wire, late.id) is State.EXPIRED
+
+
+async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: Wire) -> None:
+    """From there on nobody reads what earlier runs logged, and its events have another epoch."""
+    queue, journal, lost = Queue(wire), Journal(wire), await a_lease(wire)
+    job_id = (await queue.put(a_job(queue))).id
+    await claim_one(lost)
+    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+    await Reaper(wire).sweep()
+    holder = await a_lease(wire)
+    run = (await claim_one(holder)).number
+    before = await journal.record(job_id)
+    await holder.restart(job_id, run + 1)
+    assert await journal.record(job_id) == before and len(before.runs) == 2
+    await holder.restart(job_id, run)
+    after = await journal.record(job_id)
+    assert (after.runs, after.epoch) == (before.runs[1:], before.epoch + 1)
+
+
+async def test_a_job_that_was_cancelled_is_not_put_back_for_a_newer_worker(wire: Wire) -> None:
+    queue, lease = Queue(wire), await a_lease(wire)
+    job_id = (await queue.put(a_job(queue))).id
+    run = (await claim_one(lease)).number
+    await queue.cancel(job_id)
+    await lease.decline([Broken(job_id, run, "", newer=True)])
+    assert await state_of(wire, job_id) is State.CANCELLED and await lease.leave() == 0
+
+
+async def test_workers_lost_at_once_leave_each_its_own_jobs(wire: Wire) -> None:
+    """The log of one lives as long as the jobs it was lost with, and not as long as those of another."""
+    queue, lost, held = Queue(wire), [await a_lease(wire) for _ in range(3)], {}
+    for lease in lost:
+        held[lease.id] = (await queue.put(a_job(queue))).id
+        await claim_one(lease)
+    await wire.redis.zadd(partition_key(0, "leases"), dict.fromkeys(held, 1))
+    assert (await Reaper(wire).sweep()).requeued == 3
+    for worker, job_id in held.items():
+        heirs = await wire.redis.smembers(partition_key(0, "heirs", worker))
+        assert heirs == {job_id.encode()}
+
+
+@pytest.mark.parametrize("with_rows", [False, True])
+async def test_the_end_of_a_job_is_sent_to_those_who_wait_for_it(wire: Wire, with_rows: bool) -> None:
+    """They need not look for it: with its rows, or without them for readers that have had these."""
+    queue, lease, address = Queue(wire), await a_lease(wire), channel("api", "here")
+    job_id = (await queue.put(a_job(queue, reply_to=address))).id
+    claim = await claim_one(lease)
+    run = Section(1, Run(lease.id, claim.number))
+    end = Terminal(job_id, State.COMPLETED, 1, ("stop",), rows=(delta(claim, 1),), sections=(run,))
+    async with wire.subscribe(address) as heard, asyncio.timeout(20):
+        await lease.calls([lease.finish_call(Finish(end, claim.number, with_rows))])
+        assert decode_reply(await heard.message()) == (end if with_rows else without_rows(end))
+
+
+async def test_a_second_entry_of_a_job_is_dropped_and_the_job_is_claimed_where_it_stands(wire: Wire) -> None:
+    """The other one is read first, as of a job that was put back: it is neither this job's place nor its fault."""
+    queue, job = Queue(wire), a_job(Queue(wire))
+    await queue.put(job)
+    await wire.redis.xadd(RETRY, {"job": job.id})
+    assert (await claim_one(await a_lease(wire))).job.id == job.id
+    assert await wire.redis.xlen(RETRY) == 0 and await DeadLetters(wire).recent(10) == []
 
 
 async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: Wire) -> None:

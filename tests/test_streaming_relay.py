@@ -8,14 +8,31 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from flow import append, delta, until
 
 from streaming.errors import UnknownJob
 from streaming.inbox import MAX_ROWS, NO_RUN, Inbox
-from streaming.journal import Journal, Record
+from streaming.journal import NEWER, Journal, Record
+from streaming.keys import partition_key
 from streaming.lease import SILENT, Claim, Finish, Lease
-from streaming.messages import Chat, Delta, Frame, Job, Opening, Priority, Run, Section, State, Terminal, Turn, author
+from streaming.messages import (
+    Chat,
+    Delta,
+    Ended,
+    Frame,
+    Job,
+    Opening,
+    Priority,
+    Run,
+    Section,
+    State,
+    Terminal,
+    Turn,
+    author,
+    encode,
+)
 from streaming.queue import Queue
 from streaming.relay import Relay
 from streaming.wire import Wire
@@ -537,6 +554,35 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: Wire, relay: Rel
     await running.write(1, relay.address)
     await running.finish()
     assert await read_all(late) == [1, 2, 3], "its name is in the log"
+
+
+async def test_a_reader_that_comes_to_miss_something_is_looked_at_without_waiting_for_the_tick(wire: Wire) -> None:
+    """However long that still is: whoever looks after the readers is woken."""
+    relay = Relay(wire)
+    inbox = relay.open(Queue(wire).new_id("t"))
+    looking = asyncio.create_task(relay._pause(600))
+    await asyncio.sleep(0)
+    relay._dispatch(encode(Ended(inbox.job_id)))
+    await asyncio.wait_for(looking, 20)
+    relay.close(inbox)
+
+
+async def test_what_a_newer_worker_writes_ends_the_pouring(wire: Wire, relay: Relay) -> None:
+    """It cannot be shown here: the reader is told to ask another process, without waiting for what may come."""
+    job_id = Queue(wire).new_id("t")
+    inbox = relay.open(job_id)
+    ends: list[Terminal | None] = []
+    running = await Running.begin(wire, relay, job_id)
+
+    def sink(_: list[Delta], end: Terminal | None) -> bool:
+        ends.append(end)
+        return True
+
+    newer = msgspec.msgpack.encode(["f999", running.lease.id, {}])
+    await wire.redis.xadd(partition_key(0, "log", running.lease.id), {relay.address: newer}, id="1-0")
+    await asyncio.wait_for(inbox.pour(sink), 20)
+    assert [end and end.failure for end in ends] == [NEWER]
+    relay.close(inbox)
 
 
 def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:

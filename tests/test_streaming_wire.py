@@ -122,6 +122,21 @@ async def test_a_task_that_writes_without_pause_can_be_cancelled(wire: Wire) -> 
         assert done and task.cancelled()
 
 
+async def test_a_cancellation_that_the_client_swallowed_is_let_through() -> None:
+    """It came as a write ended, so the write counts as done: whoever wrote goes no further."""
+    reached: list[str] = []
+
+    async def write() -> None:
+        with translated():
+            asking.cancel()
+        reached.append("what comes behind the write")
+
+    asking = asyncio.create_task(write())
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert reached == []
+
+
 async def test_a_refused_pipeline_is_unavailable_and_does_not_repeat_what_was_sent(wire: Wire) -> None:
     """NOREPLICAS comes behind the client's words about the command, which may hold a prompt."""
     await wire.redis.config_set("min-replicas-to-write", 1)

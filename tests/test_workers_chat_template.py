@@ -41,9 +41,12 @@ def test_a_turn_is_text_and_never_a_template() -> None:
 
 
 def test_json_is_not_escaped_for_html() -> None:
-    """Models were trained on plain JSON."""
+    """Models were trained on plain JSON, of one line or of several."""
     assert ChatTemplate("{{ messages[0] | tojson }}").render([Turn("user", "<é>")]) == (
         '{"role": "user", "content": "<é>"}'
+    )
+    assert ChatTemplate("{{ messages[0] | tojson(indent=2) }}").render([Turn("user", "<é>")]) == (
+        '{\n  "role": "user",\n  "content": "<é>"\n}'
     )
 
 

@@ -7,16 +7,23 @@ import json
 import signal
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from house import House, eventually
 
+from streaming.config import Config
 from streaming.fleet import Fleet
 from streaming.leader import Leadership
 from streaming.messages import Failure, Process, Served, State, Terminal, Usage
 from streaming.plans import Cordoned, Plan, Plans
 from streaming.settings import WireSettings
 from streaming.wire import Wire
+from telemetry.metrics import Metrics
+from workers.__main__ import WorkerProcess
+from workers.settings import SimSettings
+from workers.sim import SimEngine
 from workers.tally import Tally
 
 
@@ -100,6 +107,20 @@ async def test_a_slow_step_is_seen(yard: Yard) -> None:
     body = {"model": "sim", "messages": [{"role": "user", "content": "[[slow@1]]"}], "max_tokens": 3}
     assert yard.house.post("/v1/chat/completions", body)[0] == 200
     assert await step_s() >= 0.045
+
+
+def test_whoever_started_it_is_told_once_why_it_drains() -> None:
+    """The leader's reason reaches the supervisor, and the first one stands, however often it comes."""
+    said: list[tuple[str, str]] = []
+    lifeline: Any = SimpleNamespace(say=lambda state, detail="": said.append((state, detail)))
+    engine, metrics = SimEngine("sim", SimSettings()), Metrics.start("", "worker")
+    process = WorkerProcess("worker-1", "sim", "", Config({}), engine, metrics, lifeline)
+    assert process._describe().state == "starting"
+    for reason in ("its steps are slow", "its clock is wrong"):
+        process._on_cordon(reason)
+    ((state, detail),) = said
+    assert state == "draining" and "its steps are slow" in detail
+    assert process._describe().state == "draining"
 
 
 def test_a_tally_counts_steps_not_pauses() -> None:

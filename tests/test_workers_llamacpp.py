@@ -408,6 +408,27 @@ async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(real_model:
         desk.send(STORY)
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [(RuntimeError("out of memory"), "engine_error", 500), (ValueError("bad field"), "invalid_request_error", 400)],
+)
+async def test_what_llama_cpp_raises_fails_the_request_alone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, status: int
+) -> None:
+    """Its requester hears of it, and its slot serves the next one."""
+
+    class Broken:
+        def handle_completions(self, *_: object) -> None:
+            raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(desk.engine, "_server", Broken())
+        failure = failed(await desk.ask(STORY, max_tokens=5))
+    assert (failure.code, failure.status) == (code, status)
+    answers = [desk.send(STORY, max_tokens=2, **GREEDY) for _ in range(SLOTS)]
+    assert [(await desk.result(each)).n for each in answers] == [2] * SLOTS
+
+
 async def test_silence_is_taken_for_a_hang(real_model: Path) -> None:
     """Requests run and nothing is heard for hang_s: the process should be restarted."""
     desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=512, batch=512, hang_s=0.001), real_model))

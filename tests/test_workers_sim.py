@@ -143,6 +143,16 @@ async def test_cancel_frees_the_slot_in_a_step(start: Start) -> None:
     assert bench.engine.stats().running == bench.engine.stats().waiting == 0
 
 
+async def test_nothing_of_it_goes_on_once_it_has_stopped(start: Start) -> None:
+    """Also where it is stopped in the middle of a text."""
+    before = asyncio.all_tasks()
+    bench = await start()
+    bench.engine.submit(Request("a", "a", Sampling(max_tokens=5000)))
+    assert asyncio.all_tasks() > before
+    await bench.engine.stop()
+    assert asyncio.all_tasks() == before and not bench.engine.health().ok
+
+
 async def test_faults_need_to_be_allowed(start: Start) -> None:
     """The words do nothing in an engine that serves people; where allowed, one request fails and the others live."""
     tame, wild = await start(), await start(faults=True)

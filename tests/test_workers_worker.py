@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from streaming.deadletters import DeadLetters
 from streaming.errors import Fenced
-from streaming.history import History, LoggedRun
+from streaming.history import NOTHING, History, LoggedRun
 from streaming.journal import Journal, Record
 from streaming.keys import channel, new_job_id, partition_key
 from streaming.leader import Leadership
@@ -215,6 +215,63 @@ async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Wir
         return running.engine.stats().running == 0 and running.worker.running == 0
 
     await until(quiet)
+
+
+async def test_a_cancel_waits_for_no_heartbeat(wire: Wire, start: Start) -> None:
+    """The worker is told of it; that heartbeats say it too is for words that were lost."""
+    queue = Queue(wire)
+    running = await start(LONG)
+    beat, job = running.worker.lease.beat, a_job(queue, max_tokens=8000)
+
+    async def silent(partition: int) -> dict[str, Held]:
+        return {job_id: Held(held.number, cancelled=False) for job_id, held in (await beat(partition)).items()}
+
+    running.worker.lease.beat = silent  # type: ignore[method-assign]
+    await queue.put(job)
+
+    async def runs() -> bool:
+        return running.engine.stats().running == 1
+
+    await until(runs)
+    await queue.cancel(job.id)
+    assert (await ended(wire, job.id)).state is State.CANCELLED
+
+
+async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire: Wire, start: Start) -> None:
+    """The worker hears of the cancel when it does not know the job yet."""
+    queue, running = Queue(wire), await start()
+    lease, job = running.worker.lease, a_job(queue)
+    claim = lease.claim
+
+    async def is_heard() -> bool:
+        return running.worker._claimer.was_cancelled(job.id)
+
+    async def claimed(partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
+        answer = await claim(partition, want, alone=alone, lowest=lowest)
+        if answer.jobs:
+            await queue.cancel(job.id)
+            await until(is_heard)
+        return answer
+
+    lease.claim = claimed  # type: ignore[method-assign]
+    await queue.put(job)
+    assert (await ended(wire, job.id)).state is State.CANCELLED
+    assert running.engine.stats().steps == 0 and not running.task.done()
+
+
+async def test_a_deadline_is_as_far_off_as_the_store_says(wire: Wire, start: Start) -> None:
+    """By the store's clock, which may show any time; one that had passed before the claim ends the job at once."""
+    running, loop = await start(LONG), asyncio.get_running_loop()
+    for due_ms, in_s in ((10_001_000, 10_000.0), (0, 0.0)):
+        job = a_job(Queue(wire), max_tokens=4000)
+        claim = Claim(
+            job=job, partition=0, attempt=1, number=1, created_ms=500, claimed_ms=1_000, deadline_ms=due_ms,
+            reply=(), past=(), first_frame=1,
+        )  # fmt: skip
+        before = loop.time()
+        running.worker.begin(claim, NOTHING)
+        deadline = running.worker._attempts[job.id].deadline
+        assert deadline is not None and before + in_s <= deadline.when() <= loop.time() + in_s
 
 
 async def test_a_drained_worker_finishes_or_hands_over(wire: Wire, start: Start) -> None:

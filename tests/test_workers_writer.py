@@ -9,13 +9,14 @@ from contextlib import suppress
 import pytest
 from flow import delta
 
+from streaming.errors import Unavailable
 from streaming.journal import Journal
 from streaming.keys import partition_key
 from streaming.lease import SILENT, Finish, Lease
 from streaming.messages import Opening, encode_delta
 from streaming.settings import WireSettings
-from streaming.wire import Wire
-from workers.writer import Checkpoint, Step, Writer
+from streaming.wire import Call, Wire
+from workers.writer import MAX_PAUSE_S, Checkpoint, Step, Writer
 
 
 class Writing:
@@ -85,6 +86,34 @@ async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(wri
     await writing.written()
     assert await writing.logged() == [[1], [2], [3]]
     running.cancel()
+
+
+async def test_a_store_that_is_away_is_asked_less_and_less_often(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause doubles with every try, up to its limit."""
+    pauses: list[float] = []
+    calls, sleep = writing.lease.calls, asyncio.sleep
+
+    async def away(written: Sequence[Call]) -> None:
+        if len(pauses) < 7:
+            raise Unavailable("away")
+        await calls(written)
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(writing.lease, "begin", lambda *_: False)
+    monkeypatch.setattr(writing.lease, "calls", away)
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    running = asyncio.create_task(writing.writer.run())
+    writing.step()
+    await writing.written()
+    running.cancel()
+    assert pauses == [min(pauses[0] * 2**place, MAX_PAUSE_S) for place in range(7)]
+    assert pauses[0] < pauses[1] and pauses[-1] == MAX_PAUSE_S
+    assert await writing.logged() == [[1]]
 
 
 async def test_nothing_is_written_once_its_run_is_over(writing: Writing) -> None:

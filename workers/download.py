@@ -27,7 +27,6 @@ RETRY_S = 0.5
 
 PIP_TIMEOUT_S = 180.0
 
-_CHUNK = 1 << 18
 
 Bytes: TypeAlias = Callable[[int, int], None]
 """Called with the bytes that are there and the bytes there will be."""
@@ -113,7 +112,7 @@ def _held(part: Path, size: int) -> int:
 def _copy(source: Path, part: Path, size: int, on_bytes: Bytes) -> None:
     try:
         with source.open("rb") as file, part.open("wb") as out:
-            shutil.copyfileobj(file, out, _CHUNK)
+            shutil.copyfileobj(file, out)
     except FileNotFoundError as error:
         raise Interrupted(f"{source} is not there") from error
     on_bytes(part.stat().st_size, size)

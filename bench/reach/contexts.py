@@ -56,6 +56,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """What a test file runs as it is imported is noted under its name."""
+    if (measured := Coverage.current()) is not None and isinstance(collector, pytest.Module):
+        measured.switch_context(collector.nodeid)
+    return (yield)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and (path := os.environ.get(TIMES)):  # one process hears of all tests
         config.pluginmanager.register(Times(Path(path)))

@@ -58,12 +58,13 @@ def load(folder: Path, tree: Path) -> Reach:
     seconds = passed(folder / TOLD)
     data = CoverageData(str(folder / DATA))
     data.read()
+    tests = by_file(seconds)
     files = {Path(file): file for file in data.measured_files()}  # among them copies that tests made of the tree
     return Reach(
         seconds,
         {
             path.relative_to(tree).as_posix(): {
-                line: covering(told, seconds) for line, told in data.contexts_by_lineno(file).items()
+                line: covering(told, tests) for line, told in data.contexts_by_lineno(file).items()
             }
             for path, file in files.items()
             if path.is_relative_to(tree)
@@ -71,7 +72,21 @@ def load(folder: Path, tree: Path) -> Reach:
     )
 
 
-def covering(contexts: Iterable[str], known: Mapping[str, float]) -> frozenset[str]:
-    """The tests among what coverage noted of a line: `where the process began|the test`, or one of them."""
-    names = {PHASE.sub("", part) for told in contexts for part in told.split("|")}
-    return frozenset(name for name in names if name in known)
+def by_file(tests: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The tests of each file."""
+    found: dict[str, set[str]] = {}
+    for test in tests:
+        found.setdefault(test.partition("::")[0], set()).add(test)
+    return {file: frozenset(names) for file, names in found.items()}
+
+
+def covering(contexts: Iterable[str], known: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The tests among what coverage noted of a line: `where the process began|the test`, or one of them; `known` are
+    the tests of each file. A process that began in a test's setup may serve every test of that file; what ran while a
+    file was imported is for all of it."""
+    found: set[str] = set()
+    for part in {part for told in contexts for part in told.split("|")}:
+        name = PHASE.sub("", part)
+        tests = known.get(name.partition("::")[0], frozenset())
+        found |= tests if part.endswith(" (setup)") or "::" not in name else tests & {name}
+    return frozenset(found)

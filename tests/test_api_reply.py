@@ -1,0 +1,202 @@
+"""One answer by itself, without a server: what is written and when, what is measured, and that it lets go of all."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message, Receive
+
+from api.admission import Admitted
+from api.reply import PING, Reply, StreamReply, WholeReply
+from api.schemas import parse, to_job
+from api.services import Services
+from api.settings import ApiSettings
+from streaming.inbox import Inbox
+from streaming.messages import Delivered, Delta, Opening, Priority, Run, Section, State, Terminal, Usage
+from streaming.queue import Accepted
+from streaming.turns import Turns
+from telemetry.metrics import Metrics
+
+RUN = Run("w", 1)
+BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+class Client:
+    """The other end: what it was sent, and when it was told what by the answer."""
+
+    def __init__(self) -> None:
+        self.status, self.written, self.ended = 0, b"", False
+        self.connection = SimpleNamespace(
+            watch=lambda _on_lost: None, carry=lambda _carried: False, write_chunk=self._take, transport=None
+        )
+
+    def _take(self, data: bytes) -> bool:
+        self.written += data
+        return True
+
+    async def send(self, message: Message) -> None:
+        assert not self.ended
+        self.status = message.get("status", self.status)
+        self.written += message.get("body", b"")
+        self.ended = message["type"] == "http.response.body" and not message["more_body"]
+
+    @property
+    def said(self) -> str:
+        """The text of a stream so far."""
+        lines = [
+            line.removeprefix("data: ") for line in self.written.decode().splitlines() if line.startswith("data: {")
+        ]
+        return "".join(each["delta"].get("content", "") for line in lines for each in json.loads(line)["choices"])
+
+
+class Exchange:
+    """A request that was accepted, its client, and the inbox that a worker's tokens come to."""
+
+    def __init__(self, kind: type[Reply], *, eta_ms: int | None = None, **settings: Any) -> None:
+        request = parse("chat", json.dumps(BODY | {"stream": kind is StreamReply}).encode())
+        job = to_job(request, job_id="j1", tenant="t", ceiling=Priority.INTERACTIVE, reply_to="r", trace={})
+        self.client, self.inbox = Client(), Inbox("j1", whole=kind is WholeReply)
+        self.inbox.accepted, self.inbox.openings[RUN] = True, Opening("j1")
+        self.metrics, self.noted = Metrics.start("", "api"), list[Delivered]()
+        services = SimpleNamespace(
+            settings=ApiSettings(**settings),
+            cards={},
+            metrics=self.metrics,
+            relay=SimpleNamespace(close=lambda _inbox: None),
+            wire=SimpleNamespace(turns=Turns()),
+            pace=SimpleNamespace(ended=lambda _model: None),
+            clock=SimpleNamespace(at=lambda moment, _partition: moment, error_us=lambda _partition: 0),
+            deliveries=SimpleNamespace(note=lambda _job, delivered: self.noted.append(delivered)),
+        )
+        admitted = Admitted(job, 0, Accepted("j1", created_ms=1_000), self.inbox, request, {}, False, eta_ms)
+        self.reply = kind(cast(Services, services), admitted)
+
+    async def answer(self) -> None:
+        state = {"request_id": "r", "received": 0.0, "server_send": self.client.send}
+        state["connection"] = self.client.connection
+        await self.reply({"type": "http", "state": state}, cast(Receive, None), self.client.send)
+
+    def bring(self, *texts: str, tokens: int = 1) -> None:
+        """Further tokens, in one frame."""
+        for text in texts:
+            self.inbox.push(Delta(1, self.inbox.seq + 1, 0, text, (7,), tokens), RUN)
+        self.inbox.tell()
+
+    def end(self, state: State = State.COMPLETED, rows: tuple[Delta, ...] = ()) -> None:
+        """The end, with the tokens that were brought, or with these."""
+        seq = len(rows) or self.inbox.seq
+        self.inbox.end(Terminal("j1", state, seq, ("stop",), Usage(5, 6), sections=(Section(1, RUN),), rows=rows))
+        self.inbox.tell()
+
+
+async def soon(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("frames", [[["a"]], [["a", "b"], ["c"], ["d", "e"]]])
+async def test_a_stream_says_what_came_and_then_ends(frames: list[list[str]]) -> None:
+    """Frame by frame, each as it comes; whatever the last one brings, nothing is owed behind it."""
+    exchange = Exchange(StreamReply)
+    client = exchange.client
+    answering = asyncio.create_task(exchange.answer())
+    texts = ""
+    for frame in frames:
+        exchange.bring(*frame)
+        texts += "".join(frame)
+        await soon(lambda texts=texts: client.said == texts)
+        assert not client.ended
+    exchange.end()
+    await answering
+    assert (client.status, client.said, client.ended) == (200, texts, True)
+    assert client.written.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_stream_whose_end_is_there_at_once_is_told_whole() -> None:
+    exchange = Exchange(StreamReply)
+    exchange.bring("a", "b")
+    exchange.end()
+    await exchange.answer()
+    assert (exchange.client.status, exchange.client.said, exchange.client.ended) == (200, "ab", True)
+
+
+@pytest.mark.parametrize(("eta_ms", "at_once"), [(None, False), (3_599_999, False), (3_600_000, True)])
+async def test_who_will_wait_longer_than_the_silence_allowed_gets_the_head_at_once(
+    eta_ms: int | None, at_once: bool
+) -> None:
+    """Else it comes with the first token: a refusal before that has its own status."""
+    exchange = Exchange(StreamReply, eta_ms=eta_ms, keep_alive_s=3600)
+    answering = asyncio.create_task(exchange.answer())
+    if at_once:
+        await soon(lambda: exchange.client.written == PING)
+    else:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert exchange.client.status == 0
+    exchange.bring("a")
+    await soon(lambda: exchange.client.said == "a")
+    exchange.bring("b")
+    exchange.end()
+    await answering
+    assert exchange.client.said == "ab"
+
+
+async def test_a_stream_that_fails_before_its_first_token_has_its_own_status() -> None:
+    exchange = Exchange(StreamReply)
+    exchange.end(State.CANCELLED)
+    await exchange.answer()
+    assert exchange.client.status == 409 and b"job_cancelled" in exchange.client.written
+
+
+@pytest.mark.parametrize("kind", [StreamReply, WholeReply])
+async def test_the_moments_of_an_answer_are_noted_in_their_order(kind: type[Reply]) -> None:
+    """And counted: one first token, and the gaps between it and the others."""
+    exchange = Exchange(kind)
+    answering = asyncio.create_task(exchange.answer())
+    if kind is StreamReply:
+        for count in (1, 2, 3):
+            exchange.bring("a", tokens=2)
+            await soon(lambda said="a" * count: exchange.client.said == said)
+    exchange.end(rows=tuple(Delta(1, seq, 0, "a", (7,), 2) for seq in (1, 2, 3)))
+    await answering
+    (noted,) = exchange.noted
+    assert 0 < noted.last_got <= noted.last_sent
+    counted = exchange.metrics.answers("chat", "m")
+    assert (counted.input._total, counted.output._total) == (5, 6)
+    if kind is StreamReply:
+        assert 0 < noted.first_got <= noted.first_sent <= noted.last_got
+        assert (sum(counted.first_token._counts), sum(counted.per_token._counts)) == (1, 4)
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+@pytest.mark.parametrize("frames", [0, 2])
+async def test_an_answer_that_is_over_is_let_go_of(frames: int) -> None:
+    """At once: no timer for its signs of life holds it."""
+    exchange = Exchange(StreamReply, keep_alive_s=3600)
+    answering = asyncio.create_task(exchange.answer())
+    for _ in range(frames):
+        said = exchange.client.said
+        exchange.bring("a")
+        await soon(lambda said=said: exchange.client.said != said)
+    exchange.bring("z")
+    exchange.end()
+    await answering
+    gone = weakref.ref(exchange.reply)
+    del answering, exchange.reply
+    await asyncio.sleep(0)
+    assert gone() is None

@@ -1,0 +1,31 @@
+"""What becomes of a read of the journal that nobody waits for any more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+from flow import until
+
+from streaming.errors import UnknownJob
+from streaming.journal import Journal
+from streaming.queue import Queue
+from streaming.wire import Wire
+
+
+async def test_a_read_that_nobody_waits_for_fails_in_silence(wire: Wire) -> None:
+    """The last of those who asked has left, and the job is gone: there is nothing to complain of."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    journal, gone = Journal(wire), Queue(wire).new_id("t")
+    asking = asyncio.create_task(journal.ended(gone))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await until(lambda: not journal._ended)
+    del asking  # it knows the read, which complains once nobody does
+    with pytest.raises(UnknownJob):
+        await journal.ended(gone)
+    gc.collect()
+    assert complaints == []

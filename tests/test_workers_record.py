@@ -1,0 +1,58 @@
+"""What a worker tells the outside about its jobs, in numbers."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from streaming.lease import Claim
+from streaming.messages import Chat, Job, Priority, Sampling, Turn
+from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
+from workers.attempt import Attempt
+from workers.record import MANY_ATTEMPTS, Recorder
+
+JOB = Job(
+    id="0-job", model="m", tenant="t", priority=Priority.BATCH, prompt=Chat((Turn("user", "hi"),)), sampling=Sampling()
+)
+
+
+def attempt(number: int) -> Attempt:
+    """Of a job that has waited for two seconds."""
+    return Attempt(
+        Claim(
+            job=JOB,
+            partition=0,
+            attempt=number,
+            number=number,
+            created_ms=1_000,
+            claimed_ms=3_000,
+            deadline_ms=None,
+            reply=(),
+            past=(),
+            first_frame=1,
+        )
+    )
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics.start("", "worker")
+
+
+def shown(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
+    """A metric's numbers on the page, by its labels' values, sorted by the labels' names."""
+    families = text_string_to_metric_families(metrics.expose().decode())
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in samples}
+
+
+def test_jobs_are_counted_by_how_often_they_were_begun(metrics: Metrics) -> None:
+    """From some number on together: a job that is handed back may have any. Only its first claim ends its wait."""
+    recorder = Recorder("m", metrics, Tracing())
+    for number in (1, 2, 2, MANY_ATTEMPTS, MANY_ATTEMPTS + 30):
+        recorder.claimed(attempt(number))
+    assert shown(metrics, "penstock_attempts_total") == {("1", "m"): 1, ("2", "m"): 2, ("10+", "m"): 2}
+    assert shown(metrics, "penstock_claims_total") == {("m", "batch"): 5}
+    assert shown(metrics, "penstock_queue_time_seconds_count") == {("m", "batch"): 1}
+    assert shown(metrics, "penstock_queue_time_seconds_sum") == {("m", "batch"): 2}
