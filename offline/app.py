@@ -54,7 +54,7 @@ def build_app(settings: OfflineSettings, redis: WireSettings, look_at_batch: Cal
     app = Celery("penstock", broker=url, set_as_current=False)
     tls = tls_of(settings.broker_url or redis.url) or False
     app.conf.update(SETTINGS, broker_transport_options=options, broker_use_ssl=tls)
-    app.task(name=LOOK_AT_BATCH, shared=False)(look_at_batch)
+    app.task(name=LOOK_AT_BATCH)(look_at_batch)
     app.finalize()
     return app
 
