@@ -245,6 +245,7 @@ def test_a_pth_file_that_nobody_expects_is_found(tmp_path: Path) -> None:
     hostile = {
         "innocent.pth": "/somewhere\n",
         "_editable_impl_penstock2.pth": "/x\n",
+        "a1_coverage.pth": "import os; os.system('x')\n",
         "deep/__editable__.penstock-0.1.0.pth": "/x\nimport os; os.system('x')\n",
         "sitecustomize.py": "",
         "usercustomize.py": "",

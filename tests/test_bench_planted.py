@@ -93,7 +93,7 @@ def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
     """The quickest first, as long as there is time; those named with it where none runs its lines."""
     (tmp_path / "api").mkdir()
-    (tmp_path / "api" / "a.py").write_text("one\ntwo\nthree\n")
+    (tmp_path / "api" / "a.py").write_text("def one():\n    two\n    three\n")
     bug = Bug("n", "x", (Edit("api/a.py", "two", "2"),), ("named",))
     seconds = {"slow": 110.0, "quick": 1.0, "slower": 115.0, "other": 1.0}
     lines = {1: frozenset({"other"}), 2: frozenset({"slow", "slower", "quick"})}

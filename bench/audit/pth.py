@@ -16,8 +16,14 @@ EXPECTED = {
         r"import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '[a-z]+'\) == 'local'; "
         r"enabled and __import__\('_distutils_hack'\)(\.add_shim\(\))?;? ?\n?"
     ),
+    re.compile(r"a1_coverage\.pth"): re.compile(
+        r"import sys; exec\('import os\\n\\nif os\.getenv\(\"COVERAGE_PROCESS_START\"\) or "
+        r"os\.getenv\(\"COVERAGE_PROCESS_CONFIG\"\):\\n try:\\n  import coverage\\n except:\\n  pass\\n else:\\n  "
+        r"coverage\.process_startup\(slug=\"pth\"\)'\)\n"
+    ),
 }
-"""Names, and all that may be in them: the folder of this project, and what setuptools brings."""
+"""Names, and all that may be in them: the folder of this project, and what setuptools and coverage bring. Coverage's
+does nothing unless one of its variables is set, as `make mutants` does."""
 
 
 def environments(tools: Path) -> list[Path]:
