@@ -54,13 +54,15 @@ def as_markdown(found: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for fault in found["faults"]:
-        lines += [_line({**fault, **earlier}, failed=True) for earlier in _failures_before(fault)]
+        lines += [
+            _line({**fault, **earlier}, failed=not earlier.get("passed", False)) for earlier in _failures_before(fault)
+        ]
         lines.append(_line(fault, failed=not fault["passed"]))
     return "\n".join(lines)
 
 
 def _failures_before(fault: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a row that was repeated had shown before, oldest first."""
+    """What a row that was repeated had shown before, oldest first: failures, and plays that passed before one."""
     if "before" in fault:
         return list(fault["before"])
     # A run of an older form kept only the reasons of a failure.
