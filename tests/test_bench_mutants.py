@@ -40,15 +40,15 @@ def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_ur
         drawn = lua.draw(server, SOURCE, 1, 5)
         assert drawn == lua.draw(server, SOURCE, 1, 5)
         assert drawn != lua.draw(server, SOURCE, 2, 5)
-        broken = Mutant("streaming/lua/put.lua", "none", 1, 1, "if then")
+        broken = Mutant("streaming/lua/put.lua", "none", "if then")
         assert not lua.compiles(server, SOURCE, broken)
         assert all(lua.compiles(server, SOURCE, each) for each in drawn)
 
 
 def test_a_shared_function_is_in_every_script_that_uses_it() -> None:
     text = (SOURCE / "streaming/lua/prelude.lua").read_text()
-    whole = Mutant("streaming/lua/prelude.lua", "none", 1, 1, text.replace("'live'", "'lively'"))
-    own = Mutant("streaming/lua/put.lua", "none", 1, 1, (SOURCE / "streaming/lua/put.lua").read_text() + "return 1\n")
+    whole = Mutant("streaming/lua/prelude.lua", "none", text.replace("'live'", "'lively'"))
+    own = Mutant("streaming/lua/put.lua", "none", (SOURCE / "streaming/lua/put.lua").read_text() + "return 1\n")
     assert {"finish", "claim"} <= changed_scripts(SOURCE, {whole.file: whole.text}).keys()
     assert changed_scripts(SOURCE, {own.file: own.text}).keys() == {"put"}
 
@@ -109,7 +109,7 @@ def test_a_change_touches_the_lines_it_replaces_or_stands_between() -> None:
 
 def _trial(code: int | None) -> Trial:
     run = None if code is None else Run(code, 1.0, "FAILED tests/a.py::one - no\n" if code == FAILED else "")
-    return Trial(Mutant("api/a.py", "swap", 1, 1, "b\n"), 3, 2, run)
+    return Trial(Mutant("api/a.py", "swap", "b\n"), 3, 2, run)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_nobody_can_notice_does_not_count() -> None:
 
 def test_a_mutant_is_named_by_what_it_changes() -> None:
     before = "def f():\n    return 1\n"
-    mutant = Mutant("api/a.py", "number", 2, 2, "def f():\n    return 2\n")
+    mutant = Mutant("api/a.py", "number", "def f():\n    return 2\n")
     assert mutant.name(before) == "api/a.py: return 1 -> return 2"
 
 

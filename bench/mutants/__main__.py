@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,14 +22,15 @@ from bench import program
 from bench.mutants import lua
 from bench.mutants.mutant import Mutant
 from bench.mutants.report import as_json, judged, line, named, score, survivors, table
-from bench.mutants.trial import MOST_S, Trial, try_mutant
+from bench.mutants.trial import MAX_TESTS_S, Trial, try_mutant
 from bench.penstock import start_redis
 from bench.planted.tree import check_origins, copy_tree
 from bench.processes import Processes
 from bench.program import Refused, Run
 from bench.reach.kept import NOTES, kept
-from bench.reach.reach import ROOMS, Reach
+from bench.reach.reach import ROOMS
 from bench.report import RESULTS
+from bench.side_by_side import side_by_side
 
 SOURCE = Path(__file__).parents[2]
 TOOL = Path(".venv-audit/bin/python")
@@ -58,7 +59,8 @@ def _run(run: Run) -> int:
         again = _survived(args.again) if args.again else names.values()
         wanted = [each for each in mutants if (args.only or "") in names[each] and names[each] in again]
         trials: list[Trial] = []
-        for trial in _tried(sound, wanted, reach, args.jobs, args.most):
+        calls = [partial(try_mutant, sound, mutant, reach, args.max_seconds) for mutant in wanted]
+        for trial in side_by_side(calls, args.jobs):
             trials.append(trial)
             run.console.print(f"{len(trials)}/{len(wanted)} {line(trial, names[trial.mutant])}", soft_wrap=True)
         found = named(sound, sorted(trials, key=lambda trial: wanted.index(trial.mutant)), judged())
@@ -96,16 +98,6 @@ def _lua(tree: Path, seed: int, count: int) -> list[Mutant]:
             processes.close()
 
 
-def _tried(tree: Path, mutants: Sequence[Mutant], reach: Reach, jobs: int, most_s: float) -> Iterator[Trial]:
-    """Each as it is done."""
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        for future in as_completed([pool.submit(try_mutant, tree, mutant, reach, most_s) for mutant in mutants]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)  # the trials under way end: nothing that was started is left behind
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.mutants", description=__doc__)
     parser.add_argument("--sample", type=int, default=400, help="mutants of Python files (default: 400)")
@@ -113,7 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=SEED, help=f"of what is drawn (default: {SEED})")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tried at the same time (default: 2)")
     parser.add_argument(
-        "--most", type=float, default=MOST_S, help=f"seconds of tests against each, at most (default: {MOST_S:.0f})"
+        "--max-seconds",
+        type=float,
+        default=MAX_TESTS_S,
+        help=f"seconds of tests against each, at most (default: {MAX_TESTS_S:.0f})",
     )
     parser.add_argument("--only", metavar="TEXT", help="only mutants whose line has this in it")
     parser.add_argument("--again", type=Path, metavar="FILE", help="only those that survived in these figures")

@@ -21,7 +21,6 @@ from mutmut.mutation.mutators import mutation_operators
 
 LEFT_ALONE = ("len", "isinstance", "TypeVar", "cast", "NewType", "ParamSpec")
 LOGS = ("log", "logger")
-Place = tuple[cst.CSTNode, int, int]
 
 
 class Places(cst.CSTVisitor):  # type: ignore[misc]  # mutmut is in another environment
@@ -31,15 +30,14 @@ class Places(cst.CSTVisitor):  # type: ignore[misc]  # mutmut is in another envi
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Place] = []
+        self.found: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if _is_left_alone(node):
             return False
-        if next(changes(node), None) is not None:
-            span = self.get_metadata(PositionProvider, node, None)
-            if span is not None:
-                self.found.append((node, span.start.line, span.end.line))
+        placed = self.get_metadata(PositionProvider, node, None) is not None  # else it stands nowhere by itself
+        if placed and next(changes(node), None) is not None:
+            self.found.append(node)
         return True
 
 
@@ -88,23 +86,23 @@ def draw(files: Sequence[str], seed: int, count: int) -> Iterator[dict[str, obje
     """As many mutants, in an order drawn by chance: the first n of a greater count are those of a smaller one."""
     chance = random.Random(seed)  # noqa: S311 - to be repeated
     modules: dict[str, cst.Module] = {}
-    places: list[tuple[str, Place]] = []
+    places: list[tuple[str, cst.CSTNode]] = []
     for file in files:
         wrapper, found = MetadataWrapper(cst.parse_module(Path(file).read_text(encoding="utf-8"))), Places()
         modules[file] = wrapper.module
         wrapper.visit(found)
-        places += [(file, place) for place in found.found]
+        places += [(file, node) for node in found.found]
     print(f"{len(places)} places in {len(files)} files", file=sys.stderr)
     chance.shuffle(places)
     drawn = 0
-    for file, (node, first, last) in places:
+    for file, node in places:
         if drawn == count:
             return
         operator, changed = chance.choice(list(changes(node)))
         text = modules[file].deep_replace(node, changed).code
         if _runs(text):
             drawn += 1
-            yield {"file": file, "operator": operator, "first": first, "last": last, "text": text}
+            yield {"file": file, "operator": operator, "text": text}
 
 
 def _runs(text: str) -> bool:

@@ -51,7 +51,7 @@ def _drawn(tree: Path, seed: int) -> Iterator[Mutant]:
     chances = [(file, *change) for file, text in texts.items() for change in changes(text)]
     random.Random(seed).shuffle(chances)  # noqa: S311 - to be repeated
     for file, number, operator, new in chances:
-        yield Mutant(file, operator, number, number, _replaced(texts[file], number, new))
+        yield Mutant(file, operator, _replaced(texts[file], number, new))
 
 
 def changes(text: str) -> Iterator[tuple[int, str, str]]:

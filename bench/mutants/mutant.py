@@ -12,9 +12,6 @@ class Mutant(msgspec.Struct, frozen=True):
 
     file: str
     operator: str
-    first: int
-    """The first line of what was changed, from 1."""
-    last: int
     text: str
     """The whole file with the change."""
 

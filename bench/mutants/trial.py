@@ -1,4 +1,4 @@
-"""One mutant in a copy of the tree: the tests that run its lines, the quickest first, until one fails."""
+"""One mutant in a copy of the tree: the tests that run its lines, the likeliest to fail first, until one does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.planted.trial import PASSED, Run, run_tests
 from bench.reach.change import tests_of
 from bench.reach.reach import Reach, within
 
-MOST_S = 120.0
+MAX_TESTS_S = 120.0
 """Tests are chosen until they take so long together, as measured when their lines were noted."""
 HUNG_S = 300.0
 """Beyond what the chosen tests take: a mutant that makes one wait for ever is noticed."""
@@ -34,10 +34,10 @@ class Trial:
         return self.run is not None and self.run.code != PASSED
 
 
-def try_mutant(tree: Path, mutant: Mutant, reach: Reach, most_s: float = MOST_S) -> Trial:
+def try_mutant(tree: Path, mutant: Mutant, reach: Reach, max_tests_s: float = MAX_TESTS_S) -> Trial:
     """Write it into a copy of the tree and run its tests there."""
     found = tests_of(tree, reach, {mutant.file: mutant.text})
-    chosen = within(found, reach.seconds, most_s)
+    chosen = within(found, reach.seconds, max_tests_s)
     if not chosen:
         return Trial(mutant, 0, 0, None)
     with tempfile.TemporaryDirectory(prefix="penstock-mutant-") as folder:

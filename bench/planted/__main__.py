@@ -10,8 +10,8 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from bench import program
@@ -19,11 +19,11 @@ from bench.planted.bug import Bug, Rotten
 from bench.planted.bugs import BUGS
 from bench.planted.report import as_json, table, why_missed
 from bench.planted.tree import Strayed, copy_tree
-from bench.planted.trial import PASSED, Trial, choose, try_bug, try_none
+from bench.planted.trial import PASSED, Trial, try_bug, try_none
 from bench.program import Refused, Run
 from bench.reach.kept import NOTES, kept
-from bench.reach.reach import Reach
 from bench.report import RESULTS
+from bench.side_by_side import side_by_side
 
 SOURCE = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def _judged(run: Run, bugs: Sequence[Bug], out: Path | None) -> int:
         console.print(f"without a bug: all pass, {without.seconds:.1f} s")
         reach = None if run.args.named else kept(sound, run.args.notes, jobs, console.print)
         trials: list[Trial] = []
-        for trial in _tried(sound, bugs, reach, jobs):
+        for trial in side_by_side([partial(try_bug, sound, bug, reach) for bug in bugs], jobs):
             trials.append(trial)
             console.print(f"{len(trials)}/{len(bugs)} {_line(trial)}", markup=False)
     seconds = time.monotonic() - began
@@ -66,16 +66,6 @@ def _judged(run: Run, bugs: Sequence[Bug], out: Path | None) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(as_json(trials, seconds))
     return 0 if all(trial.caught for trial in trials) else 1
-
-
-def _tried(tree: Path, bugs: Sequence[Bug], reach: Reach | None, jobs: int) -> Iterator[Trial]:
-    """Each as it is done."""
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        for future in as_completed([pool.submit(try_bug, tree, bug, choose(tree, bug, reach)) for bug in bugs]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)  # the trials under way end: nothing that was started is left behind
 
 
 def _line(trial: Trial) -> str:

@@ -21,7 +21,7 @@ from bench.reach.reach import Reach, within
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
-MOST_S = 120.0
+MAX_TESTS_S = 120.0
 """Tests are chosen against a bug until they take so long together, as measured when their lines were noted."""
 ALL_LIMIT_S = 900.0
 """For the tests of all bugs, one after the other."""
@@ -79,17 +79,18 @@ def try_none(tree: Path, bugs: Sequence[Bug]) -> Run:
 
 
 def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
-    """Those that run a line it touches, the quickest first, as many as `MOST_S` allows; those named with it, where none
-    does or nothing is known. Raises Rotten."""
+    """Those that run a line it touches, the likeliest to fail first, as many as `MAX_TESTS_S` allows; those named with
+    it, where none does or nothing is known. Raises Rotten."""
     covering = tests_of(tree, reach, bug.patched(tree)) if reach else []
     if reach is None or not covering:
         return Chosen(bug.tests)
-    tests = within(covering, reach.seconds, MOST_S)
+    tests = within(covering, reach.seconds, MAX_TESTS_S)
     return Chosen(tuple(tests), len(covering), LIMIT_S + 2 * sum(reach.seconds[test] for test in tests))
 
 
-def try_bug(tree: Path, bug: Bug, chosen: Chosen) -> Trial:
-    """Plant it in a copy of its own and run these tests. Raises Rotten."""
+def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> Trial:
+    """Plant it in a copy of its own and run its tests. Raises Rotten."""
+    chosen = choose(tree, bug, reach)
     with tempfile.TemporaryDirectory(prefix="penstock-planted-") as folder:
         copy_tree(tree, Path(folder))
         bug.plant(Path(folder))

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from bench.planted.tree import environment
-from bench.reach.change import said_by
 from bench.reach.contexts import TIMES, Told, passed
 from bench.reach.reach import DATA, ROOMS, TOLD, Reach, load
 
@@ -43,14 +42,21 @@ def kept(tree: Path, notes: Path, jobs: int, say: Callable[[str], None]) -> Reac
         say(f"pytest ended with {_collect(tree, notes, jobs)}")
         file.write_text(f"{mark}\n{tree.resolve()}\n")
     say(f"which tests run which lines: {notes}")
-    known = load(notes, Path(file.read_text().splitlines()[1]))
+    there = _tests(tree)
+    known = load(notes, Path(file.read_text().splitlines()[1]), there)
     told = msgspec.json.decode((notes / TOLD).read_bytes(), type=Told)
-    before = {test.partition("[")[0] for test in told.seconds}
-    came = sorted(test for test in said_by(tree) if test not in before)
+    came = sorted(there - told.seconds.keys())
     newer = _passed(tree, notes, came) if came else {}
     if newer:
         say(f"{len(newer)} tests have come since; they are tried against everything")
     return replace(known, seconds={**known.seconds, **newer}, newer=frozenset(newer))
+
+
+def _tests(tree: Path) -> frozenset[str]:
+    """Those that the tree has now: pytest refuses a run that names one which is gone, and that would look noticed."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    ran = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True, check=True)
+    return frozenset(line for line in ran.stdout.splitlines() if line.startswith("tests/") and "::" in line)
 
 
 def _passed(tree: Path, notes: Path, tests: Sequence[str]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,21 +41,22 @@ class Reach:
         return self.newer | self._all[file]
 
 
-def within(tests: Sequence[str], seconds: Mapping[str, float], most_s: float) -> list[str]:
+def within(tests: Sequence[str], seconds: Mapping[str, float], max_s: float) -> list[str]:
     """The first ones that take no longer than this together; at least one."""
     chosen: list[str] = []
     spent = 0.0
     for test in tests:
         spent += seconds.get(test, 0.0)
-        if chosen and spent > most_s:
+        if chosen and spent > max_s:
             break
         chosen.append(test)
     return chosen
 
 
-def load(folder: Path, tree: Path) -> Reach:
-    """What a run in that tree left in the folder. Raises FileNotFoundError if none did."""
-    seconds = passed(folder / TOLD)
+def load(folder: Path, tree: Path, there: Collection[str]) -> Reach:
+    """What a run in that tree left in the folder, of the tests that are still there. Raises FileNotFoundError if none
+    did."""
+    seconds = {test: took for test, took in passed(folder / TOLD).items() if test in there}
     data = CoverageData(str(folder / DATA))
     data.read()
     tests = by_file(seconds)
