@@ -2,7 +2,7 @@
 
 In `make test` they are tried on the same examples in every run. Here each round draws new ones from a seed that is
 printed first: `--seed N` repeats a round. What fails is shown with a line to add above the test, so that `make test`
-tries that example from then on. Exits 1 after a failure.
+tries that example from then on. Exits with pytest's code after a failure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import program
@@ -31,18 +31,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(run: Run) -> int:
-    began, seed, rounds = time.monotonic(), run.args.seed, 0
-    while seed is not None or not rounds or time.monotonic() - began < run.args.seconds:
-        drawn = random.SystemRandom().randrange(2**32) if seed is None else seed
-        run.console.print(f"round {rounds + 1}: --seed {drawn}")
+    began, rounds = time.monotonic(), 0
+    for seed in _seeds(run.args):
+        run.console.print(f"round {rounds + 1}: --seed {seed}")
+        if code := _round(seed, run.args.words):
+            run.console.print(f"failed with --seed {seed}: add the example that is shown above to its test")
+            return code
         rounds += 1
-        if code := _round(drawn, run.args.words):
-            run.console.print(f"failed with --seed {drawn}: add the example that is shown above to its test")
-            return 1 if code == 1 else code
-        if seed is not None:
-            break
     run.console.print(f"{rounds} rounds in {time.monotonic() - began:.0f} s, all passed")
     return 0
+
+
+def _seeds(args: argparse.Namespace) -> Iterator[int]:
+    """The one that was given; otherwise new ones until the time is over, at least one."""
+    if args.seed is not None:
+        yield args.seed
+        return
+    end = time.monotonic() + args.seconds
+    yield random.SystemRandom().randrange(2**32)
+    while time.monotonic() < end:
+        yield random.SystemRandom().randrange(2**32)
 
 
 def _round(seed: int, words: Sequence[str]) -> int:

@@ -71,12 +71,12 @@ def ratios(found: Sequence[Row]) -> list[Ratio]:
     client of a task queue costs more than one of HTTP, and both share the machine with what they call."""
     rates = {row["system"]: row["jobs_per_s"] for row in found}
     costs = {row["system"]: _without_callers(row) for row in found}
-    judged = []
+    ours, judged = _best(rates, (CHAT, STREAM)), []
     for rival in RIVALS:
         names = [name for name in rates if name.startswith(rival)]
-        if not names or _best(rates, (CHAT, STREAM)) is None:
+        if not names or ours is None:
             continue
-        theirs, ours = _best(rates, names), _best(rates, (CHAT, STREAM))
+        theirs = _best(rates, names)
         what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
         cost = _over(_least(costs, names), _least(costs, (CHAT, STREAM)))
         judged.append(Ratio.held(f"jobs.{rival}_cpu", what=what, value=cost))
