@@ -1,8 +1,9 @@
 """`python -m bench.document`: write the tables of the docs out of bench/results, between their marks.
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
-the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README;
-behind it stands `<!-- end -->`. What is between is never typed.
+the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README,
+`<!-- goals: page -->` for all goals of the page's tables; behind it stands `<!-- end -->`. What is between is never
+typed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from bench.growth.figures import UnitCosts
 
 PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/guarantees.md"), Path("docs/scheduling.md"))
 
-MARKED = re.compile(r"(<!-- (results|plot|paper|faults|cost): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (results|plot|paper|faults|cost|goals): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SHOWN = re.compile(r"<!-- results: ([a-z0-9-]+) -->")
 
 RIVALS = {
     "penstock": "Penstock",
@@ -33,10 +36,18 @@ RIVALS = {
 }
 """As the README names them."""
 
+VERDICTS: tuple[report.Verdict, ...] = ("missed", "undecided", "reached")
+
 
 def filled(page: str, results: Path, plots: Path) -> str:
     """The page with every marked part written anew. Raises OSError, msgspec.ValidationError for a broken result."""
-    return MARKED.sub(lambda found: f"{found[1]}{_part(found[2], found[3], results, plots)}\n{found[4]}", page)
+    shown = [results / f"{name}.json" for name in SHOWN.findall(page)]
+
+    def part(found: re.Match[str]) -> str:
+        text = _goals(shown) if found[2] == "goals" else _part(found[2], found[3], results, plots)
+        return f"{found[1]}{text}\n{found[4]}"
+
+    return MARKED.sub(part, page)
 
 
 def _part(kind: str, name: str, results: Path, plots: Path) -> str:
@@ -48,6 +59,20 @@ def _part(kind: str, name: str, results: Path, plots: Path) -> str:
     if kind == "faults":
         return chaos.as_markdown(msgspec.json.decode(path.read_bytes()))
     return WRITERS[kind](report.load(path))
+
+
+def _goals(files: Sequence[Path]) -> str:
+    """Every goal of these runs, the missed ones first. What must simply be so, such as no error, is no goal."""
+    found = [report.load(path) for path in files if path.exists()]
+    goals = [(each, ratio) for each in found for ratio in each.ratios if ratio.verdict and ratio.at_most != 0]
+    goals.sort(key=lambda goal: VERDICTS.index(goal[1].verdict))
+    counts = Counter(ratio.verdict for _, ratio in goals)
+    lines = [", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS) + ":", ""]
+    lines += ["| run | figure | measured | goal | |", "| --- | --- | ---: | --- | --- |"]
+    for each, ratio in goals:
+        verdict = f"**{ratio.verdict}**" if ratio.verdict == "missed" else ratio.verdict
+        lines.append(f"| {each.name} | {ratio.what} | {ratio.figure} | {ratio.goal} | {verdict} |")
+    return "\n".join(lines)
 
 
 def _paper(found: report.Report) -> str:

@@ -37,7 +37,10 @@ class Run:
         path: Path | None,
         draw: Callable[[report.Report, Path], list[Path]] | None = None,
     ) -> None:
-        """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots."""
+        """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots. What
+        the file held before is kept beside each figure: a run that is repeated hides none."""
+        if path and path.exists():
+            found = found.after(report.load(path))
         self.console.print(report.table(found))
         if path:
             self.console.print(f"figures: {found.save(path)}")

@@ -20,6 +20,8 @@ from rich.table import Table
 from bench.goals import goals
 
 RESULTS = Path("bench/results")
+MAX_EARLIER = 5
+"""Runs that are shown beside the last one."""
 WIDTH = 160
 """Narrower, a table cannot be read; a log has no width of its own."""
 
@@ -50,6 +52,8 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Confidence interval of the value. Where there is one, it decides."""
     before: str = ""
     """What its goal was before, if it ever changed."""
+    earlier: tuple[float | None, ...] = ()
+    """What the runs before gave, oldest first: of older trees too, and on whatever machine."""
     verdict: Verdict = ""
     """What becomes of the goal; always computed, and kept for whoever reads the file. `reached`: the value, or the
     whole interval, keeps within it. `missed`: the value, or the whole interval, lies beyond it, or there is no value.
@@ -86,12 +90,15 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def figure(self) -> str:
-        """As it is shown: with its interval, or else with the least and the most of the rounds."""
-        shown = cell(self.value, self.digits)
-        if self.interval is None and len(self.rounds) < 2:
-            return shown
-        low, high = self.interval or (min(self.rounds), max(self.rounds))
-        return f"{shown} ({cell(low, self.digits)} to {cell(high, self.digits)})"
+        """As it is shown: with its interval, or else with the least and the most of the rounds; and what it was in the
+        runs before."""
+        shown, beside = cell(self.value, self.digits), []
+        if self.interval is not None or len(self.rounds) > 1:
+            low, high = self.interval or (min(self.rounds), max(self.rounds))
+            beside.append(f"{cell(low, self.digits)} to {cell(high, self.digits)}")
+        if self.earlier:
+            beside.append(f"before: {', '.join(cell(value, self.digits) for value in self.earlier)}")
+        return f"{shown} ({'; '.join(beside)})" if beside else shown
 
     def _judged(self) -> Verdict:
         if self.at_most is None and self.at_least is None:
@@ -118,11 +125,16 @@ def _today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
+def cores() -> int:
+    """Those that this process and what it starts may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """When and on what: nothing of a machine but its size."""
 
     date: str = msgspec.field(default_factory=_today)
-    cores: int = msgspec.field(default_factory=lambda: os.cpu_count() or 1)
+    cores: int = msgspec.field(default_factory=cores)
     python: str = msgspec.field(default_factory=platform.python_version)
 
 
@@ -152,6 +164,18 @@ class Report(Machine, frozen=True, kw_only=True):
         """Whether a goal is missed: the program then exits with 1. An undecided goal is neither missed nor reached, and
         the table and the file say so."""
         return any(ratio.verdict == "missed" for ratio in self.ratios)
+
+    def after(self, other: Report) -> Report:
+        """The same, and beside each judged figure what it was in that run and in the runs before it."""
+        known = {ratio.what: ratio for ratio in other.ratios}
+
+        def grown(ratio: Ratio) -> Ratio:
+            if not ratio.verdict or ratio.at_most == 0 or ratio.what not in known:
+                return ratio
+            old = known[ratio.what]
+            return msgspec.structs.replace(ratio, earlier=(*old.earlier, old.value)[-MAX_EARLIER:])
+
+        return msgspec.structs.replace(self, ratios=tuple(map(grown, self.ratios)))
 
     def save(self, path: Path) -> Path:
         """Write the JSON file; returns where."""

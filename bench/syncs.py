@@ -15,8 +15,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from bench.report import Column, Report
 SYNC_MS = 300
 WRITES_S = (2.0, 3.0)
 """Of writing before the kill, at random between these."""
+WRITERS = 64
+"""At the same time: all whose writes stand in one sync are answered after it."""
 READY_S = 20.0
 COLUMNS = (
     Column("fsync", "appendfsync"),
@@ -80,19 +84,33 @@ def _row(fsync: str, kills: Sequence[tuple[int, int]]) -> dict[str, Any]:
 
 
 def _kill(fsync: str) -> tuple[int, int]:
-    """Writes that were answered before a kill at a random moment, and those that are there afterwards."""
+    """Writes that were answered before a kill at a random moment, and those of them that are there afterwards."""
     slow = ("strace", "-f", "-qq", "-o", os.devnull, "-e", f"inject=fdatasync:delay_enter={1000 * SYNC_MS}")
     with tempfile.TemporaryDirectory(prefix="penstock-syncs-") as folder:
-        answered = 0
-        with _server(Path(folder), fsync, slow) as redis:
+        with _server(Path(folder), fsync, slow) as redis, ThreadPoolExecutor(WRITERS) as writers:
             pid = int(redis.info("server")["process_id"])
-            until = time.monotonic() + random.uniform(*WRITES_S)  # noqa: S311 - any moment
-            while time.monotonic() < until:
-                redis.set(f"key {answered}", "x")
-                answered += 1
+            begin = threading.Barrier(WRITERS)
+            written = [writers.submit(_write, redis, f"writer {number}", begin) for number in range(WRITERS)]
+            time.sleep(random.uniform(*WRITES_S))  # noqa: S311 - any moment
             os.kill(pid, signal.SIGKILL)
+            answered = [key for each in written for key in each.result()]
         with _server(Path(folder), fsync) as redis:
-            return answered, int(redis.dbsize())
+            there = {key.decode() for key in redis.scan_iter(count=10_000)}
+            return len(answered), len(there.intersection(answered))
+
+
+def _write(server: Redis, name: str, begin: threading.Barrier) -> list[str]:
+    """The keys of the writes that were answered until the server was gone. All begin together, once all are connected:
+    a server that syncs is slow to let anybody in."""
+    answered: list[str] = []
+    own = Redis(connection_pool=server.connection_pool, single_connection_client=True)
+    with contextlib.suppress(RedisError), own as redis:
+        begin.wait()
+        while True:
+            key = f"{name}, {len(answered)}"
+            redis.set(key, "x")
+            answered.append(key)
+    return answered
 
 
 @contextlib.contextmanager

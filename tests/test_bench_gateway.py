@@ -118,6 +118,27 @@ def test_costs_are_compared_round_by_round() -> None:
     assert left.rounds == () and left.value == pytest.approx(12 / 15)
 
 
+def test_the_router_is_compared_at_every_level_and_judged_at_the_highest() -> None:
+    names = ["penstock", "router"]
+    readings = {(name, level): [reading(cpu)] for level in (1, 64) for name, cpu in (("penstock", 9), ("router", 4))}
+    found = judged(rows(readings, names), *names)
+    words = "Penstock's CPU per token / SGLang router + engine server"
+    assert found[f"c=1: {words}"] == (pytest.approx(2), "") and found[f"c=64: {words}"] == (pytest.approx(2), "missed")
+
+
+def test_the_price_of_fsync_always_is_held_against_that_of_every_second() -> None:
+    names = ["penstock", "penstock-d2"]
+    readings = {
+        ("penstock", 1): [reading(9)],
+        ("penstock", 16): [reading(9), reading(9)],
+        ("penstock-d2", 1): [reading(19)],
+        ("penstock-d2", 16): [reading(10), reading(11)],
+    }
+    found = judged(rows(readings, names), *names)
+    assert found["c=16: CPU per token with fsync always / every second"] == (pytest.approx(1.15), "missed")
+    assert not any(what.startswith("c=1: CPU") for what in found)
+
+
 def test_first_tokens_of_a_burst_are_compared_round_by_round() -> None:
     """So that a round in which everybody is late weighs no more than another."""
     readings = {

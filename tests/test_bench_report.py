@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from bench.program import Run
 from bench.report import Column, Ratio, Report, as_json, as_markdown, load, table
 
 REPORT = Report(
@@ -46,6 +49,22 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     path = REPORT.save(tmp_path / "results" / "example.json")
     assert load(path) == REPORT
     assert load(path).cores >= 1 and len(load(path).date) == 10
+
+
+def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) -> None:
+    def run(value: float | None, lost: float = 0.0) -> Report:
+        judged = Ratio(what="the cost", value=value, at_most=3, rounds=(2.5, 3.5))
+        ratios = (judged, Ratio(what="shown", value=value), Ratio(what="lost", value=lost, at_most=0))
+        return msgspec.structs.replace(REPORT, ratios=ratios)
+
+    args = argparse.Namespace(plots=tmp_path)
+    told = Run(args, "bench", Console(file=StringIO(), width=200))
+    for value in (4.0, 3.2, None, 2.9):
+        told.tell(run(value, lost=value or 0.0), tmp_path / "example.json")
+    cost, shown, lost = load(tmp_path / "example.json").ratios
+    assert cost.figure == "2.90 (2.50 to 3.50; before: 4.00, 3.20, -)" and cost.verdict == "reached"
+    assert shown.earlier == lost.earlier == ()
+    assert "before: 4.00, 3.20, -" in told.console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ def ratios_of(rows: Sequence[Row]) -> tuple[Ratio, ...]:
     ]
     if 64 in shares and 256 in shares:
         ratio, grown = shares[256] / shares[64] if shares[64] > 0 else None, shares[256] - shares[64]
-        found.append(Ratio.held("breakdown.growth_ratio", what="the same at c=256 over c=64", value=ratio))
-        found.append(Ratio.held("breakdown.growth", what="its growth from c=64 to 256, points", value=grown))
+        found.append(Ratio.held("breakdown.growth_ratio", what="gateway share at c=256 over that at c=64", value=ratio))
+        found.append(Ratio.held("breakdown.growth", what="gateway share, growth from c=64 to 256, points", value=grown))
     return tuple(found)
 
 

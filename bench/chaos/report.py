@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END
 from bench.chaos.stage import Outcome
 from bench.chaos.stalls import percentile
-from bench.report import Machine
+from bench.report import Machine, cores
 
 MAX_SHOWN = 12
 COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
@@ -21,7 +20,7 @@ COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong
 def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
     """One row per fault."""
     failed = sum(not outcome.passed for outcome in outcomes)
-    title = f"{len(outcomes)} faults, {failed} failed, {seconds:.0f} s on {os.cpu_count()} cores"
+    title = f"{len(outcomes)} faults, {failed} failed, {seconds:.0f} s on {cores()} cores"
     view = Table(title=title)
     view.add_column("fault")
     view.add_column("injected", max_width=44)

@@ -61,7 +61,7 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
     rows: list[dict[str, Any]] = []
     with Stage(console, "the model", 2 * args.rounds) as stage:
         path = args.path or fetch(args.cache, lambda _what, _done, _of: None)
-        threads = args.threads or max(1, (os.cpu_count() or 2) - 1)
+        threads = args.threads or max(1, (report.cores()) - 1)
         plan = Plan(
             path=str(path),
             threads=threads,

@@ -48,6 +48,9 @@ OF_ROUNDS = "_of_rounds"
 """Behind a figure's key: the same in each round alone."""
 
 FLOOR, PENSTOCK, ROUTER, DYNAMO, PLAIN = "floor", "penstock", "router", "dynamo", "plain"
+ALWAYS = "penstock-d2"
+SYNC_LEVELS = (16, 64, 256)
+"""At which the cost of fsync always decides whether it is the default."""
 """Systems the goals speak of."""
 
 
@@ -134,9 +137,10 @@ class Goals:
         top = self._levels[-1]
         return [
             *self._cost(DYNAMO, "Dynamo's", top, "gateway.dynamo_cpu"),
-            *self._cost(ROUTER, "SGLang router + engine server", top, "gateway.router_cpu"),
+            *(ratio for level in self._levels for ratio in self._against_router(level)),
             *self._cost(FLOOR, "the floor's", top, "gateway.floor_cpu"),
             *self._cost(PLAIN, "FastAPI's with one PUBLISH per token", top, None),
+            *(ratio for level in self._levels if level in SYNC_LEVELS for ratio in self._syncs(level)),
             *self._steadiness(step_ms),
             *self._shares(),
             Ratio(what="Penstock's errors", value=self._errors(), at_most=0, digits=0),
@@ -158,19 +162,34 @@ class Goals:
                     ratios.append(self._compared(what, _over, DYNAMO, level, key, goal))
         return ratios
 
+    def _against_router(self, level: int) -> list[Ratio]:
+        """The goal is for the highest level; the others show where the router is the cheaper one."""
+        goal = "gateway.router_cpu" if level == self._levels[-1] else None
+        return self._cost(ROUTER, "SGLang router + engine server", level, goal)
+
     def _cost(self, other: str, words: str, level: int, goal: str | None) -> list[Ratio]:
         if other not in self._asked:
             return []
         what = f"c={level}: Penstock's CPU per token / {words}"
         return [self._compared(what, _over, other, level, "cpu_us_per_token", goal)]
 
-    def _compared(self, what: str, how: How, other: str, level: int, key: str, goal: str | None) -> Ratio:
+    def _syncs(self, level: int) -> list[Ratio]:
+        """What it costs to lose nothing in a power cut."""
+        if ALWAYS not in self._asked:
+            return []
+        what = f"c={level}: CPU per token with fsync always / every second"
+        key, goal = "cpu_us_per_token", "gateway.fsync_always"
+        return [self._compared(what, _over, PENSTOCK, level, key, goal, ours=ALWAYS)]
+
+    def _compared(
+        self, what: str, how: How, other: str, level: int, key: str, goal: str | None, ours: str = PENSTOCK
+    ) -> Ratio:
         """Penstock's figure against another's: the median of the rounds, in each of which both ran within minutes, for
         what else the machine does changes from round to round; of the medians where a round lacks one of them."""
-        mine, theirs = (self._rows.get((name, level), {}).get(key + OF_ROUNDS, []) for name in (PENSTOCK, other))
+        mine, theirs = (self._rows.get((name, level), {}).get(key + OF_ROUNDS, []) for name in (ours, other))
         rounds = [how(each, its) for each, its in zip(mine, theirs, strict=True)] if len(mine) == len(theirs) else []
         known = tuple(value for value in rounds if value is not None)
-        value = median(known) if known else how(self._at(PENSTOCK, level, key), self._at(other, level, key))
+        value = median(known) if known else how(self._at(ours, level, key), self._at(other, level, key))
         return Ratio.held(goal, what=what, value=value, rounds=known)
 
     def _steadiness(self, step_ms: float) -> list[Ratio]:

@@ -6,7 +6,6 @@ All use the same Redis-compatible server (append-only file, fsync every second),
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(run: Run) -> int:
-    args, known = run.args, {system.name: system for system in systems(os.cpu_count() or 1)}
+    args, known = run.args, {system.name: system for system in systems(report.cores())}
     wanted = args.systems.split(",") if args.systems else list(known)
     program.check_names("system", wanted, known)
     options = Options(rounds=args.rounds, callers=args.callers, seconds=args.seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from bench.mutants.trial import Trial
 from bench.planted.trial import TIMED_OUT
-from bench.report import Machine
+from bench.report import Machine, cores
 from bench.report import as_json as as_json_file
 
 JUDGED = Path(__file__).with_name("judged.toml")
@@ -67,7 +66,7 @@ def score(found: Sequence[Named]) -> tuple[int, int]:
 
 def table(found: Sequence[Named]) -> Table:
     """One row a room."""
-    view = Table(title=f"{len(found)} mutants on {os.cpu_count()} cores")
+    view = Table(title=f"{len(found)} mutants on {cores()} cores")
     for column in ("room", "mutants", "equivalent", "killed", "survived", "%"):
         view.add_column(column, justify="left" if column == "room" else "right")
     rooms = sorted({_room(each) for each in found})

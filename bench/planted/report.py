@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
@@ -15,14 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.planted.trial import TIMED_OUT, Trial
-from bench.report import Machine
+from bench.report import Machine, cores
 from bench.report import as_json as as_json_file
 
 
 def table(trials: Sequence[Trial], seconds: float) -> Table:
     """One row per bug."""
     missed = sum(not trial.caught for trial in trials)
-    view = Table(title=f"{len(trials)} planted bugs, {missed} missed, {seconds:.0f} s on {os.cpu_count()} cores")
+    view = Table(title=f"{len(trials)} planted bugs, {missed} missed, {seconds:.0f} s on {cores()} cores")
     view.add_column("bug")
     view.add_column("caught by")
     view.add_column("s", justify="right")

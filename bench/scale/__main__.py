@@ -8,7 +8,6 @@ same figures on every machine.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -286,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="half an hour instead of a day; nothing is judged or written"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
+    parser.add_argument("--jobs", type=int, default=report.cores(), help="processes (default: one for each core)")
     parser.add_argument("--out", type=Path, help=f"folder of the JSON files (default {report.RESULTS})")
     parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
     return parser
