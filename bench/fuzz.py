@@ -22,7 +22,8 @@ import msgspec
 
 from bench import program
 from bench.penstock import start_redis
-from bench.processes import Died, Processes, free_port
+from bench.ports import free_port
+from bench.processes import Died, Processes
 from bench.program import Refused, Run
 
 TOOL = Path(".venv-audit/bin/schemathesis")

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-from bench.processes import Processes, free_port
+from bench.ports import free_port
+from bench.processes import Processes
 
 MODEL = "bench"
 

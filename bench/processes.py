@@ -6,12 +6,9 @@ A process that ends by itself spoils the measurement: it is an error, and its la
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
-import itertools
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -228,24 +225,3 @@ def _page(port: int, path: str) -> bytes:
         return b""
     finally:
         connection.close()
-
-
-def free_port(among: range = range(20_000, 26_000)) -> int:
-    """A port nobody listens on now, and that was not given out before: who asks for several, and uses the first only
-    when it has the last, gets each once. Below those the kernel gives to clients, which might be taken meanwhile."""
-    return next(port for port in _ports(among) if _is_free(port))
-
-
-@functools.cache
-def _ports(among: range) -> Iterator[int]:
-    """Each of them before any comes again, in an order of this process's own."""
-    return itertools.cycle(random.sample(among, len(among)))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True

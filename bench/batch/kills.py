@@ -19,7 +19,7 @@ from bench.batch.door import Door, Line, Verdict, judge, write
 from bench.chaos.processes import Child
 from bench.chaos.servers import Server
 from bench.chaos.waiting import until
-from bench.processes import free_port
+from bench.ports import free_port
 from streaming.batches import Batches, Telling
 from streaming.settings import WireSettings
 from streaming.wire import Wire

@@ -20,7 +20,7 @@ from bench.chaos.http import Cut, fetch
 from bench.chaos.processes import Child
 from bench.chaos.tenants import configuration
 from bench.chaos.waiting import until
-from bench.processes import free_port
+from bench.ports import free_port
 from streaming.errors import Unavailable
 from streaming.fleet import Fleet
 from streaming.keys import partition_key, partition_of, prefix

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 
 from bench.chaos.http import HOST
-from bench.processes import free_port
+from bench.ports import free_port
 
 CHUNK = 1 << 16
 

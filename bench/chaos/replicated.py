@@ -15,7 +15,7 @@ from bench.chaos.processes import Child
 from bench.chaos.servers import Server
 from bench.chaos.waiting import until
 from bench.penstock import find_server
-from bench.processes import free_port
+from bench.ports import free_port
 from streaming.keys import prefix
 
 SERVICE = "main"

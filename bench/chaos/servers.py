@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from bench.chaos.processes import Child
 from bench.chaos.waiting import until
 from bench.penstock import SERVER_SETTINGS, find_server
-from bench.processes import free_port
+from bench.ports import free_port
 
 APPENDED = "appendonlydir"
 SETTINGS = f"""

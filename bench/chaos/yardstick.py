@@ -17,7 +17,7 @@ from bench.chaos.http import Cut, fetch
 from bench.chaos.processes import Child
 from bench.chaos.stage import Stage
 from bench.chaos.waiting import until
-from bench.processes import free_port
+from bench.ports import free_port
 
 EVERY_S = 0.04
 PASSES = 2

@@ -16,7 +16,8 @@ from bench.gateway.stage import Stage
 from bench.load.child import measure
 from bench.load.plan import Plan
 from bench.penstock import MODEL, Penstock
-from bench.processes import Died, free_port
+from bench.ports import free_port
+from bench.processes import Died
 
 MANY = 1_000_000
 """Requests of a reading: its time is up before."""

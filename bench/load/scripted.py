@@ -16,7 +16,8 @@ import uvloop
 from bench.goals import goals
 from bench.load.child import LoadFailed, measure
 from bench.load.plan import Plan, Reading
-from bench.processes import Processes, free_port
+from bench.ports import free_port
+from bench.processes import Processes
 
 TTFT_MS, ITL_MS, TOKENS = 20.0, 10.0, 64
 ACTIVE_S = 0.002

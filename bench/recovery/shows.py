@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.penstock import Penstock
-from bench.processes import Died, Processes, free_port
+from bench.ports import free_port
+from bench.processes import Died, Processes
 from bench.recovery.figures import Seen, Stall, of_api, of_worker
 from bench.recovery.readers import HOST, Reader, Refused
 

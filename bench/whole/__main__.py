@@ -23,7 +23,8 @@ from bench import program, report
 from bench.breakdown.target import Target, Unsuitable
 from bench.gateway.stage import Stage
 from bench.penstock import MODEL, Penstock
-from bench.processes import Died, Processes, free_port
+from bench.ports import free_port
+from bench.processes import Died, Processes
 from bench.program import Run, count
 from bench.report import Column, Ratio, Report
 from bench.whole.ask import Came, Size, ask

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from bench.gateway.system import Say, Serving
-from bench.processes import Processes, free_port
+from bench.ports import free_port
+from bench.processes import Processes
 from workers.settings import SimSettings
 
 

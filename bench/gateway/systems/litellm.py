@@ -11,7 +11,8 @@ from bench.environments import Environment
 from bench.gateway.engine import MODEL
 from bench.gateway.system import Say, Serving
 from bench.gateway.systems.floor import start_engine_server
-from bench.processes import Processes, free_port
+from bench.ports import free_port
+from bench.processes import Processes
 from workers.settings import SimSettings
 
 ENVIRONMENT = Environment(name="litellm", packages=("litellm[proxy]==1.106.2",))

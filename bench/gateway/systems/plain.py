@@ -12,7 +12,8 @@ import msgspec
 from bench.environments import Environment
 from bench.gateway.system import ROOT, Say, Serving
 from bench.penstock import start_redis
-from bench.processes import Processes, free_port
+from bench.ports import free_port
+from bench.processes import Processes
 from workers.settings import SimSettings
 
 ENVIRONMENT = Environment(

@@ -9,7 +9,8 @@ from pathlib import Path
 from bench.environments import Environment
 from bench.gateway.system import Say, Serving
 from bench.gateway.systems.floor import start_engine_server
-from bench.processes import Processes, free_port
+from bench.ports import free_port
+from bench.processes import Processes
 from workers.settings import SimSettings
 
 ENVIRONMENT = Environment(name="sglang-router", packages=("sglang-router==0.3.2",))
