@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from bench.document import filled, main
-from bench.report import Column, Report
+from bench.document import MARKED, PAGES, RIVALS, filled, main
+from bench.report import Column, Ratio, Report, load
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,8 +55,46 @@ def test_check_says_whether_a_page_is_behind(tmp_path: Path) -> None:
     assert main(words) == 0 and main(["--check", *words]) == 0
 
 
-@pytest.mark.parametrize("page", ["docs/performance.md", "docs/guarantees.md", "docs/scheduling.md"])
-def test_the_docs_tables_are_those_of_the_results(page: str) -> None:
+def test_the_goals_of_a_pages_tables_are_listed_the_missed_ones_first(tmp_path: Path) -> None:
+    ratios = (
+        Ratio(what="near", value=1.0, at_most=2),
+        Ratio(what="far", value=3.0, at_most=2, earlier=(1.5,)),
+        Ratio(what="lost", value=0.0, at_most=0),
+        Ratio(what="shown", value=7.0),
+    )
+    msgspec.structs.replace(REPORT, ratios=ratios).save(tmp_path / "example.json")
+    page = filled(f"<!-- goals: page -->\n<!-- end -->\n{PAGE}", tmp_path, tmp_path).split("<!-- end -->")[0]
+    assert page.splitlines()[1:] == [
+        "1 missed, 0 undecided, 1 reached:",
+        "",
+        "| run | figure | measured | goal | |",
+        "| --- | --- | ---: | --- | --- |",
+        "| example | far | 3.00 (before: 1.50) | at most 2 | **missed** |",
+        "| example | near | 1.00 | at most 2 | reached |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "title"), [("docs/performance.md", "## What the figures say"), ("README.md", "## What it costs")]
+)
+def test_no_measured_figure_is_typed_among_the_words_about_them(page: str, title: str) -> None:
+    section = (ROOT / page).read_text(encoding="utf-8").split(f"{title}\n")[1].split("\n## ")[0]
+    words = MARKED.sub("", section)
+    assert words != section
+    assert not re.findall(r"\d+\.\d+|\d+ (?:%|ms|us|KiB|MiB|points|times)", words)
+
+
+def test_what_the_readme_says_of_cost_holds_for_the_results() -> None:
+    rows = {(row["system"], row["streams"]): row for row in load(ROOT / "bench/results/gateway.json").rows}
+    cost = {key: row["cpu_us_per_token"] for key, row in rows.items()}
+    assert all(cost["penstock", 256] < cost[rival, 256] for rival in RIVALS if rival != "penstock")
+    fewer = [streams for system, streams in cost if system == "router" and streams <= 64]
+    assert fewer and all(cost["router", streams] < cost["penstock", streams] for streams in fewer)
+    assert rows["router", 256]["ttft_p50_ms"] < rows["penstock", 256]["ttft_p50_ms"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_docs_tables_are_those_of_the_results(page: Path) -> None:
     """Else: python -m bench.document."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert filled(text, ROOT / "bench" / "results", ROOT / "docs" / "plots") == text
