@@ -16,7 +16,7 @@ from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
 from bench.planted.report import as_json
 from bench.planted.tree import PACKAGES
-from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Chosen, Run, Trial, choose
+from bench.planted.trial import FAILED, FEW, PASSED, TIMED_OUT, Chosen, Run, Trial, choose, run_until_failure
 from bench.reach.reach import Reach
 from streaming import scripts
 from streaming.keys import lua_prelude
@@ -118,6 +118,18 @@ def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
 def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
     """Not one that could not be collected or set up, nor one that hangs."""
     assert Trial(BUGS[0], Run(code, 1.0, output), NAMED).caught is caught
+
+
+@pytest.mark.parametrize(("broken", "ran"), [(1, [0, 1]), (FEW, [*range(FEW + 1)]), (None, [*range(FEW + 2)])])
+def test_tests_are_run_until_one_fails(tmp_path: Path, broken: int | None, ran: list[int]) -> None:
+    """Among the first few, among the others, or nowhere."""
+    text = "from pathlib import Path\n"
+    for number in range(FEW + 2):
+        text += f"def test_{number}():\n    Path('ran').open('a').write('{number} ')\n    assert {number != broken}\n"
+    (tmp_path / "test_all.py").write_text(text)
+    run = run_until_failure(tmp_path, [f"test_all.py::test_{number}" for number in range(FEW + 2)], 60.0)
+    assert list(map(int, (tmp_path / "ran").read_text().split())) == ran
+    assert (run.failure is not None, run.code) == ((False, PASSED) if broken is None else (True, FAILED))
 
 
 def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:

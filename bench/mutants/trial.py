@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.mutants.mutant import Mutant
 from bench.planted.tree import copy_tree
-from bench.planted.trial import PASSED, Run, run_tests
+from bench.planted.trial import PASSED, Run, run_until_failure
 from bench.reach.change import tests_of
 from bench.reach.reach import Reach, within
 
@@ -44,5 +44,5 @@ def try_mutant(tree: Path, mutant: Mutant, reach: Reach, max_tests_s: float = MA
         copy_tree(tree, Path(folder))
         (Path(folder) / mutant.file).write_text(mutant.text, encoding="utf-8")
         seconds = sum(reach.seconds.get(test, 0.0) for test in chosen)
-        run = run_tests(Path(folder), chosen, "-x", limit_s=HUNG_S + 2 * seconds)
+        run = run_until_failure(Path(folder), chosen, HUNG_S + 2 * seconds)
     return Trial(mutant, len(found), len(chosen), run)
