@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from house import House, eventually
 
-ITEMS = 25
+ITEMS = 12
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -23,7 +23,7 @@ SCHEMA = {
     "required": ["names"],
     "additionalProperties": False,
 }
-"""Its shortest text has about 100 tokens: enough to be killed in its middle."""
+"""Its shortest text has about 50 tokens: enough to be killed in its middle."""
 
 WAIT_S = 150
 
@@ -31,7 +31,7 @@ WAIT_S = 150
 def body(text: str, **fields: Any) -> dict[str, Any]:
     wanted = {"type": "json_schema", "json_schema": {"name": "names", "schema": SCHEMA}}
     return {
-        "model": "small", "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 500,
+        "model": "small", "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 300,
         "response_format": wanted,
     } | fields  # fmt: skip
 
