@@ -51,9 +51,21 @@ def test_a_repetition_does_not_hide_a_failure() -> None:
     """The table shows every failure of a row and what came of it in the end, each with its figures."""
     twice = merged(merged(run(F06=False), run(F06=False)), run(F06=True))
     lines = [line for line in as_markdown(twice).splitlines() if line.startswith("| F06")]
-    assert [line.startswith("| F06 **failed** |") for line in lines] == [True, True, False]
+    assert [line.startswith("| F06 **failed** d |") for line in lines] == [True, True, False]
     assert all("slow" in line for line in lines[:2]) and "slow" not in lines[2]
     assert "NOT ALL PASSED AT ONCE" in as_markdown(twice)
+
+
+def test_a_later_run_keeps_every_failure_of_the_one_whose_place_it_takes() -> None:
+    """The figures and the day are its own; a row that was never played again stays as it was."""
+    later = merged(run(F01=True, F06=False), {**run(F01=True, F06=True), "date": "e", "busy": 4}, whole=True)
+    assert (later["date"], later["seconds"], later["passed"]) == ("e", 1, True)
+    lines = [line for line in as_markdown(later).splitlines() if line.startswith("| F06")]
+    assert lines[0].startswith("| F06 **failed** d |") and "slow" in lines[0] and lines[1].startswith("| F06 |")
+    assert "beside 4 busy loops" in as_markdown(later) and "when repeated" not in as_markdown(later)
+    some = merged(later, run(F06=False))
+    assert [fault["id"] for fault in some["faults"]] == ["F01", "F06"] and not some["passed"] and some["date"] == "e"
+    assert [len(fault.get("before", [])) for fault in some["faults"]] == [0, 1]
 
 
 async def test_a_fault_that_does_not_bite_is_repeated_and_then_fails_the_row(tmp_path: Path) -> None:

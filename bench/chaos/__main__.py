@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(run: Run) -> int:
     args = run.args
-    before = msgspec.json.decode(args.out.read_bytes()) if args.again else None
-    rows = _chosen(args.rows if before is None else ",".join(failed_in(before)))
+    out = args.out or RESULTS / ("chaos-busy.json" if args.busy else "chaos.json")
+    before = msgspec.json.decode(out.read_bytes()) if args.again or out.exists() else None
+    rows = _chosen(",".join(failed_in(before)) if before and args.again else args.rows)
     if args.list:
         for row in rows:
             run.console.print(f"{row.id:6} {row.title}: {row.proves}", markup=False, soft_wrap=True)
@@ -39,14 +42,15 @@ def _run(run: Run) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     try:
         times = LONG if args.long else 0 if args.short else 1
-        outcomes, seconds = asyncio.run(play_all(rows, folder, times, args.jobs, run.console))
+        with _busy(args.busy):
+            outcomes, seconds = asyncio.run(play_all(rows, folder, times, args.jobs, run.console))
     except KeyboardInterrupt:
         run.console.print(f"histories and logs so far: {folder}")
         raise
     run.console.print(table(outcomes, seconds))
-    found = as_document(outcomes, seconds)
+    found = as_document(outcomes, seconds, args.busy)
     if not args.short:
-        write(args.out, found if before is None else merged(before, found))
+        write(out, found if before is None else merged(before, found, whole=not (args.rows or args.again)))
     for outcome in outcomes:
         if outcome.passed:
             shutil.rmtree(outcome.folder)
@@ -56,6 +60,18 @@ def _run(run: Run) -> int:
         shutil.rmtree(folder)
         return 0
     return 1
+
+
+@contextlib.contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """So many processes that compute nothing, without pause."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def _chosen(names: str | None) -> list[Row]:
@@ -75,7 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--short", action="store_true", help="a few trials of each row; no figures are written")
     parser.add_argument("--list", action="store_true", help="what each row proves")
     parser.add_argument("--jobs", type=int, default=3, help="rows played at the same time (default: 3)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "chaos.json", help="where the figures go")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N loops that take all they get")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where the figures go, beside every failure that is there (default: chaos.json or chaos-busy.json in "
+        "bench/results)",
+    )
     return parser
 
 

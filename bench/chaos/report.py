@@ -44,9 +44,11 @@ def as_markdown(found: Mapping[str, Any]) -> str:
     repeated = [fault["id"] for fault in found["faults"] if fault.get("wrong_before") and fault["passed"]]
     again = f" {', '.join(repeated)} failed at first and passed when repeated." if repeated else ""
     verdict = "NOT ALL PASSED" if not found["passed"] else "NOT ALL PASSED AT ONCE" if repeated else "every one passed"
+    beside = f" beside {found['busy']} busy loops" if found.get("busy") else ""
+    machine = f"{found['cores']} cores{beside}, Python {found['python']}"
     lines = [
-        f"Run of {found['date']}, {found['cores']} cores, Python {found['python']}: {len(found['faults'])} rows in "
-        f"{found['seconds']} s, {verdict}.{again} Repeated: trials whose fault did not bite, and that were made again.",
+        f"Run of {found['date']}, {machine}: {len(found['faults'])} rows in {found['seconds']} s, {verdict}.{again} "
+        "Repeated: trials whose fault did not bite, and that were made again.",
         "",
         "| row | fault | trials | repeated | lost | doubled | spliced | wrong ends | wrong answers | "
         "refused / unanswered / broken | stall p50 / p99 ms | also measured |",
@@ -77,7 +79,7 @@ def _line(fault: Mapping[str, Any], *, failed: bool) -> str:
         also = "; ".join([*filter(None, [also]), *map(str, fault["wrong"][:2])]).replace("|", "/")
     counts = " | ".join(str(fault.get(name, "-")) for name in COUNTS)
     answers = " / ".join(str(fault.get(name, "-")) for name in ("refused", "unanswered", "broken"))
-    verdict = " **failed**" if failed else ""
+    verdict = f" **failed** {fault.get('date', '')}".rstrip() if failed else ""
     what = f"{fault['title']}: {fault['injected']}"
     return f"| {fault['id']}{verdict} | {what} | {counts} | {answers} | {stall} | {also} |"
 
@@ -90,10 +92,11 @@ def what_failed(outcome: Outcome) -> str:
     return f"\n{outcome.row.id} failed:\n  {shown}{more}\n  history: {outcome.folder / 'history.jsonl'}, logs beside it"
 
 
-def as_document(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+def as_document(outcomes: Sequence[Outcome], seconds: float, busy: int = 0) -> dict[str, Any]:
     """The same figures for programs; nothing of this machine but its size."""
     return {
         **msgspec.to_builtins(Machine()),
+        "busy": busy,
         "seconds": round(seconds),
         "passed": all(outcome.passed for outcome in outcomes),
         "faults": [
@@ -118,18 +121,28 @@ def failed_in(found: Mapping[str, Any]) -> list[str]:
     return [fault["id"] for fault in found["faults"] if not fault["passed"]]
 
 
-def merged(before: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
-    """A run with some of its rows repeated; these say why they were."""
-    rows = {fault["id"]: fault for fault in again["faults"]}
-    faults = [_repeated(fault, rows[fault["id"]]) if fault["id"] in rows else fault for fault in before["faults"]]
+def merged(before: Mapping[str, Any], found: Mapping[str, Any], *, whole: bool = False) -> dict[str, Any]:
+    """A whole run that takes another's place, or some rows that were repeated in it. No row loses a failure that it
+    ever showed."""
+    rows = {fault["id"]: fault for fault in found["faults"]}
+    old = {fault["id"]: fault for fault in before["faults"]}
+    seconds = found["seconds"] + (0 if whole else before["seconds"])
+    order = [*rows] if whole else [*old, *(row for row in rows if row not in old)]
+    faults = [_following(old.get(row), rows.get(row), before["date"], whole) for row in order]
     passed = all(fault["passed"] for fault in faults)
-    return {**before, "seconds": before["seconds"] + again["seconds"], "passed": passed, "faults": faults}
+    return {**(found if whole else before), "seconds": seconds, "passed": passed, "faults": faults}
 
 
-def _repeated(fault: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
-    """A row played again, with everything that it showed when it failed."""
-    failure = {name: value for name, value in fault.items() if name not in ("before", "wrong_before")}
-    return {**again, "before": [*_failures_before(fault), failure], "wrong_before": fault["wrong"]}
+def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, day: str, whole: bool) -> dict[str, Any]:
+    """A row as it was played last, with everything that it showed when it failed before."""
+    if old is None or new is None:
+        return dict(new or old or {})
+    failures = _failures_before(old)
+    if not old["passed"]:
+        play = {name: value for name, value in old.items() if name not in ("before", "wrong_before")}
+        failures.append({"date": day, **play})
+    repeated = {"wrong_before": old["wrong"]} if not whole and not old["passed"] else {}
+    return {**new, **repeated, **({"before": failures} if failures else {})}
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:
