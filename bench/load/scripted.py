@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import msgspec
 import uvloop
 
-from bench.goals import goals
 from bench.load.child import LoadFailed, measure
 from bench.load.plan import Plan, Reading
 from bench.ports import free_port
@@ -81,19 +80,18 @@ class ClockError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clock_error(processes: Processes, requests: int = 4, trials: int = 3) -> ClockError:
-    """Measure the scripted server as any other. Of several trials the best, for what else the machine does may disturb
-    one; a clock that is wrong is wrong every time. Raises Died, LoadFailed."""
+    """Measure the scripted server as any other: the middle one of several trials. Raises Died, LoadFailed."""
     port = free_port()
     processes.start("scripted", [sys.executable, "-m", "bench.load.scripted", str(port)])
     processes.wait_port(port)
     plan = Plan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20)
     found: list[ClockError] = []
-    while len(found) < trials and not (found and found[-1].worst < goals()["load.clock"].bound):
+    for _ in range(trials):
         reading = measure(plan)
         if reading.wrong:
             raise LoadFailed(f"it misread the scripted server: {reading.wrong}")
         found.append(ClockError.of(reading))
-    return min(found, key=lambda error: error.worst)
+    return sorted(found, key=lambda error: error.worst)[len(found) // 2]
 
 
 def main(argv: Sequence[str]) -> int:
