@@ -2,7 +2,7 @@
 
 With --base REF: this tree against the tree of another commit. Both are deployed at once, from copies outside the
 checkout, and loaded in turn (ABBA, then BAAB, and so on) at c = 1, 16 and 256, in at least nine rounds. In each round
-the CPU microseconds per token of all processes of this tree (store, API, worker) are divided by those of the other.
+the CPU microseconds per token of all processes of this tree are divided by those of the other.
 Shown are the median of these ratios and an interval that contains the true median with probability 95 % or more. The
 exit code is 1 if a whole interval lies above --bound, or if a request to this tree failed.
 """

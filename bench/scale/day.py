@@ -82,7 +82,7 @@ CONTENDERS: Mapping[str, Callable[[Day], Contender]] = {
 }
 """Who is there, by name, made for a day."""
 RULES = (
-    "Penstock: the scheduler's own policy at its defaults, looking every 2 s.",
+    "Penstock: the scheduler's own policy at its defaults, but looking every 2 s.",
     "static: as many workers as do the work of the heaviest minute with every slot in use, all day.",
     "keda: jobs waiting and running over 5.6 (70 % of a worker's slots), HPA defaults behind it.",
     "hpa: slots in use held at 70 %, as CPU-style scaling does; HPA defaults.",
