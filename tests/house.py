@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forked import Forked, can_fork
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -122,6 +123,8 @@ class House:
             "PENSTOCK_SIM_PREFILL_MS": "2",
             "PENSTOCK_API_ADMIN_TOKEN_SHA256": hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest(),
         }
+        self.forks = True
+        """Off where a test looks at what only a new interpreter has: its command line, its memory."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._clients = ExitStack()
 
@@ -131,15 +134,15 @@ class House:
         return client
 
     def start(self, role: str, *args: str, **environ: str) -> subprocess.Popen[bytes]:
-        """Start `python -m <role>`; its output goes to a file beside the test's data."""
+        """Start `python -m <role>`, or a fork that is the same; its output goes to a file beside the test's data."""
+        variables = {**self.environ, **environ}
         with (self.folder / f"{role}-{len(self._processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", role, *args],
-                env={**self.environ, **environ},
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-            )
+            process: subprocess.Popen[bytes]
+            if self.forks and can_fork(role, variables):
+                process = Forked(role, args, variables, self.folder, log.fileno())
+            else:
+                command = [sys.executable, "-m", role, *args]
+                process = subprocess.Popen(command, env=variables, cwd=self.folder, stdout=log, stderr=log)
         self._processes.append(process)
         return process
 
