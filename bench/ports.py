@@ -1,51 +1,43 @@
-"""Ports for what tests and measurements start. Each process that asks has a range of its own, held by a lock: several
-runs on one machine never choose the same port."""
+"""Ports for what tests and measurements start. Each process that asks has a range of its own: several runs on one
+machine never choose the same port."""
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import itertools
-import os
 import random
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
 
-FIRST, EACH, RANGES = 20_000, 250, 48
+FIRST_PORT, RANGE_SIZE, MAX_RANGES = 20_000, 250, 48
 """All below those the kernel gives to clients, which might be taken meanwhile."""
 
 
 def free_port() -> int:
-    """A port nobody listens on now, and that was not given out before: who asks for several, and uses the first only
-    when it has the last, gets each once. Raises RuntimeError if all ranges are taken."""
+    """Returns a port nobody listens on. It returns every port of this process's range once before it returns one again,
+    so several can be reserved before the first is used. Raises RuntimeError if all ranges are taken."""
     return next(port for port in _ports() if _is_free(port))
 
 
 @functools.cache
 def _ports() -> Iterator[int]:
-    """Those of this process, each of them before any comes again."""
-    number, _ = _range()
-    first = FIRST + EACH * number
-    return itertools.cycle(random.sample(range(first, first + EACH), EACH))
+    """The ports of this process's range, again and again."""
+    first, _ = _range()
+    return itertools.cycle(random.sample(range(first + 1, first + RANGE_SIZE), RANGE_SIZE - 1))
 
 
 @functools.cache
-def _range() -> tuple[int, IO[bytes]]:
-    """The number of a range that no other process has, and the file whose lock holds it until this process ends."""
-    folder = Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for number in range(RANGES):
-        file = (folder / str(number)).open("wb")
+def _range() -> tuple[int, socket.socket]:
+    """The first port of a range, and the socket on it that keeps other processes out until this one ends."""
+    for first in range(FIRST_PORT, FIRST_PORT + RANGE_SIZE * MAX_RANGES, RANGE_SIZE):
+        guard = socket.socket()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
+            guard.bind(("127.0.0.1", first))
+        except OSError:
+            guard.close()
         else:
-            return number, file
-    raise RuntimeError(f"{RANGES} processes have taken all ranges of ports: see {folder}")
+            return first, guard
+    raise RuntimeError(f"{MAX_RANGES} processes have taken all ranges of ports")
 
 
 def _is_free(port: int) -> bool:

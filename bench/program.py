@@ -6,6 +6,7 @@ It does not know what is measured.
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 from rich.console import Console
 
 from bench import plots, report
@@ -40,13 +42,21 @@ class Run:
         """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots. What
         the file held before is kept beside each figure: a run that is repeated hides none."""
         if path and path.exists():
-            found = found.after(report.load(path))
+            found = self._after(path, found)
         self.console.print(report.table(found))
         if path:
             self.console.print(f"figures: {found.save(path)}")
         if draw:
             drawn = draw(found, self.args.plots)
             self.console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+
+    def _after(self, path: Path, found: report.Report) -> report.Report:
+        try:
+            return found.after(report.load(path))
+        except msgspec.DecodeError as error:
+            aside = path.replace(path.with_suffix(".unreadable"))
+            self.console.print(f"{path} cannot be read ({error}); it is kept as {aside}")
+            return found
 
     def complain(self, error: Exception) -> None:
         """One line, however long."""
@@ -64,7 +74,7 @@ def play(
     `work` has to end what it started whatever happens to it. Raises SystemExit for words the parser does not know.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    run = Run(parser.parse_args(words), " ".join([parser.prog, *_of_the_run(words)]), report.console())
+    run = Run(parser.parse_args(words), shlex.join([*parser.prog.split(), *_of_the_run(words)]), report.console())
     before = signal.signal(signal.SIGTERM, _interrupted)
     try:
         return work(run)
@@ -86,6 +96,7 @@ def _of_the_run(words: Sequence[str]) -> list[str]:
     places = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     places.add_argument("--out")
     places.add_argument("--plots")
+    places.add_argument("--notes")
     return places.parse_known_args(words)[1]
 
 

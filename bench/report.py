@@ -21,7 +21,7 @@ from bench.goals import goals
 
 RESULTS = Path("bench/results")
 MAX_EARLIER = 5
-"""Runs that are shown beside the last one."""
+"""Runs that are shown beside the last one; the file keeps them all."""
 WIDTH = 160
 """Narrower, a table cannot be read; a log has no width of its own."""
 
@@ -55,9 +55,9 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     earlier: tuple[float | None, ...] = ()
     """What the runs before gave, oldest first: of older trees too, and on whatever machine."""
     verdict: Verdict = ""
-    """What becomes of the goal; always computed, and kept for whoever reads the file. `reached`: the value, or the
-    whole interval, keeps within it. `missed`: the value, or the whole interval, lies beyond it, or there is no value.
-    `undecided`: the interval contains the goal."""
+    """Whether the goal is met; computed when the ratio is made, and stored in the JSON file. `reached`: the value, or
+    the whole interval, keeps within it. `missed`: the value, or the whole interval, lies beyond it, or there is no
+    value. `undecided`: the interval contains the goal."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "verdict", self._judged())
@@ -97,7 +97,9 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             low, high = self.interval or (min(self.rounds), max(self.rounds))
             beside.append(f"{cell(low, self.digits)} to {cell(high, self.digits)}")
         if self.earlier:
-            beside.append(f"before: {', '.join(cell(value, self.digits) for value in self.earlier)}")
+            last = ", ".join(cell(value, self.digits) for value in self.earlier[-MAX_EARLIER:])
+            more = len(self.earlier) - MAX_EARLIER
+            beside.append(f"before: {f'{more} more, ' if more > 0 else ''}{last}")
         return f"{shown} ({'; '.join(beside)})" if beside else shown
 
     def _judged(self) -> Verdict:
@@ -151,6 +153,8 @@ class Report(Machine, frozen=True, kw_only=True):
     rows: list[dict[str, Any]]
     """Plain figures and words; may hold more than the columns show."""
     ratios: tuple[Ratio, ...] = ()
+    absent: tuple[Ratio, ...] = ()
+    """Those of earlier runs that this one did not measure; not shown."""
     notes: tuple[str, ...] = ()
     """What a reader has to know to read the table rightly."""
 
@@ -167,15 +171,14 @@ class Report(Machine, frozen=True, kw_only=True):
 
     def after(self, other: Report) -> Report:
         """The same, and beside each judged figure what it was in that run and in the runs before it."""
-        known = {ratio.what: ratio for ratio in other.ratios}
+        known = {each.what: each for each in (*other.absent, *other.ratios) if each.verdict and each.at_most != 0}
 
         def grown(ratio: Ratio) -> Ratio:
-            if not ratio.verdict or ratio.at_most == 0 or ratio.what not in known:
-                return ratio
-            old = known[ratio.what]
-            return msgspec.structs.replace(ratio, earlier=(*old.earlier, old.value)[-MAX_EARLIER:])
+            old = known.pop(ratio.what, None)
+            return msgspec.structs.replace(ratio, earlier=(*old.earlier, old.value)) if old else ratio
 
-        return msgspec.structs.replace(self, ratios=tuple(map(grown, self.ratios)))
+        ratios = tuple(map(grown, self.ratios))
+        return msgspec.structs.replace(self, ratios=ratios, absent=tuple(known.values()))
 
     def save(self, path: Path) -> Path:
         """Write the JSON file; returns where."""

@@ -1,4 +1,4 @@
-"""`python -m bench.syncs`: what a killed Redis process had answered and not yet given to its file, if syncs are slow.
+"""`python -m bench.syncs`: counts acknowledged writes that a killed Redis server loses while its disk syncs are slow.
 
 At `appendfsync everysec` a server holds writes to its file back while a sync of it is under way, and answers
 nevertheless. strace makes each sync slow, so that a kill -9 meets one; the server is then started again and counted.
@@ -34,9 +34,9 @@ from bench.report import Column, Report
 
 SYNC_MS = 300
 WRITES_S = (2.0, 3.0)
-"""Of writing before the kill, at random between these."""
+"""Range of the random time between the first write and the kill, in seconds."""
 WRITERS = 64
-"""At the same time: all whose writes stand in one sync are answered after it."""
+"""Concurrent writers: at fsync always the server answers all writes of one sync together."""
 READY_S = 20.0
 COLUMNS = (
     Column("fsync", "appendfsync"),
@@ -91,8 +91,9 @@ def _kill(fsync: str) -> tuple[int, int]:
     with tempfile.TemporaryDirectory(prefix="penstock-syncs-") as folder:
         with _server(Path(folder), fsync, slow) as redis, ThreadPoolExecutor(WRITERS) as writers:
             pid = int(redis.info("server")["process_id"])
-            begin = threading.Barrier(WRITERS)
+            begin = threading.Barrier(WRITERS + 1, timeout=READY_S)
             written = [writers.submit(_write, redis, f"writer {number}", begin) for number in range(WRITERS)]
+            begin.wait()
             time.sleep(random.uniform(*WRITES_S))  # noqa: S311 - any moment
             os.kill(pid, signal.SIGKILL)
             answered = [key for each in written for key in each.result()]
@@ -105,8 +106,10 @@ def _write(server: Redis, name: str, begin: threading.Barrier) -> list[str]:
     """The keys of the writes that were answered until the server was gone. All begin together, once all are connected:
     a server that syncs is slow to let anybody in."""
     answered: list[str] = []
-    own = Redis(connection_pool=server.connection_pool, single_connection_client=True)
-    with contextlib.suppress(RedisError), own as redis:
+    with (
+        contextlib.suppress(RedisError),
+        Redis(connection_pool=server.connection_pool, single_connection_client=True) as redis,
+    ):
         begin.wait()
         while True:
             key = f"{name}, {len(answered)}"

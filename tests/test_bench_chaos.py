@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.chaos.__main__ import main
 from bench.chaos.play import play_row
 from bench.chaos.report import as_document, as_markdown, failed_in, merged, what_failed
 from bench.chaos.rows import ROWS
@@ -66,6 +67,33 @@ def test_a_later_run_keeps_every_failure_of_the_one_whose_place_it_takes() -> No
     some = merged(later, run(F06=False))
     assert [fault["id"] for fault in some["faults"]] == ["F01", "F06"] and not some["passed"] and some["date"] == "e"
     assert [len(fault.get("before", [])) for fault in some["faults"]] == [0, 1]
+
+
+def test_a_row_that_failed_is_told_of_however_often_it_is_played_again() -> None:
+    again = merged(merged(run(F01=True, F06=False), run(F06=True)), run(F06=True))
+    assert "F06 failed at first and passed when repeated" in as_markdown(again)
+    assert len([line for line in as_markdown(again).splitlines() if line.startswith("| F06 **failed**")]) == 1
+
+
+def test_a_failure_keeps_its_own_day() -> None:
+    """Not that of the run into which its row was repeated."""
+    first = run(F01=True, F06=False)
+    failed = run(F06=False)
+    failed["faults"][0]["date"] = "e"
+    last = merged(merged(first, failed), run(F06=True))
+    assert [earlier["date"] for earlier in last["faults"][1]["before"]] == ["d", "e"]
+
+
+def test_again_plays_nothing_where_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "chaos.json"
+    assert main(["--again", "--out", str(out)]) == 2
+    out.write_bytes(as_json(run(F01=True)))
+    assert main(["--again", "--out", str(out)]) == 0 and "no row failed" in capsys.readouterr().out
+    assert main(["--again", "--rows", "F01", "--out", str(out)]) == 2
+    out.write_bytes(as_json(run(F01=True, F06=False)))
+    assert main(["--again", "--list", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "F06" in said and "F01 " not in said
 
 
 async def test_a_fault_that_does_not_bite_is_repeated_and_then_fails_the_row(tmp_path: Path) -> None:

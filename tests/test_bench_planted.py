@@ -6,7 +6,6 @@ import ast
 import json
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,11 @@ from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
 from bench.planted.report import as_json
 from bench.planted.tree import PACKAGES
-from bench.planted.trial import FAILED, FEW, PASSED, TIMED_OUT, Chosen, Run, Trial, choose, run_until_failure
+from bench.planted.trial import FAILED, FIRST_TESTS, PASSED, TIMED_OUT, Chosen, Run, Trial, choose, run_until_failure
 from bench.reach.reach import Reach
-from streaming import scripts
-from streaming.keys import lua_prelude
+from bench.reach.scripts import changed_scripts
 
 TREE = Path(__file__).parents[1]
-LUA = TREE / "streaming" / "lua"
 
 NAMED = Chosen(("tests/t.py::test_x",))
 
@@ -65,18 +62,9 @@ def test_a_bug_is_a_mistake_and_not_gibberish(redis_url: str) -> None:
             for file in texts:
                 if file.endswith(".py"):
                     compile(texts[file], file, "exec")
-            for source in _lua_sources(texts):
+            lua = {file: text for file, text in texts.items() if file.endswith(".lua")}
+            for source in changed_scripts(TREE, lua).values() if lua else ():
                 assert client.script_load(source)
-
-
-def _lua_sources(texts: dict[str, str]) -> Iterator[str]:
-    """The scripts a bug changes; a change of the prelude changes them all."""
-    lua = {Path(file).stem: text for file, text in texts.items() if file.endswith(".lua")}
-    prelude = lua.pop("prelude", "")
-    shared = lua_prelude() + (prelude or (LUA / "prelude.lua").read_text(encoding="utf-8"))
-    for name in scripts.NAMES if prelude else lua:
-        text = lua.get(name) or (LUA / f"{name}.lua").read_text(encoding="utf-8")
-        yield scripts._script(name, text, shared).source
 
 
 def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -120,14 +108,17 @@ def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: boo
     assert Trial(BUGS[0], Run(code, 1.0, output), NAMED).caught is caught
 
 
-@pytest.mark.parametrize(("broken", "ran"), [(1, [0, 1]), (FEW, [*range(FEW + 1)]), (None, [*range(FEW + 2)])])
+@pytest.mark.parametrize(
+    ("broken", "ran"),
+    [(1, [0, 1]), (FIRST_TESTS, [*range(FIRST_TESTS + 1)]), (None, [*range(FIRST_TESTS + 2)])],
+)
 def test_tests_are_run_until_one_fails(tmp_path: Path, broken: int | None, ran: list[int]) -> None:
     """Among the first few, among the others, or nowhere."""
     text = "from pathlib import Path\n"
-    for number in range(FEW + 2):
+    for number in range(FIRST_TESTS + 2):
         text += f"def test_{number}():\n    Path('ran').open('a').write('{number} ')\n    assert {number != broken}\n"
     (tmp_path / "test_all.py").write_text(text)
-    run = run_until_failure(tmp_path, [f"test_all.py::test_{number}" for number in range(FEW + 2)], 60.0)
+    run = run_until_failure(tmp_path, [f"test_all.py::test_{number}" for number in range(FIRST_TESTS + 2)], 60.0)
     assert list(map(int, (tmp_path / "ran").read_text().split())) == ran
     assert (run.failure is not None, run.code) == ((False, PASSED) if broken is None else (True, FAILED))
 

@@ -64,6 +64,14 @@ def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) 
     cost, shown, lost = load(tmp_path / "example.json").ratios
     assert cost.figure == "2.90 (2.50 to 3.50; before: 4.00, 3.20, -)" and cost.verdict == "reached"
     assert shown.earlier == lost.earlier == ()
+    told.tell(REPORT, tmp_path / "example.json")  # some other systems
+    for value in range(6):
+        told.tell(run(float(value)), tmp_path / "example.json")
+    assert load(tmp_path / "example.json").ratios[0].figure.endswith("before: 4 more, 0.00, 1.00, 2.00, 3.00, 4.00)")
+    (tmp_path / "example.json").write_bytes(b"{")
+    told.tell(run(2.9), tmp_path / "example.json")
+    assert load(tmp_path / "example.json").ratios[0].earlier == ()
+    assert (tmp_path / "example.unreadable").read_bytes() == b"{"
     assert "before: 4.00, 3.20, -" in told.console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -19,7 +19,7 @@ from bench.chaos.play import play_all
 from bench.chaos.report import as_document, failed_in, merged, table, what_failed
 from bench.chaos.rows import ROWS
 from bench.chaos.stage import Row
-from bench.program import Run
+from bench.program import Refused, Run, count
 from bench.report import RESULTS, write
 
 LONG = 5
@@ -33,15 +33,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(run: Run) -> int:
     args = run.args
     out = args.out or RESULTS / ("chaos-busy.json" if args.busy else "chaos.json")
-    before = msgspec.json.decode(out.read_bytes()) if args.again or out.exists() else None
-    rows = _chosen(",".join(failed_in(before)) if before and args.again else args.rows)
+    if args.again and (args.rows or not out.exists()):
+        raise Refused(f"--again repeats what failed in {out}: it needs that file, and takes no --rows")
+    before = msgspec.json.decode(out.read_bytes()) if out.exists() else None
+    names = failed_in(before) if before and args.again else args.rows.split(",") if args.rows else None
+    if names == []:
+        run.console.print(f"no row failed in {out}")
+        return 0
+    rows = _chosen(names)
     if args.list:
         for row in rows:
             run.console.print(f"{row.id:6} {row.title}: {row.proves}", markup=False, soft_wrap=True)
         return 0
     folder = Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     try:
-        times = LONG if args.long else 0 if args.short else 1
+        times = 0 if args.short else LONG if args.long else 1
         with _busy(args.busy):
             outcomes, seconds = asyncio.run(play_all(rows, folder, times, args.jobs, run.console))
     except KeyboardInterrupt:
@@ -74,11 +80,11 @@ def _busy(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def _chosen(names: str | None) -> list[Row]:
+def _chosen(names: Sequence[str] | None) -> list[Row]:
+    """All, if none are named. Raises Refused for a name that no row has."""
     known = {row.id: row for row in ROWS}
-    wanted = names.split(",") if names else list(known)
-    program.check_names("row", wanted, known)
-    return [known[name] for name in wanted]
+    program.check_names("row", names or (), known)
+    return [known[name] for name in names or known]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,10 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--again", action="store_true", help="only those that failed in --out; it keeps the others and each failure"
     )
-    parser.add_argument("--long", action="store_true", help=f"{LONG} times the trials")
-    parser.add_argument("--short", action="store_true", help="a few trials of each row; no figures are written")
+    trials = parser.add_mutually_exclusive_group()
+    trials.add_argument("--long", action="store_true", help=f"{LONG} times the trials")
+    trials.add_argument("--short", action="store_true", help="a few trials of each row; no figures are written")
     parser.add_argument("--list", action="store_true", help="what each row proves")
-    parser.add_argument("--jobs", type=int, default=3, help="rows played at the same time (default: 3)")
+    parser.add_argument("--jobs", type=count, default=3, help="rows played at the same time (default: 3)")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N loops that take all they get")
     parser.add_argument(
         "--out",

@@ -24,7 +24,7 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
     view = Table(title=title)
     view.add_column("fault")
     view.add_column("injected", max_width=44)
-    counts = ("trials", "repeated", "lost", "doubled", "spliced", "wrong ends", "wrong answers", "refused")
+    counts = ("trials", "no effect", "lost", "doubled", "spliced", "wrong ends", "wrong answers", "refused")
     for name in (*counts, "stall p50 ms", "p99 ms", "p99 x lease"):
         view.add_column(name, justify="right")
     view.add_column("", no_wrap=True)
@@ -48,9 +48,9 @@ def as_markdown(found: Mapping[str, Any]) -> str:
     machine = f"{found['cores']} cores{beside}, Python {found['python']}"
     lines = [
         f"Run of {found['date']}, {machine}: {len(found['faults'])} rows in {found['seconds']} s, {verdict}.{again} "
-        "Repeated: trials whose fault did not bite, and that were made again.",
+        "No effect: trials whose fault did nothing and that were made again.",
         "",
-        "| row | fault | trials | repeated | lost | doubled | spliced | wrong ends | wrong answers | "
+        "| row | fault | trials | no effect | lost | doubled | spliced | wrong ends | wrong answers | "
         "refused / unanswered / broken | stall p50 / p99 ms | also measured |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -94,14 +94,16 @@ def what_failed(outcome: Outcome) -> str:
 
 def as_document(outcomes: Sequence[Outcome], seconds: float, busy: int = 0) -> dict[str, Any]:
     """The same figures for programs; nothing of this machine but its size."""
+    machine = Machine()
     return {
-        **msgspec.to_builtins(Machine()),
+        **msgspec.to_builtins(machine),
         "busy": busy,
         "seconds": round(seconds),
         "passed": all(outcome.passed for outcome in outcomes),
         "faults": [
             {
                 "id": outcome.row.id,
+                "date": machine.date,
                 "title": outcome.row.title,
                 "injected": outcome.row.inject,
                 "passed": outcome.passed,
@@ -134,15 +136,16 @@ def merged(before: Mapping[str, Any], found: Mapping[str, Any], *, whole: bool =
 
 
 def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, day: str, whole: bool) -> dict[str, Any]:
-    """A row as it was played last, with everything that it showed when it failed before."""
+    """A row as it was played last, with everything that it showed when it failed before; a row of an older file has no
+    day of its own but that of its run."""
     if old is None or new is None:
         return dict(new or old or {})
     failures = _failures_before(old)
     if not old["passed"]:
         play = {name: value for name, value in old.items() if name not in ("before", "wrong_before")}
         failures.append({"date": day, **play})
-    repeated = {"wrong_before": old["wrong"]} if not whole and not old["passed"] else {}
-    return {**new, **repeated, **({"before": failures} if failures else {})}
+    wrong = None if whole else old.get("wrong_before") if old["passed"] else old["wrong"]
+    return {**new, **({"wrong_before": wrong} if wrong else {}), **({"before": failures} if failures else {})}
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:

@@ -49,9 +49,9 @@ OF_ROUNDS = "_of_rounds"
 
 FLOOR, PENSTOCK, ROUTER, DYNAMO, PLAIN = "floor", "penstock", "router", "dynamo", "plain"
 ALWAYS = "penstock-d2"
-SYNC_LEVELS = (16, 64, 256)
-"""At which the cost of fsync always decides whether it is the default."""
 """Systems the goals speak of."""
+SYNC_LEVELS = (16, 64, 256)
+"""Concurrency at which the cost of fsync always decides whether it is the default."""
 
 
 def rows(readings: Readings, systems: Sequence[str]) -> list[Row]:
@@ -131,7 +131,8 @@ class Goals:
         self._levels = sorted({row["streams"] for row in found})
 
     def of_sweep(self, step_ms: float) -> list[Ratio]:
-        """Cost against the others at the highest level, steadiness and share of time at all."""
+        """Cost against the others at the highest level (against the router at each, of fsync always at SYNC_LEVELS),
+        steadiness, and share of time."""
         if PENSTOCK not in self._asked or not self._levels:
             return []
         top = self._levels[-1]

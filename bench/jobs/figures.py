@@ -74,7 +74,7 @@ def ratios(found: Sequence[Row]) -> list[Ratio]:
     ours, judged = _best(rates, (CHAT, STREAM)), []
     for rival in RIVALS:
         names = [name for name in rates if name.startswith(rival)]
-        if not names or ours is None:
+        if not names or not {CHAT, STREAM} & rates.keys():
             continue
         theirs = _best(rates, names)
         what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
@@ -101,8 +101,7 @@ def _least(costs: Mapping[str, float | None], names: Sequence[str]) -> float | N
 
 
 def _best(rates: Mapping[str, float | None], names: Sequence[str]) -> float | None:
-    known = [rate for name in names if (rate := rates.get(name)) is not None]
-    return max(known) if known else None
+    return max((rate for name in names if (rate := rates.get(name)) is not None), default=None)
 
 
 def _over(ours: float | None, theirs: float | None) -> float | None:

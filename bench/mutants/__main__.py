@@ -24,7 +24,7 @@ from bench.mutants.mutant import Mutant
 from bench.mutants.report import as_json, judged, line, named, score, survivors, table
 from bench.mutants.trial import MAX_TESTS_S, Trial, try_mutant
 from bench.penstock import start_redis
-from bench.planted.tree import check_origins, copy_tree
+from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.processes import Processes
 from bench.program import Refused, Run
 from bench.reach.kept import NOTES, kept
@@ -41,7 +41,7 @@ SHARE = 0.9
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
-    return program.play(_parser(), argv, _run)
+    return program.play(_parser(), argv, _run, Strayed)
 
 
 def _run(run: Run) -> int:
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=int, default=400, help="mutants of Python files (default: 400)")
     parser.add_argument("--lua", type=int, default=60, help="mutants of Lua scripts (default: 60)")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of what is drawn (default: {SEED})")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants tried at the same time (default: 2)")
+    parser.add_argument("--jobs", type=program.count, default=2, help="mutants tried at the same time (default: 2)")
     parser.add_argument(
         "--max-seconds",
         type=float,

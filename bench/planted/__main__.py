@@ -1,5 +1,6 @@
 """`python -m bench.planted`: would the test suite notice? Plants known bugs, one at a time, each in a copy of the tree,
-and runs the tests there that run a line it touches (`--named`: those named with the bug, which is quicker).
+and runs the tests there that run a line it touches, the likeliest first, up to two minutes of them (`--named`: those
+named with the bug, which is quicker).
 
 Exits 1 if a bug is missed, or if the tests fail without any; 2 if a bug no longer fits the tree.
 """
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="NAME", help="only bugs whose name has this in it")
     parser.add_argument("--named", action="store_true", help="only the tests named with each bug")
     parser.add_argument("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines")
-    parser.add_argument("--jobs", type=int, default=1, help="bugs tried at the same time (default: 1)")
+    parser.add_argument("--jobs", type=program.count, default=1, help="bugs tried at the same time (default: 1)")
     parser.add_argument(
         "--out", type=Path, help="where the figures go (default: among bench/results, if all are tried)"
     )

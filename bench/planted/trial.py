@@ -23,8 +23,8 @@ LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
 MAX_TESTS_S = 120.0
 """Tests are chosen against a bug until they take so long together, as measured when their lines were noted."""
-FEW = 6
-"""Tests that are run before the others are read."""
+FIRST_TESTS = 6
+"""Tests that run in a pytest of their own, before the files of the others are collected."""
 ALL_LIMIT_S = 900.0
 """For the tests of all bugs, one after the other."""
 PASSED, FAILED, TIMED_OUT = 0, 1, -1
@@ -102,10 +102,10 @@ def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> Trial:
 def run_until_failure(tree: Path, tests: Sequence[str], limit_s: float) -> Run:
     """Run these tests until one fails. The first few run by themselves: most bugs fail one of them, and pytest takes
     longer to read the files of all the others."""
-    few = run_tests(tree, tests[:FEW], "-x", limit_s=limit_s)
-    if few.code != PASSED or not tests[FEW:]:
+    few = run_tests(tree, tests[:FIRST_TESTS], "-x", limit_s=limit_s)
+    if few.code != PASSED or not tests[FIRST_TESTS:]:
         return few
-    rest = run_tests(tree, tests[FEW:], "-x", limit_s=limit_s)
+    rest = run_tests(tree, tests[FIRST_TESTS:], "-x", limit_s=limit_s)
     return Run(rest.code, few.seconds + rest.seconds, rest.output)
 
 

@@ -28,7 +28,7 @@ def tests_of(tree: Path, reach: Reach, texts: Mapping[str, str]) -> list[str]:
     for file, text in texts.items():
         before = (tree / file).read_text(encoding="utf-8")
         lines = touched(before, text)
-        words |= words_of(file, *(before.splitlines()[line - 1] for line in lines if line <= before.count("\n")))
+        words |= words_of(file, *(before.splitlines()[line - 1] for line in lines))
         if file not in scripts:
             inside = lines & run_by_calls(before)
             found |= reach.of(file, inside) | (reach.of_file(file) if inside != lines else frozenset())
@@ -81,10 +81,11 @@ def words_of(*texts: str) -> frozenset[str]:
 def touched(before: str, after: str) -> set[int]:
     """The lines of a text, from 1, that a change replaces or takes away; where it only adds, those around it."""
     lines: set[int] = set()
-    matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    old = before.splitlines()
+    matcher = difflib.SequenceMatcher(None, old, after.splitlines(), autojunk=False)
     for kind, first, last, _, _ in matcher.get_opcodes():
         if kind == "insert":
-            lines |= {first, first + 1}
+            lines |= {first, first + 1} & set(range(1, len(old) + 1))
         elif kind != "equal":
             lines |= set(range(first + 1, last + 1))
     return lines

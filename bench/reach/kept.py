@@ -1,6 +1,8 @@
-"""One run of the suite that notes which tests run which lines, kept until the product changes.
+"""Notes of which tests run which lines, by one run of the suite; kept until a file of the product changes.
 
-Tests that came since are tried against everything."""
+A test added since is tried against every change. A test edited since counts with the lines it ran before: delete the
+notes to have them made again.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,7 @@ def kept(tree: Path, notes: Path, jobs: int, say: Callable[[str], None]) -> Reac
     notes, mark = notes.absolute(), _mark(tree)
     file = notes / MARK
     if not file.exists() or file.read_text().splitlines()[0] != mark:
+        file.unlink(missing_ok=True)  # the notes are of no tree until all are written
         say("running the suite once, to note which tests run which lines")
         say(f"pytest ended with {_collect(tree, notes, jobs)}")
         file.write_text(f"{mark}\n{tree.resolve()}\n")

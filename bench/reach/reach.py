@@ -27,8 +27,9 @@ class Reach:
     _all: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def of(self, file: str, lines: Iterable[int]) -> frozenset[str]:
-        """The tests that run one of these lines; none, where no test does. Those of the whole file, where a line runs
-        only as it is imported. A line that begins no statement counts as the one before it. Newer tests always."""
+        """The tests that run one of these lines. Those of the whole file, where a line runs only as it is imported. A
+        line of which nothing was noted counts as the noted line before it: the rest of a statement, but also code that
+        no test runs. Newer tests always."""
         by_line = self.lines.get(file, {})
         starts = {max((start for start in by_line if start <= line), default=0) for line in lines}
         found = frozenset[str]().union(*(by_line.get(start, frozenset()) for start in starts))
@@ -86,8 +87,14 @@ def covering(contexts: Iterable[str], known: Mapping[str, frozenset[str]]) -> fr
     the tests of each file. A process that began in a test's setup may serve every test of that file; what ran while a
     file was imported is for all of it."""
     found: set[str] = set()
-    for part in {part for told in contexts for part in told.split("|")}:
+    for part in {part for told in contexts for part in _parts(told)}:
         name = PHASE.sub("", part)
         tests = known.get(name.partition("::")[0], frozenset())
         found |= tests if part.endswith(" (setup)") or "::" not in name else tests & {name}
     return frozenset(found)
+
+
+def _parts(context: str) -> set[str]:
+    """The context, and each side of every bar in it: a test's parameters may hold bars too."""
+    cuts = [at for at, char in enumerate(context) if char == "|"]
+    return {context, *(context[:at] for at in cuts), *(context[at + 1 :] for at in cuts)}

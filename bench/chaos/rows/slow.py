@@ -27,9 +27,10 @@ FULL_S = 14.0
 STEP_MS = 20
 OTHERS = 8
 WAVES = 3
-"""A 99th percentile is made of three steps here, and a shared machine has bad ones: three crowds show how bad."""
+"""Crowds, one after the other. The slowest 1 % of the gaps come from three engine steps, so one pause of the machine
+decides the figure; three crowds show its spread."""
 BUFFER = 4096
-MAX_RSS = 256 * 1024
+MAX_RSS_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +56,15 @@ async def f09(stage: Stage) -> None:
         warm = house.begin([Ask(f"warm {n}", 20) for n in range(crowd)])
         await asyncio.gather(*(task for _, task in warm))
         await house.finish(warm)
-        # One alone shows how long the buffers take to fill; a crowd must be cut as timely as that one.
-        alone = asyncio.create_task(_stall(stage, house, "alone", takes_some=False))
+        # One reader shows how long the buffers take to fill; a crowd must be cut as timely as that one.
+        alone_s = await _stall(stage, house, "alone", takes_some=False)
         waves = [await _wave(stage, house, f"{wave}", crowd, bare_ms) for wave in range(WAVES)]
-        alone_s = await alone
     spent = [each for wave in waves for each in wave.cut_s]
     late = max(abs(each - alone_s) for each in spent)
     stage.must(late <= LATE_S, f"slow readers were cut up to {late:.1f} s off the time, allowed: {LATE_S} s")
     stage.must(min(spent) >= SEND_TIMEOUT_S, f"a slow reader was cut after {min(spent):.1f} s")
     most = max(wave.each for wave in waves)
-    stage.must(most <= MAX_RSS, f"{most / 1024:.0f} KiB for each slow reader, allowed: {MAX_RSS // 1024}")
+    stage.must(most <= MAX_RSS_BYTES, f"{most / 1024:.0f} KiB for each slow reader, allowed: {MAX_RSS_BYTES // 1024}")
     stage.figures |= {
         "memory each KiB": round(most / 1024, 1),
         "others' gap p99 ms": _listed(wave.others_ms for wave in waves),
@@ -149,7 +149,7 @@ def _rss(pid: int) -> int:
 
 ROWS = (
     Row(
-        *("F09", "slow readers", "100 B/s or nothing, 3 x 200 at once", 600, f09, 240),
+        *("F09", "slow readers", "100 B/s or nothing, 3 x 200 at once", 600, f09, 300),
         alone=True,
         proves="Readers that take nothing are cut off, in bounded memory, and others do not notice them.",
         short=150,
