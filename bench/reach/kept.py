@@ -21,6 +21,7 @@ from bench.reach.contexts import TIMES, Told, passed
 from bench.reach.reach import DATA, ROOMS, TOLD, Reach, load
 
 NOTES = Path("build/reach")
+CONFIG = "coverage.ini"
 MARK = "tree"
 """A file: what the tree was like, and where it was."""
 RC = """[run]
@@ -43,6 +44,7 @@ def kept(tree: Path, notes: Path, jobs: int, say: Callable[[str], None]) -> Reac
         file.unlink(missing_ok=True)  # the notes are of no tree until all are written
         say("running the suite once, to note which tests run which lines")
         say(f"pytest ended with {_collect(tree, notes, jobs)}")
+        say(f"lines and branches of the product that it runs: {covered(tree, notes)} %")
         file.write_text(f"{mark}\n{tree.resolve()}\n")
     say(f"which tests run which lines: {notes}")
     there = _tests(tree)
@@ -79,12 +81,20 @@ def _mark(tree: Path) -> str:
     return digest.hexdigest()
 
 
+def covered(tree: Path, folder: Path) -> str:
+    """Per cent, with one digit behind the point, by the notes of a run in that tree."""
+    command = [sys.executable, "-m", "coverage", "report", f"--rcfile={folder / CONFIG}", "--format=total"]
+    command += ["--precision=1", f"--include={tree.resolve()}/*"]  # tests run copies of the tree as well
+    ran = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+    return ran.stdout.strip()
+
+
 def _collect(tree: Path, folder: Path, jobs: int) -> int:
     """Returns the exit code of pytest: a test may fail because it is measured, and is chosen against nothing then."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{DATA}*"):
         old.unlink()
-    rc = folder / "coverage.ini"
+    rc = folder / CONFIG
     rc.write_text(RC.format(folder=folder, rooms=",".join(ROOMS)))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "bench.reach.contexts", "-p", "no:cacheprovider"]
     command += ["--numprocesses", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
