@@ -77,7 +77,7 @@ class Server:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._turn = threading.Lock()
         command = [sys.executable, "-P", str(Path(__file__)), str(theirs.fileno())]
-        self._process = subprocess.Popen(command, cwd=TREE, pass_fds=[theirs.fileno()], start_new_session=True)
+        self._process = subprocess.Popen(command, cwd=TREE, pass_fds=[theirs.fileno()])
         theirs.close()
 
     def ask(self, what: Mapping[str, Any], *files: int) -> int:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import ast
-import json
+import shutil
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
+from bench.planted import trial
 from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
-from bench.planted.report import as_json
+from bench.planted.report import as_document
 from bench.planted.tree import PACKAGES
-from bench.planted.trial import FAILED, FIRST_TESTS, PASSED, TIMED_OUT, Chosen, Run, Trial, choose, run_until_failure
+from bench.planted.trial import (
+    FAILED,
+    FIRST_TESTS,
+    PASSED,
+    TIMED_OUT,
+    Chosen,
+    Run,
+    Trial,
+    choose,
+    run_changed,
+    run_until_failure,
+)
 from bench.reach.reach import Reach
 from bench.reach.scripts import changed_scripts
 
@@ -68,14 +81,22 @@ def test_a_bug_is_a_mistake_and_not_gibberish(redis_url: str) -> None:
 
 
 def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    """Neither a text that is gone nor one that is there twice is replaced; nothing is written."""
+    """Neither a text that is gone nor one that is there twice is replaced. Its edits are made one after the other."""
     (tmp_path / "f").write_text("a b b")
     for old in ("c", "b"):
         with pytest.raises(Rotten, match="not once"):
-            Bug("n", "x", (Edit("f", "a", "x"), Edit("f", old, "x")), ("t",)).plant(tmp_path)
-    assert (tmp_path / "f").read_text() == "a b b"
-    Bug("n", "x", (Edit("f", "a", "x"), Edit("f", "x b", "y")), ("t",)).plant(tmp_path)
-    assert (tmp_path / "f").read_text() == "y b"
+            Bug("n", "x", (Edit("f", "a", "x"), Edit("f", old, "x")), ("t",)).patched(tmp_path)
+    assert Bug("n", "x", (Edit("f", "a", "x"), Edit("f", "x b", "y")), ("t",)).patched(tmp_path) == {"f": "y b"}
+
+
+def test_a_change_is_made_in_a_copy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests run there, and the tree stays as it was."""
+    monkeypatch.setattr(trial, "copy_tree", partial(shutil.copytree, dirs_exist_ok=True))
+    (tmp_path / "thing.py").write_text("RIGHT = True\n")
+    (tmp_path / "test_it.py").write_text("import thing\n\n\ndef test_it():\n    assert thing.RIGHT\n")
+    for text, code in (("RIGHT = False\n", FAILED), ("RIGHT = 1\n", PASSED)):
+        assert run_changed(tmp_path, {"thing.py": text}, ["test_it.py::test_it"], 60.0).code == code
+    assert (tmp_path / "thing.py").read_text() == "RIGHT = True\n"
 
 
 def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
@@ -127,5 +148,5 @@ def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
     """Of a file its name is kept; an address of the API is no path."""
     said = f"FAILED tests/test_a.py::test_b - Gone: '{tmp_path}/data' beside {sys.executable}, not /v1/jobs\n"
     trial = Trial(BUGS[0], Run(FAILED, 1.0, said), NAMED)
-    (row,) = json.loads(as_json([trial], 1.0))["bugs"]
+    (row,) = as_document([trial], 1.0)["bugs"]
     assert row["said"] == f"Gone: '…/data' beside …/{Path(sys.executable).name}, not /v1/jobs"

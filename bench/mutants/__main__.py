@@ -21,15 +21,16 @@ from redis import Redis
 from bench import program
 from bench.mutants import lua
 from bench.mutants.mutant import Mutant
-from bench.mutants.report import as_json, judged, line, named, score, survivors, table
-from bench.mutants.trial import MAX_TESTS_S, Trial, try_mutant
+from bench.mutants.report import Named, as_document, judged, line, score, survivors, table
+from bench.mutants.trial import Trial, try_mutant
 from bench.penstock import start_redis
 from bench.planted.tree import Strayed, check_origins, copy_tree
+from bench.planted.trial import MAX_TESTS_S
 from bench.processes import Processes
 from bench.program import Refused, Run
 from bench.reach.kept import NOTES, kept
 from bench.reach.reach import ROOMS
-from bench.report import RESULTS
+from bench.report import RESULTS, write
 from bench.side_by_side import side_by_side
 
 SOURCE = Path(__file__).parents[2]
@@ -63,13 +64,15 @@ def _run(run: Run) -> int:
         for trial in side_by_side(calls, args.jobs):
             trials.append(trial)
             run.console.print(f"{len(trials)}/{len(wanted)} {line(trial, names[trial.mutant])}", soft_wrap=True)
-        found = named(sound, sorted(trials, key=lambda trial: wanted.index(trial.mutant)), judged())
+        trials.sort(key=lambda trial: wanted.index(trial.mutant))
+        verdicts = judged()
+        found = [Named(trial, name := names[trial.mutant], verdicts.get(name)) for trial in trials]
     for each in survivors(found):
         run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
     run.console.print(table(found))
     out = args.out or (None if args.only or args.again else RESULTS / "mutants.json")
     if out is not None:
-        out.write_bytes(as_json(found, {"seed": args.seed, "command": run.command}))
+        write(out, as_document(found, {"seed": args.seed, "command": run.command}))
     killed, counted = score(found)
     return 0 if killed >= SHARE * counted else 1
 

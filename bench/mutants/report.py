@@ -14,7 +14,6 @@ from rich.table import Table
 from bench.mutants.trial import Trial
 from bench.planted.trial import TIMED_OUT
 from bench.report import Machine, cores
-from bench.report import as_json as as_json_file
 
 JUDGED = Path(__file__).with_name("judged.toml")
 
@@ -53,12 +52,6 @@ def judged(path: Path = JUDGED) -> dict[str, Verdict]:
     return {each.mutant: each for each in msgspec.toml.decode(path.read_bytes(), type=Judged).survivor}
 
 
-def named(tree: Path, trials: Sequence[Trial], verdicts: Mapping[str, Verdict]) -> list[Named]:
-    """Each under its name."""
-    names = [trial.mutant.name((tree / trial.mutant.file).read_text(encoding="utf-8")) for trial in trials]
-    return [Named(trial, name, verdicts.get(name)) for trial, name in zip(trials, names, strict=True)]
-
-
 def score(found: Sequence[Named]) -> tuple[int, int]:
     """How many were killed, of how many that can be."""
     return sum(each.trial.killed for each in found), sum(each.counts for each in found)
@@ -91,25 +84,23 @@ def line(trial: Trial, name: str) -> str:
     return f"{verdict} {escape(name)} ({seconds:.0f} s, {trial.tried} of {trial.covering} tests): {escape(_by(trial))}"
 
 
-def as_json(found: Sequence[Named], how: Mapping[str, Any]) -> bytes:
+def as_document(found: Sequence[Named], how: Mapping[str, Any]) -> dict[str, Any]:
     """The same for programs."""
     killed, counted = score(found)
-    return as_json_file(
-        {
-            **msgspec.to_builtins(Machine()),
-            **how,
-            "mutants": len(found),
-            "equivalent": len(found) - counted,
-            "killed": killed,
-            "percent": round(100 * killed / max(counted, 1), 1),
-            "survivors": [
-                {"mutant": each.name, "operator": each.trial.mutant.operator, "why": _why(each)}
-                for each in found
-                if not each.trial.killed
-            ],
-            "killed_by": {each.name: _by(each.trial) for each in found if each.trial.killed},
-        }
-    )
+    return {
+        **msgspec.to_builtins(Machine()),
+        **how,
+        "mutants": len(found),
+        "equivalent": len(found) - counted,
+        "killed": killed,
+        "percent": round(100 * killed / max(counted, 1), 1),
+        "survivors": [
+            {"mutant": each.name, "operator": each.trial.mutant.operator, "why": _why(each)}
+            for each in found
+            if not each.trial.killed
+        ],
+        "killed_by": {each.name: _by(each.trial) for each in found if each.trial.killed},
+    }
 
 
 def _room(each: Named) -> str:

@@ -18,12 +18,12 @@ from pathlib import Path
 from bench import program
 from bench.planted.bug import Bug, Rotten
 from bench.planted.bugs import BUGS
-from bench.planted.report import as_json, table, why_missed
+from bench.planted.report import as_document, table, why_missed
 from bench.planted.tree import Strayed, copy_tree
 from bench.planted.trial import PASSED, Trial, try_bug, try_none
 from bench.program import Refused, Run
 from bench.reach.kept import NOTES, kept
-from bench.report import RESULTS
+from bench.report import RESULTS, write
 from bench.side_by_side import side_by_side
 
 SOURCE = Path(__file__).parents[2]
@@ -64,8 +64,7 @@ def _judged(run: Run, bugs: Sequence[Bug], out: Path | None) -> int:
     trials.sort(key=lambda trial: bugs.index(trial.bug))
     console.print(table(trials, seconds))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(as_json(trials, seconds))
+        write(out, as_document(trials, seconds))
     return 0 if all(trial.caught for trial in trials) else 1
 
 

@@ -43,8 +43,3 @@ class Bug:
             text = texts.get(edit.file) or (tree / edit.file).read_text(encoding="utf-8")
             texts[edit.file] = edit.applied(text)
         return texts
-
-    def plant(self, tree: Path) -> None:
-        """Write it into a tree. Raises Rotten."""
-        for file, text in self.patched(tree).items():
-            (tree / file).write_text(text, encoding="utf-8")

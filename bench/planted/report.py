@@ -15,7 +15,6 @@ from rich.table import Table
 
 from bench.planted.trial import TIMED_OUT, Trial
 from bench.report import Machine, cores
-from bench.report import as_json as as_json_file
 
 
 def table(trials: Sequence[Trial], seconds: float) -> Table:
@@ -41,15 +40,14 @@ def why_missed(trial: Trial) -> str:
     return f"pytest ended with {trial.run.code} and no test failed"
 
 
-def as_json(trials: Sequence[Trial], seconds: float) -> bytes:
+def as_document(trials: Sequence[Trial], seconds: float) -> dict[str, Any]:
     """The same for programs; nothing of this machine but its size."""
-    document = {
+    return {
         **msgspec.to_builtins(Machine()),
         "seconds": round(seconds),
         "passed": all(trial.caught for trial in trials),
         "bugs": [_row(trial) for trial in trials],
     }
-    return as_json_file(document)
 
 
 def _row(trial: Trial) -> dict[str, Any]:

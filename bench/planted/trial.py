@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from bench.reach.reach import Reach, within
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
 MAX_TESTS_S = 120.0
-"""Tests are chosen against a bug until they take so long together, as measured when their lines were noted."""
+"""Tests are chosen against a change until they take so long together, as measured when their lines were noted."""
 FIRST_TESTS = 6
 """Tests that run in a pytest of their own, before the files of the others are collected."""
 ALL_LIMIT_S = 900.0
@@ -91,12 +91,18 @@ def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
 
 
 def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> Trial:
-    """Plant it in a copy of its own and run its tests. Raises Rotten."""
+    """Plant it in a copy of its own and run its tests there. Raises Rotten."""
     chosen = choose(tree, bug, reach)
-    with tempfile.TemporaryDirectory(prefix="penstock-planted-") as folder:
+    return Trial(bug, run_changed(tree, bug.patched(tree), chosen.tests, chosen.limit_s), chosen)
+
+
+def run_changed(tree: Path, texts: Mapping[str, str], tests: Sequence[str], limit_s: float) -> Run:
+    """Write these files, whole, into a copy of the tree, and run its tests there until one fails."""
+    with tempfile.TemporaryDirectory(prefix="penstock-changed-") as folder:
         copy_tree(tree, Path(folder))
-        bug.plant(Path(folder))
-        return Trial(bug, run_until_failure(Path(folder), chosen.tests, chosen.limit_s), chosen)
+        for file, text in texts.items():
+            (Path(folder) / file).write_text(text, encoding="utf-8")
+        return run_until_failure(Path(folder), tests, limit_s)
 
 
 def run_until_failure(tree: Path, tests: Sequence[str], limit_s: float) -> Run:
