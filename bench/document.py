@@ -2,8 +2,8 @@
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
 the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README,
-`<!-- goals: page -->` for all goals of the page's tables; behind it stands `<!-- end -->`. What is between is never
-typed.
+`<!-- goals: page -->` for all goals of the page's tables, `<!-- goals: batch -->` for those of one run. Behind stands
+`<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from bench.chaos import report as chaos
 from bench.growth import thousand
 from bench.growth.figures import UnitCosts
 
-PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/guarantees.md"), Path("docs/scheduling.md"))
+PAGES = (
+    Path("README.md"),
+    *(Path("docs", f"{name}.md") for name in ("performance", "guarantees", "scheduling", "batches", "scaling")),
+)
 
 MARKED = re.compile(r"(<!-- (results|plot|paper|faults|cost|goals): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN = re.compile(r"<!-- results: ([a-z0-9-]+) -->")
@@ -44,7 +47,13 @@ def filled(page: str, results: Path, plots: Path) -> str:
     shown = [results / f"{name}.json" for name in SHOWN.findall(page)]
 
     def part(found: re.Match[str]) -> str:
-        text = _goals(shown) if found[2] == "goals" else _part(found[2], found[3], results, plots)
+        if found[2] != "goals":
+            text = _part(found[2], found[3], results, plots)
+        elif found[3] == "page":
+            text = _goals([report.load(path) for path in shown if path.exists()])
+        else:
+            only = report.load(results / f"{found[3]}.json")
+            text = f"{_goals([only])}\n\n{report.source(only)}"
         return f"{found[1]}{text}\n{found[4]}"
 
     return MARKED.sub(part, page)
@@ -61,9 +70,8 @@ def _part(kind: str, name: str, results: Path, plots: Path) -> str:
     return WRITERS[kind](report.load(path))
 
 
-def _goals(files: Sequence[Path]) -> str:
+def _goals(found: Sequence[report.Report]) -> str:
     """Every goal of these runs, the missed ones first. What must simply be so, such as no error, is no goal."""
-    found = [report.load(path) for path in files if path.exists()]
     goals = [(each, ratio) for each in found for ratio in each.ratios if ratio.verdict and ratio.at_most != 0]
     goals.sort(key=lambda goal: VERDICTS.index(goal[1].verdict))
     counts = Counter(ratio.verdict for _, ratio in goals)

@@ -243,9 +243,13 @@ def as_markdown(report: Report) -> str:
         lines += [_line([r.what, r.figure, r.goal, words.get(r.verdict, r.verdict)]) for r in report.ratios]
     for note in report.notes:
         lines += ["", note]
+    return "\n".join([*lines, "", source(report)])
+
+
+def source(report: Report) -> str:
+    """Where the figures of a page come from."""
     where = f"{report.date}, {report.cores} cores, Python {report.python}"
-    lines += ["", f"`{report.command}`, {where}: [figures](../bench/results/{report.name}.json)."]
-    return "\n".join(lines)
+    return f"`{report.command}`, {where}: [figures](../bench/results/{report.name}.json)."
 
 
 def _line(cells: list[str]) -> str:

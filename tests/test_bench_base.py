@@ -151,8 +151,8 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch: pytest.Monkey
         rounds = played([ratio] * 9)
         made = report(rounds, VERSIONS, 1.03, options(9), "command")
         monkeypatch.setattr(base, "compare", lambda *_, made=made: made)
-        assert main(["--base", "HEAD", "--out", str(tmp_path)]) == code
-        assert load(tmp_path / "gateway-base.json").ratios == made.ratios
+        assert main(["--base", "HEAD", "--out", str(tmp_path / str(code))]) == code
+        assert load(tmp_path / str(code) / "gateway-base.json").ratios == made.ratios
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from bench import plots, program, report
 from bench.gateway import base, burst, idle, sweep
 from bench.gateway.catalogue import chosen, names_of, systems
 from bench.gateway.options import Options
+from bench.goals import goals
 from bench.load.child import LoadFailed
 from bench.processes import Died
 from bench.program import Refused, Run, count, counts
@@ -68,7 +69,8 @@ def _compare(run: Run) -> int:
         )
     if args.rounds and args.rounds < base.MIN_ROUNDS and not args.quick:
         raise Refused(f"--base is judged by {base.MIN_ROUNDS} rounds or more; with --quick fewer are shown, not judged")
-    found = base.compare(args.base, args.bound, _of_base(args, _options(args)), run.command, run.console)
+    bound = args.bound or goals()["gateway.base"].bound
+    found = base.compare(args.base, bound, _of_base(args, _options(args)), run.command, run.console)
     run.tell(found, args.out / found.file)
     return int(found.missed)
 
@@ -130,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--base", metavar="REF", help="this tree against that of a git commit, in nine rounds: CPU per token"
     )
-    parser.add_argument("--bound", type=float, default=base.BOUND, help="of --base: the most this/base may be (1.03)")
+    parser.add_argument("--bound", type=float, help="of --base: the most this/base may be (the goal gateway.base)")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON files")
     parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
     return parser

@@ -38,7 +38,6 @@ LEVELS = (1, 16, 256)
 MIN_ROUNDS = 9
 """For a verdict: the interval of the median is then the 2nd to the 8th ratio, and one odd round on either side does not
 decide."""
-BOUND = 1.03
 
 SHOWN = ("system", "streams", "requests", "tokens_per_s", "cpu_us_per_token", "cpu_ms_per_request", "errors", "parts")
 BASE_COLUMNS = tuple(column for column in COLUMNS if column.key in SHOWN)
