@@ -52,6 +52,19 @@ def test_penstock_is_held_against_the_best_of_each_rival() -> None:
     }
 
 
+def test_a_ratio_shows_what_it_was_in_each_round() -> None:
+    """A round of each with the best of either side, unless somebody did not answer in one."""
+    crowd = {
+        "penstock": [reading(4000), reading(8000)],
+        "penstock-stream": [reading(6000), reading(5000)],
+        "arq": [reading(2000), reading(1000)],
+    }
+    cost, rate, alone = ratios(rows(crowd, {}))
+    assert rate.rounds == pytest.approx((3.0, 8.0)) and cost.rounds == pytest.approx((3.0, 8.0)) and not alone.rounds
+    crowd["arq"].append(reading(1000))
+    assert [ratio.rounds for ratio in ratios(rows(crowd, {}))] == [(), (), ()]
+
+
 def test_an_answer_is_whole_at_its_end_and_not_before() -> None:
     for answer in (
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -26,6 +26,8 @@ RIVALS = ("celery", "arq", "taskiq")
 """A rival's name is the beginning of its rows'."""
 
 Row = dict[str, Any]
+RATES, COSTS = "jobs_per_s_of_rounds", "ms_per_job_of_rounds"
+"""Keys of what a row was in each round alone; the cost without the callers."""
 
 
 def rows(crowd: Mapping[str, Sequence[Reading]], alone: Mapping[str, Sequence[Reading]]) -> list[Row]:
@@ -48,6 +50,8 @@ def _row(name: str, crowd: Sequence[Reading], alone: Sequence[Reading]) -> Row:
         "cpu_ms_per_job": None if client is None or others is None else client + others,
         "client_ms_per_job": client,
         "parts": _parts(crowd),
+        RATES: [reading.jobs / reading.seconds for reading in crowd],
+        COSTS: [1000 * sum(reading.cpu.values()) / reading.jobs for reading in crowd if reading.jobs],
     }
 
 
@@ -79,16 +83,32 @@ def ratios(found: Sequence[Row]) -> list[Ratio]:
         theirs = _best(rates, names)
         what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
         cost = _over(_least(costs, names), _least(costs, (CHAT, STREAM)))
-        judged.append(Ratio.held(f"jobs.{rival}_cpu", what=what, value=cost))
+        rounds = _rounds(found, COSTS, min, names, (CHAT, STREAM))
+        judged.append(Ratio.held(f"jobs.{rival}_cpu", what=what, value=cost, rounds=rounds))
         what = f"Penstock's jobs/s, one request each / {rival}'s"
-        judged.append(Ratio.held(f"jobs.{rival}", what=what, value=_over(ours, theirs)))
+        rounds = _rounds(found, RATES, max, (CHAT, STREAM), names)
+        judged.append(Ratio.held(f"jobs.{rival}", what=what, value=_over(ours, theirs), rounds=rounds))
         if JOBS in rates:
             what = f"Penstock's jobs/s, put and wait / {rival}'s"
-            judged.append(Ratio.held(f"jobs.{rival}_put", what=what, value=_over(rates[JOBS], theirs)))
+            rounds = _rounds(found, RATES, max, (JOBS,), names)
+            judged.append(Ratio.held(f"jobs.{rival}_put", what=what, value=_over(rates[JOBS], theirs), rounds=rounds))
     alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
     if STREAM in rates:
         judged.append(Ratio.held("jobs.alone", what="one request alone: request to first token, p50 ms", value=alone))
     return judged
+
+
+def _rounds(
+    found: Sequence[Row], key: str, best: Callable[[Iterable[float]], float], ours: Sequence[str], theirs: Sequence[str]
+) -> tuple[float, ...]:
+    """The best of our rows over the best of theirs in each round; nothing, where a row lacks a round."""
+    each = {row["system"]: row[key] for row in found}
+    sides = [[each[name] for name in names if name in each] for names in (ours, theirs)]
+    if len({len(row) for side in sides for row in side}) != 1:
+        return ()
+    return tuple(
+        best(one) / best(other) for one, other in zip(*(zip(*side, strict=True) for side in sides), strict=True)
+    )
 
 
 def _without_callers(row: Row) -> float | None:
