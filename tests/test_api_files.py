@@ -182,6 +182,7 @@ def test_a_large_upload_stays_out_of_memory(tmp_path: Path) -> None:
             file.write(row)
     with redis_process(tmp_path, None, "--appendonly", "no") as url:
         house = House(url, tmp_path)
+        house.forks = False
         try:
             process = house.start_api(PENSTOCK_REDIS_DURABILITY="D0")
             openai = client(house)

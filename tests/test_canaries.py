@@ -169,6 +169,7 @@ def told(tmp_path: Path, collector: Collector) -> Iterator[Told]:
         with Redis.from_url(url) as store:
             store.config_set("requirepass", canaries["redis_password"])
         house = House(url.replace("redis://", f"redis://:{canaries['redis_password']}@"), tmp_path)
+        house.forks = False
         try:
             house.start("offline")
             house.start("scheduler")

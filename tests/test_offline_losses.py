@@ -166,6 +166,7 @@ def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
     """90 MB in and 100 MB out, and the process has grown by less than 64 MiB."""
     openai = client(served)
     served.start("workers", PENSTOCK_SIM_SLOTS="32", PENSTOCK_SIM_STEP_MS="1")
+    served.forks = False
     offline = served.start("offline")
     warm = ended(openai, begin(openai, [line(0)]))
     assert warm.status == "completed"
