@@ -1,15 +1,20 @@
-"""The mutants: what may be changed in a script, and how it is counted."""
+"""The mutants: what may be changed in a script, what is tried, and how it is counted."""
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from bench.mutants import lua
+from bench.mutants.__main__ import _parser, _seed, mixed
 from bench.mutants.mutant import Mutant
-from bench.mutants.report import Named, Verdict, as_document, judged, score, survivors
-from bench.mutants.trial import Trial
+from bench.mutants.report import Named, Verdict, as_document, false_kills, judged, line, score, survivors
+from bench.mutants.trial import Trial, try_mutant
+from bench.planted import trial
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run
+from bench.reach.reach import Reach
 
 SOURCE = Path(__file__).parents[1]
 
@@ -42,9 +47,9 @@ def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_ur
         assert all(lua.compiles(server, SOURCE, each) for each in drawn)
 
 
-def _trial(code: int | None) -> Trial:
-    run = None if code is None else Run(code, 1.0, "FAILED tests/a.py::one - no\n" if code == FAILED else "")
-    return Trial(Mutant("api/a.py", "swap", "b\n"), 3, 2, run)
+def _trial(code: int | None, *, null: bool = False, unsure: tuple[str, ...] = ()) -> Trial:
+    run = None if code is None else Run(code, 1.0, "FAILED tests/a.py::one - no\n" if code == FAILED else "", unsure)
+    return Trial(Mutant("api/a.py", "swap", "b\n"), 3, 2, run, null)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +60,65 @@ def test_a_mutant_is_killed_when_a_test_does_not_pass(code: int | None, killed: 
 
 
 def test_what_nobody_can_notice_does_not_count() -> None:
+    """Whatever its tests made of it."""
     left = Named(_trial(PASSED), "left", Verdict("left", "too rare"))
     same = Named(_trial(PASSED), "same", Verdict("same", "the order does not matter", equivalent=True))
+    luck = Named(_trial(FAILED), "luck", Verdict("luck", "nor does this one", equivalent=True))
     new = Named(_trial(None), "new", None)
     killed = Named(_trial(FAILED), "killed", None)
-    found = [left, same, new, killed]
+    found = [left, same, luck, new, killed]
     assert score(found) == (1, 3)
     said = survivors(found)
     assert said[0].startswith("new\n    nobody has judged it")
     assert "equivalent: the order does not matter" in "".join(said)
-    assert as_document(found, {"seed": 1})["percent"] == 33.3
+    told = as_document(found, [], {"seed": 1})
+    assert (told["percent"], told["equivalent"], told["killed"]) == (33.3, 2, 1)
+
+
+def test_false_kills_are_told_beside_the_score() -> None:
+    """A null mutant is none of the mutants; one without tests was not tried. Tests that are unsure are named."""
+    nulls = [_trial(code, null=True) for code in (PASSED, FAILED, None)]
+    assert false_kills(nulls) == (1, 2)
+    told = as_document([Named(_trial(PASSED, unsure=("tests/b.py::two",)), "a", None)], nulls, {})
+    assert [told[name] for name in ("mutants", "killed", "null", "null_killed")] == [1, 0, 2, 1]
+    assert told["unsure"] == ["tests/b.py::two"] and "1 left out as unsure" in told["survivors"][0]["why"]
+    assert "nothing changed, tests of a" in line(nulls[1], "a")
+
+
+def test_null_mutants_stand_at_the_places_of_others() -> None:
+    """By chance, and among the others."""
+    mutants = [Mutant("api/a.py", "number", f"a = {number}\n") for number in range(50)]
+    tries = mixed(mutants, 20, 1)
+    assert len(tries) == 70 and sum(null for _, null in tries) == 20 and {mutant for mutant, _ in tries} == {*mutants}
+    assert tries == mixed(mutants, 20, 1) != mixed(mutants, 20, 2) and not all(null for _, null in tries[50:])
+    assert len(mixed(mutants[:3], 20, 1)) == 6
+
+
+def test_a_null_mutant_is_tried_by_the_same_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is changed."""
+
+    def run_tests(tree: Path, tests: list[str], *_: str, limit_s: float) -> Run:
+        return Run(PASSED if (tree / "api/a.py").read_text() == "a = 0\n" else FAILED, limit_s, f"FAILED {tests[0]}")
+
+    monkeypatch.setattr(trial, "copy_tree", partial(shutil.copytree, dirs_exist_ok=True))
+    monkeypatch.setattr(trial, "run_tests", run_tests)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api/a.py").write_text("a = 0\n")
+    reach = Reach({"tests/a.py::one": 0.1}, {"api/a.py": {1: frozenset({"tests/a.py::one"})}})
+    mutant = Mutant("api/a.py", "number", "a = 1\n")
+    real, null = try_mutant(tmp_path, mutant, reach), try_mutant(tmp_path, mutant, reach, null=True)
+    assert (real.killed, null.killed, real.null, null.null) == (True, False, False, True)
+    assert null.tried == real.tried == 1
+
+
+def test_every_run_draws_anew_unless_it_is_told(tmp_path: Path) -> None:
+    """The survivors of an earlier run are found again by its seed."""
+    figures = tmp_path / "mutants.json"
+    figures.write_text('{"seed": 5}')
+    assert _seed(_parser().parse_args([])) != _seed(_parser().parse_args([]))
+    assert _seed(_parser().parse_args(["--seed", "0", "--again", str(figures)])) == 0
+    assert _seed(_parser().parse_args(["--again", str(figures)])) == 5
 
 
 def test_a_mutant_is_named_by_what_it_changes() -> None:

@@ -6,6 +6,7 @@ import ast
 import shutil
 import sys
 import tomllib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from bench.planted.trial import (
     Trial,
     choose,
     run_changed,
-    run_until_failure,
+    run_tests,
+    run_until_noticed,
 )
 from bench.reach.reach import Reach
 from bench.reach.scripts import changed_scripts
@@ -133,15 +135,76 @@ def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: boo
     ("broken", "ran"),
     [(1, [0, 1]), (FIRST_TESTS, [*range(FIRST_TESTS + 1)]), (None, [*range(FIRST_TESTS + 2)])],
 )
-def test_tests_are_run_until_one_fails(tmp_path: Path, broken: int | None, ran: list[int]) -> None:
+def test_tests_are_run_until_one_notices(tmp_path: Path, broken: int | None, ran: list[int]) -> None:
     """Among the first few, among the others, or nowhere."""
     text = "from pathlib import Path\n"
     for number in range(FIRST_TESTS + 2):
         text += f"def test_{number}():\n    Path('ran').open('a').write('{number} ')\n    assert {number != broken}\n"
     (tmp_path / "test_all.py").write_text(text)
-    run = run_until_failure(tmp_path, [f"test_all.py::test_{number}" for number in range(FIRST_TESTS + 2)], 60.0)
+    tests = [f"test_all.py::test_{number}" for number in range(FIRST_TESTS + 2)]
+    run = run_until_noticed(lambda some: run_tests(tmp_path, some, "-x"), lambda _: Run(PASSED, 1.0, ""), tests)
     assert list(map(int, (tmp_path / "ran").read_text().split())) == ran
     assert (run.failure is not None, run.code) == ((False, PASSED) if broken is None else (True, FAILED))
+
+
+class Told:
+    """A tree of which is told, for the tests that matter, what pytest says of them, one run after the other."""
+
+    def __init__(self, **says: tuple[int, str]) -> None:
+        self.says = says
+        self.runs: list[list[str]] = []
+
+    def __call__(self, tests: Sequence[str]) -> Run:
+        self.runs.append(list(tests))
+        code, output = next((self.says[test] for test in tests if test in self.says), (PASSED, ""))
+        return Run(code, 1.0, output)
+
+
+FAILS, CRASHES, HANGS = (FAILED, "FAILED b - no\n"), (4, "ERROR t.py - ImportError\n"), (TIMED_OUT, "")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sound", "code", "unsure", "asked"),
+    [
+        pytest.param({"b": FAILS}, {}, FAILED, (), [["b"]], id="the sound tree passes the test that failed"),
+        pytest.param({"b": FAILS}, {"b": FAILS}, PASSED, ("b",), [["b"]], id="it fails too, and the others pass"),
+        pytest.param(
+            {"b": FAILS, "c": (FAILED, "FAILED c[1] - no\n")},
+            {"b": FAILS},
+            FAILED,
+            ("b",),
+            [["b"], ["c"]],
+            id="another",
+        ),
+        pytest.param({"c": CRASHES}, {}, 4, (), [["a", "b", "c"]], id="only the changed tree cannot be imported"),
+        pytest.param({"c": CRASHES}, {"a": CRASHES}, PASSED, ("a", "b", "c"), [["a", "b", "c"]], id="neither can"),
+        pytest.param({"a": HANGS}, {}, TIMED_OUT, (), [["a", "b", "c"]], id="only the changed tree hangs"),
+        pytest.param({"a": HANGS}, {"b": FAILS}, PASSED, ("a", "b", "c"), [["a", "b", "c"]], id="the sound one fails"),
+        pytest.param({"b": (4, "ERROR: not found: /x/b\n")}, {}, PASSED, ("b",), [], id="a test is no more"),
+        pytest.param(
+            {"b": (4, "ERROR: not found: /x/b\nERROR: found no collectors for /x/c\n")},
+            {},
+            4,
+            (),
+            [["a", "b", "c"]],
+            id="a file of tests cannot be imported",
+        ),
+    ],
+)
+def test_nothing_is_noticed_that_the_sound_tree_shares(
+    changed: dict[str, tuple[int, str]],
+    sound: dict[str, tuple[int, str]],
+    code: int,
+    unsure: tuple[str, ...],
+    asked: list[list[str]],
+) -> None:
+    """A failed test is tried there by itself; all of them, where none failed."""
+    before, after = Told(**sound), Told(**changed)
+    run = run_until_noticed(after, before, ["a", "b", "c"])
+    assert (run.code, run.unsure, before.runs) == (code, unsure, asked)
+    assert run.seconds == len(after.runs)
+    if code == PASSED and len(unsure) < 3:
+        assert after.runs[-1] == [test for test in "abc" if test not in unsure], "the others go on"
 
 
 def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:

@@ -1,19 +1,22 @@
 """`python -m bench.mutants`: would the test suite notice a mistake made by chance? Draws small changes of the product,
-tries each in a copy of the tree with the tests that run the changed lines, and tells which were not noticed.
+tries each in a copy of the tree with the tests that run the changed lines, and tells which were not noticed. A test
+that fails without the change too has noticed nothing; copies without any change show how often that is overlooked.
 
-Exits 1 if fewer are noticed than are wanted; 2 if its tool is not there. What is already known of a survivor stands in
-`bench/mutants/judged.toml`.
+Every run draws another sample, from a seed that is printed first: `--seed N` repeats a sample. Exits 1 if fewer are
+noticed than are wanted; 2 if its tool is not there. What people found of some stands in `bench/mutants/judged.toml`.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from redis import Redis
@@ -35,7 +38,7 @@ from bench.side_by_side import side_by_side
 
 SOURCE = Path(__file__).parents[2]
 TOOL = Path(".venv-audit/bin/python")
-SEED = 17
+NULLS = 20
 SHARE = 0.9
 """Of the mutants that can be noticed, so many must be."""
 
@@ -50,36 +53,56 @@ def _run(run: Run) -> int:
     tool = args.tool.absolute()
     if not tool.exists():
         raise Refused(f"{args.tool} is not there\nnext:  make mutants, which installs it")
+    seed = _seed(args)
+    run.console.print(f"the sample: --seed {seed}")
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder)
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
         check_origins(sound)
         reach = kept(sound, args.notes, args.jobs, run.console.print)
-        mutants = [*_python(sound, tool, args.seed, args.sample), *_lua(sound, args.seed, args.lua)]
+        mutants = [*_python(sound, tool, seed, args.sample), *_lua(sound, seed, args.lua)]
         names = {mutant: mutant.name((sound / mutant.file).read_text(encoding="utf-8")) for mutant in mutants}
-        again = _survived(args.again) if args.again else names.values()
+        again = {each["mutant"] for each in _figures(args.again)["survivors"]} if args.again else names.values()
         wanted = [each for each in mutants if (args.only or "") in names[each] and names[each] in again]
         trials: list[Trial] = []
-        calls = [partial(try_mutant, sound, mutant, reach, args.max_seconds) for mutant in wanted]
+        tries = mixed(wanted, args.null, seed)
+        calls = [partial(try_mutant, sound, mutant, reach, args.max_seconds, null=null) for mutant, null in tries]
         for trial in side_by_side(calls, args.jobs):
             trials.append(trial)
-            run.console.print(f"{len(trials)}/{len(wanted)} {line(trial, names[trial.mutant])}", soft_wrap=True)
+            run.console.print(f"{len(trials)}/{len(tries)} {line(trial, names[trial.mutant])}", soft_wrap=True)
         trials.sort(key=lambda trial: wanted.index(trial.mutant))
-        verdicts = judged()
-        found = [Named(trial, name := names[trial.mutant], verdicts.get(name)) for trial in trials]
+        verdicts, nulls = judged(), [trial for trial in trials if trial.null]
+        found = [Named(trial, name := names[trial.mutant], verdicts.get(name)) for trial in trials if not trial.null]
     for each in survivors(found):
         run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
-    run.console.print(table(found))
+    run.console.print(table(found, nulls))
     out = args.out or (None if args.only or args.again else RESULTS / "mutants.json")
     if out is not None:
-        write(out, as_document(found, {"seed": args.seed, "command": run.command}))
+        command = run.command if args.seed is not None else f"{run.command} --seed {seed}"
+        write(out, as_document(found, nulls, {"seed": seed, "command": command}))
     killed, counted = score(found)
     return 0 if killed >= SHARE * counted else 1
 
 
-def _survived(path: Path) -> set[str]:
-    """Their names, out of the figures of an earlier run."""
-    return {each["mutant"] for each in msgspec.json.decode(path.read_bytes())["survivors"]}
+def mixed(mutants: Sequence[Mutant], nulls: int, seed: int) -> list[tuple[Mutant, bool]]:
+    """What is tried, in which order, and whether without its change: so many by chance once more, among the others."""
+    chance = random.Random(seed)  # noqa: S311 - to be repeated
+    tries = [(mutant, False) for mutant in mutants]
+    tries += [(mutant, True) for mutant in chance.sample(mutants, min(nulls, len(mutants)))]
+    chance.shuffle(tries)
+    return tries
+
+
+def _seed(args: argparse.Namespace) -> int:
+    """The one that was given, or that of the figures of an earlier run; otherwise a new one."""
+    if args.seed is None and args.again:
+        return int(_figures(args.again)["seed"])
+    return random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
+
+
+def _figures(path: Path) -> dict[str, Any]:
+    """Of an earlier run."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
 
 
 def _python(tree: Path, tool: Path, seed: int, count: int) -> Iterator[Mutant]:
@@ -105,7 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.mutants", description=__doc__)
     parser.add_argument("--sample", type=int, default=400, help="mutants of Python files (default: 400)")
     parser.add_argument("--lua", type=int, default=60, help="mutants of Lua scripts (default: 60)")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of what is drawn (default: {SEED})")
+    parser.add_argument("--null", type=int, default=NULLS, help=f"copies without any change (default: {NULLS})")
+    parser.add_argument("--seed", type=int, help="of a sample, to repeat it (default: a new one, or that of --again)")
     parser.add_argument("--jobs", type=program.count, default=2, help="mutants tried at the same time (default: 2)")
     parser.add_argument(
         "--max-seconds",

@@ -1,4 +1,4 @@
-"""Mutants for people and for programs: the score, and each survivor with its reason."""
+"""Mutants for people and for programs: the score, the false kills, and each survivor with its reason."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.mutants.trial import Trial
+from bench.planted.report import unsure
 from bench.planted.trial import TIMED_OUT
 from bench.report import Machine, cores
 
@@ -19,7 +20,7 @@ JUDGED = Path(__file__).with_name("judged.toml")
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a person found of one survivor."""
+    """What a person found of one mutant."""
 
     mutant: str
     why: str
@@ -35,7 +36,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A trial, the mutant's name and, if it survived and somebody looked, why."""
+    """A trial, the mutant's name and, if somebody looked at it, what was found."""
 
     trial: Trial
     name: str
@@ -43,8 +44,8 @@ class Named:
 
     @property
     def counts(self) -> bool:
-        """One that nobody can notice does not."""
-        return self.trial.killed or self.verdict is None or not self.verdict.equivalent
+        """One that nobody can notice does not, whatever its tests made of it."""
+        return self.verdict is None or not self.verdict.equivalent
 
 
 def judged(path: Path = JUDGED) -> dict[str, Verdict]:
@@ -54,12 +55,20 @@ def judged(path: Path = JUDGED) -> dict[str, Verdict]:
 
 def score(found: Sequence[Named]) -> tuple[int, int]:
     """How many were killed, of how many that can be."""
-    return sum(each.trial.killed for each in found), sum(each.counts for each in found)
+    counted = [each for each in found if each.counts]
+    return sum(each.trial.killed for each in counted), len(counted)
 
 
-def table(found: Sequence[Named]) -> Table:
-    """One row a room."""
-    view = Table(title=f"{len(found)} mutants on {cores()} cores")
+def false_kills(nulls: Sequence[Trial]) -> tuple[int, int]:
+    """How many null mutants were killed, of how many that tests were run against."""
+    return sum(trial.killed for trial in nulls), sum(trial.run is not None for trial in nulls)
+
+
+def table(found: Sequence[Named], nulls: Sequence[Trial]) -> Table:
+    """One row a room; false kills below."""
+    killed, tried = false_kills(nulls)
+    caption = f"of {tried} copies without any change, {killed} were killed: each is a false kill"
+    view = Table(title=f"{len(found)} mutants on {cores()} cores", caption=caption)
     for column in ("room", "mutants", "equivalent", "killed", "survived", "%"):
         view.add_column(column, justify="left" if column == "room" else "right")
     rooms = sorted({_room(each) for each in found})
@@ -81,12 +90,15 @@ def line(trial: Trial, name: str) -> str:
     """What is said when one is done."""
     seconds = trial.run.seconds if trial.run else 0.0
     verdict = "killed  " if trial.killed else "SURVIVED"
+    name = f"nothing changed, tests of {name}" if trial.null else name
     return f"{verdict} {escape(name)} ({seconds:.0f} s, {trial.tried} of {trial.covering} tests): {escape(_by(trial))}"
 
 
-def as_document(found: Sequence[Named], how: Mapping[str, Any]) -> dict[str, Any]:
+def as_document(found: Sequence[Named], nulls: Sequence[Trial], how: Mapping[str, Any]) -> dict[str, Any]:
     """The same for programs."""
     killed, counted = score(found)
+    null_killed, null = false_kills(nulls)
+    runs = [trial.run for trial in (*(each.trial for each in found), *nulls) if trial.run]
     return {
         **msgspec.to_builtins(Machine()),
         **how,
@@ -94,6 +106,9 @@ def as_document(found: Sequence[Named], how: Mapping[str, Any]) -> dict[str, Any
         "equivalent": len(found) - counted,
         "killed": killed,
         "percent": round(100 * killed / max(counted, 1), 1),
+        "null": null,
+        "null_killed": null_killed,
+        "unsure": sorted({test for run in runs for test in run.unsure}),
         "survivors": [
             {"mutant": each.name, "operator": each.trial.mutant.operator, "why": _why(each)}
             for each in found
@@ -111,7 +126,8 @@ def _room(each: Named) -> str:
 def _why(each: Named) -> str:
     if each.verdict is not None:
         return f"{'equivalent: ' if each.verdict.equivalent else ''}{each.verdict.why}"
-    return f"nobody has judged it; {each.trial.tried} of {each.trial.covering} tests that run it pass"
+    left = unsure(each.trial.run) if each.trial.run else ""
+    return f"nobody has judged it; {each.trial.tried} of {each.trial.covering} tests that run it tried{left}"
 
 
 def _by(trial: Trial) -> str:
@@ -121,4 +137,6 @@ def _by(trial: Trial) -> str:
         return trial.run.failure[0].removeprefix("tests/")
     if trial.run.code == TIMED_OUT:
         return "a test waits for ever"
-    return "all pass" if trial.run.code == 0 else f"the tests cannot be run (pytest: {trial.run.code})"
+    if trial.run.code == 0:
+        return f"all pass{unsure(trial.run)}"
+    return f"the tests cannot be run (pytest: {trial.run.code})"

@@ -1,4 +1,4 @@
-"""One mutant in a copy of the tree: the tests that run its lines, the likeliest to fail first, until one does."""
+"""One mutant in a copy of the tree: the tests that run its lines, the likeliest to fail first, until one notices."""
 
 from __future__ import annotations
 
@@ -24,18 +24,24 @@ class Trial:
     tried: int
     run: Run | None
     """None if no test runs it."""
+    null: bool = False
+    """Nothing was changed: every kill is a false one."""
 
     @property
     def killed(self) -> bool:
+        """What the sound tree shares is not in the run's exit code."""
         return self.run is not None and self.run.code != PASSED
 
 
-def try_mutant(tree: Path, mutant: Mutant, reach: Reach, max_tests_s: float = MAX_TESTS_S) -> Trial:
-    """Write it into a copy of the tree and run its tests there."""
-    found = tests_of(tree, reach, {mutant.file: mutant.text})
+def try_mutant(
+    tree: Path, mutant: Mutant, reach: Reach, max_tests_s: float = MAX_TESTS_S, *, null: bool = False
+) -> Trial:
+    """Write it into a copy of the tree and run its tests there; a null one is not written."""
+    texts = {mutant.file: mutant.text}
+    found = tests_of(tree, reach, texts)
     chosen = within(found, reach.seconds, max_tests_s)
     if not chosen:
-        return Trial(mutant, 0, 0, None)
+        return Trial(mutant, 0, 0, None, null)
     seconds = sum(reach.seconds.get(test, 0.0) for test in chosen)
-    run = run_changed(tree, {mutant.file: mutant.text}, chosen, HANG_TIMEOUT_S + 2 * seconds)
-    return Trial(mutant, len(found), len(chosen), run)
+    run = run_changed(tree, {} if null else texts, chosen, HANG_TIMEOUT_S + 2 * seconds)
+    return Trial(mutant, len(found), len(chosen), run, null)

@@ -13,7 +13,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from bench.planted.trial import TIMED_OUT, Trial
+from bench.planted.trial import TIMED_OUT, Run, Trial
 from bench.report import Machine, cores
 
 
@@ -34,10 +34,15 @@ def table(trials: Sequence[Trial], seconds: float) -> Table:
 def why_missed(trial: Trial) -> str:
     """Why a run counts as having noticed nothing."""
     if trial.run.code == 0:
-        return "its tests pass"
+        return f"its tests pass{unsure(trial.run)}"
     if trial.run.code == TIMED_OUT:
         return trial.run.output
     return f"pytest ended with {trial.run.code} and no test failed"
+
+
+def unsure(run: Run) -> str:
+    """What is added where tests had to be left out."""
+    return f"; {len(run.unsure)} left out as unsure" if run.unsure else ""
 
 
 def as_document(trials: Sequence[Trial], seconds: float) -> dict[str, Any]:

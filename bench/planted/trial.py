@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.planted.bug import Bug
@@ -31,6 +31,9 @@ PASSED, FAILED, TIMED_OUT = 0, 1, -1
 """Exit codes of pytest (2 to 5: it could not run the tests), and ours for a run that was ended."""
 
 FAILURE = re.compile(r"^FAILED (.+?)(?: - (.*))?$", re.MULTILINE)
+GONE = re.compile(r"^ERROR: not found: (.+)$", re.MULTILINE)
+UNREADABLE = "ERROR: found no collectors for"
+"""What pytest says of a test whose file has none of that name, and of one whose file cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Run:
     code: int
     seconds: float
     output: str
+    unsure: tuple[str, ...] = ()
+    """Tests that say nothing of a change: they do not pass without it either, or are not there with it."""
 
     @property
     def failure(self) -> tuple[str, str] | None:
@@ -97,22 +102,59 @@ def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> Trial:
 
 
 def run_changed(tree: Path, texts: Mapping[str, str], tests: Sequence[str], limit_s: float) -> Run:
-    """Write these files, whole, into a copy of the tree, and run its tests there until one fails."""
+    """Write these files, whole, into a copy of the tree, and run its tests there until one notices."""
+
+    def sound(some: Sequence[str]) -> Run:
+        with _copy(tree, {}) as folder:
+            return run_tests(folder, some, "-x", limit_s=limit_s)
+
+    with _copy(tree, texts) as changed:
+        return run_until_noticed(lambda some: run_tests(changed, some, "-x", limit_s=limit_s), sound, tests)
+
+
+@contextlib.contextmanager
+def _copy(tree: Path, texts: Mapping[str, str]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="penstock-changed-") as folder:
         copy_tree(tree, Path(folder))
         for file, text in texts.items():
             (Path(folder) / file).write_text(text, encoding="utf-8")
-        return run_until_failure(Path(folder), tests, limit_s)
+        yield Path(folder)
 
 
-def run_until_failure(tree: Path, tests: Sequence[str], limit_s: float) -> Run:
-    """Run these tests until one fails. The first few run by themselves: most bugs fail one of them, and pytest takes
-    longer to read the files of all the others."""
-    few = run_tests(tree, tests[:FIRST_TESTS], "-x", limit_s=limit_s)
-    if few.code != PASSED or not tests[FIRST_TESTS:]:
-        return few
-    rest = run_tests(tree, tests[FIRST_TESTS:], "-x", limit_s=limit_s)
-    return Run(rest.code, few.seconds + rest.seconds, rest.output)
+def run_until_noticed(
+    changed: Callable[[Sequence[str]], Run], sound: Callable[[Sequence[str]], Run], tests: Sequence[str]
+) -> Run:
+    """Run these tests in the changed tree until one fails that passes in the sound one; those that do not are left out,
+    and the others go on. The first few run by themselves: most bugs fail one of them, and pytest takes longer to read
+    the files of all the others."""
+    seconds, unsure = 0.0, list[str]()
+    for part in (tests[:FIRST_TESTS], tests[FIRST_TESTS:]):
+        left = list(part)
+        while left:
+            run = changed(left)
+            seconds += run.seconds
+            if run.code == PASSED:
+                break
+            out = vanished(run, left)
+            if not out:
+                out = accused(run, left)
+                if sound(out).code == PASSED:
+                    return replace(run, seconds=seconds, unsure=tuple(unsure))
+            unsure += out
+            left = [test for test in left if test not in out]
+    return Run(PASSED, seconds, "", tuple(unsure))
+
+
+def accused(run: Run, tests: Sequence[str]) -> list[str]:
+    """Those that may have noticed something: the one that failed; all, where pytest ended without one."""
+    name = run.failure[0] if run.failure else ""
+    return [test for test in tests if test in (name, name.partition("[")[0])] or list(tests)
+
+
+def vanished(run: Run, tests: Sequence[str]) -> list[str]:
+    """Those that the tree does not have, as where a parameter has another name: nobody would miss them."""
+    gone = () if UNREADABLE in run.output else tuple(GONE.findall(run.output))
+    return [test for test in tests if any(name.endswith(f"/{test.partition('[')[0]}") for name in gone)]
 
 
 def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = LIMIT_S) -> Run:
