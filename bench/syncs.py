@@ -33,6 +33,7 @@ from bench.program import Refused, Run
 from bench.report import Column, Report
 
 SYNC_MS = 300
+SLOW = ("strace", "-f", "-qq", "-o", os.devnull, "-e", f"inject=fdatasync:delay_enter={1000 * SYNC_MS}")
 WRITES_S = (2.0, 3.0)
 """Range of the random time between the first write and the kill, in seconds."""
 WRITERS = 64
@@ -85,9 +86,8 @@ def _row(fsync: str, kills: Sequence[tuple[int, int]]) -> dict[str, Any]:
     }
 
 
-def _kill(fsync: str) -> tuple[int, int]:
+def _kill(fsync: str, slow: Sequence[str] = SLOW) -> tuple[int, int]:
     """Writes that were answered before a kill at a random moment, and those of them that are there afterwards."""
-    slow = ("strace", "-f", "-qq", "-o", os.devnull, "-e", f"inject=fdatasync:delay_enter={1000 * SYNC_MS}")
     with tempfile.TemporaryDirectory(prefix="penstock-syncs-") as folder:
         with _server(Path(folder), fsync, slow) as redis, ThreadPoolExecutor(WRITERS) as writers:
             pid = int(redis.info("server")["process_id"])

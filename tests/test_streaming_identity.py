@@ -99,17 +99,27 @@ async def test_keys_of_other_programs_are_not_ours(redis_url: str) -> None:
         assert (await enter_store(wire)).format == FORMAT
 
 
-async def test_an_emptied_store_has_another_deployment(redis_url: str) -> None:
-    """A process that runs writes a new identity, and one that starts just then waits for it."""
+async def test_an_emptied_store_has_another_deployment(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that runs writes a new identity, and one that starts just then looks for it until it is there."""
+    found: list[Identity | None] = []
+
+    async def look(wire: Wire) -> Identity | None:
+        found.append(await read_identity(wire))
+        return found[-1]
+
     async with opened(redis_url) as running, opened(redis_url) as starting:
         before = await enter_store(running)
         monitor = StoreMonitor(running)
         await monitor.require()
         await running.redis.flushall()
         await Reaper(running).sweep()
+        monkeypatch.setattr(identity, "LOST_S", 60.0)
+        monkeypatch.setattr(identity, "POLL_S", 0.01)
+        monkeypatch.setattr(identity, "read_identity", look)
         late = asyncio.create_task(enter_store(starting))
-        await asyncio.sleep(0.1)
-        assert not late.done()
+        while len(found) < 5 and not late.done():
+            await asyncio.sleep(0.005)
+        assert found[:5] == [None] * 5 and not late.done()
         await monitor.look()
         after = await late
         assert after == await identify(running) and after.deployment == monitor.deployment != before.deployment

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from redis import Redis
 
+from streaming.keys import channel
 from streaming.leader import Lead, Leadership
 from streaming.lease import Lease
 from streaming.messages import Chat, Cordon, Job, Priority, Turn
@@ -35,21 +35,34 @@ def a_job(queue: Queue) -> Job:
     )
 
 
+LAST_WORD = b"that was all"
+
+
 class Ears:
-    """Counts what is told on a channel."""
+    """Counts what is told on a channel, and that it is listened to."""
 
     def __init__(self, wire: Wire, kind: str, name: str) -> None:
         self.heard = 0
-        self._task = asyncio.create_task(self._listen(told(wire, kind, name)))
+        self._wire, self._channel = wire, channel(kind, name)
+        self._task = asyncio.create_task(self._listen())
 
-    async def _listen(self, messages: AsyncIterator[None]) -> None:
-        async for _ in messages:
-            self.heard += 1
+    async def _listen(self) -> None:
+        async with self._wire.subscribe(self._channel) as subscription:
+            self.heard = 1
+            while await subscription.message() != LAST_WORD:
+                self.heard += 1
 
     async def until(self, heard: int) -> None:
         async with asyncio.timeout(20):
             while self.heard < heard:
                 await asyncio.sleep(0.005)
+
+    async def all(self) -> int:
+        """How many there were: messages keep their order, and behind all of them comes a last word of our own."""
+        await self._wire.redis.publish(self._channel, LAST_WORD)
+        async with asyncio.timeout(20):
+            await self._task
+        return self.heard
 
     def close(self) -> None:
         self._task.cancel()
@@ -128,9 +141,7 @@ async def test_a_plan_is_taken_from_the_leader_only(wire: Wire) -> None:
     await ears.until(2)
     assert await plans.publish(lead, [plan])
     assert await plans.publish(lead, [plan], [an_action()])
-    await ears.until(3)
-    assert ears.heard == 3, "a plan that says the same wakes nobody"
-    ears.close()
+    assert await ears.all() == 3, "a plan that says the same wakes nobody"
 
 
 async def test_a_pool_acts_only_under_the_current_epoch(wire: Wire) -> None:
@@ -185,15 +196,15 @@ async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: Wire) -> None
     await ears.until(3)
     assert len((await lease.claim(0, 8)).jobs) == 2  # and is noted as idle
     await queue.put(a_job(queue))
-    await asyncio.sleep(0.05)
-    assert ears.heard == 3
-    ears.close()
+    assert await ears.all() == 3
 
 
 async def test_a_wire_that_was_cut_is_listened_to_again(redis_url: str) -> None:
     """Whoever listens gets an error, and at the next try a first sign at once: something may have been missed."""
     wire = Wire.open(WireSettings(url=redis_url))
     messages = told(wire, "pools", "plan")
+    await anext(messages)
+    await wire.redis.publish(channel("pools", "plan"), b"")
     await anext(messages)
     with Redis.from_url(redis_url) as client:
         client.client_kill_filter(_type="pubsub")
