@@ -252,6 +252,44 @@ async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, 
     assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
 
 
+async def test_who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost(door: House, door_wire: Wire) -> None:
+    """Another worker had begun anew what the reader was shown, and the job was cancelled before a third one took it."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    first = await Hand.claiming(door_wire)
+    await first.write("abc")
+    await live.until("delta", 3)
+    seen = live.events[-1].id
+    await door_wire.redis.xtrim(partition_key(0, "log", first.lease.id), maxlen=0, approximate=False)
+    await lapse(door_wire, first.lease)
+    second = await Hand.claiming(door_wire)
+    await second.write("ABCDE")
+    await lapse(door_wire, second.lease)
+    assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
+    await live.ended()
+    again = await read(door, job_id, seen)
+    assert again[0].name == "stream.reset" and text_of(again) == "ABCDE" and again[-1].name == "cancelled"
+
+
+async def test_a_job_that_goes_on_in_another_epoch_is_told_anew(door: House, door_wire: Wire) -> None:
+    """Somebody else's cursor began the epoch while the job waited for its next worker: no id of the new one comes
+    without a reset before it."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    first = await Hand.claiming(door_wire)
+    await first.write("ab")
+    await live.until("delta", 2)
+    await lapse(door_wire, first.lease)
+    await Queue(door_wire).reset(job_id, (await Journal(door_wire).record(job_id)).resets)
+    second = await Hand.claiming(door_wire)
+    await second.write("c")
+    await second.finish()
+    whole = await live.ended()
+    reset = [event.name for event in whole].index("stream.reset")
+    assert text_of(whole[:reset]) == "ab" and text_of(whole[reset:]) == "abc"
+    assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
+
+
 async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: House, door_wire: Wire) -> None:
     """After a failover two workers run it: the record says who does, and what the other writes reaches nobody."""
     job_id = await put(door)

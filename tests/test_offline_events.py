@@ -14,13 +14,13 @@ from redis import Redis
 
 from offline.cloudevents import cloud_event
 from offline.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
-from streaming.errors import QuotaExceeded
+from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
 from streaming.events import Event, Wanted
 from streaming.memory import Headroom
 from streaming.messages import Job
 from streaming.monitor import StoreMonitor
 from streaming.queue import Accepted, Queue
-from streaming.settings import EventSettings, ModelSettings, QuotaSettings, WebhookSettings
+from streaming.settings import EventSettings, ModelSettings, QuotaSettings, WebhookSettings, WireSettings
 from streaming.wire import Wire
 
 JOB = "job_00" + "1" * 30
@@ -125,6 +125,26 @@ async def test_a_message_that_makes_its_taker_fail_is_put_aside(wire: Wire, monk
     with pytest.raises(Rejected, match="failed without an answer"):
         await intake.accept(poison, "poison", redelivered=True)
     assert await wire.redis.keys("*redelivery*") == []
+
+
+@pytest.mark.parametrize("refusal", [LaneFull, QuotaExceeded, Unavailable])
+async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
+    redis_url: str, refusal: type[StreamingError]
+) -> None:
+    """The lane is full, or its tenant's quota, or the store is away: it comes again and again, and harms nobody."""
+    known, events = {"sim": ModelSettings(engine="sim")}, EventSettings()
+    wire = Wire.open(WireSettings(url=redis_url, lane_limit=1 if refusal is LaneFull else 9))
+    monitor, quota = StoreMonitor(wire), QuotaSettings(jobs=1 if refusal is QuotaExceeded else 9)
+    intake = Intake(wire, Headroom(wire), monitor, known, events, Wanted(events, {}), 64, quota=quota)
+    message = json.dumps(body("hello")).encode()
+    if refusal is not Unavailable:  # else nothing is accepted until the store was looked at
+        await monitor.require()
+        await intake.accept(message, "first")
+    for _ in range(2 * MAX_REDELIVERIES):
+        with pytest.raises(refusal):
+            await intake.accept(message, "second", redelivered=True)
+    assert await wire.redis.keys("*redelivery*") == []
+    await wire.close()
 
 
 async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: Wire) -> None:

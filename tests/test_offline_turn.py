@@ -1,17 +1,27 @@
-"""When a turn at a batch gives up what is left of its lines."""
+"""When a turn at a batch gives up what is left of its lines, when it ends, and what an overtaken one leaves."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from batching import jsonl, line
+from flow import until
+from msgspec.structs import replace
 
+from offline import turn as turns
 from offline.lines import Tools
+from offline.survey import Terms, survey
 from offline.turn import Bench, Turn
-from streaming.batches import Hold, Verdict
+from streaming.batches import Batches, Hold, Verdict
+from streaming.errors import Fenced
+from streaming.keys import partition_key
+from streaming.lease import Claim, Finish, Lease
+from streaming.ledger import Outcome, Segment
 from streaming.memory import Headroom
-from streaming.messages import Batch, BatchState, Priority, Progress
+from streaming.messages import Batch, BatchState, Priority, Progress, State, Terminal
 from streaming.monitor import StoreMonitor
 from streaming.settings import BatchSettings
 from streaming.shelf import Shelf
@@ -47,3 +57,91 @@ async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
     turn._verdict = Verdict(now_ms, state, False)
     assert turn._called_off() == why
     metrics.close()
+
+
+class Desk:
+    """A batch of two lines, of which the second has its answer, and turns at it."""
+
+    def __init__(self, wire: Wire, folder: Path, metrics: Metrics) -> None:
+        self.wire, self.batches, self.shelf, self.metrics = wire, Batches(wire), Shelf(folder), metrics
+        self.batch = replace(BATCH, id=self.batches.new_id("t"), window="none")
+        self.monitor, self.telling = StoreMonitor(wire), 0
+
+    async def open(self) -> None:
+        await self.monitor.require()
+        work = self.shelf.work(self.batch.id)
+        work.mkdir(parents=True)
+        (work / "input").write_bytes(jsonl([line(number) for number in range(2)]))
+        segment = Segment(work, 1)
+        survey(work / "input", Terms(self.batch.endpoint, {"sim"}, 10), segment).plan.save(work)
+        segment.add(1, Outcome.DONE, 0, b"{}")
+        segment.commit()
+        segment.close()
+        await self.batches.create(self.batch, "digest")
+        ((_, self.telling, _),) = await self.batches.due(1)
+
+    async def turn(self, say_s: float) -> Turn:
+        """It has the batch from now on, whoever had it before."""
+        await self.wire.redis.hset(partition_key(0, "batch", self.batch.id), "lease", 0)
+        hold = await self.batches.hold(self.batch.id, self.telling)
+        tools = Tools(self.wire, Headroom(self.wire), self.monitor, ("sim",), BatchSettings(), 64)
+        return Turn(Bench(tools, self.shelf, self.metrics, 10, 60.0, say_s), hold, asyncio.Event())
+
+    async def found(self) -> tuple[BatchState, set[str]]:
+        """How the batch stands, and the files it is said to have left."""
+        record = await self.batches.get(self.batch.id, "t")
+        return record.state, {record.progress.output_file, record.progress.error_file} - {""}
+
+    @property
+    def files(self) -> set[str]:
+        """Those that are there."""
+        return {path.name for path in (self.shelf.folder / "files").iterdir()}
+
+
+@pytest.fixture
+async def desk(wire: Wire, tmp_path: Path) -> AsyncIterator[Desk]:
+    metrics = Metrics.start("", "offline")
+    desk = Desk(wire, tmp_path, metrics)
+    await desk.open()
+    yield desk
+    metrics.close()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_time(
+    desk: Desk, wire: Wire, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    """It is not kept waiting for a worker that has said so, nor for ever by one that says nothing."""
+    monkeypatch.setattr(turns, "STOPPING_S", 600.0 if stops else 0.1)
+    turn, lease = asyncio.create_task((await desk.turn(0.05)).run()), Lease(wire, "sim")
+    await lease.register()
+    claimed = await until(lambda: claims_of(lease))
+    await desk.batches.steer(desk.batch.id, "cancel")
+    if stops:
+        await until(lambda: is_cancelled(lease))
+        end = Terminal(claimed.job.id, State.CANCELLED, 0)
+        await lease.calls([lease.finish_call(Finish(end, claimed.number, True))])
+    async with asyncio.timeout(20):
+        await turn
+    assert await desk.found() == (BatchState.CANCELLED, desk.files) and len(desk.files) == 2
+
+
+async def claims_of(lease: Lease) -> Claim | None:
+    jobs = (await lease.claim(0, 1)).jobs
+    assert all(isinstance(job, Claim) for job in jobs)
+    return jobs[0] if jobs else None  # type: ignore[return-value]
+
+
+async def is_cancelled(lease: Lease) -> bool:
+    return any(held.cancelled for held in (await lease.beat(0)).values())
+
+
+async def test_a_turn_that_was_overtaken_leaves_no_files(desk: Desk) -> None:
+    """It was held up until another had the batch, and hears so at its last word: its files are in nobody's record."""
+    await desk.batches.steer(desk.batch.id, "cancel")
+    overtaken, last = await desk.turn(600), await desk.turn(600)
+    with pytest.raises(Fenced):
+        await overtaken.run()
+    assert desk.files == set()
+    await last.run()
+    assert await desk.found() == (BatchState.CANCELLED, desk.files) and len(desk.files) == 2

@@ -9,6 +9,7 @@ import hmac
 import json
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from batching import begin, client, ended, line
+from flow import until
 from house import ADMIN_TOKEN, House, eventually
 from openai import InvalidWebhookSignatureError, OpenAI
 from receiver import Receiver, due_now, receiving
@@ -24,11 +26,15 @@ from redis import Redis
 from cli.__main__ import main
 from offline.backoff import after_failure
 from offline.guard import networks_of, refusal
-from offline.postman import Endpoint
+from offline.postman import Endpoint, Postman
 from offline.signature import signed_headers
 from streaming.config import ConfigError, build
+from streaming.events import Event
+from streaming.keys import partition_key
 from streaming.settings import ENDS, WebhookSettings, signing_key
-from streaming.webhooks import Errand
+from streaming.webhooks import Errand, Webhooks
+from streaming.wire import Wire
+from telemetry.metrics import Metrics
 
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 """The 32 bytes 0123456789abcdef0123456789abcdef."""
@@ -188,6 +194,31 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
         assert await endpoint.send(an_errand()) == (0, "TimeoutError")
         await endpoint.close()
     assert len(receiver.got) == 2
+
+
+async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: Wire) -> None:
+    """While the endpoint takes its time, no other process is given the message."""
+    looked = threading.Event()
+
+    def answer(_: int) -> tuple[int, dict[str, str]]:
+        looked.wait(10)
+        return 204, {}
+
+    with receiving(Receiver(answer)) as receiver:
+        row = settings_of(url=receiver.url, allow_http=True, networks=["127.0.0.0/8"], timeout_s=10)
+        metrics, webhooks = Metrics.start("", "offline"), Webhooks(wire)
+        entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
+        event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
+        await webhooks.dispatch(event, ["test"])
+        postman = asyncio.create_task(Postman(wire, "p", [Endpoint("test", row)], metrics).keep_going())
+        await until(lambda: receiver.got)
+        (message,) = await webhooks.recent(1)
+        looked.set()
+        assert (message.state, message.attempts) == ("pending", 1)
+        assert message.due_ms - message.tried_ms > 1000 * row.timeout_s
+        postman.cancel()
+        await asyncio.gather(postman, return_exceptions=True)
+        metrics.close()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ class Team:
         self.noise = noise
         self.slow: dict[int, float] = {}
         self.failing: set[int] = set()
+        self.idle: set[int] = set()
         self.steps, self.seconds, self.tokens = [0.0] * count, [0.0] * count, [0.0] * count
         self.served = [Served()] * count
         self.health = Health()
@@ -29,7 +30,7 @@ class Team:
         end = self.now + seconds
         while self.now < end:
             self.now += tick_s
-            for number in range(len(self.steps)):
+            for number in sorted({*range(len(self.steps))} - self.idle):
                 batch = self.chance.randint(1, 32)
                 took = (0.030 + 0.001 * batch) * self.chance.lognormvariate(0, self.noise)
                 took *= self.slow.get(number, 1.0) * (1.8 if self.chance.random() < 0.05 else 1.0)
@@ -118,6 +119,14 @@ def test_an_idle_worker_is_not_judged_and_does_not_judge() -> None:
         busy = Worker("busy", steps=second * 25, step_s=float(second), step_tokens=second * 100)
         health = judge(health, [busy, Worker("idle")], float(second))
     assert health.cordons == () and health.records["idle"].window is None
+
+
+def test_a_peer_that_has_long_been_idle_judges_nobody() -> None:
+    """What it did before says nothing of now: the machine may have become slow for all since."""
+    team = Team(2, seed=7)
+    assert team.pass_by(120).cordons == ()
+    team.idle, team.slow = {0}, {1: 5.0}
+    assert team.pass_by(600).cordons == ()
 
 
 def test_the_usual_step_is_not_moved_by_outliers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from flow import append, delta, deltas_of, until
@@ -13,7 +14,7 @@ from streaming.deadletters import DeadLetters
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
 from streaming.history import LoggedRun
 from streaming.journal import Journal
-from streaming.keys import partition_key, prefix
+from streaming.keys import new_job_id, partition_key, prefix
 from streaming.lease import Claim, Claimed, Finish, Held, Lease
 from streaming.messages import Chat, Delta, Job, Priority, Run, Section, State, Terminal, Turn
 from streaming.queue import Queue
@@ -105,6 +106,34 @@ async def test_a_fenced_worker_can_write_nothing(wire: Wire) -> None:
             await attempt
     record = await Journal(wire).record(job.id)
     assert record.state is State.QUEUED and await deltas_of(Journal(wire), record) == []
+
+
+async def test_a_run_shares_its_number_with_none_of_another_partition(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker claims from two partitions at once, and the claim that began first is answered last: readers know a run
+    by worker and number alone."""
+    wire = Wire.open(WireSettings(url=redis_url, partitions=2))
+    queue, lease, call = Queue(wire), await a_lease(wire), wire.call
+    for partition in (0, 1, 1, 1):
+        await queue.put(a_job(queue, id=new_job_id(partition)))
+    answered = asyncio.Event()
+
+    async def slow(name: str, partition: int, *args: str | bytes | int) -> Any:
+        answer = await call(name, partition, *args)
+        if partition == 0:
+            await answered.wait()
+        return answer
+
+    monkeypatch.setattr(wire, "call", slow)
+    waiting = asyncio.create_task(lease.claim(0, 2))
+    await asyncio.sleep(0)
+    claims = (await lease.claim(1, 1)).jobs
+    answered.set()
+    claims += (await waiting).jobs
+    claims += (await lease.claim(1, 2)).jobs
+    await wire.close()
+    assert len({claim.number for claim in claims}) == len(claims) == 4
 
 
 async def test_the_next_worker_finds_what_the_lost_one_logged(wire: Wire) -> None:

@@ -283,6 +283,52 @@ async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: W
     assert seen == [1, 2, 3, 4, 5, 6] and inbox.author(6) == before
 
 
+async def test_what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them_on(wire: Wire, relay: Relay) -> None:
+    """It handed the job back and was given it again: a late reader gets both runs while the job still runs."""
+    job_id = Queue(wire).new_id("t")
+    running = await Running.begin(wire, relay, job_id)
+    await running.write(2, SILENT)
+    lease, first = running.lease, running.run
+    await lease.release(job_id, first.number)
+    (claim,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    second, rows = Run(lease.id, claim.number), [delta(claim, seq) for seq in (3, 4)]
+    await lease.calls([append(lease, {SILENT: rows}, (claim.number, Opening(job_id, 3, first)))])
+    assert await first_of(relay, job_id, 4) == [(1, first), (2, first), (3, second), (4, second)]
+
+
+async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone(wire: Wire, relay: Relay) -> None:
+    """The store lost frames, and the worker logged all of its job anew: a late reader is given all of it at once."""
+    job_id = Queue(wire).new_id("t")
+    running = await Running.begin(wire, relay, job_id)
+    await running.write(2, SILENT)
+    first, heir = running.run, Lease(wire, "m")
+    await running.lease.release(job_id, first.number)
+    await heir.register()
+    (claim,) = (await heir.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    await wire.redis.delete(partition_key(0, "log", first.worker))
+    rows = [delta(-claim.number, 1), delta(-claim.number, 2), delta(claim, 3)]
+    copies = Opening(job_id, copied=(Section(1, first),))
+    opened = (claim.number, Opening(job_id, 3, first)), (-claim.number, copies)
+    await heir.calls([append(heir, {SILENT: rows}, *opened)])
+    assert await first_of(relay, job_id, 3) == [(1, first), (2, first), (3, Run(heir.id, claim.number))]
+
+
+async def first_of(relay: Relay, job_id: str, count: int) -> list[tuple[int, Run | None]]:
+    """The first deltas that a reader who comes now is given of a running job, and who wrote each."""
+    inbox = relay.open(job_id)
+    await relay.follow(inbox)
+    seen: list[int] = []
+    async with asyncio.timeout(20):
+        while len(seen) < count:
+            rows, terminal = await inbox.take(0.5)
+            seen += [row.seq for row in rows]
+            assert terminal is None
+    relay.close(inbox)
+    return [(seq, inbox.author(seq)) for seq in seen]
+
+
 async def test_a_cancel_in_the_queue_reaches_the_reader(wire: Wire, relay: Relay) -> None:
     """A script ended the job: the reader is told what the record says."""
     queue = Queue(wire)
