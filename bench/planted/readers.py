@@ -65,4 +65,34 @@ READERS = (
         (Edit("streaming/relay.py", "if all(inbox.full for inbox in inboxes):", "if False:"),),
         (RELAY + "a_late_reader_reads_a_long_log_about_once",),
     ),
+    Bug(
+        "copies are nobody's",
+        "Of a job that was logged anew after a loss a late reader sees nothing until it ends.",
+        (Edit("streaming/relay.py", "Run(worker, abs(row.stream)) in valid", "Run(worker, row.stream) in valid"),),
+        (RELAY + "copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone",),
+    ),
+    Bug(
+        "a log is read from its last run on",
+        "A reader of a job that one worker was given twice sees nothing until it ends.",
+        (Edit("streaming/relay.py", "min(logged.frame, behind", "max(logged.frame, behind"),),
+        (RELAY + "what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them_on",),
+    ),
+    Bug(
+        "another epoch is gone on with",
+        "A reader is given ids of a new epoch without being told that there is one.",
+        (Edit("api/events.py", "        if record.epoch != self._record.epoch:", "        if False:"),),
+        (EVENTS + "a_job_that_goes_on_in_another_epoch_is_told_anew",),
+    ),
+    Bug(
+        "a cut job's end hides what was lost",
+        "Whoever comes back to a cancelled job keeps a text that nobody else is shown.",
+        (
+            Edit(
+                "api/events.py",
+                "history))\n        if inbox.rewound:\n            raise HistoryChanged\n",
+                "history))\n",
+            ),
+        ),
+        (EVENTS + "who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost",),
+    ),
 )

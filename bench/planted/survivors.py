@@ -7,6 +7,9 @@ from bench.planted.bug import Bug, Edit
 LUA = "streaming/lua/"
 PROTOCOL = "tests/test_streaming_protocol.py::test_"
 WORKER = "tests/test_workers_worker.py::test_"
+TURN = "tests/test_offline_turn.py::test_"
+WAITING = "tests/test_offline_events.py::test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries"
+INTAKE = "except (Rejected, LaneFull, StoreFull, Unavailable):"
 
 SURVIVORS = (
     Bug(
@@ -108,5 +111,60 @@ SURVIVORS = (
         "A worker that has lost a job ends it, and counts it, once its answer is checked.",
         (Edit("workers/worker.py", "if self._attempts.get(attempt.job.id) is not attempt:", "if False:"),),
         (WORKER + "a_job_that_was_dropped_is_not_ended_by_its_check",),
+    ),
+    Bug(
+        "two runs of one number",
+        "A reader is shown the tokens of another's job: both runs are the same number of the same worker.",
+        (Edit("streaming/lease.py", "if self._run == before + want:", "if True:"),),
+        (PROTOCOL + "a_run_shares_its_number_with_none_of_another_partition",),
+    ),
+    Bug(
+        "an outage rejects a message",
+        "A message that comes again while the store may be given nothing is put aside for good.",
+        (Edit("offline/intake.py", INTAKE, INTAKE.replace(", Unavailable", "")),),
+        (WAITING,),
+    ),
+    Bug(
+        "a full lane rejects a message",
+        "A message that comes again while its lane is full is put aside for good.",
+        (Edit("offline/intake.py", INTAKE, INTAKE.replace(", LaneFull", "")),),
+        (WAITING,),
+    ),
+    Bug(
+        "a full store rejects a message",
+        "A message that comes again while the store, or its tenant's quota, is full is put aside for good.",
+        (Edit("offline/intake.py", INTAKE, INTAKE.replace(", StoreFull", "")),),
+        (WAITING,),
+    ),
+    Bug(
+        "a worker judged by what was long ago",
+        "The only busy worker is cordoned when its machine becomes slower, with nobody there to compare it with.",
+        (Edit("scheduler/health.py", " and now - record.window.at <= STALE_S\n", "\n"),),
+        ("tests/test_scheduler_health.py::test_a_peer_that_has_long_been_idle_judges_nobody",),
+    ),
+    Bug(
+        "an attempt longer than its lease",
+        "Two processes deliver one webhook message at the same time.",
+        (Edit("offline/postman.py", "int(2000 * self.settings.timeout_s)", "int(200 * self.settings.timeout_s)"),),
+        ("tests/test_offline_webhooks.py::test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last",),
+    ),
+    Bug(
+        "a cancelled batch waits its whole time",
+        "Cancelling takes half a minute though everything has stopped, and for ever where one worker says nothing.",
+        (Edit("offline/turn.py", "lines.idle or loop.time() > stopping", "lines.idle and loop.time() > stopping"),),
+        (TURN + "a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_time",),
+    ),
+    Bug(
+        "files of an overtaken turn",
+        "Output that no record names stays on the disk.",
+        (
+            Edit(
+                "offline/turn.py",
+                "            for _, file in made:  # whoever has the batch now makes its own\n"
+                "                await asyncio.to_thread(self._bench.shelf.remove, file.id)\n",
+                "",
+            ),
+        ),
+        (TURN + "a_turn_that_was_overtaken_leaves_no_files",),
     ),
 )
