@@ -202,6 +202,14 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
         "error",
         lambda: [*good(), {"t": 1, "event": "answered", "what": "", "status": 502, "code": "", "retry_after": None}],
     ),
+    ("unanswered", lambda: [*good(), asked(2, "q")]),
+    ("unanswered", lambda: [*good(), asked(2, "q", reads=False)]),
+    ("unanswered", lambda: [*good(), asked(2, "q"), {"t": 90, "event": "gave_up", "req": 2, "why": "no answer"}]),
+    (
+        "unanswered",  # the refusal was not the last that happened to it
+        lambda: [*good(), asked(2), refused(503, "draining", 2), {"t": 9, "event": "gave_up", "req": 2, "why": ""}],
+    ),
+    ("untold", lambda: without("end")),
     ("unserved", lambda: [asked(), refused(503, "store_unavailable"), asked(2), refused(429, "queue_full", 2)]),
 ]
 
@@ -210,6 +218,14 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
 def test_a_planted_violation_is_found(kind: str, history: Callable[[], list[Event]]) -> None:
     """Each history is right but for one thing."""
     assert kind in kinds(history())
+
+
+def test_a_client_that_left_or_reads_nothing_is_owed_no_end() -> None:
+    """Before or after its request was accepted."""
+    left = {"t": 0.2, "event": "left", "req": 2}
+    assert check([*good(), asked(2, "q"), left]) == []
+    assert check([*good(), asked(2, "q"), accepted(2, "job_2"), left, read("job_2", "q")]) == []
+    assert check([*good(), asked(2, "q", reads=False), accepted(2, "job_2"), read("job_2", "q")]) == []
 
 
 def test_a_cancelled_job_counts_what_was_computed_or_nothing() -> None:

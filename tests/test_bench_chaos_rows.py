@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from bench.chaos.asks import Ask
+from bench.chaos.budget import Budget
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
 from bench.chaos.history import History, of_kind
@@ -74,6 +75,42 @@ async def test_a_broken_connection_is_no_job_that_was_accepted(stage: Stage) -> 
         found = [await readings.put_unread(Ask("p", chat=False), port) for _ in range(3)]
         assert [status == ACCEPTED for status in found] == [False, False, True]
     assert await readings.put_unread(Ask("p", chat=False), port) != ACCEPTED, "nobody listens"
+
+
+async def test_a_question_without_an_answer_reaches_the_judge(stage: Stage) -> None:
+    """A job that nobody reads, and a cancel: the connection breaks, or is never made."""
+    async with answering() as port:
+        readings = Readings(stage.history, [port])
+        await readings.put_unread(Ask("p", chat=False), port)
+        assert await readings.cancel("job_1", port) == ""
+    await readings.put_unread(Ask("p", chat=False), port)
+    assert await readings.cancel("job_1", port) == ""
+    assert [event["event"] for event in stage.history.events] == ["unknown"] * 4
+    assert [violation.kind for violation in check(stage.history.events, budget=Budget(unanswered=3))] == ["unanswered"]
+
+
+@pytest.mark.parametrize("refusals", [0, 1])
+async def test_a_client_without_an_answer_gives_up_aloud(stage: Stage, refusals: int) -> None:
+    """A server that says nothing more, also after a refusal; then nobody listens."""
+    silent = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal refusals
+        refusals -= 1
+        if refusals >= 0:
+            writer.write(http(503).replace(b"\r\n", b"\r\nretry-after-ms: 1\r\n", 1))
+        else:
+            await silent.wait()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        clients = Clients(stage.history, [server.sockets[0].getsockname()[1]], patience_s=0.3)
+        await clients.run(clients.tell(Ask("p")))
+        silent.set()
+    await clients.run(clients.tell(Ask("p")))
+    gave_up = of_kind(stage.history.events, "gave_up")
+    assert [event["req"] for event in gave_up] == [1, 2]
+    assert sum(violation.kind == "unanswered" for violation in check(stage.history.events)) == 2
 
 
 @pytest.mark.parametrize(("answer", "killed"), [(b"0", 0), (b"2", 2)])

@@ -58,6 +58,8 @@ class Told:
     """Tokens of the prompt and of the answer, as the stream counted them."""
     refused: int = 0
     """Status of the refusal it ended with."""
+    answered: bool = False
+    """The last try was answered, or is known to have got no answer."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Its first token was shown, or it is over."""
     accepted: asyncio.Event = field(default_factory=asyncio.Event)

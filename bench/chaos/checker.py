@@ -12,7 +12,7 @@ Pure: it sees what clients saw, and knows from `oracle` what the simulated engin
 | I6        | `foreign`: text that is not of this request; `crossed`: a job that another tenant could read |
 | I7        | `leak`: something is still held after everything has ended                             |
 | I8        | `accounting`: the tokens counted are not the tokens given                              |
-| answers   | `error`: an answer that is no documented refusal; `refused`, `unanswered`, `broken`: more than the row allows; `unserved`: no request came to the end it should |
+| answers   | `error`: an answer that is no documented refusal; `refused`, `unanswered`, `broken`: more than the row allows, and a client that never got an answer; `unserved`: no request came to the end it should |
 
 A `rollback` in the history says that the store lost what it was told from `since` on: only such writes may be gone.
 """  # noqa: E501 - a table
@@ -201,8 +201,22 @@ def _check_life(
         for event in told:
             if event["event"] == "crossed":
                 yield Violation("crossed", life.name, f"another tenant read it: {event['status']} at {event['path']}")
+    yield from _answered(life)
     yield from _shown(life, reads, losses, resets_allowed)
     yield from _numbering(life, reads, losses)
+
+
+def _answered(life: Life) -> Iterator[Violation]:
+    """What became of every request is told: an answer, that there was none, or that its client left; and of every job
+    that is read, how its reading ended. A client that gave up has waited longer than any fault lasts."""
+    if life.job:
+        if life.ask["reads"] and not life.of("end", "left", "gave_up"):
+            yield Violation("untold", life.name, "its reader was told no end, and nothing says why")
+        return
+    for gave_up in life.of("gave_up"):
+        yield Violation("unanswered", life.name, gave_up["why"])
+    if not life.of("refused", "unknown", "gave_up", "left"):
+        yield Violation("unanswered", life.name, "asked, and nothing says what became of it")
 
 
 def _end(life: Life, told: Sequence[Event], losses: Losses) -> Iterator[Violation]:

@@ -69,12 +69,18 @@ class Clients(Readings):
                         await self._read_events(told, next(ports))
                         if not told.state:
                             await asyncio.sleep(PAUSE_S)
-            if told.job and not told.state and told.ask.reads:
-                self.history.add("gave_up", req=told.req, why=f"no end within {self._patience_s:.0f} s")
+            self._give_up(told)
         finally:
             told.begun.set()
             told.accepted.set()
         return told
+
+    def _give_up(self, told: Told) -> None:
+        """What a client still waits for when it ends: an answer, or the end of what it reads."""
+        if told.job and told.ask.reads and not told.state:
+            self.history.add("gave_up", req=told.req, why=f"no end within {self._patience_s:.0f} s")
+        elif not told.answered:
+            self.history.add("gave_up", req=told.req, why=f"no answer within {self._patience_s:.0f} s")
 
     def _from(self, port: int | None) -> list[int]:
         first = self.ports.index(port) if port in self.ports else 0
@@ -90,12 +96,12 @@ class Clients(Readings):
 
     async def _ask(self, told: Told, port: int) -> float | None:
         """One try; how long to wait for the next one, None for no next one."""
-        began = time.monotonic()
+        began, told.answered = time.monotonic(), False
         headers = authorization(told.ask.tenant) | ({"Idempotency-Key": told.ask.key} if told.ask.key else {})
         try:
             exchange = await Exchange.begin(port, "POST", told.ask.path, told.ask.body, headers)
         except Cut:
-            return PAUSE_S  # nothing was sent: this is no request yet
+            return PAUSE_S  # nothing was sent: this is no request yet, and patience bounds how often it is tried
         try:
             await exchange.answer()
             spent = round(1000 * (time.monotonic() - began), 2)
@@ -109,19 +115,20 @@ class Clients(Readings):
                 self.history.add("cut", req=told.req, why=str(cut))
                 return None
             self.history.add("unknown", req=told.req, why=str(cut))
+            told.answered = True  # as much as it ever will be
             return PAUSE_S if told.ask.key else None
         finally:
             exchange.close()
 
     def _accepted(self, told: Told, job: str, status: int, spent: float) -> None:
-        told.job = job
+        told.job, told.answered = job, True
         self.owners[job] = told.ask.tenant
         self.history.add("accepted", req=told.req, job=job, status=status, ms=spent)
         told.accepted.set()
 
     async def _refused(self, told: Told, exchange: Exchange, spent: float) -> float | None:
         code = code_of(await exchange.body())
-        told.refused = exchange.status
+        told.refused, told.answered = exchange.status, True
         after = exchange.headers.get("retry-after")
         self.history.add("refused", req=told.req, status=exchange.status, code=code, ms=spent, retry_after=after)
         if not told.ask.retries or exchange.status not in (429, 503):

@@ -9,14 +9,14 @@ Nothing in it is the server's own word about itself; the checker judges from thi
 | refused  | req, status, code, ms, retry_after              | an answer to a request that is no 2xx                |
 | answered | what, status, code, retry_after                 | an answer to anything else that is no 2xx            |
 | error    | req, code                                       | an error in a stream that is no documented one       |
-| unknown  | req, why                                        | no answer: nobody can say whether it was accepted    |
+| unknown  | req or job, why                                 | no answer: nobody can say whether it was accepted; `job`: of a cancel |
 | token    | req, text, id                                   | text shown; the id of its delta, "" in a chat stream |
 | event    | req, name, id                                   | an event of a job's log that is no delta             |
 | cut      | req, why                                        | the connection ended before the end was told         |
 | resume   | req, after                                      | reading goes on behind this event id, or anew        |
 | reset    | req, code                                       | stream.reset: what was shown no longer counts        |
 | end      | req, state, code, usage                         | a terminal frame or answer; `usage`: tokens of prompt and answer that it counts, or none |
-| gave_up  | req, why                                        | the client's patience was over                       |
+| gave_up  | req, why                                        | the client's patience was over, before an answer or before the end |
 | left     | req                                             | the client went away on purpose                      |
 | cancel   | job, status                                     | a cancel was answered with this state of the job     |
 | final    | job, status, state, code, text, usage, attempts, replay, before, ends, log | read afterwards through the public API; `before`: what came before each stream.reset; `log`: name and id of each event |

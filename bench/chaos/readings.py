@@ -92,7 +92,8 @@ class Readings:
         """Cancel a job; the state it was answered with, "" without an answer."""
         try:
             status, body = await self.fetch(job, port, "POST", f"/v1/jobs/{job}/cancel")
-        except Cut:
+        except Cut as cut:
+            self.history.add("unknown", job=job, why=f"cancel: {cut}")
             return ""
         state = msgspec.json.decode(body)["status"] if status == 200 else ""
         self.history.add("cancel", job=job, status=status, state=state)
@@ -102,7 +103,8 @@ class Readings:
         """Put a job that nobody reads; only its answer is judged. The status of the answer, 0 without one."""
         try:
             exchange = await Exchange.begin(port, "POST", "/v1/jobs", ask.body, authorization(ask.tenant))
-        except Cut:
+        except Cut as cut:
+            self.history.add("unknown", why=str(cut))
             return 0
         try:
             await exchange.answer()

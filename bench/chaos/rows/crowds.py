@@ -146,7 +146,8 @@ async def _come(house: House, told: Told, number: int, events: int) -> float | N
     house.history.add("resume", req=told.req, after=told.cursor)
     try:
         exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{told.job}/events", headers=headers)
-    except Cut:
+    except Cut as cut:
+        house.history.add("cut", req=told.req, why=str(cut))
         return None
     try:
         await exchange.answer()
