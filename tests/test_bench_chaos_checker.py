@@ -193,9 +193,20 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("accounting", lambda: [*without("end"), ended() | {"usage": []}]),  # the stream did not say
     ("accounting", lambda: cancelled(usage=[1, 10**9])),
     ("accounting", lambda: cancelled(usage=[7, 1])),
+    ("accounting", lambda: cancelled(usage=[1, 1])),  # fewer than were shown
+    ("accounting", lambda: [*cancelled()[:-2], ended("cancelled") | {"usage": [1, 1]}, cancelled()[-1]]),
     ("foreign", lambda: cancelled(text=said("other")[0])),
+    ("spliced", lambda: cancelled(replay=said(count=2, author=BOB))),
+    ("spliced", lambda: cancelled(replay=said(count=1))),
+    ("spliced", lambda: cancelled(state="failed", ends=["failed"], replay=[])),
+    ("two_ends", lambda: [*without("final"), ended(), read()]),
+    ("lost", lambda: [*good(), {"t": 1.1, "event": "cancel", "job": JOB, "status": 404, "state": ""}]),
     ("error", lambda: [*good(), asked(2), refused(500, "internal_error", 2)]),
     ("error", lambda: [*good(), asked(2), refused(503, "store_unavailable", 2, after=None)]),
+    *(
+        ("error", lambda after=after: [*good(), asked(2), refused(503, "draining", 2, after)])
+        for after in ("", "0", "-1", "1.5", "01", "121", "soon", "Wed, 21 Oct 2026 07:28:00 GMT")
+    ),
     ("error", lambda: [*good(), asked(2), refused(503, "something_new", 2)]),
     ("error", lambda: [*good(), {"t": 1, "event": "error", "req": 1, "code": "internal_error"}]),
     (
@@ -218,6 +229,41 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
 def test_a_planted_violation_is_found(kind: str, history: Callable[[], list[Event]]) -> None:
     """Each history is right but for one thing."""
     assert kind in kinds(history())
+
+
+def test_a_job_that_no_worker_ended_may_be_kept_in_part() -> None:
+    """Its log may be trimmed; what is kept is still what was shown."""
+
+    def ended_by_nobody(kept: list[str]) -> list[Event]:
+        log = [*log_of(len(kept), []), ["cancelled", "1:1000000000000:-"]]
+        return cancelled(replay=kept, log=log, usage=[0, 0])
+
+    assert check(ended_by_nobody(said(count=1))) == check(ended_by_nobody([])) == []
+    assert kinds(ended_by_nobody(said(count=1, author=BOB))) == {"spliced"}
+
+
+def test_a_cancel_may_not_find_a_job_that_the_store_forgot() -> None:
+    """It was accepted after the moment to which the store went back."""
+    gone = [ended("forgotten"), read(state="", status=404, ends=[], replay=[])]
+    cancel = {"t": 1.1, "event": "cancel", "job": JOB, "status": 404, "state": ""}
+    served = [asked(9, "q"), accepted(9, "job_9"), *(token(t, req=9) for t in said("q")), ended(req=9)]
+    served.append(read("job_9", "q"))
+    assert check([*served, asked(), accepted(at=0.5), rollback(0.4, 1.0), cancel, *gone], resets_allowed=True) == []
+
+
+@pytest.mark.parametrize("after", ["1", "5", "120"])
+def test_a_refusal_says_in_whole_seconds_when_to_come_back(after: str) -> None:
+    """From one to as many as the documentation allows."""
+    assert check([*good(), asked(2), refused(503, "draining", 2, after)]) == []
+
+
+def test_every_house_says_in_the_end_what_it_holds() -> None:
+    """And all of it: I7 would hold by itself where nothing is said."""
+    quiet = [{"t": 9, "event": "quiet", "what": what, "number": 0} for what in ("claims", "lane")]
+    assert check([*good(), *quiet], houses=1) == check([*good(), *quiet * 2], houses=2) == []
+    assert kinds(good(), houses=1) == {"leak"}
+    assert kinds([*good(), *quiet], houses=2) == {"leak"}
+    assert kinds([*good(), *quiet, quiet[0]], houses=2) == {"leak"}
 
 
 def test_a_client_that_left_or_reads_nothing_is_owed_no_end() -> None:

@@ -10,7 +10,7 @@ Pure: it sees what clients saw, and knows from `oracle` what the simulated engin
 | I4        | `spliced`: what was shown is not what is stored, or has parts of two texts; `not_prefix`: the stored result is not what the engine says; `reset`: one without a loss of data, or two for one loss |
 | I5        | `two_jobs`: one idempotency key of one tenant, several jobs                            |
 | I6        | `foreign`: text that is not of this request; `crossed`: a job that another tenant could read |
-| I7        | `leak`: something is still held after everything has ended                             |
+| I7        | `leak`: something is still held after everything has ended, or nothing says what is   |
 | I8        | `accounting`: the tokens counted are not the tokens given                              |
 | answers   | `error`: an answer that is no documented refusal; `refused`, `unanswered`, `broken`: more than the row allows, and a client that never got an answer; `unserved`: no request came to the end it should |
 
@@ -20,7 +20,7 @@ A `rollback` in the history says that the store lost what it was told from `sinc
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -34,11 +34,18 @@ from bench.chaos.oracle import Token
 FINAL = ("completed", "failed", "cancelled", "expired")
 FORGOTTEN = "forgotten"
 """What a client was told of a job that the store does not know any more."""
+GONE = (404, 410)
+"""The store does not know the job, or its result any more: whether that may be is judged from when it was accepted."""
 CUT_SHORT = ("failed", "cancelled", "expired")
 """Final states that a job may be brought to without a word of its worker."""
+RETRY_AFTER, MAX_RETRY_S = re.compile(r"[1-9][0-9]{0,2}"), 120
+"""Whole seconds, and the most that the documentation allows."""
 RESET = "stream.reset"
 EVENT_ID = re.compile(r"(\d+):(\d+)(?::.*)?")
 """The epoch and the number in an event id. What follows is opaque."""
+
+BY_NO_WORKER = ":-"
+"""What the id of an event ends with that no run of a worker wrote."""
 
 Log: TypeAlias = list[list[str]]
 """Name and id of each event."""
@@ -106,20 +113,31 @@ class Losses:
 
 
 def check(
-    events: Sequence[Event], *, resets_allowed: bool = False, budget: Budget | None = None, trials: int = 1
+    events: Sequence[Event],
+    *,
+    resets_allowed: bool = False,
+    budget: Budget | None = None,
+    trials: int = 1,
+    houses: int = 0,
 ) -> list[Violation]:
-    """Every violation in a history. Without a budget only wrong answers count, not how many were refused."""
+    """Every violation in a history. Without a budget only wrong answers count, not how many were refused. Each of the
+    houses must have been quiet in the end."""
     lives = lives_of(events)
     finals, losses = _finals(events), Losses.of(events)
     found = [violation for life in lives.values() for violation in _check_life(life, finals, losses, resets_allowed)]
     found += _keys(lives.values(), losses)
     found += _answers(events, lives, budget, max(1, trials))
-    found += [
-        Violation("leak", event["what"], f"{event['number']} left after quiet")
-        for event in events
-        if event["event"] == "quiet" and event["number"]
-    ]
-    return found
+    return [*found, *_leaks(of_kind(events, "quiet"), houses)]
+
+
+def _leaks(quiet: Sequence[Event], houses: int) -> Iterator[Violation]:
+    """I7. A house that never said what it still held shows nothing."""
+    for event in quiet:
+        if event["number"]:
+            yield Violation("leak", event["what"], f"{event['number']} left after quiet")
+    said = Counter(event["what"] for event in quiet)
+    if houses and min(said.values(), default=0) < houses:
+        yield Violation("leak", "all houses", f"{houses} houses, and in the end they said what is held: {dict(said)}")
 
 
 def lives_of(events: Iterable[Event]) -> dict[int, Life]:
@@ -161,8 +179,9 @@ def _answers(
             continue
         if (status, code) not in REFUSALS:
             yield Violation("error", who, f"answered {status} {code!r}")
-        elif not event["retry_after"]:
-            yield Violation("error", who, f"answered {status} {code!r} without Retry-After")
+        elif not RETRY_AFTER.fullmatch(event["retry_after"] or "") or int(event["retry_after"]) > MAX_RETRY_S:
+            after = event["retry_after"]
+            yield Violation("error", who, f"answered {status} {code!r} with Retry-After {after!r}")
     for event in of_kind(events, "error"):
         yield Violation("error", f"request {event['req']}", f"its stream was told {event['code']!r}")
     if budget is not None:
@@ -226,7 +245,7 @@ def _end(life: Life, told: Sequence[Event], losses: Losses) -> Iterator[Violatio
     if not reads:
         yield Violation("lost", who, "accepted, and never read again")
     for read in reads:
-        gone = read["status"] in (404, 410) and forgettable
+        gone = read["status"] in GONE and forgettable
         if read["state"] not in FINAL and not gone:
             yield Violation("lost", who, f"accepted, and in the end {read['state'] or read['status']}")
     # An end that the store forgot again may be followed by another one; any other may not.
@@ -234,12 +253,16 @@ def _end(life: Life, told: Sequence[Event], losses: Losses) -> Iterator[Violatio
     states = [event["state"] for event in (*ends, *reads) if event["state"] in FINAL]
     # The answer to a cancel may come before the end: only a final state in it is a word about the end.
     states += [event["state"] for event in told if event["event"] == "cancel" and event["state"] in FINAL]
+    if len(told_ends := life.of("end")) > 1:
+        yield Violation("two_ends", who, f"one reader was told {len(told_ends)} ends")
     if len(set(states)) > 1:
         yield Violation("two_ends", who, f"told {sorted(set(states))}")
     for state in sorted(set(states) - set(life.ask["may"])):
         yield Violation("wrong_end", who, f"{state}, expected one of {list(life.ask['may'])}")
     if not forgettable and any(event["state"] == FORGOTTEN for event in life.of("end")):
         yield Violation("lost", who, "told that the store does not know the job")
+    if not forgettable and any(event["event"] == "cancel" and event["status"] in GONE for event in told):
+        yield Violation("lost", who, "a cancel was answered that the store does not know the job")
     for gave_up in life.of("gave_up"):
         yield Violation("untold", who, gave_up["why"])
     for read in reads:
@@ -307,12 +330,22 @@ def _shown(life: Life, reads: Sequence[Event], losses: Losses, resets_allowed: b
         yield from _sequence(life, part, "shown")
     if losses.hold(life.first("end")):
         return  # the store forgot an end this reader had been told: it has left, and nobody can tell it
-    stored = ["".join(read["replay"]) for read in reads if read["state"] == "completed"]
     for part in parts:
-        text = "".join(token.text for token in part)
-        for whole in stored:
-            if not whole.startswith(text):
-                yield Violation("spliced", who, f"{len(part)} tokens were shown that are not how the result begins")
+        yield from _kept(life, part, reads)
+
+
+def _kept(life: Life, part: Sequence[Token], reads: Sequence[Event]) -> Iterator[Violation]:
+    """What was shown is how the stored text begins, by author, and is counted (I4, I8). Of a job that no worker ended
+    the store may keep less, and count nothing."""
+    shown, number = "".join(token.text for token in part), len(part)
+    for read in reads:
+        stored, last_id = "".join(read["replay"]), read["log"][-1][1] if read["log"] else ""
+        in_part = read["state"] != "completed" and last_id.endswith(BY_NO_WORKER) and shown.startswith(stored)
+        if read["state"] in FINAL and not stored.startswith(shown) and not in_part:
+            yield Violation("spliced", life.name, f"{number} tokens were shown that are not how the stored text begins")
+    for told in (*reads, *life.of("end")):
+        if told["state"] in FINAL and any(told["usage"]) and told["usage"][1] < number:
+            yield Violation("accounting", life.name, f"{told['usage']} tokens counted, {number} shown")
 
 
 def _sequence(life: Life, tokens: Sequence[Token], where: str) -> Iterator[Violation]:

@@ -14,10 +14,10 @@ import msgspec
 
 from bench.chaos.asks import Ask, Told
 from bench.chaos.budget import BREAKS, RESETS
-from bench.chaos.checker import FORGOTTEN
+from bench.chaos.checker import FORGOTTEN, GONE
 from bench.chaos.history import History
 from bench.chaos.http import Cut, Exchange
-from bench.chaos.readings import GONE, PASSING, PAUSE_S, UNLOGGED, Readings, code_of, usage_of
+from bench.chaos.readings import PASSING, PAUSE_S, UNLOGGED, Readings, code_of, usage_of
 from bench.chaos.tenants import authorization
 
 PATIENCE_S = 90.0

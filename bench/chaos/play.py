@@ -57,7 +57,13 @@ async def play_row(row: Row, folder: Path, times: float = 1) -> Outcome:
         row=row,
         trials=stage.trials,
         missed=stage.missed,
-        violations=check(events, resets_allowed=row.resets_allowed, budget=row.budget, trials=stage.trials),
+        violations=check(
+            events,
+            resets_allowed=row.resets_allowed,
+            budget=row.budget,
+            trials=stage.trials,
+            houses=stage.houses,
+        ),
         answers={
             "refused": len(of_kind(events, "refused", "answered")),
             "unanswered": len(of_kind(events, "unknown")),

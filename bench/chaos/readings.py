@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 
 from bench.chaos.asks import Ask
+from bench.chaos.checker import GONE
 from bench.chaos.history import History
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.tenants import FIRST, authorization, other
 
 PAUSE_S = 0.05
-GONE = (404, 410)
-"""The store does not know the job, or its result any more: whether that may be is judged from when it was accepted."""
 LIST = "/v1/jobs?limit=100"
 CANCEL = ("POST", "/v1/jobs/{job}/cancel")
 FOREIGN = (
@@ -73,7 +72,8 @@ class Readings:
         self.history.add("answered", what=what, status=exchange.status, code=code, retry_after=after)
 
     async def fetch(self, job: str, port: int, method: str, path: str) -> tuple[int, bytes]:
-        """Status and body of an answer about a job, asked for by its owner. Raises Cut."""
+        """Status and body of an answer about a job, asked for by its owner: that it is gone is judged with what else
+        is known of the job. Raises Cut."""
         exchange = await Exchange.begin(port, method, path, headers=authorization(self.owner(job)))
         try:
             await exchange.answer()

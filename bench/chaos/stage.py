@@ -58,12 +58,13 @@ class Stage:
     figures: dict[str, float | str] = field(default_factory=dict)
     """What else was measured."""
     lease_ms: int = 1000
+    houses: int = 0
+    """Opened so far; each says in the end what it still holds."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
         self.history = History(self.folder / "history.jsonl")
         self.rng = random.Random(self.row.id)  # noqa: S311 - the same faults in every run
-        self._houses = 0
 
     @property
     def wanted(self) -> int:
@@ -116,8 +117,8 @@ class Stage:
     @asynccontextmanager
     async def house(self, server: Server | None = None, url: str = "", **options: Any) -> AsyncIterator[House]:
         """A house, ready to be used, on a server of its own unless one is given; emptied and checked at the end."""
-        self._houses += 1
-        folder = self.folder / f"house-{self._houses}"
+        self.houses += 1
+        folder = self.folder / f"house-{self.houses}"
         folder.mkdir()
         own = None
         if server is None and not url:
