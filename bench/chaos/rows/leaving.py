@@ -18,7 +18,8 @@ from bench.chaos.waiting import becomes
 
 PHASES = ("accept", "queue", "prefill", "decode", "last")
 POLICIES = ("cancel", "cancel", "continue", "grace:1")
-TOKENS = 220
+TOKENS, DECODED = 220, 50
+"""What is left after so many takes longer than any grace time, also for a client that reads late."""
 SLOTS = 8
 GONE_S = 0.5
 """From the leaving (and the grace time) to the end of the work."""
@@ -68,7 +69,7 @@ async def _until_phase(exchange: Exchange, phase: str) -> bool:
         seen = 0
         async for _ in exchange.blocks():
             seen += 1
-            if seen == (TOKENS // 2 if phase == "decode" else TOKENS):
+            if seen == (DECODED if phase == "decode" else TOKENS):
                 return True
         return False
     return True
@@ -77,15 +78,20 @@ async def _until_phase(exchange: Exchange, phase: str) -> bool:
 def was_in(phase: str, view: Mapping[str, Any], left: float) -> bool:
     """Whether a job was in this phase when its client left (Unix time), by what the job itself says afterwards. One
     that was never accepted is none; whether the last token is the end cannot be seen from outside."""
-    begun, first, ended = (view.get(name) or math.inf for name in ("started_at", "first_token_at", "completed_at"))
+    times = ("created_at", "started_at", "first_token_at", "completed_at")
+    accepted, begun, first, ended = (view.get(name) or math.inf for name in times)
     match phase:
+        case "accept":
+            return accepted > left
+        case "last":
+            return first <= left
         case "queue":
             return bool(view) and begun > left
         case "prefill":
             return begun <= left < first
         case "decode":
             return first <= left < ended
-    return True
+    raise ValueError(phase)
 
 
 async def _judge(stage: Stage, house: House, req: int, mark: str, policy: str, left: float) -> dict[str, Any]:
