@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from bench.chaos.asks import Ask
+from bench.chaos.asks import Ask, Told
 from bench.chaos.budget import Budget
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
@@ -24,6 +24,7 @@ from bench.chaos.rows.crowds import MAX_HEALTH_MS, asking, judge_health
 from bench.chaos.rows.leaving import was_in
 from bench.chaos.rows.operations import holds_some
 from bench.chaos.rows.real import DONE, fault_of_stream
+from bench.chaos.rows.requests import has_expired
 from bench.chaos.rows.rollback import count_resets
 from bench.chaos.rows.store import ACCEPTED, kill_subscriptions
 from bench.chaos.servers import Server
@@ -129,6 +130,10 @@ async def test_subscriptions_that_were_cut_are_counted(answer: bytes, killed: in
     ("phase", "view", "bit"),
     [
         ("accept", {}, True),
+        ("accept", {"created_at": 11.0}, True),
+        ("accept", {"created_at": 9.0}, False),
+        ("last", {"created_at": 8.0, "started_at": 9.0, "first_token_at": 9.5, "completed_at": 9.9}, True),
+        ("last", {"created_at": 8.0, "started_at": 9.0, "first_token_at": None}, False),
         ("queue", {"started_at": None}, True),
         ("queue", {"started_at": 11.0}, True),
         ("queue", {"started_at": 9.0}, False),
@@ -145,6 +150,25 @@ def test_a_client_that_left_too_late_or_too_soon_left_in_another_phase(
 ) -> None:
     """F08, by the job's own times; the client left at 10."""
     assert was_in(phase, view, 10.0) is bit
+
+
+@pytest.mark.parametrize(
+    ("shown", "state", "refused", "begun", "bit"),
+    [
+        (3, "expired", 0, True, True),
+        (0, "expired", 0, True, False),
+        (3, "completed", 0, True, False),
+        (0, "expired", 0, False, True),
+        (0, "", 408, False, True),
+        (0, "", 503, False, False),
+    ],
+)
+def test_a_deadline_that_stopped_nothing_is_no_trial(
+    shown: int, state: str, refused: int, begun: bool, bit: bool
+) -> None:
+    """F16: what runs was begun and stopped; what waits is told so by its events, or refused."""
+    told = Told(1, Ask("p"), shown=shown, state=state, refused=refused)
+    assert has_expired(told, begun=begun) is bit
 
 
 def test_a_worker_that_held_nothing_is_no_trial() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
+import time
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ from streaming.keys import prefix as partition_prefix
 
 BATCH = 64
 COPIES = 50
+EXPIRED_IN_QUEUE = 408
 POISON_MODELS = ("m1", "m2", "m3", "m4")
 
 
@@ -57,24 +60,38 @@ async def _dead_letters(house: House) -> str:
 async def f13(stage: Stage) -> None:
     """The same key fifty times at once, once more after a lost answer, and with another body."""
     async with stage.house(workers=2) as house:
-        for trial in range(stage.wanted):
-            key = f"key {trial}"
-            ask = Ask(f"once, {key}", 20, chat=trial % 2 == 0, key=key)
+        for number in stage.tries():
+            key, loses = f"key {number}", stage.trials % 4 > 1
+            ask = Ask(f"once, {key}", 20, chat=stage.trials % 2 == 0, key=key)
             headers = {"Idempotency-Key": key}
-            if trial % 4 > 1:  # the first answer is lost: the client goes before it can come
+            if loses:  # the first answer is lost: the client goes before it has read it
                 lost = await Exchange.begin(house.ports[0], "POST", ask.path, ask.body, headers)
-                await asyncio.sleep(stage.rng.uniform(0, 0.01))
+                await asyncio.sleep(stage.rng.uniform(0, 0.1))
                 lost.close()
+            again = time.time()
             stage.fault(f"{COPIES} times {key}")
             # The other tenant means another job by the same key.
             theirs = replace(ask, prompt=f"theirs, {key}", tenant=SECOND)
-            await house.finish(house.begin([*[ask] * COPIES, theirs]))
+            begun = house.begin([*[ask] * COPIES, theirs])
+            await house.finish(begun)
             other = Ask(f"something else, {key}", 20, chat=ask.chat)
             status, _, body = await fetch(house.ports[1], "POST", other.path, other.body, headers)
             stage.must(status == 422, f"another body with {key} was answered {status}: {body[:80]!r}")
+            met = [told.job for told, _ in begun[:COPIES] if told.job]
+            before = again if loses else math.inf
+            stage.bit(
+                len(met) > 1 and await _created(house, met[0]) < before, "the key was not known when it came again"
+            )
         jobs = await _count_jobs(house)
     stage.figures["jobs"] = jobs
-    stage.must(jobs == stage.wanted, f"{jobs} jobs for {stage.wanted} keys")
+    keys = stage.trials + stage.missed
+    stage.must(jobs == keys, f"{jobs} jobs for {keys} keys")
+
+
+async def _created(house: House, job: str) -> float:
+    """When it came to be, in Unix seconds."""
+    _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs/{job}")
+    return float(msgspec.json.decode(body)["created_at"])
 
 
 async def _count_jobs(house: House) -> int:
@@ -92,7 +109,7 @@ async def f16(stage: Stage) -> None:
     """Two slots, both taken: what may wait 300 ms expires unbegun; what runs is stopped at its deadline."""
     environ = {"PENSTOCK_SIM_SLOTS": "12", "PENSTOCK_WORKER_PREFETCH": "0"}
     async with stage.house(workers=1, environ=environ) as house:
-        for turn in range(-(-stage.wanted // 24)):
+        for turn in stage.tries():
             limits = {"deadline_ms": 1000}
             running = [Ask(f"stopped {turn} {n}", 900, queue=limits, may=("expired",)) for n in range(12)]
             begun = house.begin(running)
@@ -105,6 +122,14 @@ async def f16(stage: Stage) -> None:
             await house.finish(begun)
             for number, (told, _) in enumerate(begun):
                 await _judge_expiry(stage, house, told.job, begun=number < 12)
+                stage.bit(has_expired(told, begun=number < 12), "a job was not begun, or did not expire")
+
+
+def has_expired(told: Told, *, begun: bool) -> bool:
+    """Whether a request's time was over: after its reader was shown a token, or before, and so perhaps refused."""
+    if begun:
+        return told.shown > 0 and told.state == "expired"
+    return told.state == "expired" or told.refused == EXPIRED_IN_QUEUE
 
 
 async def _judge_expiry(stage: Stage, house: House, job: str, *, begun: bool) -> None:
@@ -228,7 +253,7 @@ ROWS = (
         *("F16", "deadlines", "300 ms in the queue, 1 s in all", 48, f16, 60),
         proves="A job whose time is over costs no engine step.",
         budget=Budget(
-            others=(Other(408, "deadline_exceeded_in_queue", 1),),
+            others=(Other(EXPIRED_IN_QUEUE, "deadline_exceeded_in_queue", 1),),
             why="a chat that expired in the queue is answered 408",
         ),
         short=24,
