@@ -82,6 +82,9 @@ def test_a_failure_keeps_its_own_day() -> None:
     failed["faults"][0]["date"] = "e"
     last = merged(merged(first, failed), run(F06=True))
     assert [earlier["date"] for earlier in last["faults"][1]["before"]] == ["d", "e"]
+    del last["faults"][1]["before"][0]["date"]  # as in an older file
+    last["faults"][1]["date"] = "f"
+    assert "| F06 **failed** |" in as_markdown(last) and "| F06 **failed** e |" in as_markdown(last)
 
 
 def test_again_plays_nothing_where_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,8 @@ def as_markdown(found: Mapping[str, Any]) -> str:
     ]
     for fault in found["faults"]:
         lines += [
-            _line({**fault, **earlier}, failed=not earlier.get("passed", False)) for earlier in _failures_before(fault)
+            _line({**fault, "date": "", **earlier}, failed=not earlier.get("passed", False))
+            for earlier in _failures_before(fault)
         ]
         lines.append(_line(fault, failed=not fault["passed"]))
     return "\n".join(lines)
