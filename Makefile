@@ -33,8 +33,8 @@ help: ## this list
 up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 9000" passes flags
 	@exec $(BIN)/penstock up $(ARGS)
 
-test: $(VENV)/.dev ## the whole test suite, two files at a time; ARGS="-k relay" passes flags
-	@exec $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+test: $(VENV)/.dev ## the whole test suite, three files at a time; ARGS="-k relay" passes flags
+	@exec $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/ruff check .

@@ -62,10 +62,10 @@ def redis_process(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Asked to, then made to: a replica that writes its first append-only file refuses to end."""
+    """Asked to, then made to: a server that writes its first append-only file refuses to end."""
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(3)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 
 from streaming.scripts import assemble
@@ -15,10 +16,16 @@ NO_CALLERS = ("scripts.py", "acl.py", "keys.py")
 
 def changed_scripts(tree: Path, texts: Mapping[str, str]) -> dict[str, str]:
     """What the server would be given of each script that these texts change, by file; a shared function is in many."""
-    before = {path.name: path.read_text(encoding="utf-8") for path in (tree / FOLDER).glob("*.lua")}
-    sound = assemble(before)
+    before, sound = _unchanged(tree)
     changed = assemble(before | {Path(file).name: text for file, text in texts.items()})
-    return {name: script.source for name, script in changed.items() if script.source != sound[name].source}
+    return {name: script.source for name, script in changed.items() if script.source != sound[name]}
+
+
+@cache
+def _unchanged(tree: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The files of a tree that holds still, and what the server is given of each."""
+    files = {path.name: path.read_text(encoding="utf-8") for path in (tree / FOLDER).glob("*.lua")}
+    return files, {name: script.source for name, script in assemble(files).items()}
 
 
 def callers(tree: Path, names: Collection[str]) -> dict[str, list[int]]:
