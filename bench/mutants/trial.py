@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.mutants.mutant import Mutant
-from bench.planted.trial import MAX_TESTS_S, PASSED, Run, run_changed
+from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, Run, run_changed
 from bench.reach.change import tests_of
 from bench.reach.reach import Reach, within
 
@@ -43,5 +43,5 @@ def try_mutant(
     if not chosen:
         return Trial(mutant, 0, 0, None, null)
     seconds = sum(reach.seconds.get(test, 0.0) for test in chosen)
-    run = run_changed(tree, {} if null else texts, chosen, HANG_TIMEOUT_S + 2 * seconds)
+    run = run_changed(tree, {} if null else texts, chosen, HANG_TIMEOUT_S + SLOWER * seconds)
     return Trial(mutant, len(found), len(chosen), run, null)

@@ -23,6 +23,8 @@ LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
 MAX_TESTS_S = 120.0
 """Tests are chosen against a change until they take so long together, as measured when their lines were noted."""
+SLOWER = 4
+"""So many times longer may tests take than when their lines were noted: several trials run at a time."""
 FIRST_TESTS = 6
 """Tests that run in a pytest of their own, before the files of the others are collected."""
 ALL_LIMIT_S = 900.0
@@ -86,13 +88,15 @@ def try_none(tree: Path, bugs: Sequence[Bug]) -> Run:
 
 
 def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
-    """Those that run a line it touches, the likeliest to fail first, as many as `MAX_TESTS_S` allows; those named with
-    it, where none does or nothing is known. Raises Rotten."""
+    """Those that run a line it touches, the likeliest to fail first, as many as `MAX_TESTS_S` allows, and those named
+    with it; these alone, where nothing is known. Raises Rotten."""
     covering = tests_of(tree, reach, bug.patched(tree)) if reach else []
     if reach is None or not covering:
         return Chosen(bug.tests)
     tests = within(covering, reach.seconds, MAX_TESTS_S)
-    return Chosen(tuple(tests), len(covering), LIMIT_S + 2 * sum(reach.seconds[test] for test in tests))
+    seconds = sum(reach.seconds[test] for test in tests)
+    named = [test for test in bug.tests if test not in tests]
+    return Chosen((*tests, *named), len(covering), LIMIT_S + SLOWER * seconds)
 
 
 def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> Trial:
