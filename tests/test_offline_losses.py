@@ -21,6 +21,10 @@ from streaming.keys import BROKER
 LINES = 160
 
 
+LASTING = {"PENSTOCK_REDIS_LEASE_MS": "30000"}
+"""Of a worker that nobody replaces: it would end, fenced, if the machine stood still for its lease."""
+
+
 @pytest.fixture
 def served(empty_house: House) -> House:
     """Slow enough to be hit in the middle; a lost worker is noticed within a second."""
@@ -64,7 +68,7 @@ def test_offline_and_engine_workers_are_killed_again_and_again(served: House) ->
 def test_two_offline_processes_share_the_work(served: House) -> None:
     """A stopped one is overtaken; when it wakes up it is refused and spoils nothing."""
     openai = client(served)
-    served.start("workers")
+    served.start("workers", **LASTING)
     first = served.start("offline", "--id", "offline-1")
     lines = [line(number, max_tokens=40) for number in range(LINES)]
     batch = begin(openai, lines)
@@ -83,7 +87,7 @@ def test_two_offline_processes_share_the_work(served: House) -> None:
 def test_what_celery_loses_is_said_again(served: House) -> None:
     """Its queue is emptied under its hands, once before the batch began and once while it runs."""
     openai = client(served)
-    served.start("workers")
+    served.start("workers", **LASTING)
     with Redis.from_url(served.redis_url) as redis:
         batch = begin(openai, [line(number, max_tokens=20) for number in range(LINES)])
         offline = served.start("offline")
@@ -103,7 +107,7 @@ def test_what_celery_loses_is_said_again(served: House) -> None:
 def test_what_a_process_left_of_an_ended_batch_is_removed_at_the_next_start(served: House) -> None:
     """What nobody has a record of stays for a while: its record may be on its way."""
     openai = client(served)
-    served.start("workers")
+    served.start("workers", **LASTING)
     offline = served.start("offline")
     batch = ended(openai, begin(openai, [line(1)]))
     nothing_left_over(served.folder)
@@ -150,7 +154,7 @@ def _all_roles(url: str, folder: Path) -> House:
 def test_a_drained_offline_process_ends_soon_and_loses_nothing(served: House) -> None:
     """SIGTERM in the middle: exit 0 within its time; another goes on at once."""
     openai = client(served)
-    served.start("workers")
+    served.start("workers", **LASTING)
     offline = served.start("offline")
     lines = [line(number, max_tokens=20) for number in range(LINES)]
     batch = begin(openai, lines)
@@ -165,7 +169,7 @@ def test_a_drained_offline_process_ends_soon_and_loses_nothing(served: House) ->
 def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
     """90 MB in and 100 MB out, and the process has grown by less than 64 MiB."""
     openai = client(served)
-    served.start("workers", PENSTOCK_SIM_SLOTS="32", PENSTOCK_SIM_STEP_MS="1")
+    served.start("workers", **LASTING, PENSTOCK_SIM_SLOTS="32", PENSTOCK_SIM_STEP_MS="1")
     served.forks = False
     offline = served.start("offline")
     warm = ended(openai, begin(openai, [line(0)]))
@@ -200,7 +204,7 @@ def test_a_turn_that_fails_stops_no_other(served: House) -> None:
     batch = begin(openai, [line(number) for number in range(50)])
     source = served.folder / ".penstock" / "files" / "batches" / batch.id / "input"
     source.mkdir()
-    served.start("workers")
+    served.start("workers", **LASTING)
     served.start("offline")
     eventually(lambda: "a turn failed" in served.log("offline"))
     assert ended(openai, begin(openai, [line(0)])).status == "completed"
