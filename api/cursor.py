@@ -24,12 +24,13 @@ from typing import NamedTuple
 from api.errors import invalid_request
 from streaming.journal import MALFORMED, Record
 from streaming.messages import Run, Section, State, Terminal
+from streaming.relay import GONE
 
 START, QUEUED = 0, 1
 NO_RUN = "-"
 CUT_SHORT = 10**12
 """Number of the end of a job that a script ended after a worker had begun it: its log may be trimmed already. Also of a
-job whose record cannot be read: its runs may be what cannot be."""
+job whose record cannot be read, or is gone: nobody knows of its runs any more."""
 
 _SYNTAX = re.compile(r"([0-9]{1,15}):([0-9]{1,15})(?::([0-9a-zA-Z.-]{1,64}))?")
 
@@ -82,7 +83,7 @@ def delta(epoch: int, place: int, seq: int, run: Run) -> Cursor:
 
 def end(epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor:
     """Of a job that has ended."""
-    if terminal is not None and terminal.failure is not None and terminal.failure.code == MALFORMED.code:
+    if terminal is not None and terminal.failure is not None and terminal.failure.code in (MALFORMED.code, GONE.code):
         return Cursor(epoch, CUT_SHORT)
     if not runs:
         return Cursor(epoch, QUEUED + 1)

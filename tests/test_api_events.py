@@ -545,3 +545,21 @@ async def test_a_job_lost_while_it_waits_ends_its_reader(door: House, door_wire:
     whole = await live.ended()
     assert [event.name for event in whole] == ["queued", "failed"]
     assert whole[-1].data["error"]["code"] == "job_lost"
+
+
+@pytest.mark.parametrize("written", ["", "a"])
+async def test_the_end_of_a_lost_job_comes_behind_all_that_was_told(door: House, door_wire: Wire, written: str) -> None:
+    """The reader came while the job waited; it was begun, and then the store had it no more."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    await live.until("queued")
+    worker = await Hand.claiming(door_wire)
+    await live.until("started")
+    if written:
+        await worker.write(written)
+        await live.until("delta")
+    await door_wire.redis.delete(partition_key(0, "job", job_id))
+    whole = await live.ended()
+    assert [event.name for event in whole] == ["queued", "started", *["delta"] * len(written), "failed"]
+    numbers = [int(event.id.split(":")[1]) for event in whole]
+    assert numbers == sorted(set(numbers))

@@ -32,7 +32,7 @@ READERS = (
     Bug(
         "an unreadable job ends before its deltas",
         "The id of its end is smaller than those that its reader has.",
-        (Edit("api/cursor.py", "terminal.failure.code == MALFORMED.code", "False"),),
+        (Edit("api/cursor.py", "in (MALFORMED.code, GONE.code):", "in (GONE.code,):"),),
         ("tests/test_api_cursor.py::test_the_end_of_an_unreadable_job_is_behind_all_that_was_shown",),
     ),
     Bug(
@@ -94,5 +94,11 @@ READERS = (
             ),
         ),
         (EVENTS + "who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost",),
+    ),
+    Bug(
+        "the end of a lost job among its own events",
+        "Whoever comes back with the id of `started` is taken for one that has everything.",
+        (Edit("api/cursor.py", "in (MALFORMED.code, GONE.code):", "in (MALFORMED.code,):"),),
+        (EVENTS + "the_end_of_a_lost_job_comes_behind_all_that_was_told",),
     ),
 )
