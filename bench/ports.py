@@ -22,13 +22,13 @@ def free_port() -> int:
 @functools.cache
 def _ports() -> Iterator[int]:
     """The ports of this process's range, again and again."""
-    first, _ = _range()
+    first = _range()
     return itertools.cycle(random.sample(range(first + 1, first + RANGE_SIZE), RANGE_SIZE - 1))
 
 
 @functools.cache
-def _range() -> tuple[int, socket.socket]:
-    """The first port of a range, and the socket on it that keeps other processes out until this one ends."""
+def _range() -> int:
+    """The first port of a range that no other process has. A socket on it keeps others out until this process ends."""
     for first in range(FIRST_PORT, FIRST_PORT + RANGE_SIZE * MAX_RANGES, RANGE_SIZE):
         guard = socket.socket()
         try:
@@ -36,7 +36,8 @@ def _range() -> tuple[int, socket.socket]:
         except OSError:
             guard.close()
         else:
-            return first, guard
+            guard.detach()  # its descriptor stays open
+            return first
     raise RuntimeError(f"{MAX_RANGES} processes have taken all ranges of ports")
 
 
