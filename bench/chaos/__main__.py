@@ -69,9 +69,9 @@ def _run(run: Run) -> int:
 
 
 @contextlib.contextmanager
-def _busy(count: int) -> Iterator[None]:
+def _busy(wanted: int) -> Iterator[None]:
     """So many processes that compute nothing, without pause."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(wanted)]
     try:
         yield
     finally:
