@@ -102,7 +102,7 @@ def test_a_change_is_made_in_a_copy_alone(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
-    """The quickest first, as long as there is time; then those named with it."""
+    """Those named with it, then the quickest, as long as there is time."""
     (tmp_path / "api").mkdir()
     (tmp_path / "api" / "a.py").write_text("def one():\n    two\n    three\n")
     bug = Bug("n", "x", (Edit("api/a.py", "two", "2"),), ("named",))
@@ -110,7 +110,7 @@ def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
     lines = {1: frozenset({"other"}), 2: frozenset({"slow", "slower", "quick"})}
     known = Reach(seconds, {"api/a.py": lines})
     chosen = choose(tmp_path, bug, known)
-    assert (chosen.tests, chosen.covering) == (("quick", "slow", "named"), 3)
+    assert (chosen.tests, chosen.covering) == (("named", "quick", "slow"), 3)
     assert choose(tmp_path, bug, Reach(seconds, {})).tests == choose(tmp_path, bug, None).tests == ("named",)
 
 

@@ -142,6 +142,23 @@ async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: Wire, rela
     assert set(await reasons(wire)) == {bad.id} and len(await DeadLetters(wire).recent(100)) == 1
 
 
+@pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane", "deadline", "keep"])
+async def test_a_record_spoiled_before_its_end_has_one_end(wire: Wire, relay: Relay, fault: str) -> None:
+    """Nobody has read it since; who waits for the job is told the same end as who asks for it later."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    job = a_job(queue, reply_to=relay.address)
+    inbox = relay.open(job.id)
+    await queue.put(job)
+    (claim,) = [claim for claim in (await lease.claim(0, 1)).jobs if isinstance(claim, Claim)]
+    await spoil(wire, job.id, fault)
+    await finish(lease, claim, 0)
+    _, told = await end_of(inbox)
+    record = await Journal(wire).record(job.id)
+    assert record.terminal is not None and record.terminal.failure is not None
+    assert (told.state, told.failure) == (record.state, record.terminal.failure)
+    assert record.terminal.failure.code == "malformed_job"
+
+
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane"])
 async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: Wire, fault: str) -> None:
     """Who waits for a job's end by its time is told it, and until when it is kept: the same at every look and list."""

@@ -302,15 +302,17 @@ async def test_every_other_call_of_a_worker_bears_it(desk: Desk, noise: str) -> 
 
 
 async def test_what_failed_is_shown_to_people(desk: Desk) -> None:
-    """As a dead letter that says which field; a job that can be ended without that field is none."""
+    """As a dead letter that says which field; a job that can be ended and read without that field is none."""
     await desk.put()
     await desk.claim()
     await desk.spoil("words")
     await desk.finish(desk.lease)
     reasons = {letter.job: letter.reason for letter in await DeadLetters(desk.wire).recent(100)}
-    for field in ("state", "lane", "entry", "worker", "run"):
+    needed = {"state", "lane", "entry", "worker", "run", "runs", "attempt"}
+    needed |= {"created", "claimed", "started", "deadline", "keep", "epoch"}
+    for field in needed:
         assert reasons[desk.spoiled[field]].startswith("unreadable: ") and field in reasons[desk.spoiled[field]]
-    assert reasons.keys() == {desk.spoiled[field] for field in ("state", "lane", "entry", "worker", "run")}
+    assert reasons.keys() == {desk.spoiled[field] for field in needed}
     assert malformed_keep_s(NOISE["digits"]) == malformed_keep_s(NOISE["words"]) == 3600
 
 

@@ -1,6 +1,6 @@
 """`python -m bench.planted`: would the test suite notice? Plants known bugs, one at a time, each in a copy of the tree,
-and runs the tests there that run a line it touches, the likeliest first, up to two minutes of them (`--named`: those
-named with the bug, which is quicker).
+and runs tests there until one fails: those named with the bug, then those that run a line it touches, the likeliest
+first, up to two minutes of them (`--named`: the former alone).
 
 Exits 1 if a bug is missed, or if the tests fail without any; 2 if a bug no longer fits the tree.
 """

@@ -88,15 +88,14 @@ def try_none(tree: Path, bugs: Sequence[Bug]) -> Run:
 
 
 def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
-    """Those that run a line it touches, the likeliest to fail first, as many as `MAX_TESTS_S` allows, and those named
-    with it; these alone, where nothing is known. Raises Rotten."""
+    """Those named with it, then those that run a line it touches, the likeliest to fail first, as many as `MAX_TESTS_S`
+    allows; where nothing is known the former alone. Raises Rotten."""
     covering = tests_of(tree, reach, bug.patched(tree)) if reach else []
     if reach is None or not covering:
         return Chosen(bug.tests)
-    tests = within(covering, reach.seconds, MAX_TESTS_S)
-    seconds = sum(reach.seconds[test] for test in tests)
-    named = [test for test in bug.tests if test not in tests]
-    return Chosen((*tests, *named), len(covering), LIMIT_S + SLOWER * seconds)
+    others = [test for test in within(covering, reach.seconds, MAX_TESTS_S) if test not in bug.tests]
+    seconds = sum(reach.seconds[test] for test in others)
+    return Chosen((*bug.tests, *others), len(covering), LIMIT_S + SLOWER * seconds)
 
 
 def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> Trial:

@@ -112,4 +112,10 @@ UNREADABLE = (
         (_lua("condemn", "#!lua flags=allow-oom\n", ""),),
         (TEST + "a_full_store_is_reset",),
     ),
+    Bug(
+        "an end told of a record that is not read",
+        "Who waits for a job hears that it completed, and who asks later that its record cannot be read.",
+        (_lua("finish", "  check_readable(job)\n", ""),),
+        ("tests/test_streaming_malformed.py::test_a_record_spoiled_before_its_end_has_one_end",),
+    ),
 )
