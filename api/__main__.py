@@ -20,22 +20,24 @@ from typing import cast
 import msgspec
 import uvicorn
 
-from api import audit
 from api.app import build_app
-from api.connection import Connection
-from api.connection_guard import ConnectionGuard
+from api.auth import audit
+from api.auth.keys import Keyring, check_exposure, check_keyless
 from api.health import live_samples
-from api.keys import Keyring, check_exposure, check_keyless
 from api.open_files import RESERVED_FILES, allowed_connections
 from api.server import Server
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
-from streaming.config import FILE, Config, ConfigError, load
-from streaming.events import Wanted
-from streaming.fleet import Fleet
+from api.stream.connection import Connection
+from api.stream.connection_guard import ConnectionGuard
+from runtime.config import FILE, Config, ConfigError, load
+from runtime.lifeline import Lifeline
+from streaming.events.outbox import Wanted
+from streaming.fleet.presence import present
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Process
 from streaming.keys import new_life
-from streaming.messages import Process
-from streaming.presence import present
+from streaming.redis.client import Wire
 from streaming.settings import (
     BatchSettings,
     EventSettings,
@@ -46,9 +48,7 @@ from streaming.settings import (
     WireSettings,
     served_models,
 )
-from streaming.wire import Wire
 from telemetry import logs
-from telemetry.lifeline import Lifeline
 from telemetry.metrics import GaugeSample, Metrics
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing

@@ -13,12 +13,11 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
-from api import errors
-from api.json_weight import Weighed, weighed
-from api.keys import Caller
-from api.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
+from api.auth.keys import Caller
+from api.openai import errors
+from api.openai.json_weight import Weighed, weighed
+from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.services import Services
-from streaming.capabilities import unsupported
 from streaming.errors import (
     Abandoned,
     KeyReused,
@@ -31,10 +30,11 @@ from streaming.errors import (
     UnknownBatch,
     UnknownJob,
 )
-from streaming.inbox import Inbox
+from streaming.jobs.capabilities import unsupported
+from streaming.jobs.messages import Job, ModelCard
+from streaming.jobs.queue import Accepted
+from streaming.jobs.reorder_buffer import Inbox
 from streaming.keys import joined, partition_of
-from streaming.messages import Job, ModelCard
-from streaming.queue import Accepted
 from streaming.settings import QuotaSettings
 
 MAX_KEY = 255
@@ -64,7 +64,7 @@ def services_of(request: HttpRequest) -> Services:
 
 
 def caller_of(request: HttpRequest) -> Caller:
-    """Who asks, as the guard found (api/guard.py). KeyError where it lets anyone in: that is a mistake of ours."""
+    """Who asks, as the guard found (api/auth/guard.py). KeyError where it lets anyone in: that is a mistake of ours."""
     caller: Caller = request.scope["state"]["caller"]
     return caller
 

@@ -12,10 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import admin, batches, chat, errors, events, files, health, jobs, models, pools, tenants, timing, webhooks
-from api.errors import ApiError
-from api.guard import RequestGuard, answer
+from api import batches, chat, events, files, health, jobs, models, timing
+from api.admin import dead_letters as admin
+from api.admin import pools, tenants, webhooks
+from api.auth.guard import RequestGuard, answer
 from api.middleware import Observed
+from api.openai import errors
+from api.openai.errors import ApiError
 from api.services import Services
 from streaming.errors import Unavailable, UnknownJob
 

@@ -16,21 +16,21 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from api import errors
 from api.admission import caller_of, idempotency_key, read_body, services_of, withdraw
-from api.batch_schemas import WINDOWS, BatchRequest
+from api.auth.keys import Caller
 from api.files import listed, page_limit
 from api.jobs import as_json
-from api.keys import Caller
-from api.outputs import so_far
-from api.render import usage_object
-from api.schemas import read_object
+from api.openai import errors
+from api.openai.batch_outputs import so_far
+from api.openai.batch_schemas import WINDOWS, BatchRequest
+from api.openai.rendering import usage_object
+from api.openai.schemas import read_object
+from api.openai.validation import explained
 from api.services import Services
-from api.validation import explained
-from streaming.batches import BatchRecord, Wish
+from streaming.batches.ledger import Outcome
+from streaming.batches.store import BatchRecord, Wish
 from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch, UnknownFile
-from streaming.ledger import Outcome
-from streaming.messages import Batch, BatchState, LineFault
+from streaming.jobs.messages import Batch, BatchState, LineFault
 
 MAX_PER_PAGE = 100
 

@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import admit, header
 from api.jobs import accepted_response
-from api.reply import StreamReply, WholeReply
-from api.schemas import Kind
+from api.openai.schemas import Kind
 from api.services import Services
+from api.stream.reply import StreamReply, WholeReply
 
 
 class Completions:

@@ -1,6 +1,6 @@
 """GET /v1/jobs/{id}/events: a job's life as server-sent events with ids, to be resumed behind any of them.
 
-The events are a log (api/cursor.py): a reader who comes back gets exactly the events behind its cursor, or
+The events are a log (api/openai/cursor.py): a reader who comes back gets exactly the events behind its cursor, or
 `stream.reset` and the log of a new epoch. `queue.position` and `ping` are no part of the log and have no id.
 
 Served by sse-starlette: its cost per event does not matter here, its care for disconnects does.
@@ -17,19 +17,27 @@ from msgspec.structs import replace
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 
-from api import cursor
 from api.admission import services_of
-from api.cursor import Cursor, Place
-from api.errors import from_failure
 from api.jobs import facts_of, job_headers, own_record, view_of
-from api.render import Event, delta_event, position_event, queued_event, reset_event, started_event, terminal_event
+from api.openai import cursor
+from api.openai.cursor import Cursor, Place
+from api.openai.errors import from_failure
+from api.openai.rendering import (
+    Event,
+    delta_event,
+    position_event,
+    queued_event,
+    reset_event,
+    started_event,
+    terminal_event,
+)
 from api.services import Services
 from streaming.errors import NewerMessage, UnknownJob
-from streaming.history import History
-from streaming.inbox import Inbox
-from streaming.journal import MALFORMED, NEWER, Record
-from streaming.messages import Delta, Failure, State, Terminal
-from streaming.relay import GONE
+from streaming.jobs.history import History
+from streaming.jobs.messages import Delta, Failure, State, Terminal
+from streaming.jobs.records import MALFORMED, NEWER, Record
+from streaming.jobs.relay import GONE
+from streaming.jobs.reorder_buffer import Inbox
 
 RESET_PAUSE_S = 0.1
 """Before a reader is given the log of a new epoch: whatever changes all the time is not told all the time."""

@@ -10,15 +10,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from api import errors
 from api.admission import caller_of, services_of, withdraw
-from api.batch_schemas import MAX_EXPIRY_S, MIN_EXPIRY_S
 from api.jobs import as_json
+from api.openai import errors
+from api.openai.batch_schemas import MAX_EXPIRY_S, MIN_EXPIRY_S
 from api.query import whole_number
 from api.services import Services
 from api.uploads import Allowance, Upload, receive
 from streaming.errors import QuotaExceeded, UnknownFile
-from streaming.messages import StoredFile
+from streaming.jobs.messages import StoredFile
 
 BATCH, OUTPUT = "batch", "batch_output"
 PURPOSES = (BATCH, OUTPUT)

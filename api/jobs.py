@@ -11,19 +11,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import errors
 from api.admission import Admitted, admit, caller_of, services_of
-from api.cursor import latest, latest_of
-from api.errors import ApiError
+from api.openai import errors
+from api.openai.cursor import latest, latest_of
+from api.openai.errors import ApiError
+from api.openai.rendering import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
 from api.query import whole_number
-from api.render import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
 from api.services import Services
-from api.watch import Watched
+from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
-from streaming.journal import Record
+from streaming.jobs.messages import Job, State
+from streaming.jobs.records import Record
+from streaming.jobs.summaries import Summary
 from streaming.keys import partition_of
-from streaming.messages import Job, State
-from streaming.summaries import Summary
 
 MAX_WAIT_S = 600.0
 MAX_PER_PAGE = 100

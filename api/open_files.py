@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from api.connection_guard import MAX_SURPLUS
+from api.stream.connection_guard import MAX_SURPLUS
 
 RESERVED_FILES = 2 * MAX_SURPLUS + 256
 """Open files beside the counted connections: those beyond the limits, the store's, logs, uploads."""

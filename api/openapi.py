@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from pydantic.json_schema import models_json_schema
 
-from api.access import RULES, Access
-from api.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
-from api.batch_schemas import BatchRequest
-from api.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
-from streaming.messages import State
+from api.auth.access import RULES, Access
+from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
+from api.openai.batch_schemas import BatchRequest
+from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
+from streaming.jobs.messages import State
 
 
 class Route(NamedTuple):
@@ -58,7 +58,7 @@ _KEY = ("Idempotency-Key",)
 _WAITING = (*_KEY, "Prefer")
 _ALWAYS = ("x-request-id", "openai-processing-ms")
 _ANYWHERE = (403, 421)
-"""Answers to senders that are not served at all (api/hosts.py, api/origins.py)."""
+"""Answers to senders that are not served at all (api/auth/hosts.py, api/auth/origins.py)."""
 _ACCESS = {
     (path.replace(":path}", "}"), method): rule.access for path, rows in RULES.items() for method, rule in rows.items()
 }

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Mapping
 
-from streaming.messages import Priority
-from streaming.plans import Plan
+from streaming.fleet.plans import Plan
+from streaming.priority import Priority
 
 STALE_S = 10.0
 """A plan nobody has renewed for so long says nothing any more."""

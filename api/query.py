@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api import errors
+from api.openai import errors
 
 MAX_DIGITS = 15
 """Python refuses to read a number of some thousand digits, and a URL has room for them."""

@@ -11,32 +11,35 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from api.errors import model_not_found
-from api.keys import Caller, Keyring
+from api.auth.keys import Caller, Keyring
+from api.openai.errors import model_not_found
 from api.openapi import document
 from api.outlook import Outlook
 from api.pace import Pace
 from api.settings import ApiSettings
-from streaming.background import keep_going
-from streaming.backlog import Backlog
-from streaming.batches import Batches
-from streaming.clock import Clock
-from streaming.deliveries import Deliveries
+from runtime.background import keep_going
+from runtime.lag import watch_lag
+from streaming.batches.file_store import Shelf
+from streaming.batches.files import Files
+from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.events import Wanted
-from streaming.files import Files
-from streaming.fleet import Fleet
-from streaming.journal import Journal
-from streaming.leader import Leadership
-from streaming.memory import Headroom
-from streaming.messages import ModelCard, Priority
-from streaming.monitor import NOT_CHECKED, StoreMonitor
-from streaming.overrides import Overrides
-from streaming.plans import Plans
-from streaming.queue import Queue
-from streaming.quotas import Quotas
-from streaming.reaper import Reaper
-from streaming.relay import Relay
+from streaming.events.outbox import Wanted
+from streaming.fleet.leader import Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.backlog import Backlog
+from streaming.jobs.deliveries import Deliveries
+from streaming.jobs.messages import ModelCard
+from streaming.jobs.queue import Queue
+from streaming.jobs.quotas import Quotas
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal
+from streaming.jobs.relay import Relay
+from streaming.jobs.summaries import Summaries
+from streaming.priority import Priority
+from streaming.redis.client import Wire
+from streaming.redis.clock import Clock
 from streaming.settings import (
     UNLIMITED,
     BatchSettings,
@@ -45,10 +48,8 @@ from streaming.settings import (
     ModelSettings,
     QuotaSettings,
 )
-from streaming.shelf import Shelf
-from streaming.summaries import Summaries
-from streaming.wire import Wire
-from telemetry.lag import watch_lag
+from streaming.store.memory import Headroom
+from streaming.store.monitor import NOT_CHECKED, StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from streaming.config import MISTAKE
-from streaming.messages import Priority
+from runtime.config import MISTAKE
+from streaming.priority import Priority
 from streaming.settings import UNLIMITED, QuotaSettings, check_tenant
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")

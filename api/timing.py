@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.jobs import as_json, job_headers, own_record
-from streaming.journal import Record, with_delivery
-from streaming.messages import Delivered
+from streaming.jobs.messages import Delivered
+from streaming.jobs.records import Record, with_delivery
 from telemetry.latency import (
     EGRESS_FIRST,
     GROUPS,

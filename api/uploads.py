@@ -12,9 +12,9 @@ from pathlib import PurePosixPath, PureWindowsPath
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from api import errors
+from api.openai import errors
+from streaming.batches.file_store import Incoming, Shelf
 from streaming.errors import QuotaExceeded
-from streaming.shelf import Incoming, Shelf
 
 BLOCK = 256 * 1024
 """Bytes written to the disk in one go."""

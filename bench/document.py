@@ -1,9 +1,9 @@
-"""`python -m bench.document`: write the tables of the docs out of bench/results, between their marks.
+"""`python -m bench.document`: write the tables of the docs, out of bench/results and the source, between their marks.
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
 the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README,
-`<!-- goals: page -->` for all goals of the page's tables, `<!-- goals: batch -->` for those of one run. Behind stands
-`<!-- end -->`. What is between is never typed.
+`<!-- goals: page -->` for all goals of the page's tables, `<!-- goals: batch -->` for those of one run, and
+`<!-- files: api/stream -->` for the files of a folder. Behind stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from pathlib import Path
 
 import msgspec
 
-from bench import report
+from bench import files, report
 from bench.chaos import report as chaos
 from bench.growth import thousand
 from bench.growth.figures import UnitCosts
 
 PAGES = (
     Path("README.md"),
-    *(Path("docs", f"{name}.md") for name in ("performance", "guarantees", "scheduling", "batches", "scaling")),
+    *(Path("docs", f"{name}.md") for name in ("performance", "guarantees", "scheduling", "batches", "scaling", "walk")),
 )
 
-MARKED = re.compile(r"(<!-- (results|plot|paper|faults|cost|goals): ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- (results|plot|paper|faults|cost|goals|files): ([a-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 SHOWN = re.compile(r"<!-- results: ([a-z0-9-]+) -->")
 
 RIVALS = {
@@ -47,7 +49,9 @@ def filled(page: str, results: Path, plots: Path) -> str:
     shown = [results / f"{name}.json" for name in SHOWN.findall(page)]
 
     def part(found: re.Match[str]) -> str:
-        if found[2] != "goals":
+        if found[2] == "files":
+            text = files.as_markdown(Path(found[3]))
+        elif found[2] != "goals":
             text = _part(found[2], found[3], results, plots)
         elif found[3] == "page":
             text = _goals([report.load(path) for path in shown if path.exists()])

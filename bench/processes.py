@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from telemetry import lifeline
+from runtime import lifeline
 
 TICKS = os.sysconf("SC_CLK_TCK")
 READY_S = 120.0

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from streaming.messages import Sampling, Turn
-from workers import gguf, gguf_convert
-from workers.engine import Piece, Request
-from workers.llamacpp import LlamacppEngine
+from streaming.jobs.messages import Sampling, Turn
+from workers.engines.base import Piece, Request
+from workers.engines.llamacpp import gguf, gguf_convert
+from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.weights import fetch_bundled
 from workers.settings import LlamacppSettings
-from workers.weights import fetch_bundled
 
 PROMPTS = (
     "What is the capital of France?",

@@ -19,16 +19,16 @@ from cli import banner, ports
 from cli.deployment import Deployment
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance
-from streaming.config import ConfigError
-from streaming.durability import shortfalls
+from runtime.config import ConfigError
+from streaming.batches.file_store import Shelf
 from streaming.errors import Unavailable
-from streaming.identity import Identity, check_identity, disagreement, read_identity
-from streaming.plans import pool_name
+from streaming.fleet.plans import pool_name
+from streaming.redis.client import Wire
 from streaming.settings import Durability, WireSettings
-from streaming.shelf import Shelf
-from streaming.wire import Wire
+from streaming.store.durability import shortfalls
+from streaming.store.identity import Identity, check_identity, disagreement, read_identity
+from workers.engines.weights import SMOLLM2, file_sha256
 from workers.settings import LlamacppSettings
-from workers.weights import SMOLLM2, file_sha256
 
 TESTED = ((3, 11), (3, 13))
 SPEED = ("uvloop", "httptools", "hiredis")

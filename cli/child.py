@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from cli.bounds import Bounds, bind
 from cli.instance import Entry
-from telemetry import lifeline
+from runtime import lifeline
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from api.loopback import is_loopback
+from api.auth.loopback import is_loopback
 from api.settings import ApiSettings
 from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
 from cli.instance import DataDir

@@ -17,8 +17,8 @@ from cli.child import Program
 from cli.instance import DataDir
 from cli.settings import UpSettings, settings_file
 from offline.settings import OfflineSettings
+from runtime.config import Config, ConfigError, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
-from streaming.config import Config, ConfigError, load, nearest
 from streaming.settings import (
     BatchSettings,
     EventSettings,

@@ -16,7 +16,7 @@ from cli.errors import DONE, FAILED
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import emit, print_json
-from streaming.config import ConfigError
+from runtime.config import ConfigError
 
 
 @click.command(cls=Command)

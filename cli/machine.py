@@ -26,13 +26,13 @@ from cli.pool import Pool, follow
 from cli.screen import Screen, crash_loop, looping
 from cli.supervisor import Supervisor
 from cli.version import version
-from streaming.config import ConfigError
+from runtime.config import ConfigError
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet
-from streaming.identity import enter_store
-from streaming.plans import Plans
+from streaming.fleet.plans import Plans
+from streaming.fleet.processes import Fleet
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
+from streaming.store.identity import enter_store
 
 COUNT_S = 0.5
 REDIS_GRACE_S = 10.0

@@ -17,7 +17,7 @@ from api.settings import ApiSettings
 from cli.instance import DataDir
 from cli.output import note
 from cli.settings import UpSettings, settings_file
-from streaming.config import Config, load
+from runtime.config import Config, load
 from streaming.settings import FilesSettings, WireSettings
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, json_option
 from cli.output import print_json
 from cli.version import version
-from streaming.config import nearest
+from runtime.config import nearest
 
 EXIT_CODES = """\
 Exit codes
@@ -77,7 +77,7 @@ def _command_help(root: click.Context, name: str) -> str:
 def environment_page() -> str:
     """Every variable that is read, with the setting it stands for and its default."""
     from cli.deployment import KINDS  # noqa: PLC0415 - every section's settings
-    from streaming.config import ALIASES, ENV_PREFIX, TABLES, describe  # noqa: PLC0415
+    from runtime.config import ALIASES, ENV_PREFIX, TABLES, describe  # noqa: PLC0415
 
     lines = ["Variables (each is also a key of penstock.toml; flags outrank variables, variables the file)", ""]
     short = {target: name for name, target in ALIASES.items()}

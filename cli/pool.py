@@ -18,7 +18,7 @@ from cli.bounds import Bounds
 from cli.child import Child, Program
 from cli.supervisor import Supervisor
 from streaming.errors import Unavailable
-from streaming.plans import Action, ActionKind, Plan, Plans, pool_name
+from streaming.fleet.plans import Action, ActionKind, Plan, Plans, pool_name
 from streaming.settings import ModelSettings
 
 POLL_S = 0.5

@@ -6,10 +6,10 @@ import asyncio
 
 from cli.errors import UNREACHABLE, Problem
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet
-from streaming.messages import Process
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Process
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 
 def processes(settings: WireSettings) -> list[Process]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from streaming.config import FILE
+from runtime.config import FILE
 
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,13 +19,13 @@ from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import note, print_json, print_table
 from cli.supervisor import Supervisor
-from streaming.acl import acl_file
+from streaming.batches.file_store import Shelf
 from streaming.errors import Unavailable
-from streaming.identity import FORMAT, check_identity, enter_store, read_identity
-from streaming.reset import Contents, count_contents, live_processes, reset_store
+from streaming.redis.client import Wire
 from streaming.settings import FilesSettings, WireSettings
-from streaming.shelf import Shelf
-from streaming.wire import Wire
+from streaming.store.acl import acl_file
+from streaming.store.identity import FORMAT, check_identity, enter_store, read_identity
+from streaming.store.reset import Contents, count_contents, live_processes, reset_store
 
 T = TypeVar("T")
 REDIS_GRACE_S, REDIS_START_S = 10.0, 60.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from api.keys import Keyring, check_exposure, check_keyless
+from api.auth.keys import Keyring, check_exposure, check_keyless
 from cli import ports
 from cli.deployment import Deployment, load_deployment
 from cli.detach import start_detached
@@ -94,7 +94,7 @@ def _run(deployment: Deployment, home: DataDir, listener: socket.socket, progres
 
 def _fetch(home: DataDir, progress: Progress) -> Path:
     """The default model. Ctrl-C or SIGTERM here simply ends: a later start goes on where this one stopped."""
-    from workers.weights import WeightsError, fetch  # noqa: PLC0415 - brings a converter that other engines do not need
+    from workers.engines.weights import WeightsError, fetch  # noqa: PLC0415 - brings a converter that other engines do not need
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -27,26 +27,28 @@ from celery.worker import state as celery_state
 
 from api.settings import ApiSettings
 from offline.app import HARD_LIMIT_S, build_app
-from offline.bell import Bell
-from offline.broker import check_broker
-from offline.consumer import Consumer
-from offline.desk import Desk
-from offline.intake import Intake
-from offline.lines import Tools
-from offline.postman import Endpoint, Postman
-from offline.publisher import Publisher
+from offline.batch.bell import Bell
+from offline.batch.desk import Desk
+from offline.batch.lines import Tools
+from offline.batch.turn import Bench
+from offline.broker.connection import check_broker
+from offline.broker.consumer import Consumer
+from offline.broker.intake import Intake
+from offline.broker.publisher import Publisher
 from offline.settings import OfflineSettings
-from offline.turn import Bench
-from streaming.batches import Batches
-from streaming.config import FILE, Config, ConfigError, load
+from offline.webhooks.postman import Endpoint, Postman
+from runtime.config import FILE, Config, ConfigError, load
+from runtime.lag import watch_lag
+from runtime.lifeline import Lifeline
+from streaming.batches.file_store import Shelf
+from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.events import Wanted
-from streaming.fleet import Fleet
+from streaming.events.outbox import Wanted
+from streaming.fleet.presence import present
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Process
 from streaming.keys import new_life
-from streaming.memory import Headroom
-from streaming.messages import Process
-from streaming.monitor import StoreMonitor
-from streaming.presence import present
+from streaming.redis.client import Wire
 from streaming.settings import (
     BatchSettings,
     EventSettings,
@@ -57,11 +59,9 @@ from streaming.settings import (
     WireSettings,
     served_models,
 )
-from streaming.shelf import Shelf
-from streaming.wire import Wire
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
 from telemetry import logs
-from telemetry.lag import watch_lag
-from telemetry.lifeline import Lifeline
 from telemetry.metrics import Metrics
 from telemetry.settings import TelemetrySettings
 

@@ -2,7 +2,7 @@
 
 Over Redis, Celery loses a message when its worker is killed between taking it and noting that it took it, and gives a
 long task to a second worker after the visibility timeout. So a message here only says "look at this batch"; the batch
-itself, its fence and its next reminder stand in our own keys, and a lost message is sent again (see offline.bell).
+itself, its fence and its next reminder stand in our own keys, and a lost message is sent again (offline.batch.bell).
 A further kind of work gets a task here, and its own reminders.
 """
 
@@ -14,10 +14,10 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from celery import Celery
 
-from offline.broker import tls_of
+from offline.broker.connection import tls_of
 from offline.settings import OfflineSettings
+from runtime.config import ConfigError
 from streaming.address import Address, parse_address
-from streaming.config import ConfigError
 from streaming.keys import BROKER
 from streaming.settings import WireSettings
 

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import msgspec
 
-from scheduler.limits import Limits
+from runtime.config import FILE, Config, ConfigError, load
+from runtime.lifeline import Lifeline
 from scheduler.loop import Loop, Me, Parts
-from scheduler.pools import DryRunPool, LocalPool, Pool
+from scheduler.policy.limits import Limits
+from scheduler.pools.base import DryRunPool, LocalPool, Pool
 from scheduler.settings import KubernetesSettings, SchedulerSettings, check_deployments, shapes_of
-from streaming.config import FILE, Config, ConfigError, load
 from streaming.errors import Unavailable
-from streaming.identity import enter_store
-from streaming.messages import Priority
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import ModelSettings, WireSettings, served_models
-from streaming.wire import Wire
+from streaming.store.identity import enter_store
 from telemetry import logs
-from telemetry.lifeline import Lifeline
 from telemetry.metrics import Metrics
 from telemetry.settings import TelemetrySettings
 
@@ -160,7 +160,7 @@ def open_pool(settings: Settings, me: Me) -> Pool:
             return DryRunPool()
         case "kubernetes":
             try:
-                from scheduler.kubernetes import KubernetesPool  # noqa: PLC0415 - a client that only this pool needs
+                from scheduler.pools.kubernetes import KubernetesPool  # noqa: PLC0415 - a client that only this pool needs
             except ImportError as error:
                 raise ConfigError("scheduler.pool", str(error), "pip install 'penstock[kubernetes]'") from None
             return KubernetesPool(settings.kubernetes, me.holder)

@@ -14,23 +14,23 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from scheduler.limits import Limits
 from scheduler.observe import observe
-from scheduler.plan import Outlook, State
-from scheduler.pools import Pool
-from scheduler.shapes import Route
-from scheduler.snapshot import Snapshot
-from scheduler.switch import Decision, Switch, decide
-from streaming.backlog import Backlog
+from scheduler.policy.limits import Limits
+from scheduler.policy.plan import Outlook, State
+from scheduler.policy.shapes import Route
+from scheduler.policy.snapshot import Snapshot
+from scheduler.policy.switch import Decision, Switch, decide
+from scheduler.pools.base import Pool
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet
+from streaming.fleet.leader import Lead, Leadership
+from streaming.fleet.overrides import Override, Overrides
+from streaming.fleet.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect, pool_name
+from streaming.fleet.processes import Fleet
+from streaming.jobs.backlog import Backlog
+from streaming.jobs.messages import Process
+from streaming.jobs.reaper import Reaper
 from streaming.keys import new_life
-from streaming.leader import Lead, Leadership
-from streaming.messages import Process
-from streaming.overrides import Override, Overrides
-from streaming.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect, pool_name
-from streaming.reaper import Reaper
-from streaming.wire import Wire
+from streaming.redis.client import Wire
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

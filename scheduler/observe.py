@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from scheduler import snapshot
-from scheduler.snapshot import Snapshot
-from streaming.backlog import Backlog, Due, Lane
-from streaming.messages import Process
+from scheduler.policy import snapshot
+from scheduler.policy.snapshot import Snapshot
+from streaming.jobs.backlog import Backlog, Due, Lane
+from streaming.jobs.messages import Process
 
 
 async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Backlog) -> list[Snapshot]:

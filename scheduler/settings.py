@@ -10,9 +10,9 @@ from typing import Annotated
 
 import msgspec
 
-from scheduler.shapes import Shape, calibrated
-from streaming.config import ConfigError
-from streaming.plans import PoolKind, pool_name
+from runtime.config import ConfigError
+from scheduler.policy.shapes import Shape, calibrated
+from streaming.fleet.plans import PoolKind, pool_name
 from streaming.settings import ModelSettings
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from streaming.messages import Priority
+from streaming.priority import Priority
 
 ROOT = "penstock:"
 GROUP = "workers"

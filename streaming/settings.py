@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from runtime.config import ConfigError
 from streaming.address import parse_address
-from streaming.config import ConfigError
-from streaming.messages import Priority
+from streaming.priority import Priority
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

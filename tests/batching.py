@@ -11,8 +11,8 @@ from house import House, eventually
 from openai import OpenAI
 from openai.types import Batch
 
-from streaming.messages import Turn
-from workers.sim import prompt_text, token_text
+from streaming.jobs.messages import Turn
+from workers.engines.sim.engine import prompt_text, token_text
 
 TOKENS = 6
 FINAL = ("completed", "failed", "expired", "cancelled")

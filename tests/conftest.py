@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, settings
 from redis import Redis
 from watchdog import Watchdog
 
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
-from workers import weights
+from workers.engines import weights
 
 
 def pytest_configure(config: pytest.Config) -> None:

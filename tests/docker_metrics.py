@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 import promql_parser
 
-from streaming.messages import Priority, Role
+from streaming.jobs.messages import Role
+from streaming.priority import Priority
 from telemetry import metrics as catalogue
 from telemetry.metrics import LiveGauge, Metrics
 from telemetry.tallies import Counts, Level, Tallies

@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from streaming.errors import Fenced, Rewound, Unavailable
-from streaming.history import NOTHING, History
-from streaming.inbox import Inbox
-from streaming.journal import Journal, Record
-from streaming.lease import SILENT, Claim, Finish, Lease
-from streaming.messages import Chat, Delta, Job, Opening, Priority, Run, Section, State, Terminal, Turn, encode_delta
-from streaming.queue import Queue
-from streaming.reaper import Reaper
-from streaming.wire import Call, Wire
+from streaming.jobs.history import NOTHING, History
+from streaming.jobs.lease import SILENT, Claim, Finish, Lease
+from streaming.jobs.messages import Chat, Delta, Job, Opening, Run, Section, State, Terminal, Turn, encode_delta
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal, Record
+from streaming.jobs.reorder_buffer import Inbox
+from streaming.priority import Priority
+from streaming.redis.client import Call, Wire
 
 MODEL = "m"
 TOKENS = 12

@@ -10,7 +10,7 @@ from pathlib import Path
 from house import House, free_port, redis_process
 from redis import Redis
 
-from streaming.acl import SCRIPTS, acl_file
+from streaming.store.acl import SCRIPTS, acl_file
 
 MODULES = {"api": "api", "workers": "worker", "scheduler": "scheduler", "offline": "offline"}
 """The role of each module that is started."""

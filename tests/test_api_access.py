@@ -16,13 +16,13 @@ from house import House, serving
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from api import errors
-from api.access import RULES, Access, AccessTable
 from api.app import ROUTES
-from api.guard import RequestGuard
-from api.keys import Keyring
+from api.auth.access import RULES, Access, AccessTable
+from api.auth.guard import RequestGuard
+from api.auth.keys import Keyring
+from api.auth.refusals import MAX_TOLD, Refusals
 from api.middleware import Observed
-from api.refusals import MAX_TOLD, Refusals
+from api.openai import errors
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from telemetry.tracing import Tracing

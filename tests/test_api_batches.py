@@ -13,12 +13,12 @@ from batching import answers_are_right, begin, client, content, ended, jsonl, li
 from house import House, eventually, serving
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, UnprocessableEntityError
 
-from streaming.batches import Batches
+from streaming.batches.file_store import Shelf
+from streaming.batches.store import Batches
 from streaming.keys import joined, line_job_id
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.shelf import Shelf
-from streaming.wire import Wire
-from workers.sim import token_text
+from workers.engines.sim.engine import token_text
 
 
 @pytest.fixture(scope="module")

@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 from matrices import Fields
 from pydantic import ValidationError
 
-from api import json_weight
-from api.batch_schemas import BatchRequest
-from api.errors import ApiError
-from api.fields import Body
-from api.json_weight import MAX_JSON_WEIGHT, Weighed, check_weight, is_heavy, nested_beyond, weighed
 from api.open_files import RESERVED_FILES
+from api.openai import json_weight
+from api.openai.batch_schemas import BatchRequest
+from api.openai.errors import ApiError
+from api.openai.fields import Body
+from api.openai.json_weight import MAX_JSON_WEIGHT, Weighed, check_weight, is_heavy, nested_beyond, weighed
+from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse, read_object
 from api.openapi import document
-from api.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse, read_object
 from api.settings import ApiSettings
-from offline.intake import Intake, Rejected
-from streaming.events import Wanted
-from streaming.memory import Headroom
-from streaming.monitor import StoreMonitor
+from offline.broker.intake import Intake, Rejected
+from streaming.events.outbox import Wanted
+from streaming.redis.client import Wire
 from streaming.settings import EventSettings, ModelSettings
-from streaming.wire import Wire
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
 
 BODY_LIMIT = 2 * 1024 * 1024
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}

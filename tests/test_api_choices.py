@@ -11,14 +11,14 @@ import pytest
 from batching import client, content, ended
 from house import House, free_port, serving
 
-from api.errors import ApiError
-from api.schemas import Kind, check_choices, parse
-from offline.intake import Intake, Rejected
-from streaming.events import Wanted
-from streaming.memory import Headroom
-from streaming.monitor import StoreMonitor
+from api.openai.errors import ApiError
+from api.openai.schemas import Kind, check_choices, parse
+from offline.broker.intake import Intake, Rejected
+from streaming.events.outbox import Wanted
+from streaming.redis.client import Wire
 from streaming.settings import EventSettings, ModelSettings
-from streaming.wire import Wire
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
 
 SMALL: dict[str, Any] = {"model": "sim", "prompt": ["a"] * 128, "n": 8, "max_tokens": 4}
 """600 bytes that ask for 1,024 choices."""

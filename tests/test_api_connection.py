@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from api.connection import MAX_UNSENT_BYTES, Connection, Together
-from api.connection_guard import ConnectionGuard
 from api.settings import ApiSettings
+from api.stream.connection import MAX_UNSENT_BYTES, Connection, Together
+from api.stream.connection_guard import ConnectionGuard
 
 
 @dataclass

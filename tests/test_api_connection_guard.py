@@ -19,14 +19,14 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from api import connection as connection_module
-from api import connection_guard as guard_module
 from api import open_files, server
-from api.connection import MAX_PIPELINED, Connection
-from api.connection_guard import ConnectionGuard, GuardedConnection
-from api.deadlines import DeadlineQueue
 from api.server import Server
 from api.settings import ApiSettings
+from api.stream import connection as connection_module
+from api.stream import connection_guard as guard_module
+from api.stream.connection import MAX_PIPELINED, Connection
+from api.stream.connection_guard import ConnectionGuard, GuardedConnection
+from api.stream.deadlines import DeadlineQueue
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"

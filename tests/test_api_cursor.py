@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import cursor
-from api.cursor import Cursor, Place
-from api.errors import ApiError
-from streaming.history import LoggedRun
-from streaming.journal import MALFORMED, Record
-from streaming.messages import Chat, Job, Priority, Run, Section, State, Terminal, Turn
+from api.openai import cursor
+from api.openai.cursor import Cursor, Place
+from api.openai.errors import ApiError
+from streaming.jobs.history import LoggedRun
+from streaming.jobs.messages import Chat, Job, Run, Section, State, Terminal, Turn
+from streaming.jobs.records import MALFORMED, Record
+from streaming.priority import Priority
 
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "x"),)))
 

@@ -13,11 +13,12 @@ import pytest
 from house import House, eventually
 from redis import Redis
 
-from api import errors
-from api.errors import ApiError
+from api.openai import errors
+from api.openai.errors import ApiError
 from streaming.errors import QuotaExceeded
+from streaming.jobs.messages import Chat, Failure, Job, State, Terminal, Turn
 from streaming.keys import fleet_key
-from streaming.messages import Chat, Failure, Job, Priority, State, Terminal, Turn
+from streaming.priority import Priority
 
 JOB = Job(id="j1", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "x"),)))
 

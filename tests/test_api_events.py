@@ -18,15 +18,15 @@ import pytest
 from flow import append, delta
 from house import House, eventually, redis_process
 
-from streaming.history import NOTHING, History
-from streaming.journal import Journal
+from streaming.jobs.history import NOTHING, History
+from streaming.jobs.lease import SILENT, Claim, Finish, Lease
+from streaming.jobs.messages import Delta, Opening, Run, Section, State, Terminal
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal
 from streaming.keys import partition_key
-from streaming.lease import SILENT, Claim, Finish, Lease
-from streaming.messages import Delta, Opening, Run, Section, State, Terminal
-from streaming.queue import Queue
-from streaming.reaper import Reaper
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 LEASE_MS = 3_600_000
 """Workers by hand send no heartbeat; the API process's sweep keeps a lease no longer than its own."""

@@ -14,8 +14,8 @@ from house import House, eventually, redis_process, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 from redis import Redis
 
+from streaming.batches.file_store import Shelf
 from streaming.keys import fleet_key
-from streaming.shelf import Shelf
 
 LIMIT = 64 * 1024
 

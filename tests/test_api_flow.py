@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.connection import Connection
-from api.flow import TokenFlow
-from api.render import ChunkRenderer, Facts
-from streaming.messages import Delta, Priority
+from api.openai.rendering import ChunkRenderer, Facts
+from api.stream.connection import Connection
+from api.stream.flow import TokenFlow
+from streaming.jobs.messages import Delta
+from streaming.priority import Priority
 from telemetry.metrics import Metrics
 
 FACTS = Facts("j1", "m", Priority.STANDARD, True, 1, False, 1_700_000_000_999, "fp_1")

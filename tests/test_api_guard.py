@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api import audit
-from api.errors import ApiError
-from api.guard import RequestGuard
-from api.keys import Keyring
-from api.origins import Origins
+from api.auth import audit
+from api.auth.guard import RequestGuard
+from api.auth.keys import Keyring
+from api.auth.origins import Origins
+from api.openai.errors import ApiError
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 

@@ -7,11 +7,11 @@ import hashlib
 import msgspec
 import pytest
 
-from api.errors import ApiError
-from api.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
+from api.auth.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
+from api.openai.errors import ApiError
 from api.settings import KeySettings
-from streaming.config import ConfigError, build
-from streaming.messages import Priority
+from runtime.config import ConfigError, build
+from streaming.priority import Priority
 from streaming.settings import EventSettings, QuotaSettings, WebhookSettings
 
 KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.lines import BadLine, envelope, not_run, output_line
+from api.openai.batch_lines import BadLine, envelope, not_run, output_line
 
 ENDPOINT = "/v1/completions"
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": ENDPOINT, "body": {"model": "m"}}

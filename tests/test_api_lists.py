@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from redis import Redis
 from starlette.requests import Request
 
-from api.errors import ApiError
 from api.jobs import own_record
-from streaming.journal import Journal
+from api.openai.errors import ApiError
+from streaming.jobs.messages import Text, decode_job, encode
+from streaming.jobs.records import Journal
 from streaming.keys import partition_key
-from streaming.messages import Text, decode_job, encode
-from streaming.wire import Wire
+from streaming.redis.client import Wire
 
 BODY = 400_000
 JOBS = 12

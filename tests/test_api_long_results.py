@@ -16,21 +16,18 @@ from msgspec.structs import replace
 from redis import Redis
 
 from api import events
-from api.cursor import Place
 from api.events import EventReader
-from api.render import Facts, completion, completion_in_slices, to_json
+from api.openai.cursor import Place
+from api.openai.rendering import Facts, completion, completion_in_slices, to_json
 from api.services import Services
+from runtime.turns import FEW_ROWS, ROWS_A_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
-from streaming.inbox import Inbox
-from streaming.journal import LONG_BYTES, Journal
-from streaming.keys import partition_key
-from streaming.lease import without_rows
-from streaming.messages import (
+from streaming.jobs.lease import without_rows
+from streaming.jobs.messages import (
     Chat,
     Delta,
     Job,
     Logprob,
-    Priority,
     Run,
     Section,
     State,
@@ -39,8 +36,11 @@ from streaming.messages import (
     decode_terminal,
     encode,
 )
-from streaming.turns import FEW_ROWS, ROWS_A_SLICE, Turns, at_once
-from streaming.wire import Wire
+from streaming.jobs.records import LONG_BYTES, Journal
+from streaming.jobs.reorder_buffer import Inbox
+from streaming.keys import partition_key
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 
 JOB = "job_00" + "1" * 30
 ROWS = 5 * ROWS_A_SLICE

@@ -11,27 +11,19 @@ from typing import Any
 import pytest
 from house import House
 
-from api import admin, batches, files, jobs, webhooks
+from api import batches, files, jobs
+from api.admin import dead_letters as admin
+from api.admin import webhooks
 from api.app import ROUTES
-from api.cursor import Cursor
-from api.errors import ApiError
+from api.openai.cursor import Cursor
+from api.openai.errors import ApiError
+from api.openai.rendering import Facts, JobView, completion, job_object
 from api.openapi import CURSOR, ERRORS, HEADERS, document
-from api.render import Facts, JobView, completion, job_object
-from streaming.batches import BatchRecord
-from streaming.deadletters import DeadLetter
-from streaming.messages import (
-    Batch,
-    BatchState,
-    Delta,
-    Failure,
-    LineFault,
-    Priority,
-    Progress,
-    State,
-    StoredFile,
-    Terminal,
-)
-from streaming.webhooks import Message
+from streaming.batches.store import BatchRecord
+from streaming.events.webhooks import Message
+from streaming.jobs.dead_letters import DeadLetter
+from streaming.jobs.messages import Batch, BatchState, Delta, Failure, LineFault, Progress, State, StoredFile, Terminal
+from streaming.priority import Priority
 
 DOCUMENT = document("1.2.3")
 SCHEMAS = DOCUMENT["components"]["schemas"]

@@ -18,8 +18,8 @@ from api.outlook import STALE_S, Outlook
 from api.services import PLANS_EVERY_S
 from cli.__main__ import main
 from cli.client import Client
-from streaming.messages import Priority
-from streaming.plans import Plan, Prospect
+from streaming.fleet.plans import Plan, Prospect
+from streaming.priority import Priority
 
 TWO = "[models.sim]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 3\n[models.'org/big']\nengine = 'sim'\n"
 

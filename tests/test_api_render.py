@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from api import errors
-from api.cursor import Cursor
-from api.errors import ApiError
-from api.render import (
+from api.openai import errors
+from api.openai.cursor import Cursor
+from api.openai.errors import ApiError
+from api.openai.rendering import (
     DONE,
     ChunkRenderer,
     Facts,
@@ -34,7 +34,7 @@ from api.render import (
     started_event,
     terminal_event,
 )
-from streaming.messages import (
+from streaming.jobs.messages import (
     Capabilities,
     Chat,
     Delta,
@@ -42,7 +42,6 @@ from streaming.messages import (
     Job,
     Logprob,
     ModelCard,
-    Priority,
     Sampling,
     State,
     Terminal,
@@ -50,6 +49,7 @@ from streaming.messages import (
     Turn,
     Usage,
 )
+from streaming.priority import Priority
 
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 """Any text a token may be: line ends, quotes, NUL, U+2028; no lone surrogates, which no wire message can hold."""

@@ -14,14 +14,15 @@ import pytest
 from starlette.types import Message, Receive
 
 from api.admission import Admitted
-from api.reply import PING, Reply, StreamReply, WholeReply
-from api.schemas import parse, to_job
+from api.openai.schemas import parse, to_job
 from api.services import Services
 from api.settings import ApiSettings
-from streaming.inbox import Inbox
-from streaming.messages import Delivered, Delta, Opening, Priority, Run, Section, State, Terminal, Usage
-from streaming.queue import Accepted
-from streaming.turns import Turns
+from api.stream.reply import PING, Reply, StreamReply, WholeReply
+from runtime.turns import Turns
+from streaming.jobs.messages import Delivered, Delta, Opening, Run, Section, State, Terminal, Usage
+from streaming.jobs.queue import Accepted
+from streaming.jobs.reorder_buffer import Inbox
+from streaming.priority import Priority
 from telemetry.metrics import Metrics
 
 RUN = Run("w", 1)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.errors import ApiError
-from api.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
-from streaming.messages import Chat, Job, Priority, Prompt, Sampling, Text, Tokens, Turn, decode_job, encode
+from api.openai.errors import ApiError
+from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
+from streaming.jobs.messages import Chat, Job, Prompt, Sampling, Text, Tokens, Turn, decode_job, encode
+from streaming.priority import Priority
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CANARY = "prompt-canary-5f1d"

@@ -18,9 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from api import server
 from api.server import Server
-from streaming.fleet import Fleet
+from streaming.fleet.processes import Fleet
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from api.errors import ApiError
+from api.openai.errors import ApiError
 from api.uploads import Allowance, receive
+from streaming.batches.file_store import Shelf
 from streaming.errors import QuotaExceeded
-from streaming.shelf import Shelf
 
 KIND = "multipart/form-data; boundary=cut"
 LIMIT = 4096

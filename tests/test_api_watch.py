@@ -10,8 +10,8 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from api.watch import Watched
-from streaming.turns import Sliced
+from api.stream.watch import Watched
+from runtime.turns import Sliced
 
 
 class Connection:

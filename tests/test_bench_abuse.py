@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from api.schemas import check_choices, parse
+from api.openai.schemas import check_choices, parse
 from api.settings import ApiSettings
 from bench.abuse import __main__ as program
 from bench.abuse.__main__ import CASES, CHAT_KEY, LARGE_KEY, main
@@ -21,7 +21,7 @@ from bench.abuse.ask import LargeRequest, Unanswered
 from bench.abuse.figures import LLAMACPP, Case, Round, goals_of, row_of
 from bench.goals import goals
 from bench.report import load
-from workers.sim import count_tokens
+from workers.engines.sim.engine import count_tokens
 
 
 @pytest.mark.parametrize(("choices", "prompts", "n"), [(1, 1, 1), (64, 64, 1), (128, 128, 1), (1024, 128, 8)])

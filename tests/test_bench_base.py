@@ -193,10 +193,10 @@ def git(folder: Path, *words: str) -> str:
 
 def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkout: Path, tmp_path: Path) -> None:
     """The working tree's simulated engine wastes 5 ms of CPU in each step; the commit's does not."""
-    sim = checkout / "workers" / "sim.py"
+    sim = checkout / "workers" / "engines" / "sim" / "engine.py"
     sim.write_text(sim.read_text().replace(STEP, f"{STEP}        sum(range(200_000))\n"))
     before = git(checkout, "status", "--porcelain")
-    assert before == "M workers/sim.py"
+    assert before == "M workers/engines/sim/engine.py"
     words = ["--levels", "2", "--tokens", "16", "--step-ms", "2", "--prefill-ms", "2", "--out", str(tmp_path)]
     assert main(["--base", "HEAD", "--quick", *words]) == 0
     found = load(tmp_path / "gateway-base-quick.json")

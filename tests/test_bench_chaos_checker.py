@@ -15,8 +15,8 @@ from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END,
 from bench.chaos.history import Event, History, load
 from bench.chaos.rows import ROWS
 from bench.chaos.stalls import percentile, stalls_ms
-from streaming.messages import Turn
-from workers.sim import prompt_text, token_text
+from streaming.jobs.messages import Turn
+from workers.engines.sim.engine import prompt_text, token_text
 
 N = 6
 JOB = "job_1"

@@ -8,7 +8,7 @@ from bench.chaos.waiting import until
 from bench.elastic.crowd import Crowd
 from bench.elastic.shows import SHORT, SIM, Shown, wake
 from bench.elastic.yard import MODEL, Yard, stale
-from streaming.plans import Action, Noted
+from streaming.fleet.plans import Action, Noted
 
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}
 

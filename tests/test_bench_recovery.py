@@ -19,8 +19,8 @@ from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
 from bench.recovery.readers import Reader
 from bench.recovery.shows import QUICK, Size, TooSlow, _kill, api_killed, worker_killed
 from bench.report import as_json
-from streaming.messages import Turn
-from workers.sim import prompt_text, token_text
+from streaming.jobs.messages import Turn
+from workers.engines.sim.engine import prompt_text, token_text
 
 QUIET = Stall(10.0, 4.0, 6.0, 1.0, 1.0, 0.0)
 

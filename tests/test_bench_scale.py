@@ -14,8 +14,8 @@ from bench.scale.run import Outcome, simulate
 from bench.scale.shapes import Site
 from bench.scale.steady import Ward, most_reversals_in_an_hour, watched
 from bench.workload.trace import Request
-from scheduler.limits import Limits
-from scheduler.snapshot import Lane, Snapshot, Worker
+from scheduler.policy.limits import Limits
+from scheduler.policy.snapshot import Lane, Snapshot, Worker
 
 ENGINE = Engine(slots=2, step_s=1.0, each_s=0.0, prompt_s=0.0, start_s=10.0)
 """A token a second, whatever else runs."""

@@ -16,12 +16,12 @@ from house import eventually
 from cli.child import Child, Program, Status, backoff_s, last_words
 from cli.supervisor import Supervisor
 
-READY = "from telemetry.lifeline import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'at last')"
+READY = "from runtime.lifeline import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'at last')"
 SERVE = f"{READY}; import time; time.sleep(600)"
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 STUBBORN = f"{IGNORE}; {SERVE}"
 FAILS = (
-    "from telemetry.lifeline import Lifeline; Lifeline.from_environ().say('failed', 'no weights'); raise SystemExit(75)"
+    "from runtime.lifeline import Lifeline; Lifeline.from_environ().say('failed', 'no weights'); raise SystemExit(75)"
 )
 CRASHES = "print('first'); raise SystemExit('out of memory')"
 

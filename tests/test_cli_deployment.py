@@ -15,7 +15,7 @@ from cli.deployment import Deployment, load_deployment
 from cli.instance import DataDir, Entry, Instance
 from cli.machine import outside_url
 from cli.up import FLAGS
-from streaming.config import Config, ConfigError
+from runtime.config import Config, ConfigError
 from workers.settings import LlamacppSettings
 
 TWO_MODELS = """

@@ -27,8 +27,8 @@ from cli.errors import Problem
 from cli.supervisor import Supervisor
 from offline.app import broker
 from offline.settings import OfflineSettings
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 WAIT_S = 30.0
 MEMORY = 64 << 20

@@ -17,16 +17,16 @@ from cli.bounds import Bounds, allowed
 from cli.child import Program
 from cli.pool import Pool, follow
 from cli.supervisor import Supervisor
+from streaming.fleet.leader import Lead, Leadership
+from streaming.fleet.plans import Action, Plan, Plans, PoolKind
 from streaming.keys import fleet_key
-from streaming.leader import Lead, Leadership
-from streaming.plans import Action, Plan, Plans, PoolKind
+from streaming.redis.client import Wire
 from streaming.settings import ModelSettings, Resources, WireSettings
-from streaming.wire import Wire
 
 SLEEPS = "import time; time.sleep(600)"
 DRAINS = (
     "import signal, time\n"
-    "from telemetry.lifeline import Lifeline\n"
+    "from runtime.lifeline import Lifeline\n"
     "line = Lifeline.from_environ()\n"
     "signal.signal(signal.SIGUSR1, lambda *_: line.say('draining', 'slow'))\n"
     "line.say('ready', '')\n"

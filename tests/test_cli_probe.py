@@ -11,7 +11,7 @@ from house import House, eventually, free_port
 from redis import Redis
 
 from cli.__main__ import main
-from streaming.fleet import GONE_S
+from streaming.fleet.processes import GONE_S
 from streaming.keys import fleet_key
 
 LOADING = {"PENSTOCK_SIM_LOAD_MS": "600000"}

@@ -12,13 +12,13 @@ from house import House, eventually
 from redis import Redis
 
 from cli.__main__ import main
-from streaming.config import ConfigError
+from runtime.config import ConfigError
+from streaming.batches.file_store import Shelf
 from streaming.errors import Unavailable
-from streaming.identity import FORMAT, enter_store
 from streaming.keys import fleet_key, partition_key
-from streaming.reset import count_contents, reset_store
-from streaming.shelf import Shelf
-from streaming.wire import Wire
+from streaming.redis.client import Wire
+from streaming.store.identity import FORMAT, enter_store
+from streaming.store.reset import count_contents, reset_store
 
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 

@@ -41,14 +41,14 @@ from house import eventually, free_port, redis_process
 from openai import OpenAI
 from redis import Redis
 
-from api.keys import Keyring, check_exposure
+from api.auth.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
 from offline.settings import OfflineSettings
-from streaming.config import Config, load
-from streaming.durability import check_level
+from runtime.config import Config, load
 from streaming.keys import fleet_key
+from streaming.redis.client import Wire
 from streaming.settings import FilesSettings, ModelSettings, WireSettings
-from streaming.wire import Wire
+from streaming.store.durability import check_level
 from workers.settings import WorkerSettings
 
 FILE: dict[str, Any] = document(COMPOSE / "compose.yaml")

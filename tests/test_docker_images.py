@@ -12,8 +12,8 @@ from docker_files import DOCKER, PROJECT, ROOT, SECTIONS, Stage, images, is_pinn
 from docker_files import FILES as FOLDER
 from house import House, eventually
 
-from streaming.config import load
-from workers.weights import SMOLLM2
+from runtime.config import load
+from workers.engines.weights import SMOLLM2
 
 IMAGES = images()
 FILES = ["Dockerfile", "Dockerfile.tensorrt-llm"]

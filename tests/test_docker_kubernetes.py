@@ -28,15 +28,15 @@ from docker_files import (
 )
 from kube import Kube
 
-from api.keys import Keyring, check_exposure
+from api.auth.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
 from offline.settings import OfflineSettings
-from scheduler.kubernetes import KubernetesPool
-from scheduler.pools import Pool
+from runtime.config import Config, build, load
+from scheduler.pools.base import Pool
+from scheduler.pools.kubernetes import KubernetesPool
 from scheduler.settings import KubernetesSettings, SchedulerSettings
-from streaming.config import Config, build, load
-from streaming.messages import Process
-from streaming.plans import Plan
+from streaming.fleet.plans import Plan
+from streaming.jobs.messages import Process
 from streaming.settings import ModelSettings, WireSettings
 from workers.settings import LlamacppSettings, TrtllmSettings, WorkerSettings
 

@@ -20,9 +20,9 @@ import pytest
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
+from streaming.jobs.messages import Turn
 from streaming.keys import partition_key
-from streaming.messages import Turn
-from workers.sim import count_tokens, prompt_text, token_text
+from workers.engines.sim.engine import count_tokens, prompt_text, token_text
 
 TOKENS = 400
 

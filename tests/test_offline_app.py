@@ -14,16 +14,17 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from offline.app import HARD_LIMIT_S, QUEUE, VISIBILITY_S, broker, build_app
-from offline.bell import Bell
-from offline.broker import Broken, Broker
+from offline.batch.bell import Bell
+from offline.broker.connection import Broken, Broker
 from offline.settings import OfflineSettings
-from streaming.batches import Batches
-from streaming.config import ConfigError
+from runtime.config import ConfigError
+from streaming.batches.store import Batches
 from streaming.errors import Unavailable
+from streaming.jobs.messages import Batch
 from streaming.keys import BROKER
-from streaming.messages import Batch, Priority
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 from telemetry.metrics import Metrics
 
 

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from offline import consumer
-from offline.broker import Broken, Broker, check_broker
-from offline.consumer import Consumer
-from streaming.config import ConfigError
+from offline.broker import consumer
+from offline.broker.connection import Broken, Broker, check_broker
+from offline.broker.consumer import Consumer
+from runtime.config import ConfigError
 from streaming.settings import EventSettings
 from telemetry.metrics import Metrics
 

@@ -12,16 +12,16 @@ from brokering import EVENTS, JOBS, Outside, body, configure, lives_are_whole
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
-from offline.cloudevents import cloud_event
-from offline.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
+from offline.broker.cloudevents import cloud_event
+from offline.broker.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
-from streaming.events import Event, Wanted
-from streaming.memory import Headroom
-from streaming.messages import Job
-from streaming.monitor import StoreMonitor
-from streaming.queue import Accepted, Queue
+from streaming.events.outbox import Event, Wanted
+from streaming.jobs.messages import Job
+from streaming.jobs.queue import Accepted, Queue
+from streaming.redis.client import Wire
 from streaming.settings import EventSettings, ModelSettings, QuotaSettings, WebhookSettings, WireSettings
-from streaming.wire import Wire
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
 
 JOB = "job_00" + "1" * 30
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="

@@ -7,17 +7,18 @@ from pathlib import Path
 import msgspec
 from batching import jsonl, line
 
-from offline.lines import Lines, Tools
-from streaming.batches import Hold
-from streaming.journal import Journal
+from offline.batch.lines import Lines, Tools
+from streaming.batches.ledger import Outcome, Plan
+from streaming.batches.store import Hold
+from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.messages import Batch, BatchState, Failure, Progress, State, Terminal
+from streaming.jobs.records import Journal
 from streaming.keys import partition_key
-from streaming.lease import Claim, Finish, Lease
-from streaming.ledger import Outcome, Plan
-from streaming.memory import Headroom
-from streaming.messages import Batch, BatchState, Failure, Priority, Progress, State, Terminal
-from streaming.monitor import StoreMonitor
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import BatchSettings
-from streaming.wire import Wire
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
 
 RETRIES = 2
 

@@ -12,8 +12,8 @@ import pytest
 
 import offline.__main__ as program
 from offline.__main__ import EXIT_STUCK, OfflineProcess
-from streaming.config import Config
-from telemetry.lifeline import Lifeline
+from runtime.config import Config
+from runtime.lifeline import Lifeline
 
 
 @pytest.fixture

@@ -16,16 +16,17 @@ from openai import OpenAI
 from openai.types import Batch as BatchObject
 from redis import Redis
 
-from offline.lines import Lines, Tools
-from offline.survey import Terms, survey
-from streaming.batches import Hold
+from offline.batch.lines import Lines, Tools
+from offline.batch.survey import Terms, survey
+from streaming.batches.ledger import Outcome, Segment
+from streaming.batches.store import Hold
+from streaming.jobs.messages import Batch, BatchState, Capabilities, Job, ModelCard, Progress
 from streaming.keys import partition_key
-from streaming.ledger import Outcome, Segment
-from streaming.memory import Headroom
-from streaming.messages import Batch, BatchState, Capabilities, Job, ModelCard, Priority, Progress
-from streaming.monitor import StoreMonitor
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import BatchSettings
-from streaming.wire import Wire
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
 
 DEFAULT = 128
 """Tokens of the simulated engine's answers to requests without max_tokens."""
@@ -186,9 +187,9 @@ async def test_nothing_is_said_of_a_ledger_that_is_being_read(
 ) -> None:
     """A turn that begins says how far the batch is every second, also while it reads: it must not give the quota back,
     nor take back what was completed."""
-    from offline.turn import Bench, Turn  # noqa: PLC0415
-    from streaming.batches import Batches, Verdict  # noqa: PLC0415
-    from streaming.shelf import Shelf  # noqa: PLC0415
+    from offline.batch.turn import Bench, Turn  # noqa: PLC0415
+    from streaming.batches.file_store import Shelf  # noqa: PLC0415
+    from streaming.batches.store import Batches, Verdict  # noqa: PLC0415
     from telemetry.metrics import Metrics  # noqa: PLC0415
 
     said: list[tuple[int | None, int]] = []

@@ -13,9 +13,9 @@ import pytest
 from batching import begin, client, content, ended, line, nothing_left_over
 from house import House, eventually, redis_process
 
-from offline.ending import Ending, note_ending, noted_ending
-from streaming.messages import BatchState, Progress, StoredFile
-from streaming.shelf import DAY_S, Shelf
+from offline.batch.ending import Ending, note_ending, noted_ending
+from streaming.batches.file_store import DAY_S, Shelf
+from streaming.jobs.messages import BatchState, Progress, StoredFile
 
 OPTIONS = ("--appendonly", "yes", "--appendfsync", "always")
 LINES = 60

@@ -13,23 +13,24 @@ import pytest
 from batching import client, content, ended, jsonl
 from house import House, redis_process
 
-from api.errors import too_large_for_store
-from offline import lines as lines_module
-from offline.intake import Intake, Rejected
-from offline.lines import Lines, Tools
-from offline.survey import Terms, survey
-from streaming.batches import Hold
+from api.openai.errors import too_large_for_store
+from offline.batch import lines as lines_module
+from offline.batch.lines import Lines, Tools
+from offline.batch.survey import Terms, survey
+from offline.broker.intake import Intake, Rejected
+from streaming.batches.ledger import Segment
+from streaming.batches.store import Hold
 from streaming.errors import NeverFits, StoreFull
-from streaming.events import Wanted
-from streaming.fleet import Fleet
-from streaming.ledger import Segment
-from streaming.memory import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, max_job_bytes
-from streaming.messages import Batch, BatchState, Capabilities, Job, ModelCard, Priority, Progress, Sampling, Text
-from streaming.monitor import StoreMonitor
-from streaming.queue import Accepted, Queue
-from streaming.reservation import TOKEN, owed_bytes
+from streaming.events.outbox import Wanted
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Batch, BatchState, Capabilities, Job, ModelCard, Progress, Sampling, Text
+from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.reservation import TOKEN, owed_bytes
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import BatchSettings, EventSettings, ModelSettings, WireSettings
-from streaming.wire import Wire
+from streaming.store.memory import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, max_job_bytes
+from streaming.store.monitor import StoreMonitor
 
 MIB = 1 << 20
 LIMIT = ("--maxmemory", "32mb", "--maxmemory-policy", "noeviction")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from batching import jsonl, line
 
-from offline.survey import MAX_FAULTS, Interrupted, Survey, Terms, survey
-from streaming.ledger import Answers, Ledger, Outcome, Segment
+from offline.batch.survey import MAX_FAULTS, Interrupted, Survey, Terms, survey
+from streaming.batches.ledger import Answers, Ledger, Outcome, Segment
 
 TERMS = Terms("/v1/chat/completions", {"sim", "other"}, 1000)
 

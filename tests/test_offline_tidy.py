@@ -16,19 +16,19 @@ from house import House, eventually, redis_process
 from openai import OpenAI
 from redis import Redis
 
-from offline.desk import Desk
-from offline.lines import Tools
-from offline.turn import Bench
-from streaming.files import Files
-from streaming.identity import disagreement, enter_store, identify
+from offline.batch.desk import Desk
+from offline.batch.lines import Tools
+from offline.batch.turn import Bench
+from streaming.batches.file_store import DAY_S, STRAY_S, Shelf
+from streaming.batches.files import Files
+from streaming.jobs.messages import StoredFile
+from streaming.jobs.quotas import Quotas
 from streaming.keys import fleet_key, partition_key
-from streaming.memory import Headroom
-from streaming.messages import StoredFile
-from streaming.monitor import StoreMonitor
-from streaming.quotas import Quotas
+from streaming.redis.client import Wire
 from streaming.settings import BatchSettings
-from streaming.shelf import DAY_S, STRAY_S, Shelf
-from streaming.wire import Wire
+from streaming.store.identity import disagreement, enter_store, identify
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 
 KEEP_S = 90 * DAY_S
@@ -106,7 +106,7 @@ async def test_files_whose_records_are_lost_end_with_their_time(
 ) -> None:
     """One that cannot be read and one that is gone: nobody is charged for them for ever, and however many there are,
     they keep no other from being forgotten."""
-    monkeypatch.setattr("offline.desk.MAX_EXPIRED", 2)
+    monkeypatch.setattr("offline.batch.desk.MAX_EXPIRED", 2)
     files = [await kept(wire, shelf, lives_ms=lives_ms) for lives_ms in (1, 2, 3, 4)]
     await wire.redis.set(partition_key(0, "file", files[0].id), b"\xc1")
     for file in files[1:3]:

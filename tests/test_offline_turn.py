@@ -11,21 +11,22 @@ from batching import jsonl, line
 from flow import until
 from msgspec.structs import replace
 
-from offline import turn as turns
-from offline.lines import Tools
-from offline.survey import Terms, survey
-from offline.turn import Bench, Turn
-from streaming.batches import Batches, Hold, Verdict
+from offline.batch import turn as turns
+from offline.batch.lines import Tools
+from offline.batch.survey import Terms, survey
+from offline.batch.turn import Bench, Turn
+from streaming.batches.file_store import Shelf
+from streaming.batches.ledger import Outcome, Segment
+from streaming.batches.store import Batches, Hold, Verdict
 from streaming.errors import Fenced
+from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.messages import Batch, BatchState, Progress, State, Terminal
 from streaming.keys import partition_key
-from streaming.lease import Claim, Finish, Lease
-from streaming.ledger import Outcome, Segment
-from streaming.memory import Headroom
-from streaming.messages import Batch, BatchState, Priority, Progress, State, Terminal
-from streaming.monitor import StoreMonitor
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import BatchSettings
-from streaming.shelf import Shelf
-from streaming.wire import Wire
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 
 GOING_ON, CANCELLING = BatchState.IN_PROGRESS, BatchState.CANCELLING

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from offline.urgency import FEWEST, Standing, lane_of, window_of
-from streaming.messages import Priority
+from offline.batch.urgency import FEWEST, Standing, lane_of, window_of
+from streaming.priority import Priority
 
 DAY = 86_400.0
 

@@ -24,16 +24,16 @@ from receiver import Receiver, due_now, receiving
 from redis import Redis
 
 from cli.__main__ import main
-from offline.backoff import after_failure
-from offline.guard import networks_of, refusal
-from offline.postman import Endpoint, Postman
-from offline.signature import signed_headers
-from streaming.config import ConfigError, build
-from streaming.events import Event
+from offline.webhooks.backoff import after_failure
+from offline.webhooks.guard import networks_of, refusal
+from offline.webhooks.postman import Endpoint, Postman
+from offline.webhooks.signature import signed_headers
+from runtime.config import ConfigError, build
+from streaming.events.outbox import Event
+from streaming.events.webhooks import Errand, Webhooks
 from streaming.keys import partition_key
+from streaming.redis.client import Wire
 from streaming.settings import ENDS, WebhookSettings, signing_key
-from streaming.webhooks import Errand, Webhooks
-from streaming.wire import Wire
 from telemetry.metrics import Metrics
 
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="

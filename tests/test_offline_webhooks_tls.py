@@ -18,10 +18,10 @@ from house import House, eventually
 from openai import OpenAI
 from receiver import Receiver, due_now, receiving
 
-from offline.postman import Endpoint
-from streaming.config import ConfigError, build
+from offline.webhooks.postman import Endpoint
+from runtime.config import ConfigError, build
+from streaming.events.webhooks import Errand
 from streaming.settings import WebhookSettings
-from streaming.webhooks import Errand
 
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 NAME = "hooks.test"

@@ -29,16 +29,17 @@ from hypothesis.stateful import (
 from redis import Redis
 
 from streaming.errors import Fenced, KeyReused
-from streaming.journal import Journal, Record
+from streaming.jobs.lease import SILENT, Claim, Finish, Held, Lease
+from streaming.jobs.messages import Delta, Frame, Job, Opening, Run, State, Terminal, Text, decode_reply
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal, Record
+from streaming.jobs.relay import Relay
+from streaming.jobs.reservation import owed_bytes
 from streaming.keys import channel, partition_key, prefix
-from streaming.lease import SILENT, Claim, Finish, Held, Lease
-from streaming.messages import Delta, Frame, Job, Opening, Priority, Run, State, Terminal, Text, decode_reply
-from streaming.queue import Queue
-from streaming.reaper import Reaper
-from streaming.relay import Relay
-from streaming.reservation import owed_bytes
+from streaming.priority import Priority
+from streaming.redis.client import Call, Wire
 from streaming.settings import WireSettings
-from streaming.wire import Call, Wire
 
 MODEL = "m"
 HOUR_MS = 3_600_000

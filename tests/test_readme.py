@@ -18,8 +18,8 @@ from house import ADMIN_TOKEN, House, serving
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
+from runtime.config import build, load
 from scheduler.settings import SchedulerSettings
-from streaming.config import build, load
 from streaming.settings import (
     BatchSettings,
     EventSettings,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.demand import Demand, Flow, asking, in_slots, keep_s, learn, tight
-from scheduler.forecast import Ahead, clear_s, constraints, wait_s, workers_for
-from scheduler.limits import Limits
-from scheduler.rush import BEYOND, BUCKET_S, Lens, Rush, follow, highest, noted, quantile
-from scheduler.snapshot import Due, Lane, Served, Snapshot, Worker
-from scheduler.starts import Starts, ordered, seen
+from scheduler.policy.demand import Demand, Flow, asking, in_slots, keep_s, learn, tight
+from scheduler.policy.forecast import Ahead, clear_s, constraints, wait_s, workers_for
+from scheduler.policy.limits import Limits
+from scheduler.policy.rush import BEYOND, BUCKET_S, Lens, Rush, follow, highest, noted, quantile
+from scheduler.policy.snapshot import Due, Lane, Served, Snapshot, Worker
+from scheduler.policy.starts import Starts, ordered, seen
 
 LIMITS = Limits(0, 8)
 KNOWN = Demand(slots=4, held_s=10.0, flows={"standard": Flow(jobs=10, tokens=1000.0)})

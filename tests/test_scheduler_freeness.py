@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.freeness import BLOCK_TOKENS, BUSY, freeness, merged, placement
-from scheduler.snapshot import Worker
+from scheduler.policy.freeness import BLOCK_TOKENS, BUSY, freeness, merged, placement
+from scheduler.policy.snapshot import Worker
 
 
 @st.composite

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from scheduler.health import Health, judge, usual_step
-from scheduler.snapshot import Served, Worker
+from scheduler.policy.health import Health, judge, usual_step
+from scheduler.policy.snapshot import Served, Worker
 
 
 class Team:

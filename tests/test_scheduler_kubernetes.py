@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from kube import COST, Kube
 
-from scheduler.kubernetes import EPOCH, LOWEST, KubernetesPool
-from scheduler.pools import Move
+from scheduler.pools.base import Move
+from scheduler.pools.kubernetes import EPOCH, LOWEST, KubernetesPool
 from scheduler.settings import KubernetesSettings
-from streaming.leader import Lead, Leadership
-from streaming.messages import Process
-from streaming.plans import Cordoned, Plan, Plans
-from streaming.wire import Wire
+from streaming.fleet.leader import Lead, Leadership
+from streaming.fleet.plans import Cordoned, Plan, Plans
+from streaming.jobs.messages import Process
+from streaming.redis.client import Wire
 
 MODEL = "Llama-3.1_8B"
 NAME = "penstock-worker-llama-3-1-8b"
@@ -182,7 +182,7 @@ async def test_trouble_is_said_once(kube: Kube, pool: KubernetesPool, caplog: py
     kube.down = False
     await follow(pool, a_plan(2), workers(kube), 7)
     assert len(kube.pods) == 2
-    said = [record.message for record in caplog.records if record.name == "scheduler.kubernetes"]
+    said = [record.message for record in caplog.records if record.name == "scheduler.pools.kubernetes"]
     assert [words.partition(": ")[2].partition(" ")[0] for words in said[:2]] == ["its", "its"]
     assert "not found" in said[0] and "etcd is away" in said[1] and len(said) <= 3
 

@@ -11,20 +11,21 @@ from contextlib import AsyncExitStack
 import pytest
 from redis import Redis
 
-from scheduler.limits import Limits
 from scheduler.loop import Loop, Me, Parts
-from scheduler.pools import DryRunPool, LocalPool, Move, Pool
-from scheduler.shapes import Shape
+from scheduler.policy.limits import Limits
+from scheduler.policy.shapes import Shape
+from scheduler.pools.base import DryRunPool, LocalPool, Move, Pool
 from streaming.errors import Unavailable
+from streaming.fleet.leader import Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Plan, Plans
+from streaming.jobs.lease import Lease
+from streaming.jobs.messages import Chat, Control, Cordon, Hold, Job, Process, Turn, decode_control, encode
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import channel, fleet_key
-from streaming.leader import Leadership
-from streaming.lease import Lease
-from streaming.messages import Chat, Control, Cordon, Hold, Job, Priority, Process, Turn, decode_control, encode
-from streaming.overrides import Overrides
-from streaming.plans import Plan, Plans
-from streaming.queue import Queue
-from streaming.reaper import Reaper, Swept
-from streaming.wire import Wire
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from telemetry.metrics import Metrics
 
 MODEL = "m"
@@ -230,13 +231,13 @@ async def test_a_dry_run_says_and_does_nothing(hand: Hand, caplog: pytest.LogCap
     """The plan is marked as nobody's, and what would be done is said once."""
     await hand.put()
     loop = hand.loop(pool=DryRunPool())
-    with caplog.at_level(logging.INFO, "scheduler.pools"):
+    with caplog.at_level(logging.INFO, "scheduler.pools.base"):
         await loop.tick()
         await loop.tick()
     assert (await hand.plan()).pool == "dry-run"
-    assert [record.message.partition(" (")[0] for record in caplog.records if record.name == "scheduler.pools"] == [
-        "m: would have 1 workers"
-    ]
+    assert [
+        record.message.partition(" (")[0] for record in caplog.records if record.name == "scheduler.pools.base"
+    ] == ["m: would have 1 workers"]
 
 
 # --- who leads -------------------------------------------------------------------------------------------------------
@@ -406,7 +407,7 @@ async def test_a_dry_run_tells_no_worker_anything(hand: Hand, caplog: pytest.Log
     """What would be done is said of each shape."""
     await hand.worker("n", shape="narrow")
     await hand.put()
-    with caplog.at_level(logging.INFO, "scheduler.pools"):
+    with caplog.at_level(logging.INFO, "scheduler.pools.base"):
         heard = await _heard(hand, ["n"], hand.loop(limits=SHAPED, pool=DryRunPool()).tick)
     assert "would have 1 wide workers and 1 narrow workers, new jobs with narrow" in caplog.text
     assert heard == {"n": []}

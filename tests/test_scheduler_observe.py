@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from scheduler.observe import look
-from scheduler.snapshot import Due
-from streaming import backlog
-from streaming.backlog import Lane
-from streaming.messages import Priority
+from scheduler.policy.snapshot import Due
+from streaming.jobs import backlog
+from streaming.jobs.backlog import Lane
+from streaming.priority import Priority
 
 
 def test_a_deadline_belongs_to_the_jobs_own_lane_and_model() -> None:

@@ -9,11 +9,11 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.demand import PATIENCE_S, RATE_S, Demand, Flow
-from scheduler.limits import TARGETS, Limits
-from scheduler.plan import Plan, State
-from scheduler.policy import REGRET_S, decide
-from scheduler.snapshot import Due, Lane, Served, Snapshot, Worker
+from scheduler.policy.decide import REGRET_S, decide
+from scheduler.policy.demand import PATIENCE_S, RATE_S, Demand, Flow
+from scheduler.policy.limits import TARGETS, Limits
+from scheduler.policy.plan import Plan, State
+from scheduler.policy.snapshot import Due, Lane, Served, Snapshot, Worker
 
 LIMITS = Limits(min=1, max=4)
 LANES = tuple(TARGETS)

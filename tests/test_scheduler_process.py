@@ -17,17 +17,18 @@ from typing import TypeVar
 import pytest
 from kube import Kube
 
+from runtime.config import Config, ConfigError
 from scheduler.__main__ import Settings, main
 from scheduler.settings import KubernetesSettings
-from streaming.config import Config, ConfigError
-from streaming.fleet import Fleet
-from streaming.identity import enter_store
-from streaming.leader import Lead, Leadership
-from streaming.messages import Chat, Job, Priority, Process, Turn
-from streaming.overrides import Overrides
-from streaming.plans import Noted, Plans
-from streaming.queue import Queue
-from streaming.wire import Wire
+from streaming.fleet.leader import Lead, Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Noted, Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Chat, Job, Process, Turn
+from streaming.jobs.queue import Queue
+from streaming.priority import Priority
+from streaming.redis.client import Wire
+from streaming.store.identity import enter_store
 
 ROOT = Path(__file__).parent.parent
 MODEL = "m"

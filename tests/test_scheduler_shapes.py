@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.packing import USABLE, Footprint, pack, replicas_for
-from scheduler.ratio import EVERY_S, Sides, balance
+from runtime.config import ConfigError
+from scheduler.policy.packing import USABLE, Footprint, pack, replicas_for
+from scheduler.policy.ratio import EVERY_S, Sides, balance
+from scheduler.policy.shapes import DWELL_S, Route, Shape, calibrated, reshaping_pays, route, threshold
 from scheduler.settings import shapes_of
-from scheduler.shapes import DWELL_S, Route, Shape, calibrated, reshaping_pays, route, threshold
-from streaming.config import ConfigError
 from streaming.settings import ModelSettings, ShapeSettings
 
 LOW_HIGH = (Shape("low", 64), Shape("high"))

@@ -8,12 +8,12 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import policy
-from scheduler.limits import Limits
-from scheduler.plan import State
-from scheduler.shapes import Shape, takers
-from scheduler.snapshot import Lane, Served, Snapshot, Worker
-from scheduler.switch import Decision, Switch, decide
+from scheduler.policy import decide as policy
+from scheduler.policy.limits import Limits
+from scheduler.policy.plan import State
+from scheduler.policy.shapes import Shape, takers
+from scheduler.policy.snapshot import Lane, Served, Snapshot, Worker
+from scheduler.policy.switch import Decision, Switch, decide
 
 NAMES = ("wide", "narrow")
 SLOTS = {"wide": 16, "narrow": 8}

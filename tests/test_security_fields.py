@@ -81,7 +81,7 @@ UNBOUNDED = {
     "object stream_options": EXTRAS,
     "object output_expires_after": EXTRAS,
     "object response_format.json_schema": EXTRAS,
-    "object response_format.json_schema.schema": "its bytes and its depth are checked (api/fields.py)",
+    "object response_format.json_schema.schema": "its bytes and its depth are checked (api/openai/fields.py)",
     "string response_format.json_schema.name": "read and dropped",
     "string response_format.json_schema.description": "read and dropped",
     "string messages[].content": A_TEXT,

@@ -21,12 +21,12 @@ from test_api_openapi import SCHEMAS, conforms
 from bench.chaos.waiting import until
 from bench.elastic.crowd import Crowd
 from bench.elastic.yard import Yard
-from streaming.fleet import Fleet
+from streaming.fleet.plans import Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Process
 from streaming.keys import channel
-from streaming.messages import Process
-from streaming.plans import Plans
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 WAIT_S = 60.0
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}

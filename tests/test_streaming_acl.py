@@ -19,26 +19,27 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from cli.__main__ import main
-from streaming import scripts
-from streaming.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
-from streaming.batches import Batches
-from streaming.bundle import Bundle
-from streaming.deadletters import DeadLetters
+from streaming.batches.files import Files
+from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.files import Files
-from streaming.fleet import Fleet
-from streaming.identity import enter_store, read_identity
-from streaming.journal import Journal
+from streaming.events.redeliveries import Redeliveries
+from streaming.events.webhooks import Webhooks
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.messages import Chat, Job, StoredFile, Turn
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
 from streaming.keys import BROKER, fleet_key, partition_key
-from streaming.memory import Headroom
-from streaming.messages import Chat, Job, Priority, StoredFile, Turn
-from streaming.overrides import Overrides
-from streaming.plans import Plans
-from streaming.queue import Queue
-from streaming.redeliveries import Redeliveries
+from streaming.priority import Priority
+from streaming.redis import scripts
+from streaming.redis.batcher import Bundle
+from streaming.redis.client import Wire
 from streaming.settings import QuotaSettings, WireSettings
-from streaming.webhooks import Webhooks
-from streaming.wire import Wire
+from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
+from streaming.store.identity import enter_store, read_identity
+from streaming.store.memory import Headroom
 
 ROLES = [*SCRIPTS]
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 from flow import until
 
-from streaming.backlog import Backlog, Lane
-from streaming.lease import Claim, Lease
-from streaming.messages import Chat, Job, Priority, Turn
-from streaming.queue import Queue
+from streaming.jobs.backlog import Backlog, Lane
+from streaming.jobs.lease import Claim, Lease
+from streaming.jobs.messages import Chat, Job, Turn
+from streaming.jobs.queue import Queue
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 
 @pytest.fixture

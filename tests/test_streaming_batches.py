@@ -9,13 +9,14 @@ import pytest
 from flow import until
 from msgspec.structs import replace
 
-from streaming.batches import LEASES_HELD, LEASES_TOLD, Batches, Hold, Wish
+from streaming.batches.files import Files
+from streaming.batches.store import LEASES_HELD, LEASES_TOLD, Batches, Hold, Wish
 from streaming.errors import Fenced, KeyReused, Stale, UnknownBatch
-from streaming.files import Files
+from streaming.jobs.messages import Batch, BatchState, Progress, StoredFile
 from streaming.keys import line_job_id, partition_of
-from streaming.messages import Batch, BatchState, Priority, Progress, StoredFile
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 LEASE_MS = 400
 

@@ -10,13 +10,14 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from streaming.bundle import MANY, MAX_CALLS
 from streaming.errors import LaneFull, Unavailable
+from streaming.jobs.messages import Job, Text
+from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
-from streaming.messages import Job, Priority, Text
-from streaming.queue import Queue
+from streaming.priority import Priority
+from streaming.redis.batcher import MANY, MAX_CALLS
+from streaming.redis.client import Call, Then, Wire
 from streaming.settings import WireSettings
-from streaming.wire import Call, Then, Wire
 
 
 class Counted(Wire):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streaming.capabilities import unsupported
-from streaming.messages import Capabilities, Chat, Job, Priority, Prompt, Sampling, Text, Tokens, Turn
+from streaming.jobs.capabilities import unsupported
+from streaming.jobs.messages import Capabilities, Chat, Job, Prompt, Sampling, Text, Tokens, Turn
+from streaming.priority import Priority
 
 CHAT = Chat((Turn("user", "hello"),))
 TEXT = Text(("hello",))

@@ -7,13 +7,14 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.clock import Clock, Offset, better, measured
-from streaming.deliveries import MAX_AT_ONCE, Deliveries
-from streaming.journal import Journal
+from streaming.jobs.deliveries import MAX_AT_ONCE, Deliveries
+from streaming.jobs.messages import Delivered, Job, Text
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
 from streaming.keys import partition_key, partition_of
-from streaming.messages import Delivered, Job, Priority, Text
-from streaming.queue import Queue
-from streaming.wire import Wire
+from streaming.priority import Priority
+from streaming.redis.client import Wire
+from streaming.redis.clock import Clock, Offset, better, measured
 
 
 @given(st.integers(-(10**15), 10**15), st.integers(0, 10**6), st.integers(0, 10**6))

@@ -17,27 +17,28 @@ from house import eventually, free_port, redis_process
 from redis import Redis
 from redis.crc import key_slot
 
-from streaming.backlog import Backlog
-from streaming.clock import Clock
-from streaming.deadletters import DeadLetters
-from streaming.durability import check_level
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet
-from streaming.identity import enter_store, read_identity
-from streaming.journal import Journal
+from streaming.fleet.leader import Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Plan, Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.backlog import Backlog
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.lease import Claim, Held, Lease
+from streaming.jobs.messages import Capabilities, ModelCard, Process, State
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
+from streaming.jobs.relay import Relay
+from streaming.jobs.summaries import Summaries
 from streaming.keys import partition_key, partition_of, prefix
-from streaming.leader import Leadership
-from streaming.lease import Claim, Held, Lease
-from streaming.memory import Headroom
-from streaming.messages import Capabilities, ModelCard, Priority, Process, State
-from streaming.overrides import Overrides
-from streaming.plans import Plan, Plans
-from streaming.queue import Queue
-from streaming.relay import Relay
-from streaming.reset import count_contents, reset_store
+from streaming.priority import Priority
+from streaming.redis.client import Wire
+from streaming.redis.clock import Clock
 from streaming.settings import WireSettings
-from streaming.summaries import Summaries
-from streaming.wire import Wire
+from streaming.store.durability import check_level
+from streaming.store.identity import enter_store, read_identity
+from streaming.store.memory import Headroom
+from streaming.store.reset import count_contents, reset_store
 
 PARTITIONS = 6
 SLOTS = 16384

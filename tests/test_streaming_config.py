@@ -13,9 +13,9 @@ import pytest
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
+from runtime.config import SECTIONS, Config, ConfigError, load
+from scheduler.policy.shapes import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
-from scheduler.shapes import Shape
-from streaming.config import SECTIONS, Config, ConfigError, load
 from streaming.settings import (
     BatchSettings,
     End,

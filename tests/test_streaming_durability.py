@@ -13,15 +13,16 @@ from flow import Flow, a_job, tokens_of, until
 from house import eventually, free_port, redis_process
 from redis import Redis
 
-from streaming.batches import Batches
-from streaming.config import ConfigError
-from streaming.durability import check_level, shortfalls
+from runtime.config import ConfigError
+from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.journal import Journal
-from streaming.messages import Batch, BatchState, Priority, State
-from streaming.queue import Queue
+from streaming.jobs.messages import Batch, BatchState, State
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import Durability, WireSettings
-from streaming.wire import Wire
+from streaming.store.durability import check_level, shortfalls
 
 GOOD = {
     "place": "",

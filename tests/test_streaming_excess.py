@@ -14,25 +14,25 @@ import pytest
 from guarded import GuardedHouse, as_user, guarded
 from redis import Redis
 
-from streaming.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
-from streaming.batches import Batches
-from streaming.deadletters import DeadLetters
+from streaming.batches.files import Files
+from streaming.batches.store import Batches
 from streaming.errors import UnknownFile, UnknownJob
-from streaming.files import Files
-from streaming.fleet import Fleet
-from streaming.history import read_log
-from streaming.identity import enter_store, read_identity
-from streaming.journal import Journal
+from streaming.events.redeliveries import Redeliveries
+from streaming.events.webhooks import Webhooks
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.history import read_log
+from streaming.jobs.messages import StoredFile
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
 from streaming.keys import CATALOGUE, FLEET, FLEET_SLOT, fleet_key, partition_key, prefix
-from streaming.memory import Headroom
-from streaming.messages import StoredFile
-from streaming.overrides import Overrides
-from streaming.plans import Plans
-from streaming.queue import Queue
-from streaming.redeliveries import Redeliveries
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.webhooks import Webhooks
-from streaming.wire import Wire
+from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
+from streaming.store.identity import enter_store, read_identity
+from streaming.store.memory import Headroom
 
 JOB, FILE, BATCH, MESSAGE = (name + "0" * 32 for name in ("job_", "file-", "batch_", "msg_"))
 TENANT, LETTER = "t", "0-1-0"

@@ -11,8 +11,8 @@ from typing import Any
 from house import Answer, House, eventually, redis_process
 from redis import Redis
 
-from streaming.memory import ADMISSION_SHARE
-from streaming.reservation import JOB, TOKEN
+from streaming.jobs.reservation import JOB, TOKEN
+from streaming.store.memory import ADMISSION_SHARE
 
 WAVES, TOKENS = (250, 50, 50, 50), 1000
 """An answer takes some 25 KB of the store, more while it is written: those of the first wave alone would fill it, and

@@ -11,15 +11,15 @@ from flow import MODEL, a_job, append, delta, deltas_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming import history
+from runtime.rounds import Rounds
 from streaming.errors import Unavailable
-from streaming.history import Histories, Logged, LoggedRun, Wanted, by_log, deal, history_of
-from streaming.journal import Journal
-from streaming.lease import SILENT, Claim, Lease
-from streaming.messages import Delta, Frame, Run, Section
-from streaming.queue import Queue
-from streaming.rounds import Rounds
-from streaming.wire import Wire
+from streaming.jobs import history
+from streaming.jobs.history import Histories, Logged, LoggedRun, Wanted, by_log, deal, history_of
+from streaming.jobs.lease import SILENT, Claim, Lease
+from streaming.jobs.messages import Delta, Frame, Run, Section
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
+from streaming.redis.client import Wire
 
 STEPS = st.lists(st.lists(st.integers(1, 6), max_size=6, unique=True), max_size=30)
 

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.errors import Abandoned, KeyReused
-from streaming.journal import Journal
+from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.messages import Chat, Job, State, Terminal, Turn
+from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal
 from streaming.keys import CATALOGUE, idempotency_digest, joined, partition_key
-from streaming.lease import Claim, Finish, Lease
-from streaming.messages import Chat, Job, Priority, State, Terminal, Turn
-from streaming.queue import Accepted, Queue
-from streaming.reaper import Reaper
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 RETENTION_S = 1
 HERE, THERE = "penstock:api:here", "penstock:api:there"

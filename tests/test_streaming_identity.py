@@ -19,16 +19,20 @@ import pytest
 from house import House, redis_process
 from redis import Redis
 
-from streaming import identity, keys, messages, overrides, plans, scripts
-from streaming.config import ConfigError
-from streaming.fleet import Fleet
-from streaming.identity import FORMAT, FORMAT_DIGEST, Identity, enter_store, identify, read_identity
+from runtime.config import ConfigError
+from streaming import keys
+from streaming.fleet import overrides, plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs import messages
+from streaming.jobs.messages import Process
+from streaming.jobs.reaper import Reaper
 from streaming.keys import new_life
-from streaming.messages import Process
-from streaming.monitor import StoreMonitor
-from streaming.reaper import Reaper
+from streaming.redis import scripts
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
+from streaming.store import identity
+from streaming.store.identity import FORMAT, FORMAT_DIGEST, Identity, enter_store, identify, read_identity
+from streaming.store.monitor import StoreMonitor
 
 
 @asynccontextmanager
@@ -234,8 +238,8 @@ def digest() -> str:
 def test_every_change_of_the_store_raises_its_format() -> None:
     found = digest()
     assert found == FORMAT_DIGEST, (
-        "Keys, messages or what the scripts read and write have changed: raise FORMAT in streaming/identity.py, say in "
-        f'CHANGELOG.md that this version does not work beside earlier ones, and set FORMAT_DIGEST = "{found}". '
+        "Keys, messages or what the scripts read and write have changed: raise FORMAT in streaming/store/identity.py, "
+        f'say in CHANGELOG.md that this version does not work beside earlier ones, and set FORMAT_DIGEST = "{found}". '
         "Only a change of a FORMAT that was never released leaves the number as it is."
     )
 

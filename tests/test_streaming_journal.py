@@ -10,9 +10,9 @@ import pytest
 from flow import until
 
 from streaming.errors import UnknownJob
-from streaming.journal import Journal
-from streaming.queue import Queue
-from streaming.wire import Wire
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
+from streaming.redis.client import Wire
 
 
 async def test_a_read_that_nobody_waits_for_fails_in_silence(wire: Wire) -> None:

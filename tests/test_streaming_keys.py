@@ -16,10 +16,10 @@ from flow import until
 from house import House, eventually, redis_process
 from redis import Redis
 
+from streaming.jobs.reaper import Reaper
 from streaming.keys import BROKER, CATALOGUE, FLEET, ROOT, Key, partition_key
-from streaming.reaper import Reaper
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 RETENTION_S, PARTITIONS = 2, 2
 TEXT: Any = {"decode_responses": True}

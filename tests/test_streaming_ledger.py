@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from streaming.ledger import ROW_BYTES, Answers, Ledger, Outcome, Plan, Segment, lines_of
-from streaming.messages import Usage
+from streaming.batches.ledger import ROW_BYTES, Answers, Ledger, Outcome, Plan, Segment, lines_of
+from streaming.jobs.messages import Usage
 
 
 def written(folder: Path, epoch: int, rows: dict[int, bytes], outcome: Outcome = Outcome.DONE) -> None:

@@ -20,11 +20,11 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streaming.errors import Unavailable
-from streaming.lease import Lease
-from streaming.line import Line, refusal
+from streaming.jobs.lease import Lease
+from streaming.redis.client import Wire
+from streaming.redis.connection import Line, refusal
+from streaming.redis.topology import _connected
 from streaming.settings import WireSettings
-from streaming.topology import _connected
-from streaming.wire import Wire
 
 
 @pytest.fixture

@@ -10,24 +10,23 @@ import pytest
 from flow import a_job, append, delta, deltas_of
 from msgspec.structs import replace
 
-from streaming.backlog import Backlog
-from streaming.batches import Batches
-from streaming.deadletters import DeadLetters
+from streaming.batches.files import UNREADABLE, Files
+from streaming.batches.store import Batches
 from streaming.errors import MalformedJob, Stale, UnknownFile
-from streaming.events import Event, Outbox
-from streaming.files import UNREADABLE, Files
-from streaming.fleet import Fleet
-from streaming.inbox import Inbox
-from streaming.journal import Journal
-from streaming.keys import channel, fleet_key, idempotency_digest, message_id, partition_key
-from streaming.leader import Leadership
-from streaming.lease import Broken, Claim, Finish, Lease
-from streaming.messages import (
+from streaming.events.outbox import Event, Outbox
+from streaming.events.webhooks import Webhooks
+from streaming.fleet.leader import Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Action, Plan, Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.backlog import Backlog
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.lease import Broken, Claim, Finish, Lease
+from streaming.jobs.messages import (
     Batch,
     BatchState,
     Capabilities,
     ModelCard,
-    Priority,
     Process,
     Run,
     Section,
@@ -37,14 +36,15 @@ from streaming.messages import (
     Wake,
     encode,
 )
-from streaming.overrides import Overrides
-from streaming.plans import Action, Plan, Plans
-from streaming.queue import Queue
-from streaming.reaper import Reaper
-from streaming.relay import Relay
-from streaming.summaries import Summaries
-from streaming.webhooks import Webhooks
-from streaming.wire import Wire
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal
+from streaming.jobs.relay import Relay
+from streaming.jobs.reorder_buffer import Inbox
+from streaming.jobs.summaries import Summaries
+from streaming.keys import channel, fleet_key, idempotency_digest, message_id, partition_key
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 
 FAULTS = {
     "state": b"\xffno state",

@@ -15,18 +15,14 @@ from house import redis_process
 from redis import Redis
 
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
-from streaming.fleet import Fleet
-from streaming.journal import Journal
-from streaming.keys import new_job_id, partition_key
-from streaming.lease import SILENT, Claim, Finish, Lease
-from streaming.memory import ADMISSION_SHARE, Headroom, full_reason, next_look_s
-from streaming.messages import (
+from streaming.fleet.processes import Fleet
+from streaming.jobs.lease import SILENT, Claim, Finish, Lease
+from streaming.jobs.messages import (
     Capabilities,
     Delta,
     Job,
     Logprob,
     ModelCard,
-    Priority,
     Process,
     Run,
     Sampling,
@@ -35,12 +31,16 @@ from streaming.messages import (
     Terminal,
     Text,
 )
-from streaming.queue import Accepted, Queue
-from streaming.reaper import Reaper
-from streaming.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, owed_bytes
+from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal
+from streaming.jobs.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, owed_bytes
+from streaming.jobs.work import UNKNOWN_OUTPUT
+from streaming.keys import new_job_id, partition_key
+from streaming.priority import Priority
+from streaming.redis.client import Memory, Wire
 from streaming.settings import WireSettings
-from streaming.wire import Memory, Wire
-from streaming.work import UNKNOWN_OUTPUT
+from streaming.store.memory import ADMISSION_SHARE, Headroom, full_reason, next_look_s
 
 MIB = 1 << 20
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming import messages, overrides, plans, settings
+from streaming import settings
 from streaming.errors import DecodeError, NewerMessage
-from streaming.keys import new_job_id, partition_of
-from streaming.messages import (
+from streaming.fleet import overrides, plans
+from streaming.jobs import messages
+from streaming.jobs.messages import (
     JOB_VERSION,
     TAGS,
     Chat,
@@ -22,7 +23,6 @@ from streaming.messages import (
     Frame,
     Job,
     Opening,
-    Priority,
     Run,
     Sampling,
     Section,
@@ -36,6 +36,8 @@ from streaming.messages import (
     decode_terminal,
     encode,
 )
+from streaming.keys import new_job_id, partition_of
+from streaming.priority import Priority
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
 DELTAS = st.builds(

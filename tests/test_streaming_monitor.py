@@ -11,14 +11,14 @@ from flow import until
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
-from streaming import monitor as monitors
-from streaming.config import ConfigError
+from runtime.config import ConfigError
 from streaming.errors import Unavailable
-from streaming.identity import enter_store
 from streaming.keys import fleet_key
-from streaming.monitor import StoreMonitor
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
+from streaming.store import monitor as monitors
+from streaming.store.identity import enter_store
+from streaming.store.monitor import StoreMonitor
 
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from flow import MODEL, a_job
 
-from streaming import places
 from streaming.errors import Unavailable
-from streaming.journal import Journal
-from streaming.lease import Lease
-from streaming.queue import Queue
-from streaming.wire import Wire
+from streaming.jobs import places
+from streaming.jobs.lease import Lease
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
+from streaming.redis.client import Wire
 
 
 async def waiting(wire: Wire, count: int) -> list[str]:

@@ -7,15 +7,16 @@ import asyncio
 import pytest
 from redis import Redis
 
+from streaming.fleet.leader import Lead, Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Action, Cordoned, Plan, Plans, Prospect, told
+from streaming.jobs.lease import Lease
+from streaming.jobs.messages import Chat, Cordon, Job, Turn
+from streaming.jobs.queue import Queue
 from streaming.keys import channel
-from streaming.leader import Lead, Leadership
-from streaming.lease import Lease
-from streaming.messages import Chat, Cordon, Job, Priority, Turn
-from streaming.overrides import Overrides
-from streaming.plans import Action, Cordoned, Plan, Plans, Prospect, told
-from streaming.queue import Queue
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 MODEL = "m"
 LONG_MS = 60_000

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet
+from streaming.fleet.presence import present
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Process
 from streaming.keys import fleet_key, new_life
-from streaming.messages import Process
-from streaming.presence import present
-from streaming.reset import live_processes
-from streaming.wire import Wire
+from streaming.redis.client import Wire
+from streaming.store.reset import live_processes
 
 
 class Telling:
@@ -123,7 +123,7 @@ class Away(Fleet):
 async def test_each_time_the_store_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """Not with every report that fails: whoever reads the log of a long failure finds what matters in it."""
     fleet = Away(3, 2)
-    with caplog.at_level(logging.WARNING, "streaming.presence"):
+    with caplog.at_level(logging.WARNING, "streaming.fleet.presence"):
         async with asyncio.timeout(20), present(fleet, Telling()) as changed:
             while not fleet.over.is_set():
                 changed.set()

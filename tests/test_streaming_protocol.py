@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from flow import append, delta, deltas_of, until
 
-from streaming.backlog import Backlog
-from streaming.deadletters import DeadLetters
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
-from streaming.history import LoggedRun
-from streaming.journal import Journal
+from streaming.jobs.backlog import Backlog
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.history import LoggedRun
+from streaming.jobs.lease import Claim, Claimed, Finish, Held, Lease
+from streaming.jobs.messages import Chat, Delta, Job, Run, Section, State, Terminal, Turn
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper, Swept
+from streaming.jobs.records import Journal
 from streaming.keys import new_job_id, partition_key, prefix
-from streaming.lease import Claim, Claimed, Finish, Held, Lease
-from streaming.messages import Chat, Delta, Job, Priority, Run, Section, State, Terminal, Turn
-from streaming.queue import Queue
-from streaming.reaper import Reaper, Swept
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 from telemetry.metrics import Metrics
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streaming.redeliveries import Redeliveries
-from streaming.wire import Wire
+from streaming.events.redeliveries import Redeliveries
+from streaming.redis.client import Wire
 
 
 async def test_each_message_of_each_queue_is_counted_by_itself(wire: Wire) -> None:

@@ -9,14 +9,14 @@ import time
 import pytest
 from flow import a_job, append, delta
 
-from streaming.deadletters import DeadLetters
-from streaming.journal import Journal
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.lease import SILENT, Broken, Claim, Finish, Held, Lease, without_rows
+from streaming.jobs.messages import Run, Section, State, Terminal, decode_reply
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal
 from streaming.keys import GROUP, channel, partition_key
-from streaming.lease import SILENT, Broken, Claim, Finish, Held, Lease, without_rows
-from streaming.messages import Run, Section, State, Terminal, decode_reply
-from streaming.queue import Queue
-from streaming.reaper import Reaper
-from streaming.wire import Wire
+from streaming.redis.client import Wire
 
 LANE = partition_key(0, "lane", "m", "standard")
 RETRY = partition_key(0, "retry", "m", "standard")

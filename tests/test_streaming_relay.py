@@ -13,18 +13,14 @@ import pytest
 from flow import append, delta, until
 
 from streaming.errors import UnknownJob
-from streaming.inbox import MAX_ROWS, NO_RUN, Inbox
-from streaming.journal import NEWER, Journal, Record
-from streaming.keys import partition_key
-from streaming.lease import SILENT, Claim, Finish, Lease
-from streaming.messages import (
+from streaming.jobs.lease import SILENT, Claim, Finish, Lease
+from streaming.jobs.messages import (
     Chat,
     Delta,
     Ended,
     Frame,
     Job,
     Opening,
-    Priority,
     Run,
     Section,
     State,
@@ -33,9 +29,13 @@ from streaming.messages import (
     author,
     encode,
 )
-from streaming.queue import Queue
-from streaming.relay import Relay
-from streaming.wire import Wire
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import NEWER, Journal, Record
+from streaming.jobs.relay import Relay
+from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, Inbox
+from streaming.keys import partition_key
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 
 
 @pytest.fixture

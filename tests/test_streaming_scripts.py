@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from streaming.scripts import RARE, _script, load_scripts
-from streaming.wire import Wire
+from streaming.redis.client import Wire
+from streaming.redis.scripts import RARE, _script, load_scripts
 
 SHARED = """
 local P = KEYS[1]

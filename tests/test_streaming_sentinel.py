@@ -17,14 +17,14 @@ from house import end, eventually, free_port, redis_process, server_binary
 from redis import Redis
 from redis.exceptions import RedisError
 
-from streaming import monitor as monitors
-from streaming.durability import check_level
-from streaming.identity import read_identity
-from streaming.monitor import StoreMonitor
-from streaming.queue import Queue
-from streaming.relay import Relay
+from streaming.jobs.queue import Queue
+from streaming.jobs.relay import Relay
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
+from streaming.store import monitor as monitors
+from streaming.store.durability import check_level
+from streaming.store.identity import read_identity
+from streaming.store.monitor import StoreMonitor
 
 SERVICE = "main"
 DOWN_MS = 500

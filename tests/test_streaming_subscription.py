@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 from redis import Redis
 
-from streaming import subscription as subject
 from streaming.errors import Unavailable
+from streaming.redis import subscription as subject
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 SOME = [b"%d" % number for number in range(500)]
 

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streaming.journal import Journal
+from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.messages import State, Terminal, Usage
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
+from streaming.jobs.summaries import Page, Part, Place, Summaries, Summary, merged
 from streaming.keys import partition_key, partition_of
-from streaming.lease import Claim, Finish, Lease
-from streaming.messages import Priority, State, Terminal, Usage
-from streaming.queue import Queue
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.summaries import Page, Part, Place, Summaries, Summary, merged
-from streaming.wire import Wire
 
 
 def summary(place: Place) -> Summary:

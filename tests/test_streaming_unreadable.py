@@ -18,18 +18,18 @@ from house import House, eventually, redis_process
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from streaming.deadletters import DeadLetters
 from streaming.errors import Unavailable
-from streaming.journal import Journal, malformed_keep_s
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.lease import Broken, Claim, Finish, Lease
+from streaming.jobs.messages import Run, Section, State, Terminal
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal, malformed_keep_s
 from streaming.keys import partition_key, prefix
-from streaming.lease import Broken, Claim, Finish, Lease
-from streaming.messages import Run, Section, State, Terminal
-from streaming.queue import Queue
-from streaming.reaper import Reaper
-from streaming.reset import reset_store
-from streaming.scripts import load_scripts
+from streaming.redis.client import REFUSALS, Wire
+from streaming.redis.scripts import load_scripts
 from streaming.settings import WireSettings
-from streaming.wire import REFUSALS, Wire
+from streaming.store.reset import reset_store
 
 FIELDS = (
     *("state", "body", "tenant", "reply", "created", "lane", "entry", "keep", "owed", "events", "metadata", "idem"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from streaming.events import Event
+from streaming.events.outbox import Event
+from streaming.events.webhooks import Webhooks
 from streaming.keys import message_id, partition_key
-from streaming.webhooks import Webhooks
-from streaming.wire import Wire
+from streaming.redis.client import Wire
 
 
 async def dispatched(wire: Wire) -> str:

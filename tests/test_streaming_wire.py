@@ -11,12 +11,12 @@ from flow import a_job
 from house import free_port, redis_process
 from redis import Redis
 
+from runtime.config import ConfigError, build
 from streaming.address import Address, parse_address
-from streaming.config import ConfigError, build
 from streaming.errors import Unavailable
-from streaming.queue import Queue
+from streaming.jobs.queue import Queue
+from streaming.redis.client import Wire, translated
 from streaming.settings import WireSettings
-from streaming.wire import Wire, translated
 
 
 @pytest.mark.parametrize(

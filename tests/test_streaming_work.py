@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.lines import traits
-from api.schemas import Kind, parse, to_job
-from streaming.messages import Capabilities, Chat, ModelCard, Priority, Prompt, Sampling, Text, Tokens, Turn
-from streaming.reservation import JOB, TOKEN, owed_bytes
-from streaming.work import UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, work_of
+from api.openai.batch_lines import traits
+from api.openai.schemas import Kind, parse, to_job
+from streaming.jobs.messages import Capabilities, Chat, ModelCard, Prompt, Sampling, Text, Tokens, Turn
+from streaming.jobs.reservation import JOB, TOKEN, owed_bytes
+from streaming.jobs.work import UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, work_of
+from streaming.priority import Priority
 
 CARD = ModelCard(
     name="m", engine="sim", context=1000, max_output=900, capabilities=Capabilities(), created=1, default_output=100

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from telemetry.lag import EVERY_S, TOLD_S, watch_lag
+from runtime.lag import EVERY_S, TOLD_S, watch_lag
 
 
 async def test_a_held_up_loop_is_said_and_a_free_one_is_not(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,14 +19,15 @@ from openai import OpenAI, RateLimitError
 from redis import Redis
 from severing import store_cut
 
-from streaming.batches import Batches, Hold
+from streaming.batches.files import Files
+from streaming.batches.store import Batches, Hold
 from streaming.errors import QuotaExceeded
-from streaming.files import Files
+from streaming.jobs.messages import Batch, BatchState, Progress, StoredFile
+from streaming.jobs.quotas import Quotas
 from streaming.keys import partition_key
-from streaming.messages import Batch, BatchState, Priority, Progress, StoredFile
-from streaming.quotas import Quotas
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 TENANT = "t"
 LEAST_FILE = 4096

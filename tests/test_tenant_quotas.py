@@ -20,17 +20,18 @@ from openai import OpenAI, RateLimitError
 from redis import Redis
 
 from cli.__main__ import main
-from streaming import quotas as quotas_module
+from streaming.batches.files import Files
 from streaming.errors import QuotaExceeded
-from streaming.files import Files
+from streaming.jobs import quotas as quotas_module
+from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.messages import Chat, Job, State, StoredFile, Terminal, Turn
+from streaming.jobs.queue import Queue
+from streaming.jobs.quotas import Quotas, Usage
+from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key, partition_of
-from streaming.lease import Claim, Finish, Lease
-from streaming.messages import Chat, Job, Priority, State, StoredFile, Terminal, Turn
-from streaming.queue import Queue
-from streaming.quotas import Quotas, Usage
-from streaming.reaper import Reaper
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import QuotaSettings, WireSettings
-from streaming.wire import Wire
 
 RETENTION_S = 48
 TENANT = "t"
@@ -283,7 +284,7 @@ async def test_the_loss_of_one_partition_refuses_nobody_elsewhere(
         quota = QuotaSettings(jobs=5)
         await queue.put(in_partition(queue, 0), quota=quota)
     queue._quotas._seen = {tenant: (-math.inf, parts) for tenant, (_, parts) in queue._quotas._seen.items()}
-    with caplog.at_level("WARNING", "streaming.quotas"):
+    with caplog.at_level("WARNING", "streaming.jobs.quotas"):
         await queue.put(in_partition(queue, 0), quota=quota)
         with pytest.raises(QuotaExceeded) as refused:
             await queue.put(in_partition(queue, 0), quota=quota)

@@ -17,16 +17,16 @@ from unittest.mock import patch
 import pytest
 from house import House, eventually
 
-from streaming.lease import Claimed, Lease
+from streaming.jobs.lease import Claimed, Lease
+from streaming.redis.client import Call, Wire
 from streaming.settings import WireSettings
-from streaming.wire import Call, Wire
 from telemetry.latency import PARTS
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
-from workers.engine import Piece, Request
+from workers.engines.base import Piece, Request
+from workers.engines.sim.engine import SimEngine
 from workers.record import Recorder
 from workers.settings import SimSettings, WorkerSettings
-from workers.sim import SimEngine
 from workers.worker import Worker
 
 DELAY_S = 0.2

@@ -13,8 +13,8 @@ import openai
 import pytest
 from house import House, eventually
 
-from streaming.messages import Turn
-from workers.sim import prompt_text, token_text
+from streaming.jobs.messages import Turn
+from workers.engines.sim.engine import prompt_text, token_text
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from house import eventually
 
-from workers.alarm import Alarm
+from workers.engines.sim.alarm import Alarm
 
 LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
 

@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streaming.history import History
-from streaming.lease import Claim
-from streaming.messages import (
+from streaming.jobs.history import History
+from streaming.jobs.lease import Claim
+from streaming.jobs.messages import (
     Chat,
     Delta,
     Generated,
     Job,
     Logprob,
     Opening,
-    Priority,
     Run,
     Sampling,
     Section,
@@ -29,8 +28,9 @@ from streaming.messages import (
     encode,
     encode_delta,
 )
+from streaming.priority import Priority
 from workers.attempt import Attempt
-from workers.engine import Piece
+from workers.engines.base import Piece
 
 STREAM = 7
 EARLIER = Run("v", 3)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streaming.messages import Turn
-from workers.chat_template import ChatTemplate, TemplateBroken
-from workers.engine import Refused
+from streaming.jobs.messages import Turn
+from workers.engines.base import Refused
+from workers.engines.llamacpp.chat_template import ChatTemplate, TemplateBroken
 
 CHATML = """{% for message in messages %}
     {% if loop.first and message['role'] != 'system' %}

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from streaming.messages import Failure
+from streaming.jobs.messages import Failure
 from workers.checker import MAX_EXHAUSTING, Checker, Exhausting
-from workers.constraint import begins_json, complete_texts
+from workers.engines.constraint import begins_json, complete_texts
 
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 

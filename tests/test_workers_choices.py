@@ -12,14 +12,15 @@ from flow import deltas_of
 from msgspec.structs import replace
 from test_workers_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
 
-from streaming.journal import Journal
-from streaming.messages import Job, Priority, Sampling, State, Text
-from streaming.queue import Queue
-from streaming.reaper import Reaper
-from streaming.wire import Wire
-from workers.engine import EngineDead, Health, Piece, Request
+from streaming.jobs.messages import Job, Sampling, State, Text
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal
+from streaming.priority import Priority
+from streaming.redis.client import Wire
+from workers.engines.base import EngineDead, Health, Piece, Request
+from workers.engines.sim.engine import SimEngine, token_text
 from workers.settings import SimSettings, WorkerSettings
-from workers.sim import SimEngine, token_text
 
 __all__ = ["recorder", "start"]  # fixtures
 

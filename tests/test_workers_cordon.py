@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from house import House, eventually
 
-from streaming.config import Config
-from streaming.fleet import Fleet
-from streaming.leader import Leadership
-from streaming.messages import Failure, Process, Served, State, Terminal, Usage
-from streaming.plans import Cordoned, Plan, Plans
+from runtime.config import Config
+from streaming.fleet.leader import Leadership
+from streaming.fleet.plans import Cordoned, Plan, Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Failure, Process, Served, State, Terminal, Usage
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 from telemetry.metrics import Metrics
 from workers.__main__ import WorkerProcess
+from workers.engines.sim.engine import SimEngine
 from workers.settings import SimSettings
-from workers.sim import SimEngine
 from workers.tally import Tally
 
 

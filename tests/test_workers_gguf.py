@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workers import gguf, gguf_convert
+from workers.engines.llamacpp import gguf, gguf_convert
 
 U32, F32_VALUE, STRING, ARRAY = 4, 6, 8, 9
 

@@ -11,21 +11,22 @@ import pytest
 from flow import numbers_read, until
 
 from streaming.errors import Unavailable
-from streaming.inbox import Inbox
-from streaming.journal import Journal
+from streaming.jobs.lease import SILENT
+from streaming.jobs.messages import Chat, Job, Sampling, State, Turn
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import Journal
+from streaming.jobs.relay import Relay
+from streaming.jobs.reorder_buffer import Inbox
 from streaming.keys import channel, partition_key
-from streaming.lease import SILENT
-from streaming.messages import Chat, Job, Priority, Sampling, State, Turn
-from streaming.queue import Queue
-from streaming.relay import Relay
-from streaming.wire import Wire
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers import worker as module
+from workers.engines.sim.engine import SimEngine
 from workers.listeners import LOOKS, Listeners, in_use
 from workers.record import Recorder
 from workers.settings import SimSettings, WorkerSettings
-from workers.sim import SimEngine
 from workers.worker import Worker
 
 GONE = channel("api", "gone")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streaming.messages import Failure, ModelCard, Sampling, Turn
-from workers.engine import EngineDead, Piece, Refused, Request
-from workers.llamacpp import LlamacppEngine
-from workers.llamacpp_tokenizer import Tokenizer
+from streaming.jobs.messages import Failure, ModelCard, Sampling, Turn
+from workers.engines.base import EngineDead, Piece, Refused, Request
+from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.llamacpp.tokenizer import Tokenizer
+from workers.engines.stops import joined
 from workers.settings import LlamacppSettings
-from workers.stops import joined
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from streaming.messages import Sampling
-from workers.engine import Request
-from workers.llamacpp_request import Generation
+from streaming.jobs.messages import Sampling
+from workers.engines.base import Request
+from workers.engines.llamacpp.request import Generation
 
 
 def begun(**sampling: Any) -> Generation:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from workers import manifest
-from workers.engine import EngineDead
-from workers.llamacpp import LlamacppEngine
+from workers.engines import manifest
+from workers.engines.base import EngineDead
+from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.settings import LlamacppSettings
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "deep/model-00001.safetensors": b"weights"}

@@ -11,12 +11,13 @@ import pytest
 from test_workers_choices import job_of, many, nothing_left
 from test_workers_worker import Start, a_job, recorder, start, until
 
-from streaming.messages import Job, Priority, Sampling
-from streaming.queue import Queue
-from streaming.wire import Wire
-from workers.engine import Piece, Request, Stats
+from streaming.jobs.messages import Job, Sampling
+from streaming.jobs.queue import Queue
+from streaming.priority import Priority
+from streaming.redis.client import Wire
+from workers.engines.base import Piece, Request, Stats
+from workers.engines.sim.engine import SimEngine
 from workers.settings import SimSettings, WorkerSettings
-from workers.sim import SimEngine
 from workers.worker import PARTIAL_PER_SLOT
 
 __all__ = ["recorder", "start"]  # fixtures

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streaming.lease import Claim
-from streaming.messages import Chat, Job, Priority, Sampling, Turn
+from streaming.jobs.lease import Claim
+from streaming.jobs.messages import Chat, Job, Sampling, Turn
+from streaming.priority import Priority
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from streaming.messages import Capabilities, Chat, Delta, Job, Priority, Sampling, Text, Turn
+from streaming.jobs.messages import Capabilities, Chat, Delta, Job, Sampling, Text, Turn
+from streaming.priority import Priority
 from workers.resume import restart_reason
 
 CANNOT = Capabilities(json_schema=True)

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from streaming.messages import Sampling
-from workers.engine import Piece, Refused, Request
+from streaming.jobs.messages import Sampling
+from workers.engines.base import Piece, Refused, Request
+from workers.engines.sim.engine import SimEngine, count_tokens, token_text
 from workers.settings import SimSettings
-from workers.sim import SimEngine, count_tokens, token_text
 
 
 class Bench:

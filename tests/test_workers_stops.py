@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.messages import Logprob
-from workers.engine import Piece
-from workers.stops import StopMatcher, TokenGate, joined
+from streaming.jobs.messages import Logprob
+from workers.engines.base import Piece
+from workers.engines.stops import StopMatcher, TokenGate, joined
 
 TEXT = st.text("ab", max_size=14)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)

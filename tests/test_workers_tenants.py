@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streaming.messages import Sampling, Turn
-from workers import gguf
-from workers.control_tokens import ControlTokens
-from workers.engine import Engine, Piece, Refused, Request
-from workers.llamacpp import LlamacppEngine
-from workers.llamacpp_prompt import Prompts
-from workers.llamacpp_request import Generation
-from workers.llamacpp_slots import Slots
-from workers.prefix import shared_length
+from streaming.jobs.messages import Sampling, Turn
+from workers.engines.base import Engine, Piece, Refused, Request
+from workers.engines.control_tokens import ControlTokens
+from workers.engines.llamacpp import gguf
+from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.llamacpp.prompt import Prompts
+from workers.engines.llamacpp.request import Generation
+from workers.engines.llamacpp.slots import Slots
+from workers.engines.prefix import shared_length
+from workers.engines.sim.cache import PrefixCache
+from workers.engines.sim.engine import SimEngine
+from workers.engines.stops import joined
 from workers.settings import LlamacppSettings, SimSettings
-from workers.sim import SimEngine
-from workers.sim_cache import PrefixCache
-from workers.stops import joined
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -23,15 +23,18 @@ from typing import Any
 
 import pytest
 
-from streaming.config import build
-from streaming.messages import Failure, Sampling, Turn
+from runtime.config import build
+from streaming.jobs.messages import Failure, Sampling, Turn
 from streaming.settings import ModelSettings
-from workers import trtllm, trtllm_args, trtllm_sampling, trtllm_stats
-from workers.engine import EngineDead, Piece, Refused, Request
+from workers.engines.base import EngineDead, Piece, Refused, Request
+from workers.engines.trtllm import args as trtllm_args
+from workers.engines.trtllm import engine as trtllm
+from workers.engines.trtllm import sampling as trtllm_sampling
+from workers.engines.trtllm import stats as trtllm_stats
+from workers.engines.trtllm.engine import TrtllmEngine
+from workers.engines.trtllm.inflight import BURST
+from workers.engines.trtllm.text import Detokenizer
 from workers.settings import TrtllmSettings
-from workers.trtllm import TrtllmEngine
-from workers.trtllm_inflight import BURST
-from workers.trtllm_text import Detokenizer
 
 HERE = Path(__file__).parent
 FACTS = json.loads((HERE / "trtllm_facts.json").read_text())
@@ -399,7 +402,7 @@ def test_the_double_has_what_the_facts_list() -> None:
 
 def test_importing_the_adapter_imports_nothing_of_the_engine() -> None:
     """The module loads on a machine without TensorRT-LLM and without importing it where it is."""
-    probe = "import sys, workers.trtllm; print('tensorrt_llm' in sys.modules, 'torch' in sys.modules)"
+    probe = "import sys, workers.engines.trtllm.engine; print('tensorrt_llm' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], cwd=HERE.parent, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from workers import download, gguf, gguf_convert, weights
+from workers.engines import download, weights
+from workers.engines.llamacpp import gguf, gguf_convert
 
 LICENCE = b"Do as you like.\n"
 

@@ -20,14 +20,13 @@ from flow import append, delta, deltas_of
 from house import free_port, redis_process
 from msgspec.structs import replace
 
-from streaming.deadletters import DeadLetters
 from streaming.errors import Fenced
-from streaming.history import NOTHING, History, LoggedRun
-from streaming.journal import Journal, Record
-from streaming.keys import channel, new_job_id, partition_key
-from streaming.leader import Leadership
-from streaming.lease import Broken, Claim, Claimed, Finish, Held, Lease
-from streaming.messages import (
+from streaming.fleet.leader import Leadership
+from streaming.fleet.plans import Plans
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.history import NOTHING, History, LoggedRun
+from streaming.jobs.lease import Broken, Claim, Claimed, Finish, Held, Lease
+from streaming.jobs.messages import (
     Capabilities,
     Chat,
     Control,
@@ -37,7 +36,6 @@ from streaming.messages import (
     Job,
     ModelCard,
     Opening,
-    Priority,
     Sampling,
     State,
     Terminal,
@@ -46,19 +44,21 @@ from streaming.messages import (
     decode_reply,
     encode,
 )
-from streaming.plans import Plans
-from streaming.queue import Queue
-from streaming.reaper import Reaper
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal, Record
+from streaming.keys import channel, new_job_id, partition_key
+from streaming.priority import Priority
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
 from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, reserved_slots, room, room_for_batch
-from workers.engine import Piece, Request, Stats, Step
+from workers.engines.base import Piece, Request, Stats, Step
+from workers.engines.sim.engine import SimEngine, prompt_text, token_text
 from workers.record import Recorder
 from workers.settings import SimSettings, WorkerSettings
-from workers.sim import SimEngine, prompt_text, token_text
 from workers.worker import Worker
 
 FAST = SimSettings(step_ms=1, prefill_ms=1, slots=8)

@@ -10,12 +10,12 @@ import pytest
 from flow import delta
 
 from streaming.errors import Unavailable
-from streaming.journal import Journal
+from streaming.jobs.lease import SILENT, Finish, Lease
+from streaming.jobs.messages import Opening, encode_delta
+from streaming.jobs.records import Journal
 from streaming.keys import partition_key
-from streaming.lease import SILENT, Finish, Lease
-from streaming.messages import Opening, encode_delta
+from streaming.redis.client import Call, Wire
 from streaming.settings import WireSettings
-from streaming.wire import Call, Wire
 from workers.writer import MAX_PAUSE_S, Checkpoint, Step, Writer
 
 

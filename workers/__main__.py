@@ -16,23 +16,23 @@ from pathlib import Path
 
 import msgspec
 
-from streaming.background import keep_going
-from streaming.config import FILE, Config, ConfigError, load
+from runtime.background import keep_going
+from runtime.config import FILE, Config, ConfigError, load
+from runtime.lifeline import Lifeline
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet
+from streaming.fleet.presence import present
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import ModelCard, Process
 from streaming.keys import new_life
-from streaming.messages import ModelCard, Process
-from streaming.monitor import StoreMonitor
-from streaming.presence import present
+from streaming.redis.client import Wire
 from streaming.settings import ModelSettings, WireSettings, served_models
-from streaming.wire import Wire
+from streaming.store.monitor import StoreMonitor
 from telemetry import logs
-from telemetry.lifeline import Lifeline
 from telemetry.metrics import Metrics
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
-from workers.engine import Engine, EngineDead, Piece
-from workers.engines import build
+from workers.engines.base import Engine, EngineDead, Piece
+from workers.engines.registry import build
 from workers.record import Recorder
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 from workers.tally import Tally

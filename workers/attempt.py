@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from streaming.history import NOTHING, History
-from streaming.lease import SILENT, Claim
-from streaming.messages import (
+from streaming.jobs.history import NOTHING, History
+from streaming.jobs.lease import SILENT, Claim
+from streaming.jobs.messages import (
     Chat,
     Delta,
     Failure,
@@ -34,8 +34,8 @@ from streaming.messages import (
     prompt_count,
     unpacked,
 )
-from workers.constraint import complete_texts
-from workers.engine import Piece, Request
+from workers.engines.base import Piece, Request
+from workers.engines.constraint import complete_texts
 from workers.stamps import AttemptStamps
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from streaming.messages import Failure
-from workers.constraint import unchecked, unusable, violated
+from streaming.jobs.messages import Failure
+from workers.engines.constraint import unchecked, unusable, violated
 
 PROGRAM = Path(__file__).resolve().with_name("json_check.py")
 

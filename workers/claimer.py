@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from streaming.errors import Fenced, NewerMessage, Unavailable
-from streaming.history import NOTHING, History
-from streaming.journal import Journal
-from streaming.lease import Broken, Claim, Lease
-from streaming.messages import Capabilities, Failure, Job
-from workers.engine import Stats
+from streaming.jobs.history import NOTHING, History
+from streaming.jobs.lease import Broken, Claim, Lease
+from streaming.jobs.messages import Capabilities, Failure, Job
+from streaming.jobs.records import Journal
+from workers.engines.base import Stats
 from workers.resume import restart_reason
 from workers.settings import WorkerSettings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from streaming.messages import Job, State, Terminal
+from streaming.jobs.messages import Job, State, Terminal
 from telemetry import tracing
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing

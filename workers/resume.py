@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from streaming.messages import Capabilities, Delta, Job
+from streaming.jobs.messages import Capabilities, Delta, Job
 
 
 def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 
-from streaming.clock import Clock
-from streaming.messages import Generated
-from workers.engine import Times
+from streaming.jobs.messages import Generated
+from streaming.redis.clock import Clock
+from workers.engines.base import Times
 
 
 class AttemptStamps:

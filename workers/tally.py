@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streaming.messages import Served, Terminal
+from streaming.jobs.messages import Served, Terminal
 
 
 class Tally:

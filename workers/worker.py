@@ -14,14 +14,12 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from streaming.capabilities import unsupported
-from streaming.clock import Clock
+from runtime.lag import watch_lag
 from streaming.errors import Fenced, Unavailable
-from streaming.history import History
-from streaming.journal import Journal
-from streaming.keys import partition_of
-from streaming.lease import SILENT, Broken, Claim, Finish, Held, Lease
-from streaming.messages import (
+from streaming.jobs.capabilities import unsupported
+from streaming.jobs.history import History
+from streaming.jobs.lease import SILENT, Broken, Claim, Finish, Held, Lease
+from streaming.jobs.messages import (
     Cancel,
     Capabilities,
     Control,
@@ -31,22 +29,24 @@ from streaming.messages import (
     Hold,
     Job,
     ModelCard,
-    Priority,
     State,
     Terminal,
     Wake,
     prompt_count,
 )
-from streaming.reaper import Reaper
-from streaming.wire import Wire
-from streaming.work import answer_tokens, prompt_sizes
-from telemetry.lag import watch_lag
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import Journal
+from streaming.jobs.work import answer_tokens, prompt_sizes
+from streaming.keys import partition_of
+from streaming.priority import Priority
+from streaming.redis.client import Wire
+from streaming.redis.clock import Clock
 from workers.attempt import CANCELLED, EXPIRED, Attempt, samples
 from workers.checker import Checker
 from workers.checkpoint import is_due
 from workers.claimer import Claimer, reserved_slots
-from workers.constraint import unchecked
-from workers.engine import Engine, EngineDead, Piece, Refused, Stats
+from workers.engines.base import Engine, EngineDead, Piece, Refused, Stats
+from workers.engines.constraint import unchecked
 from workers.listeners import LOOK_INTERVAL_S, Listeners, in_use
 from workers.record import Recorder
 from workers.settings import WorkerSettings

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from streaming.errors import Rewound, Unavailable
-from streaming.lease import SILENT, Finish, Lease
-from streaming.messages import Opening
-from streaming.wire import Call
+from streaming.jobs.lease import SILENT, Finish, Lease
+from streaming.jobs.messages import Opening
+from streaming.redis.client import Call
 from workers.checkpoint import in_frames
 
 log = logging.getLogger(__name__)

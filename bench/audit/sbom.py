@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.audit.tools import Tools
-from workers.weights import SMOLLM2
+from workers.engines.weights import SMOLLM2
 
 RUNTIME = "requirements.lock"
 SPEC = "1.6"

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import msgspec
 
-from streaming.messages import Turn
-from workers.sim import prompt_text, token_text
+from streaming.jobs.messages import Turn
+from workers.engines.sim.engine import prompt_text, token_text
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 

@@ -20,9 +20,9 @@ from bench.chaos.processes import Child
 from bench.chaos.servers import Server
 from bench.chaos.waiting import until
 from bench.ports import free_port
-from streaming.batches import Batches, Telling
+from streaming.batches.store import Batches, Telling
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 TOKENS = 24
 LATEST_S = 900.0

@@ -22,10 +22,10 @@ from bench.chaos.tenants import configuration
 from bench.chaos.waiting import until
 from bench.ports import free_port
 from streaming.errors import Unavailable
-from streaming.fleet import Fleet
+from streaming.fleet.processes import Fleet
 from streaming.keys import partition_key, partition_of, prefix
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 LEASE_MS = 1000
 QUIET_S = 15.0

@@ -19,7 +19,7 @@ from bench.chaos.waiting import becomes, until
 from bench.elastic.crowd import Crowd
 from bench.elastic.yard import MODEL, PATIENCE_S, Yard, stale, stop
 from bench.report import Ratio
-from streaming.journal import Journal
+from streaming.jobs.records import Journal
 
 TICK_S = 1.0
 SIM = {"sim.step_ms": 20, "sim.prefill_ms": 20, "sim.slots": 8, "scheduler.tick_s": TICK_S}

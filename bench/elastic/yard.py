@@ -15,13 +15,13 @@ import msgspec
 
 from bench.chaos.waiting import until
 from bench.processes import Processes
-from streaming.fleet import Fleet
-from streaming.leader import Lead, Leadership
-from streaming.messages import Process
-from streaming.overrides import Overrides
-from streaming.plans import Action, Noted, Plan, Plans
+from streaming.fleet.leader import Lead, Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Action, Noted, Plan, Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Process
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 MODEL = "show"
 PATIENCE_S = 120.0

@@ -25,7 +25,7 @@ from bench.program import Run
 from bench.report import Column, Ratio
 from bench.table1.play import closed_loop
 from bench.table1.server import Server
-from workers.weights import WeightsError, fetch
+from workers.engines.weights import WeightsError, fetch
 
 NAME = "engine"
 LIMIT_S = 600.0

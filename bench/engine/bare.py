@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from bench.engine.plan import Plan, Speed
-from streaming.messages import Sampling, Turn
-from workers.engine import Piece, Request
-from workers.llamacpp import LlamacppEngine
+from streaming.jobs.messages import Sampling, Turn
+from workers.engines.base import Piece, Request
+from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.settings import LlamacppSettings
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from streaming.messages import Sampling
-from workers.engine import Piece, Request
+from streaming.jobs.messages import Sampling
+from workers.engines.base import Piece, Request
+from workers.engines.sim.engine import SimEngine
 from workers.settings import SimSettings
-from workers.sim import SimEngine
 
 MODEL = "bench"
 

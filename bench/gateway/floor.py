@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from bench.gateway.engine import MODEL, Tap, forever, settings_from
-from workers.engine import Piece
+from workers.engines.base import Piece
 
 HEAD_END = b"\r\n\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from bench.processes import Processes, spent
+from streaming.jobs.lease import Lease
+from streaming.jobs.messages import Delta, encode_delta
 from streaming.keys import channel
-from streaming.lease import Lease
-from streaming.messages import Delta, encode_delta
+from streaming.redis.client import Wire
 from streaming.settings import WireSettings
-from streaming.wire import Wire
 
 WORKERS = 16
 WARMUP_S = 0.5

@@ -87,9 +87,13 @@ FENCING = (
         "a lease by a client's clock",
         "A process whose clock is fast fences every worker; one whose clock is slow never finds a dead one.",
         (
-            Edit("streaming/reaper.py", "LOG_KEEP_S, settings.lease_ms)", "LOG_KEEP_S, settings.lease_ms, _now_ms())"),
             Edit(
-                "streaming/reaper.py",
+                "streaming/jobs/reaper.py",
+                "LOG_KEEP_S, settings.lease_ms)",
+                "LOG_KEEP_S, settings.lease_ms, _now_ms())",
+            ),
+            Edit(
+                "streaming/jobs/reaper.py",
                 "class Reaper:",
                 "def _now_ms() -> int:\n    import time\n\n    return int(time.time() * 1000)\n\n\nclass Reaper:",
             ),
@@ -147,7 +151,7 @@ ENDS = (
         "A reader takes an answer for complete that is not stored yet.",
         (
             Edit(
-                "api/render.py",
+                "api/openai/rendering.py",
                 "return prefix + to_json(text) + end\n",
                 "return prefix + to_json(text) + end + "
                 '(self._finish(delta.index, delta.finish) if delta.finish else b"")\n',
@@ -158,7 +162,7 @@ ENDS = (
     Bug(
         "an end before its last tokens",
         "A reader is told that all is said while deltas are missing.",
-        (Edit("streaming/inbox.py", "if self.seq < terminal.seq:", "if self.seq < 0:"),),
+        (Edit("streaming/jobs/reorder_buffer.py", "if self.seq < terminal.seq:", "if self.seq < 0:"),),
         (RELAY + "an_inbox_waits_for_what_is_missing_before_it_ends",),
     ),
     Bug(
@@ -184,7 +188,7 @@ ENDS = (
         "The readers of a whole API process hear nothing more from the log because of one spoiled job.",
         (
             Edit(
-                "streaming/journal.py",
+                "streaming/jobs/records.py",
                 "            return _malformed(job_id, fields, await fail_malformed(self._wire, job_id, error))",
                 "            raise",
             ),
@@ -196,7 +200,7 @@ ENDS = (
         "Its reader gets an error, but it is no dead letter and stays running in the store.",
         (
             Edit(
-                "streaming/journal.py",
+                "streaming/jobs/records.py",
                 '    return int(await wire.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))\n',
                 "    return 0\n",
             ),
@@ -232,7 +236,7 @@ ENDS = (
         "Two people replay one dead letter, and its job runs twice.",
         (
             Edit(
-                "streaming/deadletters.py",
+                "streaming/jobs/dead_letters.py",
                 "replay_job_id(letter_id, letter.job)",
                 "self._queue.new_id(record.job.tenant)",
             ),
@@ -244,7 +248,7 @@ ENDS = (
         "A dead letter whose body cannot be read becomes a job with an empty prompt.",
         (
             Edit(
-                "streaming/deadletters.py",
+                "streaming/jobs/dead_letters.py",
                 "        if record.fault:\n            raise MalformedJob(record.fault)\n",
                 "",
             ),
@@ -417,7 +421,7 @@ QUEUE = (
     Bug(
         "a newer job fails",
         "During an upgrade the old workers fail the jobs of the new API processes.",
-        (Edit("streaming/lease.py", "str(error), newer=True)", "str(error))"),),
+        (Edit("streaming/jobs/lease.py", "str(error), newer=True)", "str(error))"),),
         (WORKER + "a_job_of_a_newer_version_waits_for_a_newer_worker",),
     ),
     Bug(
@@ -497,7 +501,7 @@ QUEUE = (
         "One client that repeats a request under its idempotency key has everybody refused: the store seems full.",
         (
             Edit(
-                "streaming/queue.py",
+                "streaming/jobs/queue.py",
                 "            if not _brought_work(answer):\n                reserved.give_back()",
                 "            pass",
             ),
@@ -509,7 +513,7 @@ QUEUE = (
         "A retry that would only fetch the answer of an accepted job is told that nothing more is accepted.",
         (
             Edit(
-                "streaming/queue.py",
+                "streaming/jobs/queue.py",
                 "found = await self._join(job, idempotency_key, digest) if idempotency_key else None",
                 "found = None",
             ),
@@ -537,7 +541,7 @@ QUEUE = (
     Bug(
         "messages joined by a separator",
         "A broker message is counted with another one's redeliveries and rejected for them.",
-        (Edit("streaming/redeliveries.py", "joined(queue, message_id)", 'f"{queue}\\0{message_id}"'),),
+        (Edit("streaming/events/redeliveries.py", "joined(queue, message_id)", 'f"{queue}\\0{message_id}"'),),
         ("tests/test_streaming_redeliveries.py::test_each_message_of_each_queue_is_counted_by_itself",),
     ),
     Bug(
@@ -587,7 +591,7 @@ QUEUE = (
         "A reader that was away when a worker looked hears nothing more until the end.",
         (
             Edit(
-                "streaming/relay.py",
+                "streaming/jobs/relay.py",
                 "if record.state is State.RUNNING and not inbox.whole and self",
                 "if False and self",
             ),
@@ -618,19 +622,31 @@ TOKENS = (
     Bug(
         "a store that was set back goes unnoticed by readers",
         "Event ids of tokens that are gone stay valid: a resumed stream is spliced from two texts.",
-        (Edit("streaming/reaper.py", "if tick <= seen:", "if tick < 0:"),),
+        (Edit("streaming/jobs/reaper.py", "if tick <= seen:", "if tick < 0:"),),
         (PROTOCOL + "a_store_that_was_set_back_begins_a_new_epoch_once",),
     ),
     Bug(
         "a gap that is not seen",
         "Frames that pub/sub has lost are missing from the stream.",
-        (Edit("streaming/inbox.py", "elif row.seq == self.seq + 1 and not", "elif row.seq > self.seq and not"),),
+        (
+            Edit(
+                "streaming/jobs/reorder_buffer.py",
+                "elif row.seq == self.seq + 1 and not",
+                "elif row.seq > self.seq and not",
+            ),
+        ),
         (RELAY + "an_inbox_puts_what_comes_in_order_and_takes_each_once",),
     ),
     Bug(
         "a spliced stream",
         "Where the store has lost what was shown, another text goes on in its place.",
-        (Edit("streaming/inbox.py", "self.rewound, self.flow = True, None", "self.rewound, self.flow = False, None"),),
+        (
+            Edit(
+                "streaming/jobs/reorder_buffer.py",
+                "self.rewound, self.flow = True, None",
+                "self.rewound, self.flow = False, None",
+            ),
+        ),
         (RELAY + "a_run_that_contradicts_what_was_given_is_never_spliced_to_it",),
     ),
     Bug(
@@ -638,7 +654,7 @@ TOKENS = (
         "After a failover a second worker's text is put behind the first one's, whatever it goes on from.",
         (
             Edit(
-                "streaming/inbox.py",
+                "streaming/jobs/reorder_buffer.py",
                 "return opening.parent in self._parents if self.seq else opening.parent is None",
                 "return True",
             ),
@@ -648,13 +664,19 @@ TOKENS = (
     Bug(
         "an end by anybody",
         "A reader who saw one worker's text is given the end of another's as its own.",
-        (Edit("streaming/inbox.py", "if not self._agrees(terminal):", "if False:"),),
+        (Edit("streaming/jobs/reorder_buffer.py", "if not self._agrees(terminal):", "if False:"),),
         (RELAY + "an_end_that_does_not_begin_with_what_was_given_is_no_end_of_it",),
     ),
     Bug(
         "a reader who listens to a worker that has lost the job",
         "Deltas that the record does not know reset readers who had seen nothing wrong.",
-        (Edit("streaming/inbox.py", "if valid.issuperset(held.runs) and not valid & held.disputed:", "if False:"),),
+        (
+            Edit(
+                "streaming/jobs/reorder_buffer.py",
+                "if valid.issuperset(held.runs) and not valid & held.disputed:",
+                "if False:",
+            ),
+        ),
         (RELAY + "a_run_that_contradicts_what_was_given_is_never_spliced_to_it",),
     ),
     Bug(
@@ -662,7 +684,7 @@ TOKENS = (
         "Of a long answer in one piece only the first deltas are taken from its record.",
         (
             Edit(
-                "streaming/inbox.py",
+                "streaming/jobs/reorder_buffer.py",
                 "rest = [row for row in terminal.rows if row.seq > self.seq]",
                 "rest = [row for row in terminal.rows if row.seq > self.seq][:MAX_ROWS]",
             ),
@@ -733,7 +755,7 @@ TOKENS = (
     Bug(
         "a grammar that is dropped after its first token",
         "llama.cpp generates text outside the schema, and its requester is not told before it ends.",
-        (Edit("workers/llamacpp.py", "TRIAL_TOKENS = 3", "TRIAL_TOKENS = 1"),),
+        (Edit("workers/engines/llamacpp/engine.py", "TRIAL_TOKENS = 3", "TRIAL_TOKENS = 1"),),
         ("tests/test_workers_llamacpp.py::test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refused",),
     ),
     Bug(
@@ -741,7 +763,7 @@ TOKENS = (
         "A request goes on from text alone, and llama.cpp answers prompt and past each by itself.",
         (
             Edit(
-                "workers/llamacpp_prompt.py",
+                "workers/engines/llamacpp/prompt.py",
                 "parts[-1], generated = last + first, generated[1:]",
                 "parts, generated = [*parts, first], generated[1:]",
             ),
@@ -757,7 +779,7 @@ TOKENS = (
     Bug(
         "a log of runs that the store has forgotten",
         "A reader is given what a void run of its job wrote, told so, begins again and is given it again, for ever.",
-        (Edit("streaming/relay.py", "self._deal(frame, runs)", "self._deal(frame)"),),
+        (Edit("streaming/jobs/relay.py", "self._deal(frame, runs)", "self._deal(frame)"),),
         (EVENTS + "what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody",),
     ),
     Bug(
@@ -781,7 +803,7 @@ TOKENS = (
     Bug(
         "an event's id twice",
         "The end of a job has the id of its last delta: who drops what it has seen never hears of the end.",
-        (Edit("api/cursor.py", "+ len(runs) + 2, str(runs[-1]))", "+ len(runs) + 1, str(runs[-1]))"),),
+        (Edit("api/openai/cursor.py", "+ len(runs) + 2, str(runs[-1]))", "+ len(runs) + 1, str(runs[-1]))"),),
         ("tests/test_api_cursor.py::test_ids_grow_and_each_leads_back_to_its_place",),
     ),
     Bug(
@@ -799,7 +821,7 @@ TOKENS = (
     Bug(
         "a running job resumed one too early",
         "A reader that comes back gets its last token again.",
-        (Edit("streaming/inbox.py", "self.seq = after\n", "self.seq = max(after - 1, 0)\n"),),
+        (Edit("streaming/jobs/reorder_buffer.py", "self.seq = after\n", "self.seq = max(after - 1, 0)\n"),),
         (RELAY + "a_late_follower_gets_everything_and_then_the_rest",),
     ),
     Bug(
@@ -807,7 +829,7 @@ TOKENS = (
         "Whoever comes back behind `started` misses the first token after it.",
         (
             Edit(
-                "api/cursor.py",
+                "api/openai/cursor.py",
                 "return Cursor(epoch, first + place, str(run))",
                 "return Cursor(epoch, first + place + 1, str(run))",
             ),
@@ -819,7 +841,7 @@ TOKENS = (
         "The same, read from the record.",
         (
             Edit(
-                "streaming/inbox.py",
+                "streaming/jobs/reorder_buffer.py",
                 "for row in terminal.rows if row.seq > self.seq]",
                 "for row in terminal.rows if row.seq >= self.seq]",
             ),
@@ -868,7 +890,7 @@ TOKENS = (
     Bug(
         "a log written anew without its prompts",
         "After a failover the rewritten log has lost how large the prompts were.",
-        (Edit("streaming/messages.py", "    if delta.prompt is not None:\n", "    if not delta:\n"),),
+        (Edit("streaming/jobs/messages.py", "    if delta.prompt is not None:\n", "    if not delta:\n"),),
         (ATTEMPT + "a_prompt_is_counted_once_whatever_ran_it",),
     ),
     Bug(
@@ -886,7 +908,7 @@ TOKENS = (
     Bug(
         "a task that dies with its connection",
         "A shared connection closed while it opens cancels all who wait for it: readers hear nothing any more.",
-        (Edit("streaming/line.py", "await asyncio.wait({opening})", "await asyncio.shield(opening)"),),
+        (Edit("streaming/redis/connection.py", "await asyncio.wait({opening})", "await asyncio.shield(opening)"),),
         (LINE + "who_waits_while_it_is_closed_goes_on",),
     ),
     Bug(
@@ -894,7 +916,7 @@ TOKENS = (
         "A request that is sent as the store dies is answered with 500 instead of 503.",
         (
             Edit(
-                "streaming/line.py",
+                "streaming/redis/connection.py",
                 "except RuntimeError as error:  # uvloop",
                 "except ZeroDivisionError as error:  # uvloop",
             ),
@@ -904,7 +926,13 @@ TOKENS = (
     Bug(
         "a dead connection at hand",
         "After a failover a process takes up a connection whose end nobody will hear of: its users break or wait.",
-        (Edit("streaming/line.py", "if writer is None or writer.transport.is_closing():", "if writer is None:"),),
+        (
+            Edit(
+                "streaming/redis/connection.py",
+                "if writer is None or writer.transport.is_closing():",
+                "if writer is None:",
+            ),
+        ),
         (LINE + "one_that_was_lost_before_it_was_used_is_not_waited_for",),
     ),
     Bug(
@@ -912,7 +940,7 @@ TOKENS = (
         "A worker's log is read to the bad frame and no further.",
         (
             Edit(
-                "streaming/history.py",
+                "streaming/jobs/history.py",
                 'cannot be read and is left out: %s", worker, error)\n        return None',
                 'cannot be read and is left out: %s", worker, error)\n        raise',
             ),
@@ -924,7 +952,7 @@ TOKENS = (
         "An API process leaves the frames of a newer worker out and says nothing to their readers.",
         (
             Edit(
-                "streaming/relay.py",
+                "streaming/jobs/relay.py",
                 "                self._end_newer(worker, zip(inboxes, records, strict=True))\n",
                 "                pass\n",
             ),
@@ -936,7 +964,7 @@ TOKENS = (
         "A control message that a worker cannot read has it miss those that come next.",
         (
             Edit(
-                "streaming/lease.py",
+                "streaming/jobs/lease.py",
                 '                    log.warning("a message to this worker is ignored: %s", error)\n',
                 "                    raise\n",
             ),
@@ -958,7 +986,7 @@ TOKENS = (
     Bug(
         "a task that broke for good",
         "One fault nobody expected, and the readers of a whole process wait without a word.",
-        (Edit("streaming/background.py", "            await asyncio.sleep(pause_s)", "            return"),),
+        (Edit("runtime/background.py", "            await asyncio.sleep(pause_s)", "            return"),),
         (RELAY + "a_fault_nobody_expected_costs_no_reader",),
     ),
 )
@@ -970,7 +998,7 @@ LOOKS = (
         (
             _lua("recent", "'epoch', 'runs')", "'epoch', 'runs', 'body')"),
             Edit(
-                "streaming/summaries.py",
+                "streaming/jobs/summaries.py",
                 '*("metadata", "epoch", "runs"),',
                 '*("metadata", "epoch", "runs", "body"),',
             ),
@@ -980,7 +1008,7 @@ LOOKS = (
     Bug(
         "a list that looks without end",
         "Whoever asks for a state that few jobs are in has every job of theirs read, in one request.",
-        (Edit("streaming/summaries.py", "ROUNDS = 4", "ROUNDS = 4_000"),),
+        (Edit("streaming/jobs/summaries.py", "ROUNDS = 4", "ROUNDS = 4_000"),),
         (LISTS + "a_status_that_no_job_has_is_looked_for_in_bounds",),
     ),
     Bug(
@@ -988,7 +1016,7 @@ LOOKS = (
         "While a new version is rolled out lists say of its jobs that they failed.",
         (
             Edit(
-                "streaming/journal.py",
+                "streaming/jobs/records.py",
                 "    except NewerMessage:\n        return Terminal(job_id, State.FAILED, 0, failure=NEWER)\n",
                 "",
             ),
@@ -1011,13 +1039,13 @@ LOOKS = (
     Bug(
         "a list that shows what is not next",
         "Jobs of a partition that stopped looking are passed over: no page ever shows them.",
-        (Edit("streaming/summaries.py", "if reached is None or job[0] >= reached]", "]"),),
+        (Edit("streaming/jobs/summaries.py", "if reached is None or job[0] >= reached]", "]"),),
         (SUMMARIES + "pages_hold_every_job_once_in_order",),
     ),
     Bug(
         "a look at the lane for every reader",
         "Each reader of a waiting job has a thousand entries read twice a second.",
-        (Edit("streaming/places.py", "look is None or look.began < asked - old_s or old_s == 0:", "True:"),),
+        (Edit("streaming/jobs/places.py", "look is None or look.began < asked - old_s or old_s == 0:", "True:"),),
         (LISTS + "readers_who_wait_share_one_look_at_their_lane",),
     ),
     Bug(
@@ -1037,7 +1065,7 @@ LOOKS = (
         "With many models and partitions, a look at the lanes takes longer than a tick.",
         (
             Edit(
-                "streaming/backlog.py",
+                "streaming/jobs/backlog.py",
                 "        args: list[str | int] = [deadlines, *models]\n",
                 "        args: list[str | int] = [deadlines, *models]\n        await self._wire.now_ms()\n",
             ),
@@ -1049,7 +1077,7 @@ LOOKS = (
         "After the loss of a worker with hundreds of jobs, its log is read hundreds of times until the last goes on.",
         (
             Edit(
-                "streaming/rounds.py",
+                "runtime/rounds.py",
                 "waiting, self._waiting = self._waiting, []",
                 "waiting, self._waiting = self._waiting[:1], self._waiting[1:]",
             ),
@@ -1059,7 +1087,7 @@ LOOKS = (
     Bug(
         "a log read in one piece",
         "While a long log is decoded, nothing else runs: every stream of the process stands still.",
-        (Edit("streaming/history.py", "if rows >= ROWS_AT_ONCE:", "if rows < 0:"),),
+        (Edit("streaming/jobs/history.py", "if rows >= ROWS_AT_ONCE:", "if rows < 0:"),),
         (HISTORY + "others_have_their_turn_while_a_log_is_read",),
     ),
     Bug(
@@ -1082,7 +1110,7 @@ CALLERS = (
         "Whoever sends some key is taken for somebody.",
         (
             Edit(
-                "api/keys.py",
+                "api/auth/keys.py",
                 "caller = self._callers.get(self._digest(_sha256(token)))",
                 "caller = next(iter(self._callers.values()))",
             ),
@@ -1092,7 +1120,7 @@ CALLERS = (
     Bug(
         "keys compared as they are configured",
         "The look-up goes by the configured hash itself, whose digits an attacker can aim at.",
-        (Edit("api/keys.py", 'return hmac.digest(self._pepper, sha256, "sha256")', "return sha256"),),
+        (Edit("api/auth/keys.py", 'return hmac.digest(self._pepper, sha256, "sha256")', "return sha256"),),
         (KEYS + "no_key_or_hash_is_kept_readable",),
     ),
     Bug(
@@ -1104,7 +1132,7 @@ CALLERS = (
     Bug(
         "a constraint that has no effect",
         "A field by which other servers constrain an answer is ignored, and the answer is taken for a constrained one.",
-        (Edit("api/schemas.py", "if name in CONSTRAINTS:", "if False:"),),
+        (Edit("api/openai/schemas.py", "if name in CONSTRAINTS:", "if False:"),),
         ("tests/test_api_schemas.py::test_constraints_of_other_servers_are_refused_with_what_to_use_instead",),
     ),
     Bug(
@@ -1131,13 +1159,13 @@ CALLERS = (
     Bug(
         "a poison message of a broker",
         "A message that makes its taker fail comes again and again, and nothing behind it is taken.",
-        (Edit("offline/intake.py", "if count > MAX_REDELIVERIES:", "if count < 0:"),),
+        (Edit("offline/broker/intake.py", "if count > MAX_REDELIVERIES:", "if count < 0:"),),
         ("tests/test_offline_events.py::test_a_message_that_makes_its_taker_fail_is_put_aside",),
     ),
     Bug(
         "a reader that leaves is not heard",
         "The engine goes on for a client that is gone.",
-        (Edit("api/reply.py", "await abandon_quietly(self._services, job_id)", "await asyncio.sleep(0)"),),
+        (Edit("api/stream/reply.py", "await abandon_quietly(self._services, job_id)", "await asyncio.sleep(0)"),),
         ("tests/test_walk.py::test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on",),
     ),
 )
@@ -1182,19 +1210,23 @@ LINES = (
     Bug(
         "a half-written row counts",
         "A process killed while it wrote leaves a line with an answer of something else.",
-        (Edit("streaming/ledger.py", 'if zlib.crc32(packed).to_bytes(4, "little") != check:', "if not check:"),),
+        (
+            Edit(
+                "streaming/batches/ledger.py", 'if zlib.crc32(packed).to_bytes(4, "little") != check:', "if not check:"
+            ),
+        ),
         (LEDGER + "a_spoilt_row_and_what_follows_do_not_count",),
     ),
     Bug(
         "the last answer is right",
         "A process that was overtaken changes answers that were given.",
-        (Edit("streaming/ledger.py", "if self.ends[row.line] is None:", "if row.outcome.ends:"),),
+        (Edit("streaming/batches/ledger.py", "if self.ends[row.line] is None:", "if row.outcome.ends:"),),
         (LEDGER + "the_first_turn_that_ended_a_line_is_right",),
     ),
     Bug(
         "equal prompts are equal requests",
         "A line gets the answer of one that asked for something else, or for another sample.",
-        (Edit("api/lines.py", "(request.model, job_prompt, sampling)", "(request.model, job_prompt)"),),
+        (Edit("api/openai/batch_lines.py", "(request.model, job_prompt, sampling)", "(request.model, job_prompt)"),),
         (SURVEY + "equal_lines_are_computed_once_if_their_answer_is_sure",),
     ),
     Bug(
@@ -1202,7 +1234,7 @@ LINES = (
         "A batch whose create is tried again with another file computes the first one.",
         (
             Edit(
-                "streaming/shelf.py",
+                "streaming/batches/file_store.py",
                 'return self.work(batch_id) / f"input.{_safe(file_id)}"',
                 'return self.work(batch_id) / "input"',
             ),
@@ -1214,7 +1246,7 @@ LINES = (
         "A line whose job an overtaken turn has cancelled gets that as its answer.",
         (
             Edit(
-                "offline/lines.py",
+                "offline/batch/lines.py",
                 "        elif record.state is State.CANCELLED:\n",
                 "        elif record.state is State.QUEUED:\n",
             ),
@@ -1238,7 +1270,7 @@ LINES = (
         "A refused try with the file of the batch that has not begun removes the input of that batch.",
         (
             Edit(
-                "streaming/shelf.py",
+                "streaming/batches/file_store.py",
                 'if file_id != used or (self.work(batch_id) / "input").exists():',
                 "if file_id:",
             ),
@@ -1250,7 +1282,7 @@ LINES = (
         "Its owner sees none of the others.",
         (
             Edit(
-                "streaming/batches.py",
+                "streaming/batches/store.py",
                 "        return BatchRecord(nothing, BatchState.FAILED",
                 "        raise\n        return BatchRecord(nothing, BatchState.FAILED",
             ),
@@ -1262,7 +1294,7 @@ LINES = (
         "A message whose record cannot be read ends the process that would deliver the others.",
         (
             Edit(
-                "streaming/webhooks.py",
+                "streaming/events/webhooks.py",
                 "                except (ValueError, TypeError, AttributeError) as error:\n",
                 "                except LookupError as error:\n",
             ),
@@ -1272,7 +1304,7 @@ LINES = (
     Bug(
         "a custom_id twice",
         "Two lines of the output have the same name, and nobody knows which is which.",
-        (Edit("offline/survey.py", "return earlier if earlier != number else 0", "return 0"),),
+        (Edit("offline/batch/survey.py", "return earlier if earlier != number else 0", "return 0"),),
         (SURVEY + "a_bad_line_is_named",),
     ),
 )
@@ -1283,7 +1315,7 @@ STORE = (
         "A store restored to an earlier moment destroys the files that were uploaded since.",
         (
             Edit(
-                "offline/desk.py",
+                "offline/batch/desk.py",
                 "asyncio.to_thread(self._bench.shelf.set_aside, part, name)",
                 "asyncio.to_thread(self._bench.shelf.remove, name)",
             ),
@@ -1295,7 +1327,9 @@ STORE = (
         "One file that somebody put into the quarantine, and nothing is ever removed from it again.",
         (
             Edit(
-                "streaming/shelf.py", "for part in day.iterdir() if part.is_dir() for", "for part in day.iterdir() for"
+                "streaming/batches/file_store.py",
+                "for part in day.iterdir() if part.is_dir() for",
+                "for part in day.iterdir() for",
             ),
         ),
         (TIDY + "what_lies_in_the_quarantine_ends_no_emptying",),
@@ -1305,7 +1339,7 @@ STORE = (
         "What cannot be removed on one day keeps what was set aside on all later ones.",
         (
             Edit(
-                "streaming/shelf.py",
+                "streaming/batches/file_store.py",
                 '            except OSError as error:\n                log.warning("what was quar',
                 '            except LookupError as error:\n                log.warning("what was quar',
             ),
@@ -1329,7 +1363,7 @@ STORE = (
         "Penstock pointed at another or an emptied Redis clears the folder of files.",
         (
             Edit(
-                "offline/desk.py",
+                "offline/batch/desk.py",
                 "        if not await self._agreed():\n            return\n        while",
                 "        while",
             ),
@@ -1341,7 +1375,9 @@ STORE = (
         "Files of a deployment that nobody named are handed to the first store that comes.",
         (
             Edit(
-                "streaming/shelf.py", "if owner or not deployment or not self.is_empty:", "if owner or not deployment:"
+                "streaming/batches/file_store.py",
+                "if owner or not deployment or not self.is_empty:",
+                "if owner or not deployment:",
             ),
         ),
         (TIDY + "a_folder_with_files_of_nobody_is_not_taken",),
@@ -1349,7 +1385,13 @@ STORE = (
     Bug(
         "an emptied store under its old name",
         "Nobody can tell that the store has forgotten everything.",
-        (Edit("streaming/identity.py", "new_deployment_id())\n    return _parsed", '"dep_0")\n    return _parsed'),),
+        (
+            Edit(
+                "streaming/store/identity.py",
+                "new_deployment_id())\n    return _parsed",
+                '"dep_0")\n    return _parsed',
+            ),
+        ),
         (IDENTITY + "an_emptied_store_has_another_deployment",),
     ),
     Bug(
@@ -1363,7 +1405,9 @@ STORE = (
         "Two processes spread jobs over different numbers of partitions; some are never claimed.",
         (
             Edit(
-                "streaming/identity.py", "if identity.partitions != settings.partitions:", "if identity.partitions < 1:"
+                "streaming/store/identity.py",
+                "if identity.partitions != settings.partitions:",
+                "if identity.partitions < 1:",
             ),
         ),
         (IDENTITY + "another_number_of_partitions_is_refused",),
@@ -1373,7 +1417,9 @@ STORE = (
         "Keys and messages of two versions are mixed.",
         (
             Edit(
-                "streaming/identity.py", "if found is None and await _is_used(wire):", "if found is None and not wire:"
+                "streaming/store/identity.py",
+                "if found is None and await _is_used(wire):",
+                "if found is None and not wire:",
             ),
         ),
         (IDENTITY + "a_store_of_an_earlier_version_is_refused",),
@@ -1383,7 +1429,7 @@ STORE = (
         "A server that evicts or has no append-only file is given jobs if it was not the first.",
         (
             Edit(
-                "streaming/monitor.py",
+                "streaming/store/monitor.py",
                 "if servers == self._servers and time.monotonic() - self._checked_at < CHECK_S:",
                 "if self._servers:",
             ),
@@ -1395,7 +1441,7 @@ STORE = (
         "Nobody looks at the settings of the server that Sentinel has named.",
         (
             Edit(
-                "streaming/monitor.py",
+                "streaming/store/monitor.py",
                 "if servers == self._servers and time.monotonic()",
                 "if self._servers and time.monotonic()",
             ),
@@ -1405,7 +1451,7 @@ STORE = (
     Bug(
         "processes known by their names",
         "Two machines run the documented commands, and each hides the other's worker.",
-        (Edit("streaming/fleet.py", "{process.role}:{process.life}", "{process.role}:{process.id}"),),
+        (Edit("streaming/fleet/processes.py", "{process.role}:{process.life}", "{process.role}:{process.id}"),),
         ("tests/test_streaming_presence.py::test_machines_may_use_the_same_name",),
     ),
 )
@@ -1439,13 +1485,13 @@ POOLS = (
     Bug(
         "a scale without its version",
         "A suspended leader sets the number of pods over its successor's.",
-        (Edit("scheduler/kubernetes.py", "resourceVersion=version),", "),"),),
+        (Edit("scheduler/pools/kubernetes.py", "resourceVersion=version),", "),"),),
         (PODS + "a_leader_stopped_after_its_stamp_is_refused",),
     ),
     Bug(
         "pods that go undrained",
         "The scale is lowered at once, and running work is cut off when the grace period is over.",
-        (Edit("scheduler/leaving.py", "want + len(chosen) - len(drained)", "want"),),
+        (Edit("scheduler/pools/leaving.py", "want + len(chosen) - len(drained)", "want"),),
         (PODS + "a_pod_is_drained_before_it_goes",),
     ),
     Bug(
@@ -1471,7 +1517,7 @@ POOLS = (
         "A process, plan or card that cannot be read ends whoever looks at the fleet.",
         (
             Edit(
-                "streaming/entries.py",
+                "streaming/fleet/entries.py",
                 'is left out: %s", name, kind.__name__, error)\n        return None',
                 'is left out: %s", name, kind.__name__, error)\n        raise',
             ),
@@ -1481,13 +1527,23 @@ POOLS = (
     Bug(
         "an unreadable override is none",
         "The scheduler decides over the head of somebody whose word it cannot read.",
-        (Edit("streaming/overrides.py", ' or Override(by="unreadable")', ' or Override(want=1, by="unreadable")'),),
+        (
+            Edit(
+                "streaming/fleet/overrides.py", ' or Override(by="unreadable")', ' or Override(want=1, by="unreadable")'
+            ),
+        ),
         (MALFORMED + "an_override_that_cannot_be_read_is_a_pause",),
     ),
     Bug(
         "loading holds up the loop",
         "While TensorRT-LLM loads, its worker does not say that it is there.",
-        (Edit("workers/trtllm.py", "library = await asyncio.to_thread(load_library)", "library = load_library()"),),
+        (
+            Edit(
+                "workers/engines/trtllm/engine.py",
+                "library = await asyncio.to_thread(load_library)",
+                "library = load_library()",
+            ),
+        ),
         ("tests/test_workers_trtllm.py::test_the_event_loop_goes_on_while_it_loads",),
     ),
     Bug(

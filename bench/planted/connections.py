@@ -8,7 +8,7 @@ GUARD = "tests/test_api_connection_guard.py::test_"
 BOUNDS = "tests/test_api_bounds.py::test_"
 UPLOADS = "tests/test_api_uploads.py::test_"
 SURVEY = "tests/test_offline_survey.py::test_"
-CONNECTION = "api/connection.py"
+CONNECTION = "api/stream/connection.py"
 DROPPED = (
     "            cycle.keep_alive = False\n            self._dropping = True\n            self._leave()\n        elif"
 )
@@ -19,7 +19,7 @@ CONNECTIONS = (
     Bug(
         "every IPv6 address is a client",
         "One machine has 2^64 addresses, and the limit of one client for each of them.",
-        (Edit("api/connection_guard.py", "CLIENT_BITS = 64", "CLIENT_BITS = 128"),),
+        (Edit("api/stream/connection_guard.py", "CLIENT_BITS = 64", "CLIENT_BITS = 128"),),
         (GUARD + "an_ipv6_network_is_one_client",),
     ),
     Bug(
@@ -87,7 +87,7 @@ CONNECTIONS = (
         "Connections beyond the cap that say nothing shut the health probes out.",
         (
             Edit(
-                "api/connection_guard.py",
+                "api/stream/connection_guard.py",
                 "                oldest.turn_away()\n",
                 "                connection.turn_away()\n",
             ),
@@ -97,7 +97,13 @@ CONNECTIONS = (
     Bug(
         "one address counts for two",
         "A connection that is closed leaves its count behind, and after a day the address is shut out.",
-        (Edit("api/connection_guard.py", "left = self._per_client[client] - 1", "left = self._per_client[client]"),),
+        (
+            Edit(
+                "api/stream/connection_guard.py",
+                "left = self._per_client[client] - 1",
+                "left = self._per_client[client]",
+            ),
+        ),
         (GUARD + "counts_return_to_nothing",),
     ),
     Bug(
@@ -105,7 +111,7 @@ CONNECTIONS = (
         "A connection beyond the limits that got a place later is turned away with those that still wait for one.",
         (
             Edit(
-                "api/connection_guard.py",
+                "api/stream/connection_guard.py",
                 "            self._surplus.pop(connection, None)\n            self._admitted",
                 "            self._admitted",
             ),
@@ -117,7 +123,7 @@ CONNECTIONS = (
         "A probe that is being answered is turned away by the next connection beyond the limits.",
         (
             Edit(
-                "api/connection_guard.py",
+                "api/stream/connection_guard.py",
                 "        self._surplus.pop(connection, None)\n        self._probes.add",
                 "        self._probes.add",
             ),
@@ -139,7 +145,7 @@ CONNECTIONS = (
     Bug(
         "all deadlines at once",
         "Closing thousands of connections in one turn of the loop holds up all streams.",
-        (Edit("api/connection_guard.py", "queue.sweep(loop.time(), left)", "queue.sweep(loop.time(), 10**9)"),),
+        (Edit("api/stream/connection_guard.py", "queue.sweep(loop.time(), left)", "queue.sweep(loop.time(), 10**9)"),),
         (GUARD + "many_deadlines_that_pass_at_once_are_handled_in_portions",),
     ),
     Bug(
@@ -199,31 +205,37 @@ CONNECTIONS = (
     Bug(
         "commas in texts count",
         "A long text with many commas and brackets is refused for what it says.",
-        (Edit("api/json_weight.py", "pieces[1 if in_string else 0 :: 2]", "pieces"),),
+        (Edit("api/openai/json_weight.py", "pieces[1 if in_string else 0 :: 2]", "pieces"),),
         (BOUNDS + "what_people_send_is_light_enough",),
     ),
     Bug(
         "a slice that forgets its string",
         "A body is weighed wrongly where a slice ends in a string, and a heavy one passes.",
-        (Edit("api/json_weight.py", "return outside, in_string ^ (len(pieces) % 2 == 0)", "return outside, False"),),
+        (
+            Edit(
+                "api/openai/json_weight.py",
+                "return outside, in_string ^ (len(pieces) % 2 == 0)",
+                "return outside, False",
+            ),
+        ),
         (BOUNDS + "the_weight_is_that_of_what_is_no_text",),
     ),
     Bug(
         "long numbers weigh nothing",
         "Two megabytes of digits hold up all streams for fifty milliseconds.",
-        (Edit("api/json_weight.py", "        + LONG_NUMBER_WEIGHT * long_numbers\n", ""),),
+        (Edit("api/openai/json_weight.py", "        + LONG_NUMBER_WEIGHT * long_numbers\n", ""),),
         (BOUNDS + "a_body_of_too_many_values_is_refused",),
     ),
     Bug(
         "only the door weighs",
         "What is refused at the door comes in by a file or a broker, and holds up all batches.",
-        (Edit("api/schemas.py", "    check_weight(body)\n", ""),),
+        (Edit("api/openai/schemas.py", "    check_weight(body)\n", ""),),
         (BOUNDS + "nothing_is_parsed_that_was_not_weighed",),
     ),
     Bug(
         "an error for each wrong entry",
         "1 MB of metadata is read in 3 ms and explained in 90.",
-        (Edit("api/fields.py", "    BeforeValidator(_counted),\n", ""),),
+        (Edit("api/openai/fields.py", "    BeforeValidator(_counted),\n", ""),),
         (BOUNDS + "ten_thousand_mistakes_are_a_few_errors",),
     ),
     Bug(
@@ -231,7 +243,7 @@ CONNECTIONS = (
         "12,000 of them in `queue` hold up all streams.",
         (
             Edit(
-                "api/fields.py",
+                "api/openai/fields.py",
                 "return {name: fields[name] for name in (*known, first) if name in fields}",
                 "return fields if first else fields",
             ),
@@ -253,7 +265,7 @@ CONNECTIONS = (
     Bug(
         "a line as deep as the stack",
         "A line that was read once cannot be read again where the stack is higher, and its batch never ends.",
-        (Edit("api/lines.py", "if nested_beyond(data, MAX_LINE_DEPTH):", "if False:"),),
+        (Edit("api/openai/batch_lines.py", "if nested_beyond(data, MAX_LINE_DEPTH):", "if False:"),),
         (SURVEY + "a_line_that_is_nested_too_deeply_is_named",),
     ),
     Bug(
@@ -261,7 +273,7 @@ CONNECTIONS = (
         "After an upgrade its batch fails at every turn.",
         (
             Edit(
-                "offline/lines.py",
+                "offline/batch/lines.py",
                 "            except ApiError as error:",
                 "            except ZeroDivisionError as error:",
             ),
@@ -280,7 +292,7 @@ CONNECTIONS = (
         (
             Edit("api/app.py", "app.router.redirect_slashes = False", "app.router.redirect_slashes = True"),
             Edit(
-                "api/access.py",
+                "api/auth/access.py",
                 "if (rows := self._fixed.get(path))",
                 'if (rows := self._fixed.get(path.rstrip("/") or "/"))',
             ),
@@ -290,13 +302,13 @@ CONNECTIONS = (
     Bug(
         "a stalled reader's end is told three times",
         "Two hundred readers who stall write six hundred lines, and every other stream stands still meanwhile.",
-        (Edit("api/connection.py", "self.cycle.disconnected = True  # else the", "pass  # else the"),),
+        (Edit("api/stream/connection.py", "self.cycle.disconnected = True  # else the", "pass  # else the"),),
         (CUT_OFF,),
     ),
     Bug(
         "a stalled reader keeps its connection",
         "What it has not taken stays in memory until the operating system gives the connection up.",
-        (Edit("api/reply.py", "                self._connection.cut_off()\n", "                pass\n"),),
+        (Edit("api/stream/reply.py", "                self._connection.cut_off()\n", "                pass\n"),),
         (CUT_OFF,),
     ),
 )

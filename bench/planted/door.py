@@ -14,61 +14,61 @@ DOORS = (
     Bug(
         "any host name without keys",
         "A page whose name was rebound to 127.0.0.1 reads jobs and sets pools.",
-        (Edit("api/hosts.py", "self._any = not keyless and not self._allowed", "self._any = not self._allowed"),),
+        (Edit("api/auth/hosts.py", "self._any = not keyless and not self._allowed", "self._any = not self._allowed"),),
         (DOOR + "a_rebound_name_reads_nothing_and_changes_nothing",),
     ),
     Bug(
         "a host name that ends like loopback",
         "evillocalhost, or a name with anything in front, counts as this machine.",
-        (Edit("api/loopback.py", 'bare.endswith(".localhost")', 'bare.endswith("localhost")'),),
+        (Edit("api/auth/loopback.py", 'bare.endswith(".localhost")', 'bare.endswith("localhost")'),),
         (DOOR + "only_loopback_names_are_served",),
     ),
     Bug(
         "no host at all",
         "HTTP/1.1 without a Host is served, although every browser and client sends one.",
-        (Edit("api/hosts.py", 'if value is None and http_version == "1.0":', "if value is None:"),),
+        (Edit("api/auth/hosts.py", 'if value is None and http_version == "1.0":', "if value is None:"),),
         (DOOR + "a_request_without_a_host_is_served_as_http_1_0_only",),
     ),
     Bug(
         "a proxy before a server without keys",
         "Whoever reaches a proxy of this machine has chats computed: to the server they come from this machine.",
-        (Edit("api/guard.py", 'b"x-forwarded-for", ', ""),),
+        (Edit("api/auth/guard.py", 'b"x-forwarded-for", ', ""),),
         (DOOR + "what_a_proxy_forwards_needs_keys",),
     ),
     Bug(
         "every origin that is refused is logged",
         "A page with many names fills the disk with the server's log.",
-        (Edit("api/refusals.py", " or len(self._told) > MAX_TOLD:", ":"),),
+        (Edit("api/auth/refusals.py", " or len(self._told) > MAX_TOLD:", ":"),),
         (ACCESS + "senders_do_not_fill_the_log",),
     ),
     Bug(
         "the reason of a refused page is nowhere",
         "Its browser says CORS error, and the log says nothing.",
-        (Edit("api/guard.py", '            self._refusals.tell(error, scope["path"])\n', ""),),
+        (Edit("api/auth/guard.py", '            self._refusals.tell(error, scope["path"])\n', ""),),
         (DOOR + "the_log_says_why_a_page_is_refused",),
     ),
     Bug(
         "the null origin is this machine",
         "A sandboxed frame of any page has the origin null, and has chats computed.",
-        (Edit("api/origins.py", "if not _is_loopback", 'if origin != b"null" and not _is_loopback'),),
+        (Edit("api/auth/origins.py", "if not _is_loopback", 'if origin != b"null" and not _is_loopback'),),
         (DOOR + "a_page_of_another_origin_has_no_chat_computed",),
     ),
     Bug(
         "only known bad sites are refused",
         "What a later browser says in Sec-Fetch-Site is let in.",
-        (Edit("api/origins.py", "site not in OWN_SITES and", 'site == b"cross-site" and'),),
+        (Edit("api/auth/origins.py", "site not in OWN_SITES and", 'site == b"cross-site" and'),),
         (DOOR + "other_origins_are_refused_on_every_route",),
     ),
     Bug(
         "a frame is a visit",
         "A foreign page shows this server in a frame.",
-        (Edit("api/origins.py", '        and headers.get(b"sec-fetch-dest") == b"document"\n', ""),),
+        (Edit("api/auth/origins.py", '        and headers.get(b"sec-fetch-dest") == b"document"\n', ""),),
         (DOOR + "other_origins_are_refused_on_every_route",),
     ),
     Bug(
         "a link leads anywhere",
         "A foreign page opens any address of this server, and looks at how long it takes.",
-        (Edit("api/origins.py", '        and path == "/"\n', ""),),
+        (Edit("api/auth/origins.py", '        and path == "/"\n', ""),),
         (DOOR + "a_link_may_lead_to_the_front_page_only",),
     ),
     Bug(
@@ -80,33 +80,39 @@ DOORS = (
     Bug(
         "CORS by prefix",
         "Whoever owns a name that begins like a listed origin reads every answer.",
-        (Edit("api/origins.py", "return origin in self._allowed", "return origin.startswith(tuple(self._allowed))"),),
+        (
+            Edit(
+                "api/auth/origins.py",
+                "return origin in self._allowed",
+                "return origin.startswith(tuple(self._allowed))",
+            ),
+        ),
         (DOOR + "everybody_else_is_refused_as_before",),
     ),
     Bug(
         "CORS for admins",
         "A listed page sets pools.",
-        (Edit("api/origins.py", 'CORS_PATH_PREFIX = "/v1/"', 'CORS_PATH_PREFIX = "/"'),),
+        (Edit("api/auth/origins.py", 'CORS_PATH_PREFIX = "/v1/"', 'CORS_PATH_PREFIX = "/"'),),
         (DOOR + "everybody_else_is_refused_as_before",),
     ),
     Bug(
         "a stream without its CORS headers",
         "A listed page may send, and cannot read what it gets.",
-        (Edit("api/guard.py", "        send = self._origins.marking(scope, send)\n", ""),),
+        (Edit("api/auth/guard.py", "        send = self._origins.marking(scope, send)\n", ""),),
         (DOOR + "listed_origins_may_ask_send_and_read",),
     ),
     Bug(
         "all origins without a key",
         "One setting opens a server of this machine to every page.",
-        (Edit("api/keys.py", 'if keyring.open and "*" in', 'if not keyring.open and "*" in'),),
+        (Edit("api/auth/keys.py", 'if keyring.open and "*" in', 'if not keyring.open and "*" in'),),
         (DOOR + "all_origins_need_a_key",),
     ),
     Bug(
         "a route without a row is served",
         "Whoever adds a route and forgets to say who may call it opens it to all.",
         (
-            Edit("api/guard.py", "return self._unlisted(scope)", "return Found(RULES['/']['GET'], {})"),
-            Edit("api/guard.py", "import Access, AccessTable, Found", "import RULES, Access, AccessTable, Found"),
+            Edit("api/auth/guard.py", "return self._unlisted(scope)", "return Found(RULES['/']['GET'], {})"),
+            Edit("api/auth/guard.py", "import Access, AccessTable, Found", "import RULES, Access, AccessTable, Found"),
         ),
         (ACCESS + "a_route_without_a_row_cannot_be_reached",),
     ),
@@ -115,7 +121,9 @@ DOORS = (
         "Every other method of a route is let in as if it were a GET.",
         (
             Edit(
-                "api/access.py", 'rows.get("GET" if method == "HEAD" else method)', 'rows.get(method, rows.get("GET"))'
+                "api/auth/access.py",
+                'rows.get("GET" if method == "HEAD" else method)',
+                'rows.get(method, rows.get("GET"))',
             ),
         ),
         (ACCESS + "a_method_without_a_row_cannot_be_reached",),
@@ -123,13 +131,13 @@ DOORS = (
     Bug(
         "any key is an admin's",
         "A tenant reads everybody's dead letters.",
-        (Edit("api/keys.py", "            if not caller.admin:", "            if not caller.name:"),),
+        (Edit("api/auth/keys.py", "            if not caller.admin:", "            if not caller.name:"),),
         (ACCESS + "each_role_reaches_its_routes_and_no_other",),
     ),
     Bug(
         "no admin token is any token",
         "An API process that was told none lets everybody administer.",
-        (Edit("api/keys.py", "            raise admin_not_configured()", "            return OPERATOR"),),
+        (Edit("api/auth/keys.py", "            raise admin_not_configured()", "            return OPERATOR"),),
         (ACCESS + "without_a_token_nobody_is_an_admin",),
     ),
     Bug(
@@ -137,7 +145,7 @@ DOORS = (
         "Whoever sends any token administers.",
         (
             Edit(
-                "api/keys.py",
+                "api/auth/keys.py",
                 "if not hmac.compare_digest(",
                 "if not token and not hmac.compare_digest(",
             ),
@@ -200,19 +208,19 @@ DOORS = (
     Bug(
         "refused admins are not logged",
         "Somebody tries keys for a night, and nobody sees it.",
-        (Edit("api/guard.py", "                audit.refused(scope, found, error)\n", "                pass\n"),),
+        (Edit("api/auth/guard.py", "                audit.refused(scope, found, error)\n", "                pass\n"),),
         (DOOR + "what_admins_do_and_are_refused_is_logged",),
     ),
     Bug(
         "the audit log is quiet at a high log level",
         "Who sets log_level to error has no record of what admins did.",
-        (Edit("api/audit.py", "    log.setLevel(logging.INFO)\n", ""),),
+        (Edit("api/auth/audit.py", "    log.setLevel(logging.INFO)\n", ""),),
         (DOOR + "what_admins_do_and_are_refused_is_logged",),
     ),
     Bug(
         "the audit log names the wrong key",
         "A refused stranger is logged as the local admin.",
-        (Edit("api/guard.py", "        if not self._keyring.open:", "        if True:"),),
+        (Edit("api/auth/guard.py", "        if not self._keyring.open:", "        if True:"),),
         (DOOR + "refusals_of_a_server_without_keys_are_logged",),
     ),
     Bug(
@@ -220,7 +228,7 @@ DOORS = (
         "An endpoint that fails halfway leaves no line of what an admin did.",
         (
             Edit(
-                "api/guard.py",
+                "api/auth/guard.py",
                 "        try:\n            await self._app(scope, receive, send)\n        finally:\n",
                 "        await self._app(scope, receive, send)\n        if True:\n",
             ),
@@ -232,7 +240,7 @@ DOORS = (
         "Somebody tries keys for a night, and no metric moves.",
         (
             Edit(
-                "api/guard.py",
+                "api/auth/guard.py",
                 "services.metrics.errors.labels(error.code).inc()",
                 "services.metrics.errors.labels(error.code)",
             ),
@@ -242,13 +250,13 @@ DOORS = (
     Bug(
         "a page of an app is this machine's",
         "An app that shows strangers' pages under tauri://localhost lets them use the server.",
-        (Edit("api/origins.py", 'match["scheme"] in ("http", "https") and is_loopback', "is_loopback"),),
+        (Edit("api/auth/origins.py", 'match["scheme"] in ("http", "https") and is_loopback', "is_loopback"),),
         (GUARD + "a_page_of_an_app_is_no_page_of_this_machines",),
     ),
     Bug(
         "a key under another scheme",
         "What was meant for another kind of server opens this one.",
-        (Edit("api/keys.py", 'scheme.lower() == "bearer"', 'scheme.lower() in ("bearer", "token")'),),
+        (Edit("api/auth/keys.py", 'scheme.lower() == "bearer"', 'scheme.lower() in ("bearer", "token")'),),
         (GUARD + "a_key_comes_with_one_scheme",),
     ),
 )

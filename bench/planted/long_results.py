@@ -10,13 +10,13 @@ LONG_RESULTS = (
     Bug(
         "a long result decoded in one piece",
         "Whoever looks at a job of very many tokens holds up every stream of the process.",
-        (Edit("streaming/journal.py", "if len(data) < LONG_BYTES:", "if data:"),),
+        (Edit("streaming/jobs/records.py", "if len(data) < LONG_BYTES:", "if data:"),),
         (RESULTS + "a_long_result_is_decoded_in_slices",),
     ),
     Bug(
         "a long answer rendered in one piece",
         "The same while the answer is put together.",
-        (Edit("api/render.py", "        if first:\n            yield\n", ""),),
+        (Edit("api/openai/rendering.py", "        if first:\n            yield\n", ""),),
         (RESULTS + "a_long_answer_is_rendered_in_slices",),
     ),
     Bug(
@@ -24,7 +24,7 @@ LONG_RESULTS = (
         "Many who look at long results at the same time hold up every stream together.",
         (
             Edit(
-                "streaming/turns.py",
+                "runtime/turns.py",
                 "await self._one.acquire()",
                 "self._one = asyncio.Lock(); await self._one.acquire()",
             ),

@@ -44,13 +44,19 @@ MEASUREMENTS = (
     Bug(
         "simulated prompts are free",
         "A prompt of any size costs the others nothing, and a large request seems harmless.",
-        (Edit("workers/sim.py", "sequence.prompt_left = sequence.used - sequence.cached", "sequence.prompt_left = 0"),),
+        (
+            Edit(
+                "workers/engines/sim/engine.py",
+                "sequence.prompt_left = sequence.used - sequence.cached",
+                "sequence.prompt_left = 0",
+            ),
+        ),
         (SIM + "prompts_cost_steps_by_their_tokens",),
     ),
     Bug(
         "simulated texts are free",
         "A step takes as long for a hundred texts as for one.",
-        (Edit("workers/sim.py", "if settings.step_ms_per_text:", "if not settings:"),),
+        (Edit("workers/engines/sim/engine.py", "if settings.step_ms_per_text:", "if not settings:"),),
         (SIM + "a_step_is_longer_for_each_text_in_it",),
     ),
     Bug(

@@ -32,7 +32,7 @@ READERS = (
     Bug(
         "an unreadable job ends before its deltas",
         "The id of its end is smaller than those that its reader has.",
-        (Edit("api/cursor.py", "in (MALFORMED.code, GONE.code):", "in (GONE.code,):"),),
+        (Edit("api/openai/cursor.py", "in (MALFORMED.code, GONE.code):", "in (GONE.code,):"),),
         ("tests/test_api_cursor.py::test_the_end_of_an_unreadable_job_is_behind_all_that_was_shown",),
     ),
     Bug(
@@ -56,25 +56,25 @@ READERS = (
     Bug(
         "half a frame is held",
         "A job with more deltas in a step than are held has its log read again with every step.",
-        (Edit("streaming/inbox.py", "(not self.full or 0 < number == self.number)", "not self.full"),),
+        (Edit("streaming/jobs/reorder_buffer.py", "(not self.full or 0 < number == self.number)", "not self.full"),),
         (RELAY + "a_frame_that_is_begun_is_held_whole",),
     ),
     Bug(
         "a log is read on for a full reader",
         "With every look a late reader has the whole log read, and takes a small part of it.",
-        (Edit("streaming/relay.py", "if all(inbox.full for inbox in inboxes):", "if False:"),),
+        (Edit("streaming/jobs/relay.py", "if all(inbox.full for inbox in inboxes):", "if False:"),),
         (RELAY + "a_late_reader_reads_a_long_log_about_once",),
     ),
     Bug(
         "copies are nobody's",
         "Of a job that was logged anew after a loss a late reader sees nothing until it ends.",
-        (Edit("streaming/relay.py", "Run(worker, abs(row.stream)) in valid", "Run(worker, row.stream) in valid"),),
+        (Edit("streaming/jobs/relay.py", "Run(worker, abs(row.stream)) in valid", "Run(worker, row.stream) in valid"),),
         (RELAY + "copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone",),
     ),
     Bug(
         "a log is read from its last run on",
         "A reader of a job that one worker was given twice sees nothing until it ends.",
-        (Edit("streaming/relay.py", "min(logged.frame, behind", "max(logged.frame, behind"),),
+        (Edit("streaming/jobs/relay.py", "min(logged.frame, behind", "max(logged.frame, behind"),),
         (RELAY + "what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them_on",),
     ),
     Bug(
@@ -98,7 +98,7 @@ READERS = (
     Bug(
         "the end of a lost job among its own events",
         "Whoever comes back with the id of `started` is taken for one that has everything.",
-        (Edit("api/cursor.py", "in (MALFORMED.code, GONE.code):", "in (MALFORMED.code,):"),),
+        (Edit("api/openai/cursor.py", "in (MALFORMED.code, GONE.code):", "in (MALFORMED.code,):"),),
         (EVENTS + "the_end_of_a_lost_job_comes_behind_all_that_was_told",),
     ),
 )

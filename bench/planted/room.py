@@ -6,8 +6,8 @@ from bench.planted.bug import Bug, Edit
 
 ROOM = "tests/test_offline_room.py::test_"
 RESTORE = "tests/test_offline_restore.py::test_"
-MEMORY = "streaming/memory.py"
-LINES = "offline/lines.py"
+MEMORY = "streaming/store/memory.py"
+LINES = "offline/batch/lines.py"
 
 ROOM_BUGS = (
     Bug(
@@ -37,7 +37,7 @@ ROOM_BUGS = (
     Bug(
         "a message that never fits waits at the broker",
         "It is tried again for ever, and no message behind it is taken.",
-        (Edit("offline/intake.py", "except NeverFits as error:", "except ZeroDivisionError as error:"),),
+        (Edit("offline/broker/intake.py", "except NeverFits as error:", "except ZeroDivisionError as error:"),),
         (ROOM + "a_message_that_never_fits_is_rejected",),
     ),
     Bug(
@@ -57,7 +57,7 @@ ROOM_BUGS = (
         "One large line keeps all smaller ones behind it from the queue.",
         (
             Edit(
-                "streaming/queue.py",
+                "streaming/jobs/queue.py",
                 "                refused[job.id] = error\n                continue",
                 "                for each in jobs[jobs.index(job) :]:\n"
                 "                    refused[each.id] = error\n                break",
@@ -98,7 +98,7 @@ ROOM_BUGS = (
     Bug(
         "a restored store's batch is not looked for",
         "A batch that was completed becomes a failed one without output, although its files are there.",
-        (Edit("offline/turn.py", ".exists) and await self._end_again():", ".exists) and not self._hold:"),),
+        (Edit("offline/batch/turn.py", ".exists) and await self._end_again():", ".exists) and not self._hold:"),),
         (RESTORE + "a_batch_that_had_ended_ends_again_as_it_did",),
     ),
     Bug(
@@ -106,7 +106,7 @@ ROOM_BUGS = (
         "A batch that nobody cancelled is shown as cancelled, without a word.",
         (
             Edit(
-                "offline/turn.py",
+                "offline/batch/turn.py",
                 "            await self._end(BatchState.CANCELLED, faults=lost)\n        else:\n",
                 "            await self._end(BatchState.CANCELLED, faults=lost)\n        elif lost:\n"
                 "            await self._end(BatchState.CANCELLED)\n        else:\n",
@@ -119,7 +119,7 @@ ROOM_BUGS = (
         "The output of a batch that a restored store had forgotten is removed after ninety days.",
         (
             Edit(
-                "streaming/shelf.py",
+                "streaming/batches/file_store.py",
                 "                found.rename(path)\n                os.utime(path)",
                 "                os.utime(found)",
             ),
@@ -129,7 +129,7 @@ ROOM_BUGS = (
     Bug(
         "the oldest note counts",
         "A turn that was overtaken decides how a batch ended.",
-        (Edit("streaming/shelf.py", '.????????"), reverse=True)]', '.????????"))]'),),
+        (Edit("streaming/batches/file_store.py", '.????????"), reverse=True)]', '.????????"))]'),),
         (RESTORE + "the_last_note_whose_files_are_there_counts",),
     ),
 )

@@ -15,7 +15,7 @@ SECURITY = (
         "Whoever knows a batch's id reads and steers it, whatever its tenant.",
         (
             Edit(
-                "streaming/batches.py",
+                "streaming/batches/store.py",
                 "record is None or record.batch.tenant != tenant:",
                 "record is None or not tenant:",
             ),
@@ -38,7 +38,7 @@ SECURITY = (
     Bug(
         "every key administers",
         "A tenant's key drops dead letters and steers pools.",
-        (Edit("api/keys.py", "if not caller.admin:", "if not caller.tenant:"),),
+        (Edit("api/auth/keys.py", "if not caller.admin:", "if not caller.tenant:"),),
         (DOORS + "a_key_reaches_as_far_as_it_may",),
     ),
     Bug(
@@ -62,7 +62,7 @@ SECURITY = (
     Bug(
         "a 405 names the first method only",
         "A client is told that an address does not answer to what it answers to.",
-        (Edit("api/guard.py", '{*methods, "HEAD"} if "GET" in methods else methods', "list(methods)[:1]"),),
+        (Edit("api/auth/guard.py", '{*methods, "HEAD"} if "GET" in methods else methods', "list(methods)[:1]"),),
         (DOORS + "methods_that_are_not_listed_do_nothing",),
     ),
     Bug(
@@ -70,7 +70,7 @@ SECURITY = (
         "A request asks for as many as it likes, and the document says so.",
         (
             Edit(
-                "api/schemas.py",
+                "api/openai/schemas.py",
                 "top_logprobs: Annotated[int, Field(ge=0, le=20)]",
                 "top_logprobs: Annotated[int, Field(ge=0)]",
             ),
@@ -80,7 +80,7 @@ SECURITY = (
     Bug(
         "a text without a bound",
         "A name of any size goes into the record of its job.",
-        (Edit("api/schemas.py", "user: Annotated[str, Field(max_length=256)] | None", "user: str | None"),),
+        (Edit("api/openai/schemas.py", "user: Annotated[str, Field(max_length=256)] | None", "user: str | None"),),
         (FIELDS + "whatever_a_body_may_hold_is_bounded",),
     ),
     Bug(
@@ -92,7 +92,7 @@ SECURITY = (
     Bug(
         "a webhook's answer is read to its end",
         "An endpoint that answers without end holds an attempt, and the network, until its time is over.",
-        (Edit("offline/postman.py", "                if size > MAX_BYTES:\n                    break\n", ""),),
+        (Edit("offline/webhooks/postman.py", "                if size > MAX_BYTES:\n                    break\n", ""),),
         ("tests/test_offline_webhooks.py::test_an_answer_without_end_is_not_read_to_its_end",),
     ),
     Bug(
@@ -100,7 +100,7 @@ SECURITY = (
         "Whoever has a worker's password reads what has nothing to do with its work.",
         (
             Edit(
-                "streaming/acl.py",
+                "streaming/store/acl.py",
                 '"xrange": frozenset({"log"}),\n        "hgetall": frozenset({"card"}),\n        "pubsub',
                 '"xrange": frozenset({"log", "dead"}),\n        "hgetall": frozenset({"card"}),\n        "pubsub',
             ),
@@ -110,7 +110,7 @@ SECURITY = (
     Bug(
         "an unknown endpoint is a chat",
         "A job for an endpoint that is not there is told that its messages are missing.",
-        (Edit("api/schemas.py", 'if endpoint != "/v1/chat/completions":', "if endpoint == []:"),),
+        (Edit("api/openai/schemas.py", 'if endpoint != "/v1/chat/completions":', "if endpoint == []:"),),
         (FIELDS + "a_field_is_bounded_and_named",),
     ),
     Bug(
@@ -118,7 +118,7 @@ SECURITY = (
         "Code beside the weights is loaded with them although the manifest does not name it.",
         (
             Edit(
-                "workers/manifest.py",
+                "workers/engines/manifest.py",
                 "    if expected is None:\n        raise",
                 "    if expected is None:\n        return\n        raise",
             ),
@@ -130,7 +130,7 @@ SECURITY = (
         "An adapter's files are loaded unchecked.",
         (
             Edit(
-                "workers/trtllm_args.py",
+                "workers/engines/trtllm/args.py",
                 "for name in (*named, *settings.lora.values()) if name",
                 "for name in named if name",
             ),

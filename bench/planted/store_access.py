@@ -13,7 +13,7 @@ STORE_ACCESS = (
         "With several partitions and quotas the messages of a broker are refused for want of a right.",
         (
             Edit(
-                "streaming/acl.py",
+                "streaming/store/acl.py",
                 '"put", "cancel", "record", "usage", "ended"',
                 '"put", "cancel", "record", "ended"',
             ),
@@ -23,7 +23,7 @@ STORE_ACCESS = (
     Bug(
         "a right that lacks is the job's fault",
         "A mistake in the store's users makes processes fail at sound jobs, and a broker's messages are rejected.",
-        (Edit("streaming/wire.py", "if DENIED_IN_SCRIPT in words:", "if DENIED_IN_SCRIPT == words:"),),
+        (Edit("streaming/redis/client.py", "if DENIED_IN_SCRIPT in words:", "if DENIED_IN_SCRIPT == words:"),),
         (ACCESS + "a_right_that_lacks_is_the_stores_refusal",),
     ),
     Bug(
@@ -104,7 +104,7 @@ STORE_ACCESS = (
     Bug(
         "a role may do everything",
         "Whoever has one role's password reads, changes and ends everything in Redis.",
-        (Edit("streaming/acl.py", '"sanitize-payload", "-@all"]', '"sanitize-payload", "+@all"]'),),
+        (Edit("streaming/store/acl.py", '"sanitize-payload", "-@all"]', '"sanitize-payload", "+@all"]'),),
         (ACCESS + "a_role_may_nothing_beyond_its_own",),
     ),
     Bug(
@@ -112,7 +112,7 @@ STORE_ACCESS = (
         "A role's password opens everything that Penstock keeps, and not what the role needs of it.",
         (
             Edit(
-                "streaming/acl.py",
+                "streaming/store/acl.py",
                 "    keys = {_pattern(kind) for kind in _kinds(role)}\n",
                 '    keys = {f"{ROOT}*"}\n',
             ),
@@ -122,13 +122,13 @@ STORE_ACCESS = (
     Bug(
         "Celery's commands on all keys",
         "An offline process may use Celery's commands on the jobs too.",
-        (Edit("streaming/acl.py", "~{BROKER}* &{BROKER}*)", "~{ROOT}* &{BROKER}*)"),),
+        (Edit("streaming/store/acl.py", "~{BROKER}* &{BROKER}*)", "~{ROOT}* &{BROKER}*)"),),
         (ACCESS + "keys_and_channels_of_others_are_closed",),
     ),
     Bug(
         "keys that a record names are forgotten",
         "A job's end is refused in the middle, because its lane's key stands in its record and not in the script.",
-        (Edit("streaming/acl.py", "            found.update(kinds)\n", "            pass\n"),),
+        (Edit("streaming/store/acl.py", "            found.update(kinds)\n", "            pass\n"),),
         (ACCESS + "what_a_script_needs_is_read_off_it",),
     ),
     Bug(
@@ -136,7 +136,7 @@ STORE_ACCESS = (
         "A role is refused what its scripts do, and nothing works with an ACL.",
         (
             Edit(
-                "streaming/acl.py",
+                "streaming/store/acl.py",
                 "    for script in SCRIPTS[role]:\n        found |= script_commands(script)\n",
                 "    for script in SCRIPTS[role] - {'claim'}:\n        found |= script_commands(script)\n",
             ),
@@ -146,7 +146,7 @@ STORE_ACCESS = (
     Bug(
         "a command by the name it has in the code",
         "The client library sends another one, which is refused: a broker's messages are never taken.",
-        (Edit("streaming/acl.py", '"incrby": frozenset', '"incr": frozenset'),),
+        (Edit("streaming/store/acl.py", '"incrby": frozenset', '"incr": frozenset'),),
         (ACCESS + "plain_commands_are_allowed",),
     ),
     Bug(
@@ -154,7 +154,7 @@ STORE_ACCESS = (
         "Without a login the server takes commands.",
         (
             Edit(
-                "streaming/acl.py",
+                "streaming/store/acl.py",
                 '_user("default", ["off"], (), (), ())',
                 '_user("default", ["on", "nopass"], ("ping",), (), ())',
             ),

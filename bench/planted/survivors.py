@@ -55,13 +55,13 @@ SURVIVORS = (
     Bug(
         "a young batch in quarantine",
         "A batch that is being created loses its folder to the quarantine.",
-        (Edit("offline/desk.py", "if state is None} & set(old))", "if state is None})"),),
+        (Edit("offline/batch/desk.py", "if state is None} & set(old))", "if state is None})"),),
         ("tests/test_offline_tidy.py::test_what_is_young_is_left_alone",),
     ),
     Bug(
         "a newer answer is a failure",
         "During an upgrade the answers of newer workers are written down as errors of their lines.",
-        (Edit("offline/lines.py", "if record is not None and record.newer:", "if False:"),),
+        (Edit("offline/batch/lines.py", "if record is not None and record.newer:", "if False:"),),
         ("tests/test_offline_lines.py::test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process",),
     ),
     Bug(
@@ -87,7 +87,7 @@ SURVIVORS = (
         "A reader that missed two hand-overs sees nothing more until the job ends.",
         (
             Edit(
-                "streaming/relay.py",
+                "streaming/jobs/relay.py",
                 "return (LoggedRun(current, inbox.number), *record.runs[place + 1 :])",
                 "return (LoggedRun(current, inbox.number),)",
             ),
@@ -115,43 +115,53 @@ SURVIVORS = (
     Bug(
         "two runs of one number",
         "A reader is shown the tokens of another's job: both runs are the same number of the same worker.",
-        (Edit("streaming/lease.py", "if self._run == before + want:", "if True:"),),
+        (Edit("streaming/jobs/lease.py", "if self._run == before + want:", "if True:"),),
         (PROTOCOL + "a_run_shares_its_number_with_none_of_another_partition",),
     ),
     Bug(
         "an outage rejects a message",
         "A message that comes again while the store may be given nothing is put aside for good.",
-        (Edit("offline/intake.py", INTAKE, INTAKE.replace(", Unavailable", "")),),
+        (Edit("offline/broker/intake.py", INTAKE, INTAKE.replace(", Unavailable", "")),),
         (WAITING,),
     ),
     Bug(
         "a full lane rejects a message",
         "A message that comes again while its lane is full is put aside for good.",
-        (Edit("offline/intake.py", INTAKE, INTAKE.replace(", LaneFull", "")),),
+        (Edit("offline/broker/intake.py", INTAKE, INTAKE.replace(", LaneFull", "")),),
         (WAITING,),
     ),
     Bug(
         "a full store rejects a message",
         "A message that comes again while the store, or its tenant's quota, is full is put aside for good.",
-        (Edit("offline/intake.py", INTAKE, INTAKE.replace(", StoreFull", "")),),
+        (Edit("offline/broker/intake.py", INTAKE, INTAKE.replace(", StoreFull", "")),),
         (WAITING,),
     ),
     Bug(
         "a worker judged by what was long ago",
         "The only busy worker is cordoned when its machine becomes slower, with nobody there to compare it with.",
-        (Edit("scheduler/health.py", " and now - record.window.at <= STALE_S\n", "\n"),),
+        (Edit("scheduler/policy/health.py", " and now - record.window.at <= STALE_S\n", "\n"),),
         ("tests/test_scheduler_health.py::test_a_peer_that_has_long_been_idle_judges_nobody",),
     ),
     Bug(
         "an attempt longer than its lease",
         "Two processes deliver one webhook message at the same time.",
-        (Edit("offline/postman.py", "int(2000 * self.settings.timeout_s)", "int(200 * self.settings.timeout_s)"),),
+        (
+            Edit(
+                "offline/webhooks/postman.py",
+                "int(2000 * self.settings.timeout_s)",
+                "int(200 * self.settings.timeout_s)",
+            ),
+        ),
         ("tests/test_offline_webhooks.py::test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last",),
     ),
     Bug(
         "a cancelled batch waits its whole time",
         "Cancelling takes half a minute though everything has stopped, and for ever where one worker says nothing.",
-        (Edit("offline/turn.py", "lines.idle or loop.time() > stopping", "lines.idle and loop.time() > stopping"),),
+        (
+            Edit(
+                "offline/batch/turn.py", "lines.idle or loop.time() > stopping", "lines.idle and loop.time() > stopping"
+            ),
+        ),
         (TURN + "a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_time",),
     ),
     Bug(
@@ -159,7 +169,7 @@ SURVIVORS = (
         "Output that no record names stays on the disk.",
         (
             Edit(
-                "offline/turn.py",
+                "offline/batch/turn.py",
                 "            for _, file in made:  # whoever has the batch now makes its own\n"
                 "                await asyncio.to_thread(self._bench.shelf.remove, file.id)\n",
                 "",

@@ -26,7 +26,9 @@ CACHES = (
         "A right guess of another tenant's prompt is answered at once, and `cached_tokens` says so.",
         (
             Edit(
-                "workers/llamacpp_slots.py", "reusable = self.owner == generation.tenant", "reusable = bool(self.owner)"
+                "workers/engines/llamacpp/slots.py",
+                "reusable = self.owner == generation.tenant",
+                "reusable = bool(self.owner)",
             ),
         ),
         (ENGINES + "a_right_guess_of_another_tenants_prompt_is_not_seen",),
@@ -36,7 +38,7 @@ CACHES = (
         "A request that is refused before its prompt is computed makes the last tenant's cache its own.",
         (
             Edit(
-                "workers/llamacpp_slots.py",
+                "workers/engines/llamacpp/slots.py",
                 "        if not reusable:\n            self.disown()\n",
                 "        if not reusable:\n            self.own(generation)\n",
             ),
@@ -46,19 +48,19 @@ CACHES = (
     Bug(
         "a slot goes back to its last owner",
         "A request that owns nothing leaves the slot's cache, which may be another's by now, to the owner before it.",
-        (Edit("workers/llamacpp_slots.py", "        if not reusable:\n            self.disown()\n", ""),),
+        (Edit("workers/engines/llamacpp/slots.py", "        if not reusable:\n            self.disown()\n", ""),),
         (ENGINES + "a_request_that_owns_nothing_leaves_nothing_to_the_owner_before_it",),
     ),
     Bug(
         "long prompts are everybody's",
         "A right guess of another tenant's long document is answered at once.",
-        (Edit("workers/sim_cache.py", "if owner == tenant]", "if owner == tenant or len(prompt) > 4096]"),),
+        (Edit("workers/engines/sim/cache.py", "if owner == tenant]", "if owner == tenant or len(prompt) > 4096]"),),
         (ENGINES + "what_the_simulated_engine_caches_is_its_owners_at_any_length",),
     ),
     Bug(
         "one salt for all",
         "TensorRT-LLM reuses the blocks of one tenant for another.",
-        (Edit("workers/trtllm.py", "request.tenant.encode()", 'b"tenant"'),),
+        (Edit("workers/engines/trtllm/engine.py", "request.tenant.encode()", 'b"tenant"'),),
         (TRTLLM + "cached_prompts_of_tenants_are_told_apart",),
     ),
     Bug(
@@ -66,7 +68,9 @@ CACHES = (
         "A version of TensorRT-LLM that cannot tell tenants apart goes on reusing what it has cached.",
         (
             Edit(
-                "workers/trtllm.py", "fields(self._settings, context, salted=salted)", "fields(self._settings, context)"
+                "workers/engines/trtllm/engine.py",
+                "fields(self._settings, context, salted=salted)",
+                "fields(self._settings, context)",
             ),
         ),
         (TRTLLM + "a_version_that_cannot_tell_tenants_apart_reuses_nothing",),
@@ -83,7 +87,13 @@ CONTROL = (
     Bug(
         "control tokens of messages are roles",
         "A user message opens a turn of the system.",
-        (Edit("workers/llamacpp_prompt.py", "marked, mark = self._control.mark(turns)", 'marked, mark = turns, ""'),),
+        (
+            Edit(
+                "workers/engines/llamacpp/prompt.py",
+                "marked, mark = self._control.mark(turns)",
+                'marked, mark = turns, ""',
+            ),
+        ),
         (ENGINES + "a_message_cannot_open_a_turn",),
     ),
     Bug(
@@ -91,7 +101,7 @@ CONTROL = (
         "Text that a lost worker's model wrote letter by letter opens a turn where it is resumed.",
         (
             Edit(
-                "workers/llamacpp_prompt.py",
+                "workers/engines/llamacpp/prompt.py",
                 'parts.extend(self._control.cut("".join(text for text, _, _ in rows)))',
                 'parts.append("".join(text for text, _, _ in rows))',
             ),
@@ -101,13 +111,13 @@ CONTROL = (
     Bug(
         "a mark that can be guessed",
         "A message holds all of the few marks there are, and its control tokens are read where it likes.",
-        (Edit("workers/control_tokens.py", "secrets.token_hex(8)", "secrets.token_hex(1)"),),
+        (Edit("workers/engines/control_tokens.py", "secrets.token_hex(8)", "secrets.token_hex(1)"),),
         (ENGINES + "a_mark_cannot_be_guessed",),
     ),
     Bug(
         "the other tokenizer reads them",
         "TensorRT-LLM's tokenizer reads control tokens in messages.",
-        (Edit("workers/trtllm_text.py", "return self._ids(text.split(mark) if mark else [text])",
+        (Edit("workers/engines/trtllm/text.py", "return self._ids(text.split(mark) if mark else [text])",
               'return self._ids([text.replace(mark, "") if mark else text])'),),
         (TRTLLM + "control_tokens_of_a_message_are_text",),
     ),
@@ -222,13 +232,13 @@ STORAGE = (
     Bug(
         "the loss of one partition refuses everywhere",
         "While one of many primaries is away, no tenant with a quota gets a job into any partition.",
-        (Edit("streaming/quotas.py", KNOWN, KNOWN.replace("return known", "raise")),),
+        (Edit("streaming/jobs/quotas.py", KNOWN, KNOWN.replace("return known", "raise")),),
         (QUOTAS + "the_loss_of_one_partition_refuses_nobody_elsewhere",),
     ),
     Bug(
         "what was known of a lost partition is forgotten",
         "While one of many primaries is away, a tenant's limit does not count what it keeps there.",
-        (Edit("streaming/quotas.py", KNOWN, KNOWN.replace("known", "Usage()")),),
+        (Edit("streaming/jobs/quotas.py", KNOWN, KNOWN.replace("known", "Usage()")),),
         (QUOTAS + "the_loss_of_one_partition_refuses_nobody_elsewhere",),
     ),
     Bug(
@@ -259,13 +269,13 @@ STORAGE = (
     Bug(
         "what others hold is old",
         "With several partitions a tenant brings for a minute what it likes.",
-        (Edit("streaming/quotas.py", "OTHERS_MAX_AGE_S = 1.0", "OTHERS_MAX_AGE_S = 60.0"),),
+        (Edit("streaming/jobs/quotas.py", "OTHERS_MAX_AGE_S = 1.0", "OTHERS_MAX_AGE_S = 60.0"),),
         (QUOTAS + "what_other_partitions_hold_is_as_it_was_a_second_ago",),
     ),
     Bug(
         "messages of a broker are not counted",
         "Through the broker a tenant keeps as many jobs as it likes.",
-        (Edit("offline/intake.py", ", quota=self._quota\n            )", "\n            )"),),
+        (Edit("offline/broker/intake.py", ", quota=self._quota\n            )", "\n            )"),),
         ("tests/test_offline_events.py::test_what_a_tenant_may_keep_bounds_its_messages_too",),
     ),
     Bug(
@@ -303,7 +313,7 @@ STORAGE = (
     Bug(
         "a file without a record is charged for ever",
         "Nobody can delete it, and a hundred of them keep all other files from being forgotten.",
-        (Edit("streaming/files.py", 'if name.startswith("file-")]', 'if name in await self.known([name])]'),),
+        (Edit("streaming/batches/files.py", 'if name.startswith("file-")]', 'if name in await self.known([name])]'),),
         (TIDY + "files_whose_records_are_lost_end_with_their_time",),
     ),
     Bug(
@@ -322,7 +332,7 @@ STORAGE = (
     Bug(
         "other partitions are not asked",
         "With several partitions a tenant keeps as many times what it may.",
-        (Edit("streaming/quotas.py", "max(0, limit - held)", "limit"),),
+        (Edit("streaming/jobs/quotas.py", "max(0, limit - held)", "limit"),),
         (QUOTAS + "partitions_share_a_limit",),
     ),
 )  # fmt: skip

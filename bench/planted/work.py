@@ -15,7 +15,13 @@ WORK = (
     Bug(
         "a list of prompts is one prompt",
         "A request of 128 prompts is counted as one of them: the store fills beyond what was reserved.",
-        (Edit("streaming/work.py", "sampling.n * prompt_count(prompt) * answer_tokens", "sampling.n * answer_tokens"),),
+        (
+            Edit(
+                "streaming/jobs/work.py",
+                "sampling.n * prompt_count(prompt) * answer_tokens",
+                "sampling.n * answer_tokens",
+            ),
+        ),
         (UNITS + "work_is_choices_times_tokens",),
     ),
     Bug(
@@ -23,7 +29,7 @@ WORK = (
         "Requests that name no limit cost a tenant's quota nothing.",
         (
             Edit(
-                "streaming/work.py",
+                "streaming/jobs/work.py",
                 "(card.default_output or card.max_output) if max_tokens is None else max_tokens",
                 "max_tokens or 0",
             ),
@@ -35,7 +41,7 @@ WORK = (
         "A batch passes a quota that the same requests, sent one by one, would exceed.",
         (
             Edit(
-                "streaming/work.py",
+                "streaming/jobs/work.py",
                 "sum(prompt_sizes(prompt)) + work_of(prompt, sampling, card)",
                 "(sum(prompt_sizes(prompt)) + (sampling.max_tokens or 0))",
             ),
@@ -45,7 +51,7 @@ WORK = (
     Bug(
         "a prompt of many choices is counted once",
         "A batch with n = 8 and long prompts costs an eighth of the quota that eight lines cost.",
-        (Edit("streaming/work.py", "sampling.n * sum(prompt_sizes(prompt))", "sum(prompt_sizes(prompt))"),),
+        (Edit("streaming/jobs/work.py", "sampling.n * sum(prompt_sizes(prompt))", "sum(prompt_sizes(prompt))"),),
         (UNITS + "many_choices_weigh_what_as_many_requests_weigh",),
     ),
     Bug(
@@ -57,13 +63,13 @@ WORK = (
     Bug(
         "any number of choices in a line of a batch",
         "What is refused at the door comes in by a file.",
-        (Edit("offline/survey.py", "terms.models, terms.max_choices)", "terms.models)"),),
+        (Edit("offline/batch/survey.py", "terms.models, terms.max_choices)", "terms.models)"),),
         (BOUND + "a_line_of_a_batch_is_held_to_it",),
     ),
     Bug(
         "any number of choices in a message",
         "What is refused at the door comes in by a broker.",
-        (Edit("offline/intake.py", "            check_choices(asked, self._max_choices)\n", ""),),
+        (Edit("offline/broker/intake.py", "            check_choices(asked, self._max_choices)\n", ""),),
         (BOUND + "a_message_of_a_broker_is_held_to_it",),
     ),
     Bug(
@@ -244,7 +250,13 @@ WORK = (
     Bug(
         "a quota that is given back while a turn begins",
         "While the ledger of a large batch is read, another batch of the tenant takes its tokens.",
-        (Edit("offline/turn.py", "if self._lines is not None and self._lines.opened:", "if self._lines is not None:"),),
+        (
+            Edit(
+                "offline/batch/turn.py",
+                "if self._lines is not None and self._lines.opened:",
+                "if self._lines is not None:",
+            ),
+        ),
         (QUOTA + "nothing_is_said_of_a_ledger_that_is_being_read",),
     ),
     Bug(
@@ -252,7 +264,7 @@ WORK = (
         "Between two looks a batch seems smaller than it is, and its tenant gets more in.",
         (
             Edit(
-                "offline/lines.py",
+                "offline/batch/lines.py",
                 "before = len(self._queued)\n",
                 "before = len(self._queued)\n                self.tokens_left -= self.plan.tokens[lines[0]]\n",
             ),
@@ -264,7 +276,9 @@ WORK = (
         "A batch holds its whole quota until its end.",
         (
             Edit(
-                "offline/lines.py", "        self.tokens_left -= sum(self.plan.tokens[row.line] for row in ends)\n", ""
+                "offline/batch/lines.py",
+                "        self.tokens_left -= sum(self.plan.tokens[row.line] for row in ends)\n",
+                "",
             ),
         ),
         (QUOTA + "what_is_left_is_what_has_no_answer",),

@@ -11,7 +11,7 @@ from coverage import CoverageData
 
 from bench.reach.contexts import passed
 
-ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
+ROOMS = ("api", "workers", "scheduler", "offline", "streaming", "runtime")
 DATA, TOLD = ".coverage", "times.json"
 PHASE = re.compile(r" \((?:setup|call|teardown)\)$")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
-from streaming.scripts import assemble
+from streaming.redis.scripts import assemble
 
 FOLDER = "streaming/lua"
 NO_CALLERS = ("scripts.py", "acl.py", "keys.py")
@@ -32,10 +32,10 @@ def callers(tree: Path, names: Collection[str]) -> dict[str, list[int]]:
     """The lines of `streaming` that name one of these scripts as they run it, by file."""
     word = re.compile("|".join(rf'"{re.escape(name)}"' for name in names)) if names else None
     found: dict[str, list[int]] = {}
-    for path in sorted((tree / "streaming").glob("*.py")):
+    for path in sorted((tree / "streaming").rglob("*.py")):
         if word is None or path.name in NO_CALLERS:
             continue
         lines = [number for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if word.search(line)]
         if lines:
-            found[f"streaming/{path.name}"] = lines
+            found[path.relative_to(tree).as_posix()] = lines
     return found

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.penstock import MODEL
-from streaming.messages import Turn
-from workers.sim import prompt_text, token_text
+from streaming.jobs.messages import Turn
+from workers.engines.sim.engine import prompt_text, token_text
 
 HOST = "127.0.0.1"
 LINE = 1 << 20

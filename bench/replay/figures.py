@@ -12,7 +12,7 @@ from bench.load.stats import spread
 from bench.replay.play import Asked
 from bench.report import Column, Ratio
 from bench.table1.server import seen
-from scheduler.limits import TARGETS
+from scheduler.policy.limits import TARGETS
 
 MAX_TIMINGS = 500
 """Of each class that the server is asked for."""

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduler.freeness import merged
-from scheduler.limits import Limits
-from scheduler.plan import State
-from scheduler.policy import decide
-from scheduler.snapshot import Snapshot, Worker
+from scheduler.policy.decide import decide
+from scheduler.policy.freeness import merged
+from scheduler.policy.limits import Limits
+from scheduler.policy.plan import State
+from scheduler.policy.snapshot import Snapshot, Worker
 
 TICK_S = 2.0
 """Of Penstock's scheduler here: half as often as by default, which costs it a second and saves half of the run."""

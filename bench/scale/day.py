@@ -14,7 +14,7 @@ from bench.scale.plant import Engine
 from bench.scale.run import Outcome, simulate
 from bench.workload.generate import Shape, bursts, requests
 from bench.workload.trace import Request
-from scheduler.limits import TARGETS, Limits
+from scheduler.policy.limits import TARGETS, Limits
 
 WARM_S = 7200.0
 """Before the day that is measured: what a policy has to learn, it learns here."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from bench.workload.trace import Request
-from scheduler.snapshot import Lane, Served, Snapshot, Worker
+from scheduler.policy.snapshot import Lane, Served, Snapshot, Worker
 
 LANES = ("interactive", "standard", "batch")
 SAYS_S = 2.0

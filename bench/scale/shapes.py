@@ -14,9 +14,9 @@ from typing import Any
 from bench.scale.plant import Engine, Plant
 from bench.workload.generate import Lengths
 from bench.workload.trace import Request
-from scheduler import shapes
-from scheduler.limits import Limits
-from scheduler.switch import Switch, decide
+from scheduler.policy import shapes
+from scheduler.policy.limits import Limits
+from scheduler.policy.switch import Switch, decide
 
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Clients of the sweep."""

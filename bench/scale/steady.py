@@ -11,7 +11,7 @@ from bench.scale.contenders import Backlog, Own
 from bench.scale.plant import Engine
 from bench.scale.run import Outcome, simulate
 from bench.workload.generate import Shape, requests
-from scheduler.limits import TARGETS, Limits
+from scheduler.policy.limits import TARGETS, Limits
 
 WARM_S = 7200.0
 HOUR_S = 3600.0

@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 
 from bench.gateway.engine import Tap, forever, settings_from
-from workers.engine import Piece
+from workers.engines.base import Piece
 
 HEAD_END = b"\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Ended: %.6f\r\nContent-Length: %d\r\n\r\n%b"

@@ -16,7 +16,7 @@ from bench.chaos.http import Cut, Exchange
 from bench.chaos.rows.workers import victim
 from bench.chaos.stage import Row, Stage
 from bench.chaos.tenants import TENANTS, authorization
-from workers import weights
+from workers.engines import weights
 
 TOKENS = 48
 MODEL = "smollm"

@@ -21,8 +21,8 @@ from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import Row, Stage
 from bench.chaos.tenants import FIRST, authorization
 from bench.chaos.waiting import becomes, until
+from streaming.jobs.messages import State
 from streaming.keys import ROOT, fleet_key, partition_key, prefix
-from streaming.messages import State
 
 TOKENS = 200
 

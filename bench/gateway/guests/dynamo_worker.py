@@ -19,8 +19,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from bench.gateway.engine import MODEL, Tap, settings_from
-from workers.engine import Piece
-from workers.sim import WORDS
+from workers.engines.base import Piece
+from workers.engines.sim.engine import WORDS
 
 PLACES = 1024
 """Longer answers it cannot give."""

@@ -1,0 +1,94 @@
+"""/admin/dlq: dead letters, for operators: list, show, replay, drop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.admission import services_of
+from api.auth import audit
+from api.jobs import as_json, view_of
+from api.openai import errors
+from api.openai.rendering import job_object
+from api.query import whole_number
+from streaming.errors import LaneFull, MalformedJob, UnknownJob
+from streaming.jobs.dead_letters import DeadLetter, DeadLetters
+
+MAX_PER_PAGE = 100
+
+
+async def listing(request: Request) -> Response:
+    """GET /admin/dlq[?limit=]: the newest first."""
+    letters = await _letters(request).recent(page_limit(request.query_params.get("limit")))
+    return as_json({"object": "list", "data": [_object(letter) for letter in letters]})
+
+
+async def show(request: Request) -> Response:
+    """GET /admin/dlq/{id}: the letter, and the job it names while that is kept (without its prompt)."""
+    services = services_of(request)
+    letter = await _found(request)
+    job: dict[str, Any] | None = None
+    if letter.job:
+        try:
+            job = job_object(await view_of(services, await services.journal.outline(letter.job)))
+        except UnknownJob:
+            job = None  # its retention is over; the letter still says what happened
+    return as_json(_object(letter) | {"job": job})
+
+
+async def replay(request: Request) -> Response:
+    """POST /admin/dlq/{id}/replay: 202 with the new job; the letter is gone."""
+    services, letter = services_of(request), await _found(request)
+    if not letter.job:
+        raise errors.invalid_request("This letter is not a job: there is nothing to replay. Drop it.")
+    try:
+        accepted = await DeadLetters(services.wire).replay(letter.id)
+    except UnknownJob:
+        raise errors.result_expired(letter.job) from None
+    except MalformedJob as error:
+        raise errors.nothing_to_replay(letter.job, str(error)) from None
+    except LaneFull as error:
+        raise errors.queue_full(error.waiting, 5) from None
+    audit.detail(request.scope, job=accepted.id)
+    record = await services.journal.outline(accepted.id)
+    headers = {"Location": f"/v1/jobs/{accepted.id}", "X-Job-Id": accepted.id}
+    return as_json(job_object(await view_of(services, record)), 202, headers)
+
+
+async def drop(request: Request) -> Response:
+    """DELETE /admin/dlq/{id}."""
+    letter = await _found(request)
+    await _letters(request).drop(letter.id)
+    return as_json({"id": letter.id, "object": "dead_letter", "deleted": True})
+
+
+def _letters(request: Request) -> DeadLetters:
+    return DeadLetters(services_of(request).wire)
+
+
+async def _found(request: Request) -> DeadLetter:
+    """The letter in the path. Raises ApiError (404)."""
+    letters = _letters(request)
+    try:
+        return await letters.get(request.path_params["letter_id"])
+    except UnknownJob:
+        raise errors.dead_letter_not_found() from None
+
+
+def page_limit(text: str | None) -> int:
+    """Raises ApiError (400)."""
+    return MAX_PER_PAGE if text is None else whole_number(text, "limit", 1, MAX_PER_PAGE)
+
+
+def _object(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "object": "dead_letter",
+        "reason": letter.reason,
+        "at": letter.at_ms / 1000,
+        "job_id": letter.job or None,
+        "lane": letter.lane or None,
+        "entry": letter.entry or None,
+    }

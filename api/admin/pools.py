@@ -1,0 +1,230 @@
+"""/admin/pools: how many workers each model has and should have, why, who decides, and manual overrides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.admission import caller_of, read_body, services_of
+from api.auth import audit
+from api.jobs import as_json
+from api.openai import errors
+from api.openai.answers import MAX_OVERRIDE_S
+from api.openai.schemas import read_object
+from api.services import Services
+from streaming.fleet.overrides import Override
+from streaming.fleet.plans import Noted, Plan, Prospect
+from streaming.jobs.backlog import Lane
+from streaming.jobs.messages import Process
+from streaming.settings import ModelSettings
+
+ACTIONS = 20
+FIELDS = ("want", "paused", "for_s")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of all pools at one moment."""
+
+    plans: Mapping[str, Plan]
+    workers: Sequence[Process]
+    lanes: Sequence[Lane]
+    overrides: Mapping[str, Override]
+
+
+async def listing(request: Request) -> Response:
+    """GET /admin/pools: every model's pool, who leads, and the newest actions."""
+    services = services_of(request)
+    view, lead, actions = await asyncio.gather(
+        _view(services, services.models), services.leadership.current(), services.plans.actions(ACTIONS)
+    )
+    return as_json(
+        {
+            "object": "list",
+            "data": [_pool(services, model, view) for model in services.models],
+            "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
+            "actions": [_action(noted) for noted in actions],
+        }
+    )
+
+
+async def show(request: Request) -> Response:
+    """GET /admin/pools/{model}."""
+    return await _shown(request)
+
+
+async def override(request: Request) -> Response:
+    """PUT /admin/pools/{model}: {"want": 3} or {"paused": true}, with "for_s" for that long; 200 with the pool."""
+    caller, services, model = caller_of(request), services_of(request), _model(request)
+    body = await read_body(request.scope, request.receive, services.settings.body_limit)
+    want, hold_s = _asked(read_object(body), services, model)
+    audit.detail(request.scope, want=want, paused=want is None, for_s=hold_s)
+    await services.overrides.put(model, want, caller.name or caller.tenant, None if hold_s is None else hold_s * 1000)
+    return await _shown(request)
+
+
+async def resume(request: Request) -> Response:
+    """DELETE /admin/pools/{model}: the scheduler decides again; 200 with the pool, whether or not it did before."""
+    caller, services = caller_of(request), services_of(request)
+    await services.overrides.end(_model(request), caller.name or caller.tenant)
+    return await _shown(request)
+
+
+async def _shown(request: Request) -> Response:
+    services, model = services_of(request), _model(request)
+    return as_json(_pool(services, model, await _view(services, [model])))
+
+
+def _model(request: Request) -> str:
+    """Raises ApiError (404)."""
+    name: str = request.path_params["model"]
+    services_of(request).model(name)
+    return name
+
+
+async def _view(services: Services, models: Iterable[str]) -> View:
+    """Raises Unavailable."""
+    return View(
+        *await asyncio.gather(
+            services.plans.read(),
+            services.fleet.processes("worker"),
+            services.backlog.lanes(models),
+            services.overrides.of(models),
+        )
+    )
+
+
+def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[int | None, int | None]:
+    """The number to set (None: pause) and the seconds it holds. Raises ApiError (400)."""
+    for name in fields:
+        if name not in FIELDS:
+            raise errors.invalid_request(f"{name[:64]!r} is no known field (known: {', '.join(FIELDS)}).", name[:64])
+    settings, want, paused = services.model(model), fields.get("want"), fields.get("paused")
+    if (want is None) == (paused is None):
+        raise errors.invalid_request('Say either "want", a number of workers, or "paused": true.', "want")
+    if paused is not None and paused is not True:
+        raise errors.invalid_request(
+            "paused can only be set to true; DELETE lets the scheduler decide again.", "paused"
+        )
+    least, most = settings.least_wanted, settings.most_wanted
+    if want is not None and (not isinstance(want, int) or isinstance(want, bool) or not least <= want <= most):
+        words = f"want must be a whole number from {least} to {most}, min_workers and max_workers of this model."
+        raise errors.invalid_request(words, "want")
+    hold_s = fields.get("for_s")
+    if hold_s is None:
+        return want, None
+    if isinstance(hold_s, bool) or not isinstance(hold_s, int) or not 1 <= hold_s <= MAX_OVERRIDE_S:
+        raise errors.invalid_request(f"for_s must be a whole number of seconds from 1 to {MAX_OVERRIDE_S}.", "for_s")
+    return want, hold_s
+
+
+# --- what it looks like ----------------------------------------------------------------------------------------------
+
+
+def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
+    plan, settings = view.plans.get(model), services.model(model)
+    workers = [worker for worker in view.workers if worker.model == model]
+    states = Counter(worker.state for worker in workers)
+    cordons = {each.worker: each.reason for each in plan.cordon} if plan is not None else {}
+    return {
+        "object": "pool",
+        "model": model,
+        "want": plan.want if plan else None,
+        "reason": plan.reason if plan else None,
+        "ready": states["ready"],
+        "starting": states["starting"],
+        "draining": states["draining"] + states["drained"],
+        "min": settings.least_wanted,
+        "max": settings.most_wanted,
+        "pool": plan.pool if plan else None,
+        "epoch": plan.epoch if plan else None,
+        "decided_at": plan.at_ms / 1000 if plan else None,
+        "wake_s": plan.wake_s if plan else None,
+        "cold_start_s": plan.cold_start_s if plan else None,
+        "override": _override(view.overrides.get(model)),
+        "lanes": {
+            lane.priority.value: _lane(lane, plan.lanes.get(lane.priority) if plan else None)
+            for lane in view.lanes
+            if lane.model == model
+        },
+        "workers": [_worker(worker, cordons.get(worker.lease)) for worker in workers],
+        "leaving": list(plan.leaving) if plan else [],
+        "shapes": {
+            shape: _shape(shape, pool, plan, [worker for worker in workers if worker.shape == shape])
+            for shape, pool in settings.pools.items()
+            if shape
+        },
+    }
+
+
+def _shape(shape: str, settings: ModelSettings, plan: Plan | None, workers: Sequence[Process]) -> dict[str, Any]:
+    """One of the pools of a model that has several. `takes`: new jobs go there."""
+    states = Counter(worker.state for worker in workers)
+    return {
+        "want": plan.shapes.get(shape) if plan else None,
+        "ready": states["ready"],
+        "starting": states["starting"],
+        "draining": states["draining"] + states["drained"],
+        "min": settings.min_workers,
+        "max": settings.most_workers,
+        "takes": plan is not None and shape in plan.takes,
+    }
+
+
+def _lane(lane: Lane, prospect: Prospect | None) -> dict[str, Any]:
+    """`wait_s`: what a job put now may expect; null: nobody can say, or nobody will begin it."""
+    return {
+        "waiting": lane.waiting,
+        "running": lane.running,
+        "oldest_s": lane.oldest_ms / 1000,
+        "wait_s": prospect.wait_s if prospect else None,
+    }
+
+
+def _worker(worker: Process, cordon: str | None) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "host": worker.host,
+        "state": worker.state,
+        "shape": worker.shape or None,
+        "since": worker.since,
+        "slots": worker.slots,
+        "running": worker.running,
+        "step_ms": 1000 * worker.step_s / worker.steps if worker.steps else None,
+        "cordon": cordon,
+    }
+
+
+def _override(override: Override | None) -> dict[str, Any] | None:
+    if override is None:
+        return None
+    until = None if override.until_ms is None else override.until_ms / 1000
+    return {
+        "want": override.want,
+        "paused": override.paused,
+        "by": override.by,
+        "at": override.at_ms / 1000,
+        "until": until,
+    }
+
+
+def _action(noted: Noted) -> dict[str, Any]:
+    action = noted.action
+    return {
+        "at": noted.at_ms / 1000,
+        "epoch": noted.epoch,
+        "model": action.model or None,
+        "action": action.kind,
+        "was": action.was,
+        "want": action.want,
+        "worker": action.worker or None,
+        "shape": action.shape or None,
+        "reason": action.reason,
+        "by": action.by,
+    }

@@ -1,0 +1,65 @@
+"""/admin/webhooks: webhook messages, for operators: list, show, replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.admin.dead_letters import page_limit
+from api.admission import services_of
+from api.jobs import as_json
+from api.openai import errors
+from streaming.errors import UnknownMessage
+from streaming.events.webhooks import Message, Webhooks
+
+
+async def listing(request: Request) -> Response:
+    """GET /admin/webhooks[?limit=]: the newest first."""
+    messages = await _webhooks(request).recent(page_limit(request.query_params.get("limit")))
+    return as_json({"object": "list", "data": [_object(message) for message in messages]})
+
+
+async def show(request: Request) -> Response:
+    """GET /admin/webhooks/{id}."""
+    return as_json(_object(await _found(request)))
+
+
+async def replay(request: Request) -> Response:
+    """POST /admin/webhooks/{id}/replay: 202; it is sent once more, with the same webhook-id."""
+    message = await _found(request)
+    await _webhooks(request).redeliver(message.id)
+    return as_json(_object(await _found(request)), 202)
+
+
+def _webhooks(request: Request) -> Webhooks:
+    return Webhooks(services_of(request).wire)
+
+
+async def _found(request: Request) -> Message:
+    """The message in the path. Raises ApiError (404)."""
+    webhooks = _webhooks(request)
+    try:
+        return await webhooks.get(request.path_params["message_id"])
+    except UnknownMessage:
+        raise errors.webhook_not_found() from None
+
+
+def _object(message: Message) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "object": "webhook_message",
+        "endpoint": message.endpoint,
+        "event": message.event,
+        "type": message.type,
+        "subject": message.subject,
+        "tenant": message.tenant,
+        "at": message.at_ms / 1000,
+        "status": message.state,
+        "attempts": message.attempts,
+        "last_attempt_at": message.tried_ms / 1000 or None,
+        "next_attempt_at": message.due_ms / 1000 or None,
+        "last_status_code": message.status or None,
+        "last_error": message.problem or None,
+    }

@@ -1,0 +1,111 @@
+"""Guard: decides for every request, before any endpoint, whether it may be answered at all.
+
+In this order: proxies, the Host name, the page's origin, the route's row in the access table, the caller. Endpoints
+find the caller in `scope["state"]["caller"]` and authenticate nobody themselves.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.auth import audit
+from api.auth.access import Access, AccessTable, Found
+from api.auth.hosts import PROBES, Hosts
+from api.auth.keys import Caller
+from api.auth.origins import Origins
+from api.auth.refusals import Refusals
+from api.openai import errors
+from api.openai.errors import ApiError
+from api.openai.rendering import to_json
+from api.services import Services
+
+PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
+"""Headers that proxies add. To a server without keys their requests come from this machine, whoever sent them."""
+
+
+def answer(services: Services, error: ApiError) -> Response:
+    """An error as its JSON answer, counted."""
+    services.metrics.errors.labels(error.code).inc()
+    return Response(to_json(error.body), error.status, error.headers, media_type="application/json")
+
+
+class RequestGuard:
+    """The application behind the guard; stands inside api/middleware.py."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services, self._keyring = app, services, services.keyring
+        self._table, self._refusals = AccessTable(), Refusals()
+        settings, keyless = services.settings, services.keyring.open
+        self._hosts = Hosts(settings.hosts, keyless=keyless)
+        self._origins = Origins(settings.cors_origins, keyless=keyless)
+        self._metrics = Access.ANYONE if settings.shows_metrics(keyless=keyless) else Access.ADMIN
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = self._origins.marking(scope, send)
+        try:
+            passed = self._admit(scope)
+        except ApiError as error:
+            self._refusals.tell(error, scope["path"])
+            await answer(self._services, error)(scope, receive, send)
+            return
+        if isinstance(passed, Response):
+            await passed(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if passed.rule.action:
+                audit.acted(scope, passed)
+
+    def _admit(self, scope: Scope) -> Found | Response:
+        """The row of a request that may be answered, or the answer to a browser's preflight. Raises ApiError."""
+        path, found = scope["path"], None
+        try:
+            found = self._table.find(scope["method"], path)
+            self._check_sender(scope)
+            if found is None:
+                return self._unlisted(scope)
+            if (caller := self._caller(found.rule.access, scope)) is not None:
+                scope["state"]["caller"] = caller
+        except ApiError as error:
+            if path.startswith("/admin"):
+                audit.refused(scope, found, error)
+            raise
+        return found
+
+    def _check_sender(self, scope: Scope) -> None:
+        """Raises ApiError (403, 421)."""
+        headers, path = scope["state"]["headers"], scope["path"]
+        if self._keyring.open and path not in PROBES and not PROXIED.isdisjoint(headers):
+            raise errors.proxy_without_keys()
+        self._hosts.check(headers.get(b"host"), path, scope["http_version"])
+        self._origins.check(scope["method"], path, headers)
+
+    def _unlisted(self, scope: Scope) -> Response:
+        """Raises ApiError (403, 404, 405) but for a preflight."""
+        methods = self._table.methods(scope["path"])
+        if not methods:
+            shorter = scope["path"].rstrip("/")
+            raise errors.unknown_route(shorter if shorter and self._table.methods(shorter) else "")
+        if scope["method"] == "OPTIONS":
+            preflight = self._origins.preflight(methods, scope["path"], scope["state"]["headers"])
+            if preflight is not None:
+                return preflight
+        raise errors.method_not_allowed({*methods, "HEAD"} if "GET" in methods else methods)
+
+    def _caller(self, access: Access, scope: Scope) -> Caller | None:
+        """Who asks; None where it does not matter. Raises ApiError (401, 403)."""
+        if access is Access.METRICS:
+            access = self._metrics
+        if access is Access.ANYONE:
+            return None
+        authorization = scope["state"]["headers"].get(b"authorization", b"").decode("latin-1")
+        if access is Access.CALLER:
+            return self._keyring.caller(authorization)
+        if not self._keyring.open:
+            scope["state"]["caller"] = self._keyring.caller(authorization)  # the audit log names whose key was refused
+        return self._keyring.admin(authorization)

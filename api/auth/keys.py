@@ -1,0 +1,152 @@
+"""Who is calling: API keys, known by their hashes alone, and the address the door may stand at without any."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from api.auth.loopback import is_loopback
+from api.openai.errors import (
+    admin_not_configured,
+    admin_token_required,
+    invalid_api_key,
+    permission_denied,
+    wrong_admin_token,
+)
+from api.settings import ApiSettings, KeySettings
+from runtime.config import ConfigError
+from streaming.priority import Priority
+from streaming.settings import UNLIMITED, QuotaSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request this is, and the highest lane it may use. `name` is the key's, for logs."""
+
+    tenant: str
+    ceiling: Priority
+    name: str = ""
+    admin: bool = False
+    """May call /admin."""
+    batch_tokens: int | None = None
+    """As in KeySettings."""
+    quotas: QuotaSettings = UNLIMITED
+    """As in KeySettings."""
+
+
+LOCAL_CALLER = Caller("local", Priority.INTERACTIVE)
+"""The caller at a door without keys, which only this machine can reach."""
+OPERATOR = Caller("local", Priority.INTERACTIVE, admin=True)
+"""Whoever has the admin token of such a door."""
+
+
+class Keyring:
+    """All keys of a deployment, and the admin token that stands in for an admin key where there are none.
+
+    Raises ConfigError if two of them are the same key.
+    """
+
+    def __init__(self, keys: Mapping[str, KeySettings], admin_token_sha256: str = "") -> None:
+        # Found by a keyed digest in one dict, so the cost does not grow with the number of keys, and the time of a
+        # look-up tells nothing: without this process's random pepper nobody can aim at a stored digest.
+        self._pepper = secrets.token_bytes(32)
+        self._callers: dict[bytes, Caller] = {}
+        for name, key in keys.items():
+            digest = self._digest(bytes.fromhex(key.sha256))
+            if digest in self._callers:
+                twin = self._callers[digest].name
+                raise ConfigError(f"keys.{name}", f"the same key as keys.{twin}", "make a new one")
+            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
+        self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
+
+    @property
+    def open(self) -> bool:
+        """Whether anyone may come in."""
+        return not self._callers
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Who may come in."""
+        return frozenset(caller.tenant for caller in (self._callers.values() or [LOCAL_CALLER]))
+
+    @property
+    def callers(self) -> tuple[Caller, ...]:
+        """The holder of each key."""
+        return tuple(self._callers.values())
+
+    @property
+    def has_admin_token(self) -> bool:
+        """Whether somebody may call /admin without keys."""
+        return self.open and bool(self._admin_token)
+
+    def quotas_of(self, tenant: str) -> QuotaSettings:
+        """What the keys of a tenant say it may keep; of several keys the first that says something of one counts."""
+        found = UNLIMITED
+        for caller in self._callers.values():
+            if caller.tenant == tenant:
+                found = found.over(caller.quotas)
+        return found
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Whoever holds the key in an Authorization header. Raises ApiError (401)."""
+        if self.open:
+            return LOCAL_CALLER
+        token = _bearer(authorization or "")
+        if not token:
+            raise invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
+        caller = self._callers.get(self._digest(_sha256(token)))
+        if caller is None:
+            raise invalid_api_key("This API key is not known here.")
+        return caller
+
+    def admin(self, authorization: str | None) -> Caller:
+        """The holder of an admin key, or of the admin token where there are no keys. Raises ApiError (401, 403)."""
+        if not self.open:
+            caller = self.caller(authorization)
+            if not caller.admin:
+                raise permission_denied("This key may not administer the queue (admin = true in its [keys] row).")
+            return caller
+        if not self._admin_token:
+            raise admin_not_configured()
+        token = _bearer(authorization or "")
+        if not token:
+            raise admin_token_required()
+        if not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
+            raise wrong_admin_token()
+        return OPERATOR
+
+    def _digest(self, sha256: bytes) -> bytes:
+        return hmac.digest(self._pepper, sha256, "sha256")
+
+
+def check_exposure(host: str, keyring: Keyring) -> None:
+    """Refuse to listen beyond this machine without a key. Raises ConfigError."""
+    if keyring.open and not is_loopback(host):
+        raise ConfigError(
+            "api.host",
+            f"{host or 'every address'} can be reached from other machines, and no API key is configured",
+            "add a key as [keys.<name>] with its sha256 and a tenant (docs/operations.md, Keys, shows how), "
+            "or set api.host to 127.0.0.1",
+        )
+
+
+def check_keyless(settings: ApiSettings, keyring: Keyring) -> None:
+    """Refuse settings that would open a server without keys to web pages. Raises ConfigError."""
+    if keyring.open and "*" in settings.cors_origins:
+        problem = "'*' would let every web page use this server, and no API key is configured"
+        raise ConfigError("api.cors_origins", problem, "name the origins, or add a key as [keys.<name>]")
+    if keyring.open and settings.hosts:
+        problem = "without an API key only loopback names are served"
+        raise ConfigError("api.hosts", problem, "remove it, or add a key as [keys.<name>]")
+
+
+def _sha256(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, token = authorization.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

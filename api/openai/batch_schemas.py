@@ -1,0 +1,35 @@
+"""What clients may ask of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from api.openai.fields import Body, Metadata
+
+WINDOWS: Mapping[str, int | None] = {"15m": 15 * 60_000, "1h": 3_600_000, "24h": 24 * 3_600_000, "none": None}
+"""Milliseconds from creation to the last line."""
+
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
+"""How long a file may be kept."""
+
+
+class OutputExpiry(Body):
+    """When output and error file go."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+
+
+class BatchRequest(Body):
+    """The body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    completion_window: Literal["15m", "1h", "24h", "none"] | None = Field(
+        default="24h", description="From creation to the last line; none: as long as it takes."
+    )
+    metadata: Metadata | None = None
+    output_expires_after: OutputExpiry | None = None

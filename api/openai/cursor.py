@@ -1,0 +1,129 @@
+"""Ids of a job's events, `epoch:number:run`: what a client sends back to go on behind one. Opaque to clients.
+
+The events of a job are a log: `queued`, then for each run `started` and its deltas, then the end. Each has a number of
+its own, and later events have greater ones. They follow from what is stored, so that a finished job shows the same log
+as a running one, with f the number of a run's first delta:
+
+| event                              | number    | run                        |
+|------------------------------------|-----------|----------------------------|
+| queued                             | 1         | -                          |
+| started, of the i-th run           | f + i     | that run                   |
+| delta s, of the i-th run           | s + i + 1 | that run                   |
+| the end, behind delta s and k runs | s + k + 2 | the last run, or - (k = 0) |
+
+The run shows who wrote what a reader saw last. A cursor whose epoch or run the store does not know is answered with
+`stream.reset`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from api.openai.errors import invalid_request
+from streaming.jobs.messages import Run, Section, State, Terminal
+from streaming.jobs.records import MALFORMED, Record
+from streaming.jobs.relay import GONE
+
+START, QUEUED = 0, 1
+NO_RUN = "-"
+CUT_SHORT = 10**12
+"""Number of the end of a job that a script ended after a worker had begun it: its log may be trimmed already. Also of a
+job whose record cannot be read, or is gone: nobody knows of its runs any more."""
+
+_SYNTAX = re.compile(r"([0-9]{1,15}):([0-9]{1,15})(?::([0-9a-zA-Z.-]{1,64}))?")
+
+
+class Cursor(NamedTuple):
+    """One event's id."""
+
+    epoch: int
+    number: int
+    run: str = NO_RUN
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.number}:{self.run}"
+
+
+class Place(NamedTuple):
+    """Where a reader goes on."""
+
+    after: int = 0
+    """The last delta it has."""
+    runs: tuple[Run, ...] = ()
+    """Those whose `started` it has."""
+    queued: bool = False
+    """It has `queued`."""
+    over: bool = False
+    """It has everything."""
+
+
+def read(text: str, param: str = "Last-Event-ID") -> Cursor:
+    """A cursor that a client sends back. Raises ApiError (400): to guess would be to replay or to skip."""
+    match = _SYNTAX.fullmatch(text)
+    if match is None:
+        raise invalid_request(f"{param} must be the id of an event, as it was received.", param)
+    return Cursor(int(match[1]), int(match[2]), match[3] or "")
+
+
+def queued(epoch: int) -> Cursor:
+    return Cursor(epoch, QUEUED)
+
+
+def started(epoch: int, place: int, first: int, run: Run) -> Cursor:
+    """Of the run at `place` (1 is the first), whose first delta is `first`."""
+    return Cursor(epoch, first + place, str(run))
+
+
+def delta(epoch: int, place: int, seq: int, run: Run) -> Cursor:
+    """Of delta `seq`, written by the run at `place`."""
+    return Cursor(epoch, seq + place + 1, str(run))
+
+
+def end(epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor:
+    """Of a job that has ended."""
+    if terminal is not None and terminal.failure is not None and terminal.failure.code in (MALFORMED.code, GONE.code):
+        return Cursor(epoch, CUT_SHORT)
+    if not runs:
+        return Cursor(epoch, QUEUED + 1)
+    if terminal is None or not terminal.sections:
+        return Cursor(epoch, CUT_SHORT, str(runs[-1]))
+    return Cursor(epoch, terminal.seq + len(runs) + 2, str(runs[-1]))
+
+
+def latest(state: State, epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor | None:
+    """Of the last event there is; None while a job runs, for only its log could tell."""
+    if state.final:
+        return end(epoch, runs, terminal)
+    return queued(epoch) if state is State.QUEUED and not runs else None
+
+
+def latest_of(record: Record) -> Cursor | None:
+    """The same by a job's record."""
+    return latest(record.state, record.epoch, [logged.run for logged in record.runs], record.terminal)
+
+
+def resume(cursor: Cursor, record: Record) -> Place | None:
+    """The place behind a cursor; None where the store does not know what its reader has seen."""
+    if cursor.epoch != record.epoch:
+        return None
+    if cursor.run == NO_RUN and cursor.number <= QUEUED:
+        return Place(queued=cursor.number == QUEUED)
+    runs = [logged.run for logged in record.runs]
+    if record.state.final and (cursor.number == CUT_SHORT or cursor == end(record.epoch, runs, record.terminal)):
+        return Place(over=True)
+    place = next((place for place, run in enumerate(runs, 1) if str(run) == cursor.run), 0)
+    after = cursor.number - place - 1
+    if not place or after < 0:
+        return None
+    sections = record.terminal.sections if record.terminal else ()
+    if record.terminal and sections and not _wrote(sections, place, after, record.terminal.seq):
+        return None
+    return Place(after, tuple(runs[:place]), queued=True)
+
+
+def _wrote(sections: Sequence[Section], place: int, after: int, last: int) -> bool:
+    """Whether a delta, or the one before a run's first, is within the section of the run at `place`."""
+    beyond = sections[place].first if place < len(sections) else last + 1
+    return sections[place - 1].first - 1 <= after < beyond

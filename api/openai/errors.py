@@ -1,0 +1,464 @@
+"""Every answer that is not a 2xx: its HTTP status, its code, its words and what a client library may do about it.
+
+OpenAI's libraries choose the exception class by the HTTP status alone and retry 408, 409, 429 and 5xx by themselves.
+So an answer that a blind retry could only make worse says `x-should-retry: false`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from streaming.errors import QuotaExceeded
+from streaming.jobs.messages import Failure, Job, State, Terminal, prompt_count
+
+MAX_RETRY_S = 120
+"""Told to wait any longer, OpenAI's libraries give up at once."""
+
+CONNECTION_RETRY_S = 5
+"""Before a client that got no connection tries again."""
+
+FINAL = {"x-should-retry": "false"}
+
+_MIB = 1 << 20
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """Raised when a request is answered with an error. `type` follows from the status."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.param = status, code, message, param
+        self.type = error_type(status)
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON body, and the data of an error frame in a stream."""
+        return error_body(self.message, type=self.type, param=self.param, code=self.code)
+
+
+def error_type(status: int) -> str:
+    """OpenAI's word for a class of errors."""
+    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def error_body(message: str, *, type: str, param: str | None, code: str) -> dict[str, Any]:  # noqa: A002
+    """The one shape of an error."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """Headers that ask for a retry in `seconds`, at least one and never more than a client library accepts."""
+    wait_s = min(max(seconds, 1.0), MAX_RETRY_S)
+    return {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(wait_s * 1000))}
+
+
+# --- the request itself --------------------------------------------------------------------------------------------
+
+
+def invalid_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, "invalid_request_error", message, param=param)
+
+
+def context_length_exceeded(tokens: int, context: int, param: str = "messages") -> ApiError:
+    """`tokens` are those of the prompt and those asked for."""
+    message = f"The request needs {tokens} tokens, but the model's context is {context}. Shorten prompt or max_tokens."
+    return ApiError(400, "context_length_exceeded", message, param=param)
+
+
+def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
+    """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
+    sampling, prompts = job.sampling, prompt_count(job.prompt)
+    asked = {
+        "prompts": f"{prompts:,}" if prompts > 1 else "",
+        "n": f"{sampling.n}" if sampling.n > 1 else "",
+        "max_tokens": "not set" if sampling.max_tokens is None else f"{sampling.max_tokens:,}",
+        "logprobs": "" if sampling.logprobs is None else f"{sampling.logprobs}",
+    }
+    counted = ", ".join(f"{name} {value}" for name, value in asked.items() if value)
+    message = (
+        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store ({counted}), and this store has at "
+        f"most {most / _MIB:,.1f} MiB for one request, however long it waits. Lower max_tokens or n, send the prompts "
+        "in several requests, or leave logprobs out."
+    )
+    param = "prompt" if prompts > 1 else "n" if sampling.n > 1 else "max_tokens"
+    return ApiError(400, "too_large_for_store", message, param=param)
+
+
+def unknown_route(instead: str = "") -> ApiError:
+    """`instead`: the path that was probably meant."""
+    hint = f"Leave out the slash at its end: {instead}" if instead else "GET /openapi.json lists what there is"
+    return ApiError(404, "not_found", f"There is nothing at this address. {hint}.")
+
+
+def method_not_allowed(allowed: Iterable[str]) -> ApiError:
+    methods = ", ".join(sorted(allowed))
+    return ApiError(405, "method_not_allowed", f"This address answers to {methods} only.", headers={"Allow": methods})
+
+
+def payload_too_large(limit: int, setting: str = "[api] body_limit") -> ApiError:
+    """`limit` in bytes, and the setting that says so. The connection ends with this answer, for most of the body is
+    still to come."""
+    message = f"The body is larger than the {limit} bytes accepted here ({setting})."
+    return ApiError(413, "payload_too_large", message, headers={"Connection": "close"})
+
+
+def body_too_complex(limit: int) -> ApiError:
+    """`limit` as in api/openai/json_weight.py."""
+    message = (
+        "The body has too many values to be read at once: 8 for each list and object, 4 for each key, 1 for each comma "
+        f"and for four backslashes, and 10 for 32 digits of one number add up to more than {limit}. Send fewer "
+        "messages, parts or prompts, or text instead of token ids."
+    )
+    return ApiError(400, "body_too_complex", message)
+
+
+def foreign_host(host: str) -> ApiError:
+    """A server without keys was addressed by a name that is not this machine's."""
+    message = (
+        f"Without an API key this server answers to loopback names only, and the request's Host is {host[:128]!r}. "
+        "Use http://127.0.0.1 or http://localhost with its port, or configure a key ([keys.<name>])."
+    )
+    return ApiError(421, "misdirected_request", message)
+
+
+def unlisted_host(host: str) -> ApiError:
+    message = f"The request's Host {host[:128]!r} is not one of this server's names. Add it to [api] hosts."
+    return ApiError(421, "misdirected_request", message)
+
+
+def foreign_origin(origin: str, *, can_be_listed: bool) -> ApiError:
+    """A page may not use a server without keys. `origin` is its Origin header, which may be one that no setting takes,
+    such as "null"."""
+    fix = "Add it to [api] cors_origins (exactly as written here) and restart."
+    if not can_be_listed:
+        fix = "That is none to add to [api] cors_origins: serve the page from an address such as https://app.example."
+    message = (
+        "This server has no API keys, so it refuses web pages of other origins; this page's origin is "
+        f"{origin[:128]!r}. {fix}"
+    )
+    return ApiError(403, "foreign_origin", message)
+
+
+def foreign_site(site: str) -> ApiError:
+    """As `foreign_origin`, for a request whose page's origin the browser did not send: `site` is Sec-Fetch-Site."""
+    message = (
+        "This server has no API keys, so it refuses web pages of other origins; the browser names no origin and "
+        f"Sec-Fetch-Site {site[:128]!r}. Add the page's origin to [api] cors_origins, restart, and have the page send "
+        "its requests with CORS."
+    )
+    return ApiError(403, "foreign_origin", message)
+
+
+def unlisted_origin(origin: str) -> ApiError:
+    """The answer to the question that a browser asks before its page may send."""
+    message = f"Pages of {origin[:128]!r} may not use this server. Add the origin to [api] cors_origins and restart."
+    return ApiError(403, "foreign_origin", message)
+
+
+def proxy_without_keys() -> ApiError:
+    """To a server without keys all that a proxy forwards seems to come from this machine."""
+    message = "A proxy forwards to this server, which has no API keys. Configure a key ([keys.<name>])."
+    return ApiError(403, "proxy_without_keys", message)
+
+
+def unsupported_media_type() -> ApiError:
+    message = "The body must be JSON. Send it with 'Content-Type: application/json'."
+    return ApiError(415, "unsupported_media_type", message)
+
+
+def unsupported_upload() -> ApiError:
+    message = "The body must be multipart/form-data with the parts 'purpose' and 'file'."
+    return ApiError(415, "unsupported_media_type", message)
+
+
+def upload_stalled(silence_s: float) -> ApiError:
+    return ApiError(408, "upload_stalled", f"Nothing came for {silence_s:g} s. Nothing was kept; send it again.")
+
+
+# --- the connection ------------------------------------------------------------------------------------------------
+
+
+def invalid_http(reason: str) -> ApiError:
+    return ApiError(400, "invalid_http", f"The request is not valid HTTP: {reason}.")
+
+
+def headers_too_large(max_bytes: int, max_fields: int) -> ApiError:
+    message = (
+        f"The request line and header fields have more than {max_bytes} bytes or {max_fields} fields "
+        "([api] max_header_bytes, max_headers). Large cookies of other local sites are a common cause; send fewer."
+    )
+    return ApiError(431, "headers_too_large", message)
+
+
+def request_timeout(what: str, setting: str) -> ApiError:
+    """`what` did not arrive in the time that a setting of [api] gives it."""
+    message = f"The request's {what} did not arrive in time ([api] {setting}). Nothing was accepted."
+    return ApiError(408, "request_timeout", message)
+
+
+def too_many_connections(most: int) -> ApiError:
+    message = f"This server has the {most} connections it takes in all ([api] max_connections). Try later."
+    return _no_connection(message)
+
+
+def too_many_connections_of_a_client(most: int) -> ApiError:
+    message = (
+        f"Your address has the {most} connections that this server takes from one ([api] max_connections_per_client). "
+        "Close some; if it is a proxy's, add it to [api] trusted_proxies."
+    )
+    return _no_connection(message)
+
+
+def _no_connection(message: str) -> ApiError:
+    return ApiError(503, "too_many_connections", message, headers=retry_after(CONNECTION_RETRY_S))
+
+
+# --- who asks, and for what ----------------------------------------------------------------------------------------
+
+
+def invalid_api_key(message: str) -> ApiError:
+    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def admin_token_required() -> ApiError:
+    message = (
+        "Without API keys /admin needs the admin token: `penstock up` writes it to run/admin-token in its data folder, "
+        "and the penstock command sends it by itself. Send it as 'Authorization: Bearer <token>'."
+    )
+    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def wrong_admin_token() -> ApiError:
+    message = (
+        "This is not the admin token of this server. `penstock up` writes a new one at each start to run/admin-token "
+        "in its data folder."
+    )
+    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def admin_not_configured() -> ApiError:
+    message = (
+        "Neither an API key nor an admin token is configured, so nobody may administer this server. Add a key with "
+        "admin = true ([keys.<name>]), or set [api] admin_token_sha256 to the SHA-256 of a token of yours."
+    )
+    return ApiError(403, "admin_not_configured", message)
+
+
+def permission_denied(message: str, param: str | None = None) -> ApiError:
+    return ApiError(403, "permission_denied", message, param=param)
+
+
+def model_not_found(model: str, known: Iterable[str]) -> ApiError:
+    names = ", ".join(sorted(known)) or "none"
+    message = f"The model {model[:128]!r} does not exist here. Models served: {names}."
+    return ApiError(404, "model_not_found", message, param="model")
+
+
+def job_not_found() -> ApiError:
+    """The same words whether it never was, or belongs to another tenant."""
+    return ApiError(404, "job_not_found", "There is no such job.")
+
+
+def file_not_found() -> ApiError:
+    """The same words whether it never was, was deleted, or belongs to another tenant."""
+    return ApiError(404, "file_not_found", "There is no such file.")
+
+
+def batch_not_found() -> ApiError:
+    """As with files."""
+    return ApiError(404, "batch_not_found", "There is no such batch.")
+
+
+def batch_not_steered(wish: str, status: str) -> ApiError:
+    message = f"A batch with status {status!r} cannot be told to {wish}."
+    return ApiError(409, "batch_not_steerable", message, headers=FINAL)
+
+
+def tenant_not_found() -> ApiError:
+    return ApiError(404, "tenant_not_found", "No key names this tenant, and it keeps nothing here.")
+
+
+def dead_letter_not_found() -> ApiError:
+    return ApiError(404, "dead_letter_not_found", "There is no such dead letter. It may have been replayed or dropped.")
+
+
+def nothing_to_replay(job_id: str, fault: str) -> ApiError:
+    message = f"The body of {job_id} cannot be read ({fault}), so there is nothing to replay. Drop the dead letter."
+    return ApiError(409, "malformed_job", message, headers=FINAL)
+
+
+def webhook_not_found() -> ApiError:
+    return ApiError(404, "webhook_not_found", "There is no such webhook message. It may have been forgotten.")
+
+
+def result_expired(job_id: str) -> ApiError:
+    return ApiError(410, "result_expired", f"The result of {job_id} was kept for the retention time and is gone.")
+
+
+# --- one job per idempotency key -----------------------------------------------------------------------------------
+
+
+def idempotency_in_progress() -> ApiError:
+    message = "A request with this Idempotency-Key is being accepted right now. Send it again in a second."
+    return ApiError(409, "idempotency_in_progress", message, headers=retry_after(1))
+
+
+def idempotency_key_reused() -> ApiError:
+    message = "This Idempotency-Key came with another body before. Use a new key for a new request."
+    return ApiError(422, "idempotency_key_reused", message)
+
+
+# --- not now -------------------------------------------------------------------------------------------------------
+
+
+def queue_full(waiting: int, retry_s: float) -> ApiError:
+    message = f"{waiting} jobs are waiting in this lane, as many as it holds. Try again later."
+    return ApiError(429, "queue_full", message, headers=retry_after(retry_s))
+
+
+def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
+    """The tenant keeps as much as it may. A client library's next tries would be refused as well."""
+    what, fix = _QUOTAS[quota.name]
+    message = (
+        f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} "
+        f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
+    )
+    return ApiError(429, "quota_exceeded", message, param=param or quota.name, headers=FINAL)
+
+
+_RETENTION = "Jobs are forgotten [redis] retention_s after their end, which makes room."
+
+_QUOTAS = {
+    "jobs": ("jobs", _RETENTION),
+    "job_bytes": ("bytes of requests", _RETENTION),
+    "result_bytes": ("bytes of results", _RETENTION),
+    "file_bytes": ("bytes of files", "Delete files that you do not need (DELETE /v1/files/{id})."),
+}
+"""What each quota counts, and what makes room."""
+
+
+def no_capacity(retry_s: float) -> ApiError:
+    message = "No worker is free, and the request said not to queue (queue.do_not_queue)."
+    return ApiError(503, "no_capacity", message, headers=retry_after(retry_s))
+
+
+def draining(retry_s: float = 1) -> ApiError:
+    return ApiError(503, "draining", "This server is shutting down. Try again.", headers=retry_after(retry_s))
+
+
+def store_unavailable(retry_s: float = 1) -> ApiError:
+    message = (
+        "The queue does not answer, so nothing new was accepted. A change to a job, file or batch that exists may have "
+        "been made. Try again."
+    )
+    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+
+
+def acceptance_unknown(retry_s: float = 1) -> ApiError:
+    """The put of a request with an idempotency key was not answered: it may have arrived, or not."""
+    message = (
+        "The queue does not answer, so it is not known whether the request was accepted. "
+        "Send it again with the same Idempotency-Key: it is computed once."
+    )
+    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+
+
+def job_unreadable(job_id: str, retry_s: float = 1) -> ApiError:
+    """The request was accepted before, under its idempotency key, and its job cannot be read now."""
+    message = (
+        f"The request was accepted before as {job_id}, and the queue does not answer now. Send it again with the "
+        f"same Idempotency-Key, or read it at /v1/jobs/{job_id}."
+    )
+    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s) | headers)
+
+
+def store_full(reason: str) -> ApiError:
+    """Admission ends before the store is full, so that what was accepted can be finished."""
+    return ApiError(503, "no_capacity", f"Nothing more is accepted now: {reason}.", headers=retry_after(5))
+
+
+def internal_error(request_id: str) -> ApiError:
+    message = f"The server failed on this request. Its log has the cause under request id {request_id}."
+    return ApiError(500, "internal_error", message)
+
+
+def wait_timeout(job_id: str, waited_s: float) -> ApiError:
+    """The work goes on, so a retry would do it twice."""
+    message = (
+        f"No result after {waited_s:g} s. The job goes on: read it at /v1/jobs/{job_id}, "
+        "or ask with stream: true, which has no such limit."
+    )
+    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+    return ApiError(504, "wait_timeout", message, headers=FINAL | headers)
+
+
+def stream_reset(job_id: str) -> ApiError:
+    """The store lost tokens that were already sent, and others took their place: nothing may be spliced."""
+    message = f"The store lost part of this stream. Read it again from its start at /v1/jobs/{job_id}/events."
+    return ApiError(500, "stream_reset", message, headers=FINAL | {"X-Job-Id": job_id})
+
+
+def resume_impossible(job_id: str) -> ApiError:
+    """The worker was lost in the middle of JSON output, and the text is computed from its beginning again."""
+    message = (
+        "The worker was lost while it generated JSON, which its engine cannot continue, so the answer is computed "
+        f"again from its beginning. Read it at /v1/jobs/{job_id}, or as it comes at /v1/jobs/{job_id}/events."
+    )
+    return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
+
+
+# --- jobs that ended without a result ------------------------------------------------------------------------------
+
+
+def deadline_exceeded_in_queue() -> ApiError:
+    message = "The job's deadline passed while it waited, so it was not started."
+    return ApiError(408, "deadline_exceeded_in_queue", message, headers=FINAL)
+
+
+def deadline_exceeded() -> ApiError:
+    return ApiError(408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL)
+
+
+def job_cancelled() -> ApiError:
+    return ApiError(409, "job_cancelled", "The job was cancelled.", headers=FINAL)
+
+
+def from_failure(failure: Failure) -> ApiError:
+    """A failed job's error. The queue has tried already as often as it may, so libraries must not try again."""
+    retried = failure.status in (408, 409, 429) or failure.status >= 500
+    headers = FINAL if retried else {}
+    return ApiError(failure.status, failure.code, failure.message, param=failure.param, headers=headers)
+
+
+def from_terminal(terminal: Terminal) -> ApiError:
+    """The error for a job that ended in any state but completed."""
+    if terminal.failure is not None:
+        return from_failure(terminal.failure)
+    match terminal.state:
+        case State.CANCELLED:
+            return job_cancelled()
+        case State.EXPIRED:
+            return deadline_exceeded() if terminal.seq else deadline_exceeded_in_queue()
+        case _:
+            return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)

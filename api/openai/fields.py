@@ -1,0 +1,264 @@
+"""The parts of a request body: messages, prompts, stop strings, output formats, the queue's own options.
+
+Types are strict, sizes are bounded. A message here begins with a verb; the reader's sentence starts with the path.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from streaming.jobs.messages import Turn
+
+MAX_MESSAGES = 1024
+MAX_PROMPTS = 128
+MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_DEPTH = 16
+WEEK_MS = 7 * 24 * 3600 * 1000
+
+TokenLimit: TypeAlias = Annotated[int, Field(ge=1, le=1_048_576)]
+Milliseconds: TypeAlias = Annotated[int, Field(ge=1, le=WEEK_MS)]
+_MAX_METADATA = 16
+
+
+def refusal(what: str) -> PydanticCustomError:
+    """An error of ours about the field being checked; `what` begins with a verb."""
+    return PydanticCustomError("refused", "{what}", {"what": what})
+
+
+def _counted(value: Any) -> Any:
+    """Before its entries are looked at: each wrong one would be an error of its own."""
+    if isinstance(value, dict) and len(value) > _MAX_METADATA:
+        raise refusal(f"may have at most {_MAX_METADATA} entries")
+    return value
+
+
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=_MAX_METADATA),
+    BeforeValidator(_counted),
+]
+
+_CONTAINERS = (dict, list)
+_PARTS = ("image_url", "input_audio", "file", "image", "audio", "video_url", "refusal")
+_DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")
+
+
+class Body(BaseModel):
+    """Strict types; unknown fields are kept aside, so that they can be named instead of refused."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+
+
+class ClosedBody(Body):
+    """An unknown field is an error, for the first one alone: there may be 10,000, and nobody reads the others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, fields: Any) -> Any:
+        known = cls.model_fields
+        if not isinstance(fields, dict) or fields.keys() <= known.keys():
+            return fields
+        first = next(name for name in fields if name not in known)
+        return {name: fields[name] for name in (*known, first) if name in fields}
+
+
+def depth(value: Any) -> int:
+    """How deeply lists and objects are nested: 0 for a plain value, 1 for a flat list."""
+    levels, layer = 0, _nested([value])
+    while layer:
+        levels += 1
+        layer = [inner for node in layer for inner in _nested(node.values() if isinstance(node, dict) else node)]
+    return levels
+
+
+def _nested(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if type(value) in _CONTAINERS]
+
+
+# --- text in its several forms -------------------------------------------------------------------------------------
+
+# A union is told apart by its shape first, so that its errors speak of the form the sender chose. Tags in angle
+# brackets are for the validator alone and never shown.
+
+
+def _shape(value: Any) -> str:
+    return f"<{type(value).__name__}>"
+
+
+def _prompt_shape(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    return _shape(value) if first is None else f"<list of {type(first).__name__}>"
+
+
+def _told_apart(shape: Callable[[Any], str], expected: str) -> Discriminator:
+    return Discriminator(shape, custom_error_type="shape", custom_error_message=f"must be {expected}")
+
+
+class TextPart(Body):
+    """One part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _only_text(cls, kind: Any) -> Any:
+        if kind != "text" and kind in _PARTS:
+            raise refusal(f"is {kind!r}, but only parts of type 'text' are supported")
+        return kind
+
+
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag("<str>")]
+    | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("<list>")],
+    _told_apart(_shape, "a string or a list of text parts"),
+]
+
+StopText: TypeAlias = Annotated[str, Field(max_length=256)]
+Stop: TypeAlias = Annotated[
+    Annotated[StopText, Tag("<str>")] | Annotated[list[StopText], Field(max_length=4, fail_fast=True), Tag("<list>")],
+    _told_apart(_shape, "a string or a list of strings"),
+]
+
+PromptText: TypeAlias = Annotated[str, Field(min_length=1)]
+PromptIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
+_SEVERAL = Field(max_length=MAX_PROMPTS, fail_fast=True)
+Prompt: TypeAlias = Annotated[
+    Annotated[PromptText, Tag("<str>")]
+    | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]
+    | Annotated[PromptIds, Tag("<list of int>")]
+    | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
+    _told_apart(_prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
+]
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Content | None, Field(validate_default=True)] = None
+    tool_calls: list[Any] | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _said(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role", "assistant") != "assistant":
+            raise refusal("is required")
+        return content
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _no_tools(cls, calls: list[Any] | None) -> list[Any] | None:
+        if calls:
+            raise refusal("must be empty: tools are not supported")
+        return calls
+
+    @property
+    def turn(self) -> Turn:
+        """The message as engines take it: text only, and `developer` by the name chat templates know."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return Turn("system" if self.role == "developer" else self.role, text)
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    if depth(schema) > MAX_SCHEMA_DEPTH:
+        raise refusal(f"must be nested at most {MAX_SCHEMA_DEPTH} levels deep")
+    try:
+        size = len(msgspec.msgpack.encode(schema))
+        json.dumps(schema, allow_nan=False)
+    except (OverflowError, ValueError):  # 1e999 is read as infinity, which JSON cannot say again
+        raise refusal("must hold finite numbers of at most 64 bits") from None
+    if size > MAX_SCHEMA_BYTES:
+        raise refusal(f"must be at most {MAX_SCHEMA_BYTES} bytes")
+    return schema
+
+
+class JsonSchema(Body):
+    """A named JSON schema."""
+
+    name: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema"), AfterValidator(_bounded)]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(ClosedBody):
+    """Text as it comes, any JSON object, or JSON of one schema.
+
+    An unknown name in here is an error: it would be a constraint that has no effect.
+    """
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Annotated[JsonSchema | None, Field(validate_default=True)] = None
+
+    @field_validator("json_schema")
+    @classmethod
+    def _given(cls, schema: JsonSchema | None, info: ValidationInfo) -> JsonSchema | None:
+        if schema is None and info.data.get("type") == "json_schema":
+            raise refusal("is required when type is 'json_schema'")
+        if schema is not None and info.data.get("type") in ("text", "json_object"):
+            raise refusal(f"has no effect when type is {info.data['type']!r}; set type to 'json_schema'")
+        return schema
+
+    @property
+    def wanted(self) -> dict[str, Any] | None:
+        """The schema to hold the output to: None for plain text, `{}` for any JSON object."""
+        if self.type == "text":
+            return None
+        return self.json_schema.schema_ if self.type == "json_schema" and self.json_schema else {}
+
+
+class StreamOptions(Body):
+    """What a stream carries besides the tokens."""
+
+    include_usage: bool | None = False
+
+
+# --- the queue -------------------------------------------------------------------------------------------------------
+
+
+class QueueOptions(ClosedBody):
+    """Penstock's own options. An unknown name in here is an error: nobody else's client sends this object."""
+
+    priority: Literal["interactive", "standard", "batch"] | None = Field(
+        default=None, description="The lane; never above the highest one the API key may use."
+    )
+    deadline_ms: Milliseconds | None = Field(default=None, description="From acceptance to the last token.")
+    max_queue_ms: Milliseconds | None = Field(default=None, description="From acceptance to the start of the work.")
+    do_not_queue: bool | None = Field(default=False, description="Answer 503 at once unless a worker is free.")
+    on_disconnect: str | None = Field(
+        default=None,
+        description="When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel.",
+        json_schema_extra={"pattern": f"^({_DISCONNECT.pattern})$"},
+    )
+
+    @field_validator("on_disconnect")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and not _DISCONNECT.fullmatch(value):
+            raise refusal("must be 'cancel', 'continue' or 'grace:<seconds>' with 0 to 3600 seconds")
+        return value

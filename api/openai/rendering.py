@@ -1,0 +1,330 @@
+"""What a job's tokens and its end look like to a client: OpenAI's objects and chunks, the job object, job events.
+
+Nothing here sends or waits. Text goes out as JSON with every line separator escaped, also those that only some
+clients split lines at (U+0085, U+2028, U+2029), so an event is always one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from api.openai import cursor
+from api.openai.cursor import Cursor
+from api.openai.errors import ApiError, from_terminal
+from api.openai.logprobs import chat_logprobs, text_logprobs
+from runtime.turns import ROWS_A_SLICE, Sliced, at_once
+from streaming.jobs.messages import Chat, Delta, Job, Logprob, ModelCard, State, Terminal, Usage
+from streaming.priority import Priority
+
+DONE = b"data: [DONE]\n\n"
+
+TIER = {Priority.INTERACTIVE: "priority", Priority.STANDARD: "default", Priority.BATCH: "flex"}
+"""The `service_tier` that was really used, by lane."""
+
+LOGPROBS_AT_ONCE = 100
+"""Of each of them up to twenty alternatives are told: a millisecond or two of work."""
+
+encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+"""Which may hold what `on_one_line` takes out."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What every rendering of one job repeats."""
+
+    job: str
+    model: str
+    priority: Priority
+    chat: bool
+    """A chat, or else a plain completion."""
+    choices: int
+    logprobs: bool
+    created_ms: int
+    fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, job: Job, created_ms: int, fingerprint: str | None = None) -> Facts:
+        """`created_ms` is Redis time."""
+        chat, logprobs = isinstance(job.prompt, Chat), job.sampling.logprobs is not None
+        return cls(job.id, job.model, job.priority, chat, job.choices, logprobs, created_ms, fingerprint)
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """The fields before `choices` of an OpenAI object."""
+        return {
+            "id": ("chatcmpl-" if self.chat else "cmpl-") + self.job,
+            "object": kind,
+            "created": self.created_ms // 1000,
+            "model": self.model,
+            "service_tier": TIER[self.priority],
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def logprobs_object(self, logprobs: Iterable[Logprob], offset: int = 0) -> dict[str, Any]:
+        """A choice's `logprobs`; `offset` counts its characters before these tokens."""
+        return chat_logprobs(logprobs) if self.chat else text_logprobs(logprobs, offset)
+
+
+@lru_cache(maxsize=64)
+def fingerprint(card: ModelCard) -> str:
+    """Stays the same for as long as the model runs on the same engine with the same limits."""
+    identity = f"{card.name}\0{card.engine}\0{card.context}\0{card.max_output}"
+    return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
+
+
+def to_json(value: Any) -> bytes:
+    """One line of JSON whatever its strings hold."""
+    data = encode_json(value)
+    return data if data.isascii() else on_one_line(data)
+
+
+def on_one_line(data: bytes) -> bytes:
+    """JSON without what some readers take for the end of a line."""
+    return (
+        data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+# --- one answer in one piece ---------------------------------------------------------------------------------------
+
+
+def completion(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> dict[str, Any]:
+    """A chat.completion or text_completion. Raises ApiError for a job that did not complete."""
+    return at_once(completion_in_slices(facts, terminal, deltas))
+
+
+def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> Sliced[dict[str, Any]]:
+    """The same in slices of `ROWS_A_SLICE` deltas. Raises ApiError for a job that did not complete."""
+    if terminal.state is not State.COMPLETED:
+        raise from_terminal(terminal)
+    texts: list[list[str]] = [[] for _ in range(facts.choices)]
+    logprobs: list[list[Logprob]] = [[] for _ in texts]
+    for first in range(0, len(deltas), ROWS_A_SLICE):
+        if first:
+            yield
+        for delta in deltas[first : first + ROWS_A_SLICE]:
+            texts[delta.index].append(delta.text)
+            if delta.logprobs:
+                logprobs[delta.index].extend(delta.logprobs)
+    choices = []
+    joined = 0
+    for index, parts in enumerate(texts):
+        joined += len(parts)
+        if joined > ROWS_A_SLICE:
+            joined = 0
+            yield
+        text = "".join(parts)
+        said = {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}
+        detail = (yield from _logprobs(facts, logprobs[index])) if facts.logprobs else None
+        choices.append({"index": index, **said, "logprobs": detail, "finish_reason": _finish(terminal, index)})
+    head = facts.head("chat.completion" if facts.chat else "text_completion")
+    return {**head, "choices": choices, "usage": usage_object(terminal.usage)}
+
+
+def _logprobs(facts: Facts, logprobs: Sequence[Logprob]) -> Sliced[dict[str, Any]]:
+    """A choice's `logprobs`; of many the lists are JSON already, made in slices."""
+    if len(logprobs) <= LOGPROBS_AT_ONCE:
+        return facts.logprobs_object(logprobs)
+    offset, found = 0, facts.logprobs_object(())
+    lists: dict[str, list[bytes]] = {name: [] for name, value in found.items() if isinstance(value, list)}
+    for first in range(0, len(logprobs), LOGPROBS_AT_ONCE):
+        yield
+        part = logprobs[first : first + LOGPROBS_AT_ONCE]
+        for name, value in facts.logprobs_object(part, offset).items():
+            if name in lists:
+                lists[name].append(to_json(value)[1:-1])
+        offset += sum(len(each.token) for each in part)
+    return found | {name: msgspec.Raw(b"[" + b",".join(parts) + b"]") for name, parts in lists.items()}
+
+
+def _finish(terminal: Terminal, index: int) -> str:
+    """A choice that ended without a word of why ended by itself."""
+    return terminal.finishes[index] if index < len(terminal.finishes) else "stop"
+
+
+# --- the same answer as a stream of chunks -------------------------------------------------------------------------
+
+
+class ChunkRenderer:
+    """Renders one job's stream; all that is constant is encoded here once, so a delta costs its text and two joins.
+
+    Feed it every delta in order, also those a Terminal brings along, and then the Terminal. Only the Terminal yields
+    finish reasons: a reader who has seen one has seen an answer that is stored.
+    """
+
+    def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
+        self._facts, self._include_usage, self._logprobs = facts, include_usage, facts.logprobs
+        head = facts.head("chat.completion.chunk" if facts.chat else "text_completion")
+        self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
+        self._tail = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
+        text_at = b'"delta":{"content":' if facts.chat else b'"text":'
+        self._text_end = b"}" if facts.chat else b""
+        self._plain_end = self._text_end + b',"logprobs":null,"finish_reason":null}' + self._tail
+        opening = [self._head + b'{"index":%d,' % index for index in range(facts.choices)]
+        self._later = [each + text_at for each in opening]
+        self._prefix = [each + text_at.replace(b"{", b'{"role":"assistant",') for each in opening]
+        self._offset = [0] * facts.choices
+
+    def delta(self, delta: Delta) -> bytes:
+        """The `data:` block of a delta; b"" while its tokens make no text yet."""
+        text, index = delta.text, delta.index
+        if not text and not delta.logprobs:
+            return b""
+        prefix = self._prefix[index]
+        self._prefix[index] = self._later[index]
+        end = self._end_with_logprobs(delta) if self._logprobs else self._plain_end
+        return prefix + to_json(text) + end
+
+    @property
+    def plain(self) -> tuple[bytes, bytes] | None:
+        """What stands around the JSON of every further delta's text; None where that is not always the same."""
+        if self._facts.choices > 1 or self._logprobs or self._prefix[0] is not self._later[0]:
+            return None
+        return self._later[0], self._plain_end
+
+    def end(self, terminal: Terminal) -> bytes:
+        """The last blocks: finish reasons, the token counts if wanted, [DONE]; for a job that failed, its error."""
+        if terminal.state is not State.COMPLETED:
+            return error_frame(from_terminal(terminal))
+        blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.choices)]
+        if self._include_usage:
+            blocks.append(self._head + b'],"usage":' + to_json(usage_object(terminal.usage)) + b"}\n\n")
+        return b"".join([*blocks, DONE])
+
+    def _end_with_logprobs(self, delta: Delta) -> bytes:
+        detail = self._facts.logprobs_object(delta.logprobs, self._offset[delta.index])
+        self._offset[delta.index] += sum(len(each.token) for each in delta.logprobs)
+        return self._text_end + b',"logprobs":' + to_json(detail) + b',"finish_reason":null}' + self._tail
+
+    def _finish(self, index: int, reason: str) -> bytes:
+        begun = self._prefix[index] is self._later[index]
+        if begun and self._facts.chat:
+            opening = self._head + b'{"index":%d,"delta":{}' % index
+        else:
+            opening = self._prefix[index] + b'""' + self._text_end
+        return opening + b',"logprobs":null,"finish_reason":' + to_json(reason) + b"}" + self._tail
+
+
+def error_frame(error: ApiError) -> bytes:
+    """The last block of a stream that failed after its 200; the connection is closed behind it, without [DONE]."""
+    return b"data: " + to_json(error.body) + b"\n\n"
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as its owner may see it. Times are Redis milliseconds, 0 for "not yet"."""
+
+    facts: Facts
+    status: State
+    started_ms: int = 0
+    first_ms: int = 0
+    done_ms: int = 0
+    expires_ms: int = 0
+    """When the result will be gone."""
+    position: int | None = None
+    """Jobs ahead of it in its lane, while it waits."""
+    eta_ms: int | None = None
+    attempts: int = 0
+    epoch: int = 0
+    latest: Cursor | None = None
+    """Id of the last event there is; None: not known while a job runs."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    terminal: Terminal | None = None
+
+
+def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The job for GET /v1/jobs/{id}, with its result where that is wanted. Times are Unix seconds."""
+    terminal = view.terminal
+    failed = terminal is not None and not view.status is terminal.state is State.COMPLETED
+    return {
+        "id": view.facts.job,
+        "object": "job",
+        "status": view.status.value,
+        "created_at": _seconds(view.facts.created_ms),
+        "started_at": _seconds(view.started_ms),
+        "first_token_at": _seconds(view.first_ms),
+        "completed_at": _seconds(view.done_ms),
+        "expires_at": _seconds(view.expires_ms),
+        "model": view.facts.model,
+        "priority": view.facts.priority.value,
+        "queue_position": view.position,
+        "eta_ms": view.eta_ms,
+        "attempts": view.attempts,
+        "last_event_id": str(view.latest) if view.latest else None,
+        "usage": usage_object(terminal.usage) if terminal else None,
+        "result": result,
+        "error": from_terminal(terminal).body["error"] if terminal and failed else None,
+        "metadata": dict(view.metadata),
+    }
+
+
+def _seconds(ms: int) -> float | None:
+    return ms / 1000 if ms else None
+
+
+# --- a job's events --------------------------------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor behind which to resume, None: not logged."""
+
+    name: str
+    id: Cursor | None
+    data: dict[str, Any]
+
+    def encode(self) -> bytes:
+        cursor = b"" if self.id is None else b"id: %b\n" % str(self.id).encode()
+        return b"event: %b\n%bdata: %b\n\n" % (self.name.encode(), cursor, to_json(self.data))
+
+
+def queued_event(view: JobView) -> Event:
+    return Event("queued", cursor.queued(view.epoch), _place(view))
+
+
+def position_event(view: JobView) -> Event:
+    """The job's place in its lane has changed."""
+    return Event("queue.position", None, _place(view))
+
+
+def _place(view: JobView) -> dict[str, Any]:
+    return {"position": view.position, "eta_ms": view.eta_ms}
+
+
+def started_event(event_id: Cursor, worker: str, attempt: int) -> Event:
+    return Event("started", event_id, {"worker": worker, "attempt": attempt})
+
+
+def delta_event(facts: Facts, event_id: Cursor, delta: Delta) -> Event:
+    data: dict[str, Any] = {"index": delta.index, "text": delta.text, "tokens": delta.n}
+    if facts.logprobs:
+        data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
+    return Event("delta", event_id, data)
+
+
+def reset_event(epoch: int) -> Event:
+    """What the reader has seen is not what is stored: say so, never splice."""
+    return Event("stream.reset", Cursor(epoch, cursor.START), {"epoch": epoch})
+
+
+def terminal_event(view: JobView) -> Event:
+    """Named by the final state. The tokens were in the deltas, so the result is not repeated."""
+    finishes = list(view.terminal.finishes) if view.terminal else []
+    data = job_object(view) | {"finish_reasons": finishes}
+    readable = view.terminal is None or view.terminal.state is view.status
+    return Event(view.status.value if readable else "error", view.latest, data)

@@ -1,0 +1,382 @@
+"""What clients may ask: the request bodies, read strictly and turned into jobs.
+
+Unknown fields are ignored and named in the answer's X-Ignored-Fields. Fields of OpenAI's that Penstock knows and
+cannot honour are refused, so that nobody takes an answer for one that used them.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+
+import pydantic_core
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+
+from api.openai.errors import invalid_request
+from api.openai.fields import (
+    MAX_MESSAGES,
+    Body,
+    Message,
+    Metadata,
+    Prompt,
+    QueueOptions,
+    ResponseFormat,
+    Stop,
+    StreamOptions,
+    TokenLimit,
+    depth,
+    refusal,
+)
+from api.openai.json_weight import check_weight
+from api.openai.validation import explained
+from streaming.jobs.messages import Chat, Job, Sampling, Text, Tokens
+from streaming.jobs.messages import Prompt as JobPrompt
+from streaming.priority import Priority
+
+Kind: TypeAlias = Literal["chat", "completion", "job"]
+
+MAX_DEPTH = 32
+"""Levels of nested JSON."""
+
+MAX_IGNORED = 20
+"""Names in X-Ignored-Fields."""
+
+MAX_EXTRAS = 1000
+"""Unknown fields looked at for it."""
+
+TIERS = {
+    "default": Priority.STANDARD,
+    "flex": Priority.BATCH,
+    "scale": Priority.INTERACTIVE,
+    "priority": Priority.INTERACTIVE,
+    "fast": Priority.INTERACTIVE,
+}
+"""The lane of each `service_tier`; `auto` is the endpoint's own."""
+
+UNHONOURED: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "web_search_options": (),
+    "moderation": (),
+    "suffix": ("",),
+    "echo": (False,),
+    "best_of": (),
+    "webhook": (),
+}
+"""Known fields that nothing here honours, each with the values that ask for nothing (null always does)."""
+
+_AS_SCHEMA = "Use response_format with type 'json_schema' and "
+
+CONSTRAINTS: Mapping[str, str] = {
+    "guided_json": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "guided_regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
+    "guided_choice": _AS_SCHEMA + 'the schema {"enum": [...]}.',
+    "guided_grammar": _AS_SCHEMA + "a schema instead of a grammar.",
+    "structured_outputs": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "structural_tag": _AS_SCHEMA + "a schema instead of tags.",
+    "json_schema": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
+    "grammar": _AS_SCHEMA + "a schema instead of a grammar.",
+    "ebnf": _AS_SCHEMA + "a schema instead of a grammar.",
+}
+"""Fields by which other servers hold an output to a form, and what has that effect here. Null asks for nothing."""
+
+_PLAIN = frozenset({type(None), bool, int, float, str, dict})
+"""Values without fields of their own. Most are, and whether one is a Body takes long to find out."""
+
+_HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
+
+
+class Generation(Body, ABC):
+    """What both kinds of generation share."""
+
+    LANE: ClassVar[Priority] = Priority.INTERACTIVE
+    ON_DISCONNECT: ClassVar[str] = "cancel"
+
+    model: Annotated[str, Field(min_length=1, max_length=128)]
+    max_tokens: TokenLimit | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=8)] | None = 1
+    stop: Stop | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    metadata: Metadata | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    queue: QueueOptions = QueueOptions()
+
+    @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
+    @classmethod
+    def _queue_or_null(cls, value: Any) -> Any:
+        return QueueOptions() if value is None else value
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def lane(self) -> Priority:
+        """The lane asked for; `queue.priority` speaks louder than `service_tier`."""
+        if self.queue.priority:
+            return Priority(self.queue.priority)
+        return TIERS.get(self.service_tier or "auto", self.LANE)
+
+    @property
+    @abstractmethod
+    def prompt_asked(self) -> JobPrompt: ...
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts these are."""
+        return 1
+
+    @property
+    @abstractmethod
+    def logprobs_asked(self) -> int | None:
+        """As in Sampling."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def sampling(self) -> Sampling:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return Sampling(
+            max_tokens=self.most_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            n=self.n or 1,
+            stop=tuple(stop for stop in stops if stop),
+            logprobs=self.logprobs_asked,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            json_schema=self.response_format.wanted if self.response_format else None,
+        )
+
+
+class ChatRequest(Generation):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: TokenLimit | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _one_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        if limit is not None and info.data.get("max_tokens") not in (None, limit):
+            raise refusal("must not differ from max_tokens, its older name; give one of them")
+        return limit
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and not info.data.get("logprobs"):
+            raise refusal("needs logprobs: true")
+        return top
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        return Chat(tuple([message.turn for message in self.messages]))
+
+    @property
+    def logprobs_asked(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionRequest(Generation):
+    """The body of POST /v1/completions."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        match self.prompt:
+            case str(text):
+                return Text((text,))
+            case [str(), *_] as texts:
+                return Text(tuple(cast(list[str], texts)))
+            case [int(), *_] as ids:
+                return Tokens((tuple(cast(list[int], ids)),))
+            case lists:
+                return Tokens(tuple(tuple(ids) for ids in cast(list[list[int]], lists)))
+
+    @property
+    def prompts(self) -> int:
+        return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
+
+    @property
+    def logprobs_asked(self) -> int | None:
+        return self.logprobs
+
+
+class ChatJobRequest(ChatRequest):
+    """The body of POST /v1/jobs for a chat: nobody waits, so it runs on and in a lane below the waiting ones."""
+
+    LANE = Priority.STANDARD
+    ON_DISCONNECT = "continue"
+
+    endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+
+
+class CompletionJobRequest(CompletionRequest):
+    """The body of POST /v1/jobs for a completion."""
+
+    LANE = Priority.STANDARD
+    ON_DISCONNECT = "continue"
+
+    endpoint: Literal["/v1/completions"]
+
+
+JobRequest: TypeAlias = ChatJobRequest | CompletionJobRequest
+Request: TypeAlias = ChatRequest | CompletionRequest
+
+
+def parse(kind: Kind, body: bytes) -> Request:
+    """Read a body of at most the accepted size. Raises ApiError (400) that names the field, never its value."""
+    fields = read_object(body)
+    model = _model(kind, fields)
+    _refuse_unhonoured(fields)
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise explained(error) from None
+
+
+def check_choices(request: Request, max_choices: int) -> None:
+    """Refuse a request that asks for more than `max_choices` choices. Raises ApiError (400)."""
+    n, prompts = request.n or 1, request.prompts
+    if n * prompts <= max_choices:
+        return
+    bound = f"one request may have at most {max_choices:,} (setting api.max_choices_per_request)"
+    if prompts == 1:
+        raise invalid_request(f"n asks for {n} choices, but {bound}. Lower n.", "n")
+    asked = f"prompt and n ask for {n * prompts:,} choices ({prompts} prompts, n {n})"
+    raise invalid_request(f"{asked}, but {bound}. Send the prompts in several requests, or lower n.", "prompt")
+
+
+def to_job(
+    request: Request,
+    *,
+    job_id: str,
+    tenant: str,
+    ceiling: Priority,
+    reply_to: str,
+    trace: dict[str, str],
+    received_us: int = 0,
+    clock_us: int = 0,
+    events: str = "",
+) -> Job:
+    """The job a request asks for, in the highest lane that is both asked for and allowed. `received_us`: see Job."""
+    queue = request.queue
+    return Job(
+        id=job_id,
+        model=request.model,
+        tenant=tenant,
+        priority=clamp(request.lane, ceiling),
+        prompt=request.prompt_asked,
+        sampling=request.sampling,
+        stream=bool(request.stream),
+        reply_to=reply_to,
+        deadline_ms=queue.deadline_ms,
+        max_queue_ms=queue.max_queue_ms,
+        trace=trace,
+        metadata=request.metadata or {},
+        user=request.user,
+        on_disconnect=queue.on_disconnect or request.ON_DISCONNECT,
+        received_us=received_us,
+        clock_us=clock_us,
+        events=events,
+    )
+
+
+def clamp(lane: Priority, ceiling: Priority) -> Priority:
+    """The lower of the two lanes."""
+    return lane if lane.rank >= ceiling.rank else ceiling
+
+
+def ignored_fields(request: Request) -> list[str]:
+    """Names of the fields that had no effect, fit for a header: the first 20, odd names left out."""
+    names: dict[str, None] = {}  # a set that keeps the order
+    for name in islice(_extras(request, ""), MAX_EXTRAS):
+        if name not in UNHONOURED and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
+            names[name] = None
+        if len(names) == MAX_IGNORED:
+            break
+    return list(names)
+
+
+def _extras(part: Body, path: str) -> Iterator[str]:
+    if part.model_extra:
+        yield from (path + name for name in part.model_extra)
+    sent = part.model_fields_set
+    for name, value in vars(part).items():  # in the order of the class
+        if type(value) in _PLAIN or name not in sent:
+            continue
+        if isinstance(value, Body):
+            yield from _extras(value, f"{path}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
+            for item in value:
+                yield from _extras(item, f"{path}{name}[].")
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """A JSON object of bounded weight and depth. Raises ApiError (400)."""
+    check_weight(body)
+    try:
+        fields = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:  # the parser's words: what it expected, at which line and column
+        raise invalid_request(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(fields, dict):
+        raise invalid_request("The body must be a JSON object.")
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and depth(fields) > MAX_DEPTH:  # few opened, not many nested
+        raise invalid_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
+    return fields
+
+
+def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
+    if kind == "job":
+        endpoint = fields.get("endpoint", "/v1/chat/completions")
+        if endpoint == "/v1/completions":
+            return CompletionJobRequest
+        if endpoint != "/v1/chat/completions":
+            raise invalid_request("endpoint must be '/v1/chat/completions' or '/v1/completions'.", "endpoint")
+        return ChatJobRequest
+    return ChatRequest if kind == "chat" else CompletionRequest
+
+
+def _refuse_unhonoured(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name in CONSTRAINTS:
+            raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
+        if name not in UNHONOURED:
+            continue
+        neutral = (fields.get("n") or 1,) if name == "best_of" else UNHONOURED[name]
+        if value not in neutral:
+            raise invalid_request(f"{name} is not supported here. Leave it out.", name)

@@ -1,0 +1,60 @@
+"""Pydantic's errors in plain words: one sentence, which field, what was expected.
+
+Never the value: it may be a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+from api.openai.errors import ApiError, invalid_request
+from api.openai.fields import QueueOptions
+from runtime.config import nearest
+
+_WORDS = {
+    "missing": "is required",
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "literal_error": "must be {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "too_short": "must not be empty",
+    "too_long": "may have at most {max_length} entries",
+    "string_too_short": "must not be empty",
+    "string_too_long": "may have at most {max_length} characters",
+}
+
+
+def explained(error: ValidationError) -> ApiError:
+    """The first thing wrong, as a 400 with the path of the field."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    *above, last = loc = first["loc"]
+    words = _WORDS.get(first["type"], first["msg"]).format_map(first.get("ctx", {}))
+    if first["type"] == "extra_forbidden" and above == ["response_format"]:
+        words = "is not supported here: use type 'json_schema' with the schema in json_schema.schema"
+    elif first["type"] == "extra_forbidden":
+        words = f"is no known field ({nearest(str(last)[:64], QueueOptions.model_fields)})"
+    elif last == "[key]" and len(above) > 1:  # pydantic's mark for a key of an object, here of metadata
+        param = _path(above[:-1])
+        return invalid_request(f"{param}: a key {words}.", param)
+    param = _path(loc)
+    return invalid_request(f"{param} {words}.", param)
+
+
+def _path(loc: Iterable[int | str]) -> str:
+    """E.g. messages[0].content; the marks that tell a union's forms apart are left out."""
+    path = ""
+    for step in loc:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<"):
+            path += f".{step}" if path else step
+    return path[:128]

@@ -1,0 +1,69 @@
+"""Hear at once that a client has left, whatever is waited for or worked on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from api.stream.connection import Connection
+from runtime.turns import Sliced
+
+T = TypeVar("T")
+
+
+class Watched:
+    """Within it `on_lost` is called when the client leaves, or has left. The request's body must have been read, or
+    nobody want it."""
+
+    __slots__ = ("_connection", "_on_lost", "_receive", "_task", "lost")
+
+    def __init__(self, scope: Scope, receive: Receive, on_lost: Callable[[], None] | None = None) -> None:
+        self._connection: Connection | None = scope["state"].get("connection")
+        self._receive, self._on_lost = receive, on_lost
+        self._task: asyncio.Task[None] | None = None
+        self.lost = False
+        """The client has left."""
+
+    def __enter__(self) -> Watched:
+        if self._connection is not None:
+            self._connection.watch(self._lose)
+        else:
+            self._task = asyncio.create_task(self._wait())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.watch(None)
+        elif self._task is not None:
+            self._task.cancel()
+
+    def check(self) -> None:
+        """Raises ClientDisconnect."""
+        if self.lost:
+            raise ClientDisconnect
+
+    def while_there(self, work: Sliced[T]) -> Sliced[T]:
+        """The same work, given up when the client leaves. Raises ClientDisconnect."""
+        while True:
+            self.check()
+            try:
+                next(work)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            yield
+
+    def _lose(self) -> None:
+        self.lost = True
+        if self._on_lost is not None:
+            self._on_lost()
+
+    async def _wait(self) -> None:
+        """Behind a server that cannot tell of it."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._lose()

@@ -1,0 +1,62 @@
+"""What happened to a job or batch as a CloudEvent (1.0, structured, JSON)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from api.openai.cursor import latest_of
+from api.openai.rendering import Facts, JobView, completion, job_object, to_json
+from streaming.events.outbox import Event
+from streaming.jobs.records import Record
+
+CONTENT_TYPE = "application/cloudevents+json"
+SHOWN = ("model", "priority", "metadata")
+"""Fields of the job object that do not change while it lives."""
+
+
+def cloud_event(event: Event, record: Record | None, source: str, *, results: bool) -> bytes:
+    """`record` is the job's; None for a batch, and for a job that is no longer kept: then there is only its id."""
+    data: dict[str, Any] = {"id": event.subject, "tenant": event.tenant}
+    if record is not None:
+        shown = job_object(_view(record), _result(record) if results else None)
+        data |= shown if _over(event) else {name: shown[name] for name in SHOWN}
+    return to_json(
+        {
+            "specversion": "1.0",
+            "id": event.id,
+            "source": source,
+            "type": f"penstock.{event.type}",
+            "subject": event.subject,
+            "time": datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+            "datacontenttype": "application/json",
+            "data": data,
+        }
+    )
+
+
+def _over(event: Event) -> bool:
+    return event.type not in ("job.accepted", "job.started")
+
+
+def _result(record: Record) -> dict[str, Any] | None:
+    """The answer of a job that was completed."""
+    if record.terminal is None or not record.completed:
+        return None
+    return completion(Facts.of(record.job, record.created_ms), record.terminal, record.terminal.rows)
+
+
+def _view(record: Record) -> JobView:
+    return JobView(
+        facts=Facts.of(record.job, record.created_ms),
+        status=record.state,
+        started_ms=record.started_ms,
+        first_ms=record.first_ms,
+        done_ms=record.done_ms,
+        expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
+        attempts=record.attempt,
+        epoch=record.epoch,
+        latest=latest_of(record),
+        metadata=record.job.metadata,
+        terminal=record.terminal,
+    )

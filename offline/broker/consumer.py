@@ -1,0 +1,106 @@
+"""Jobs taken from a queue of a broker: a message is acknowledged when its job is kept, and not before.
+
+Runs in a thread of its own, for brokers' clients block; each message is handed to the event loop and waited for. What
+can never be a job goes to the queue of rejected messages, with the reason, before it is acknowledged. So does a message
+that has made its taker fail several times. While there is no room for more, messages stay where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import CancelledError as FutureCancelled
+
+from kombu.message import Message
+
+from offline.broker.connection import HEARTBEAT_S, Broken, Broker
+from offline.broker.intake import Intake, Rejected
+from streaming.errors import LaneFull, StoreFull, Unavailable
+from streaming.settings import EventSettings
+from telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOOK_S, AGAIN_S = 1.0, 0.5
+REASON = "x-penstock-reason"
+
+
+class Consumer:
+    """`start` and `stop` from the event loop's thread."""
+
+    def __init__(self, intake: Intake, settings: EventSettings, metrics: Metrics) -> None:
+        self._intake, self._settings, self._metrics = intake, settings, metrics
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._keep_taking, args=(loop,), name="intake", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """What is held and not yet a job goes back to the broker."""
+        self._stop.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 5.0)
+
+    def _keep_taking(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Until the stop, whatever the broker does."""
+        down = False
+        while not self._stop.is_set():
+            broker = Broker(self._settings.take_url, HEARTBEAT_S)
+            try:
+                broker.connect()
+                broker.consume(self._settings.take_queue, self._settings.take_ahead)
+                if down:
+                    log.info("the broker answers again, taking jobs")
+                down = False
+                while not self._stop.is_set():
+                    for message in broker.take(LOOK_S):
+                        self._take(broker, message, loop)
+            except Broken as error:
+                if not down:
+                    log.warning("no jobs are taken until the broker answers: %s", error)
+                down = True
+            except FutureCancelled:
+                return  # the event loop ends
+            except Exception:
+                # The boundary of one connection: kombu raises what it likes for what is no message of its form.
+                log.exception("taking jobs failed, connecting again")
+            finally:
+                broker.close()
+            self._stop.wait(AGAIN_S)
+
+    def _take(self, broker: Broker, message: Message, loop: asyncio.AbstractEventLoop) -> None:
+        """Raises Broken: then the message comes again."""
+        properties = message.properties or {}
+        # Brokers that kombu emulates give every message a name of its own.
+        name = str(properties.get("message_id") or properties.get("delivery_tag") or "")
+        body, again = _bytes(message.body), bool((message.delivery_info or {}).get("redelivered"))
+        full = False
+        while not self._stop.is_set():
+            try:
+                accepting = self._intake.accept(body, name, redelivered=again)
+                job_id = asyncio.run_coroutine_threadsafe(accepting, loop).result()
+            except Rejected as error:
+                queue = f"{self._settings.take_queue}.rejected"
+                broker.publish(queue, body, message.content_type or "application/json", name, {REASON: str(error)})
+                broker.ack(message)
+                self._metrics.taken.labels("rejected").inc()
+                log.warning("a message was rejected: %s", error, extra={"queue": queue})
+                return
+            except (LaneFull, StoreFull, Unavailable) as error:
+                if not full:
+                    log.info("messages wait at the broker: %s", error)
+                full = True
+                broker.hold(AGAIN_S)
+            else:
+                broker.ack(message)
+                self._metrics.taken.labels("accepted").inc()
+                log.debug("taken from the broker", extra={"job_id": job_id})
+                return
+
+
+def _bytes(body: object) -> bytes:
+    return body.encode() if isinstance(body, str) else bytes(body)  # type: ignore[call-overload]

@@ -1,0 +1,118 @@
+"""From a message to an accepted job, as POST /v1/jobs does it. Knows no broker and no HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from api.openai.errors import ApiError, model_not_found, too_large_for_store
+from api.openai.json_weight import weighed
+from api.openai.schemas import check_choices, parse, to_job
+from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
+from streaming.events.outbox import Wanted
+from streaming.events.redeliveries import Redeliveries
+from streaming.fleet.processes import Fleet
+from streaming.jobs.capabilities import unsupported
+from streaming.jobs.queue import Queue
+from streaming.keys import joined
+from streaming.redis.client import Wire
+from streaming.settings import UNLIMITED, EventSettings, ModelSettings, QuotaSettings
+from streaming.store.memory import Headroom
+from streaming.store.monitor import StoreMonitor
+
+MAX_REDELIVERIES = 5
+"""How often a message that came again is taken up without an outcome before it is rejected."""
+MAX_BYTES = 2 * 1024 * 1024
+MAX_MESSAGE_ID = 200
+
+
+class Rejected(Exception):
+    """Raised when a message can never become a job. Says why, and holds no part of it."""
+
+
+class Intake:
+    """One per process. The tenant and the highest lane are the setting's: a message cannot name them."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        headroom: Headroom,
+        store: StoreMonitor,
+        models: Mapping[str, ModelSettings],
+        settings: EventSettings,
+        wanted: Wanted,
+        max_choices: int,
+        quota: QuotaSettings = UNLIMITED,
+    ) -> None:
+        self._queue, self._fleet = Queue(wire, headroom), Fleet(wire)
+        self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(wire)
+        self._models, self._settings, self._wanted = models, settings, wanted
+        self._max_choices, self._quota = max_choices, quota
+
+    async def accept(self, body: bytes, message_id: str, *, redelivered: bool = False) -> str:
+        """The job's id: it is kept from now on, and the same message again leads to the same job. `redelivered`: the
+        broker has given it out before.
+
+        Raises Rejected; LaneFull, StoreFull (also of the tenant's quota), Unavailable: there is no room now; anything
+        else for a message that makes us fail.
+        """
+        if not redelivered:
+            return await self._accept(body, message_id)
+        queue = self._settings.take_queue
+        count = await self._redeliveries.begin(queue, message_id)
+        try:
+            if count > MAX_REDELIVERIES:
+                raise Rejected(
+                    f"The message was taken up {count} times and each time the process failed without an answer."
+                )
+            job_id = await self._accept(body, message_id)
+        except (Rejected, LaneFull, StoreFull, Unavailable):
+            await self._redeliveries.settle(queue, message_id)
+            raise
+        await self._redeliveries.settle(queue, message_id)
+        return job_id
+
+    async def _accept(self, body: bytes, message_id: str) -> str:
+        if not message_id or len(message_id) > MAX_MESSAGE_ID:
+            raise Rejected(
+                f"A message needs a message_id of 1 to {MAX_MESSAGE_ID} characters: "
+                f"without one it could be computed twice."
+            )
+        if len(body) > MAX_BYTES:
+            raise Rejected(f"The message is larger than the {MAX_BYTES} bytes accepted here.")
+        if reason := self._store.reason or self._headroom.reason:
+            raise Unavailable(reason)
+        key = joined("message", self._settings.take_queue, message_id)
+        tenant = self._settings.take_tenant
+        try:
+            asked = parse("job", await weighed(body))
+            check_choices(asked, self._max_choices)
+            if asked.model not in self._models:
+                raise model_not_found(asked.model, self._models)
+        except ApiError as error:
+            raise Rejected(error.message) from None
+        job = to_job(
+            asked,
+            job_id=self._queue.new_id(tenant, key),
+            tenant=tenant,
+            ceiling=self._settings.take_priority,
+            reply_to="",
+            trace={},
+            events=self._wanted.of_jobs(tenant),
+        )
+        card = (await self._fleet.cards()).get(job.model)
+        if card is not None and (failure := unsupported(job, card.capabilities)):
+            raise Rejected(failure.message)
+        digest = hashlib.sha256(body).hexdigest()
+        try:
+            must_run = bool(asked.queue.do_not_queue)
+            accepted = await self._queue.put(
+                job, idempotency_key=key, digest=digest, must_run=must_run, card=card, quota=self._quota
+            )
+            return accepted.id
+        except NeverFits as error:
+            raise Rejected(too_large_for_store(job, error.needed, error.most).message) from None
+        except KeyReused:
+            raise Rejected("This message_id came with another body before.") from None
+        except NoCapacity:
+            raise Rejected("No worker is free, and the message says not to queue (queue.do_not_queue).") from None

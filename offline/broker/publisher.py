@@ -1,0 +1,84 @@
+"""Events on their way out: from the outbox to a queue of a broker, as CloudEvents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from offline.broker.cloudevents import CONTENT_TYPE, cloud_event
+from offline.broker.connection import Broken, Broker
+from streaming.errors import Unavailable
+from streaming.events.outbox import Event, Outbox
+from streaming.jobs.records import Journal
+from streaming.redis.client import Wire
+from streaming.settings import EventSettings
+from telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOOK_S, AGAIN_S = 0.1, 1.0
+MAX_EVENTS = 50
+"""Events of one partition given to the broker in one go."""
+
+
+class Publisher:
+    """One per process; any number of processes share the work. While the broker is away the outbox keeps all."""
+
+    def __init__(self, wire: Wire, name: str, settings: EventSettings, metrics: Metrics) -> None:
+        self._outbox, self._journal = Outbox(wire, "broker"), Journal(wire)
+        self._name, self._settings, self._metrics = name, settings, metrics
+        self._broker: Broker | None = None
+
+    async def keep_publishing(self) -> None:
+        """For ever, whatever the store and the broker do."""
+        down = False
+        try:
+            while True:
+                wait_s = AGAIN_S
+                try:
+                    wait_s = 0.0 if await self.publish() else LOOK_S
+                    down = False
+                except Broken as error:
+                    if not down:
+                        log.warning("events wait in the outbox until the broker answers: %s", error)
+                    down = True
+                    await self._leave()
+                except Unavailable as error:
+                    log.debug("no events until the store answers: %s", error)
+                await asyncio.sleep(wait_s)
+        finally:
+            await self._leave()
+
+    async def publish(self) -> int:
+        """Give what is in the outbox to the broker; how many events. Raises Broken, Unavailable."""
+        if self._broker is None:
+            broker = Broker(self._settings.publish_url)
+            await asyncio.to_thread(broker.connect)
+            self._broker = broker
+        events = await self._outbox.collect(self._name, MAX_EVENTS)
+        if events:
+            bodies = await self._bodies(events)
+            await asyncio.to_thread(self._send, self._broker, events, bodies)
+            await self._outbox.posted(events)
+            self._metrics.events.inc(len(events))
+        return len(events)
+
+    def _send(self, broker: Broker, events: Sequence[Event], bodies: Sequence[bytes]) -> None:
+        for event, body in zip(events, bodies, strict=True):
+            headers = {"type": f"penstock.{event.type}"}
+            broker.publish(self._settings.publish_queue, body, CONTENT_TYPE, event.id, headers)
+
+    async def _bodies(self, events: Sequence[Event]) -> list[bytes]:
+        jobs = list({event.subject for event in events if event.subject.startswith("job_")})
+        records = dict(zip(jobs, await self._journal.records(jobs), strict=True))
+        settings = self._settings
+        return [
+            cloud_event(event, records.get(event.subject), settings.source, results=settings.results)
+            for event in events
+        ]
+
+    async def _leave(self) -> None:
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            await asyncio.to_thread(broker.close)

@@ -1,0 +1,107 @@
+"""The switch before a model's pools: which of its shapes take new jobs, and how many workers each should have. Pure.
+
+Each shape is decided on as a model of its own, which sees the same lanes and only its own workers: their slots, pace
+and starts differ. The shape the load calls for, and those that still take jobs, follow the demand; the others rest. A
+model without shapes has one pool, and its decision is that pool's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from scheduler.policy import decide as policy
+from scheduler.policy.health import Cordon
+from scheduler.policy.limits import Limits
+from scheduler.policy.plan import Plan, State
+from scheduler.policy.shapes import Route, route, takers
+from scheduler.policy.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What the next decision must know of the last one."""
+
+    pools: Mapping[str, State] = field(default_factory=dict)
+    """By shape."""
+    route: Route | None = None
+    takes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is decided for one model."""
+
+    model: str
+    pools: Mapping[str, Plan]
+    """By shape; "" where there is but one pool."""
+    state: Switch
+    """For the next decision."""
+    shape: str = ""
+    """The shape the load calls for."""
+    takes: tuple[str, ...] = ("",)
+    """The shapes that take new jobs."""
+    why: str = ""
+    """Why that shape."""
+
+    @property
+    def want(self) -> int:
+        return sum(plan.want for plan in self.pools.values())
+
+    @property
+    def reason(self) -> str:
+        """Of the pool the load calls for."""
+        why = self.pools[self.shape].reason
+        return f"{self.shape}: {why}" if self.shape else why
+
+    @property
+    def cordon(self) -> tuple[Cordon, ...]:
+        return tuple(cordon for plan in self.pools.values() for cordon in plan.cordon)
+
+    @property
+    def main(self) -> Plan:
+        """The pool that says what a waiting job may expect: the first that takes new ones."""
+        return self.pools[self.shape if self.shape in self.takes else self.takes[0]]
+
+
+def decide(snapshot: Snapshot, limits: Limits, state: Switch | None, now: float) -> Decision:
+    """At `now`, in seconds of any clock that only goes forward. `state` is the last decision's; None at first."""
+    state = state or Switch()
+    if not limits.shapes:
+        plan = policy.decide(snapshot, limits, state.pools.get(""), now)
+        return Decision(snapshot.model, {"": plan}, Switch({"": plan.state}))
+    way, names = _way(snapshot, limits, state, now), [shape.name for shape in limits.shapes]
+    ready = {name: sum(each.state == "ready" and each.shape == name for each in snapshot.workers) for name in names}
+
+    def follow(name: str) -> Plan:
+        seen = _view(snapshot, name, took=not state.takes or name in state.takes)
+        return policy.decide(seen, limits.pools[name], state.pools.get(name), now)
+
+    def rest(name: str) -> Plan:
+        seen, why = _view(snapshot, name, took=False), f"new jobs go to {', '.join(takes)}"
+        return policy.rest(seen, limits.pools[name], state.pools.get(name), now, why)
+
+    aimed = follow(way.shape)
+    takes = takers(names, way.shape, state.takes, ready, aimed.want)
+    busy = {name for name in takes if ready[name]}
+    pools = {name: aimed if name == way.shape else follow(name) if name in busy else rest(name) for name in names}
+    states = {name: plan.state for name, plan in pools.items()}
+    why = f"{way.load:.0f} jobs at once"
+    return Decision(snapshot.model, pools, Switch(states, way, takes), way.shape, takes, why)
+
+
+def _way(snapshot: Snapshot, limits: Limits, state: Switch, now: float) -> Route:
+    """Where the load belongs. Nothing is switched while nothing is to be changed."""
+    names = [shape.name for shape in limits.shapes]
+    if limits.paused and state.route is not None and state.route.shape in names:
+        return state.route
+    return route(state.route, limits.shapes, snapshot.running + snapshot.waiting, now)
+
+
+def _view(snapshot: Snapshot, shape: str, *, took: bool) -> Snapshot:
+    """One shape's part of a snapshot. Workers that were told to leave new jobs to others count as draining: that jobs
+    wait says nothing of what they can do."""
+    own = (worker for worker in snapshot.workers if worker.shape == shape)
+    workers = (replace(each, state="draining") if each.state == "ready" and not took else each for each in own)
+    elsewhere = sum(worker.running for worker in snapshot.workers if worker.shape != shape)
+    return replace(snapshot, workers=tuple(workers), elsewhere=elsewhere)

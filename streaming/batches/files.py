@@ -1,0 +1,107 @@
+"""What is known of files: whose they are, their names for people, how long they are kept. Not where their bytes lie."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Any, cast
+
+from streaming.errors import DecodeError, QuotaExceeded, UnknownFile
+from streaming.jobs.messages import StoredFile, decode_file, encode
+from streaming.jobs.quotas import NAMES
+from streaming.keys import kept_partition, new_file_id, partition_key, tenant_partition
+from streaming.redis.client import Wire, translated
+from streaming.redis.paging import overdue, owned, page
+
+log = logging.getLogger(__name__)
+
+UNREADABLE = "(its record cannot be read)"
+"""Name of a file whose record cannot be read."""
+
+
+class Files:
+    """Stateless; many may share a wire. Every method that waits raises Unavailable."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def new_id(self, tenant: str) -> str:
+        return new_file_id(tenant_partition(tenant, self._wire.settings.partitions))
+
+    async def put(self, file: StoredFile, limit: int | None = None) -> None:
+        """Make a file known whose bytes are in their place. Raises QuotaExceeded if the tenant's files would then have
+        more bytes than `limit`."""
+        args = (file.id, file.tenant, encode(file), file.expires_ms - file.created_ms, "" if limit is None else limit)
+        answer = await self._wire.call("put_file", kept_partition(file.id) or 0, *args)
+        if limit is not None and isinstance(answer, list):
+            raise QuotaExceeded(NAMES["files"], answer[2], limit)
+
+    async def get(self, file_id: str, tenant: str) -> StoredFile:
+        """Raises UnknownFile, also for somebody else's."""
+        partition = kept_partition(file_id)
+        if partition not in self._wire.partitions or not file_id.startswith("file-"):
+            raise UnknownFile(file_id)
+        with translated():
+            data: Any = await self._wire.redis.get(partition_key(cast(int, partition), "file", file_id))
+        if data is None or (file := _file(file_id, data)) is None or file.tenant != tenant:
+            raise UnknownFile(file_id)
+        return file
+
+    async def recent(
+        self, tenant: str, after: StoredFile | None, limit: int, *, newest_first: bool = True
+    ) -> list[StoredFile]:
+        """A tenant's files in the order they were made, behind `after`."""
+        partition = tenant_partition(tenant, self._wire.settings.partitions)
+        key = partition_key(partition, "files", tenant)
+        behind = None
+        if after is not None:
+            with translated():
+                score = await self._wire.redis.zscore(key, after.id)
+            behind = (int(score if score is not None else after.created_ms), after.id)
+        ids = [name for name, _ in await page(self._wire, key, behind, limit, newest_first=newest_first)]
+        if not ids:
+            return []
+        with translated():
+            found = await cast(
+                Awaitable[list[bytes | None]],
+                self._wire.redis.mget([partition_key(partition, "file", name) for name in ids]),
+            )
+        pairs = [(name, data) for name, data in zip(ids, found, strict=True) if data is not None]
+        return [_file(name, data) or _unreadable(name, tenant) for name, data in pairs]
+
+    async def forget(self, file_id: str, tenant: str) -> None:
+        """Drop the record; the bytes are to be removed before. They are counted for as long as a batch works on them.
+        Idempotent, also where there is no record."""
+        await self._wire.call("forget", kept_partition(file_id) or 0, "file", file_id, tenant)
+
+    async def known(self, file_ids: list[str]) -> set[str]:
+        """Those of these ids that have a record."""
+        with translated():
+            pipeline = self._wire.redis.pipeline(transaction=False)
+            for file_id in file_ids:
+                pipeline.exists(partition_key(kept_partition(file_id) or 0, "file", file_id))
+            found: list[Any] = await pipeline.execute()
+        return {file_id for file_id, there in zip(file_ids, found, strict=True) if there}
+
+    async def expired(self, limit: int) -> list[tuple[str, str]]:
+        """Files whose time is over, by id, each with its tenant: also those whose record cannot be read or is gone."""
+        now = await self._wire.now_ms()
+        found: list[tuple[str, str]] = []
+        for partition in self._wire.partitions:
+            names = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
+            found += [(name, tenant) for name, tenant in map(owned, names) if name.startswith("file-")]
+        return found
+
+
+def _file(file_id: str, data: bytes) -> StoredFile | None:
+    """None for a record that cannot be read."""
+    try:
+        return decode_file(data)
+    except DecodeError as error:
+        log.warning("the record of a file cannot be read: %s", error, extra={"file": file_id})
+        return None
+
+
+def _unreadable(file_id: str, tenant: str) -> StoredFile:
+    """What a list shows in the place of a record that cannot be read; its bytes are still there."""
+    return StoredFile(id=file_id, tenant=tenant, name=UNREADABLE, size=0, purpose="", created_ms=0, expires_ms=0)

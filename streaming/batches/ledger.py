@@ -1,0 +1,281 @@
+"""What is known of every line of a batch, on disk: where it stands in the input, and how it ended.
+
+The plan is written once, when the input was read. Results are written by whoever holds the batch, into a segment of
+its own: answers into `<epoch>.results`, then one row per answer into `<epoch>.index`. A row counts once it is whole,
+so a process may be killed at any point; and because every turn has its own segment, one that was overtaken can spoil
+nothing. A line has the answer of the first row, in the order of turns, that ends it.
+This module knows no Redis and no request format. All of it blocks: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from streaming.batches.file_store import replacing
+from streaming.jobs.messages import Usage
+
+ROW = struct.Struct("<IBxHQIIII")
+ROW_BYTES = ROW.size + 4
+PLAN = "plan"
+NO_TOKENS = Usage()
+
+
+class Outcome(IntEnum):
+    """What a row says of a line."""
+
+    DONE = 1
+    """Its answer is an answer."""
+    FAILED = 2
+    """Its answer is an error."""
+    RETRIED = 3
+    """It failed and is tried again, as a new job."""
+    WITHDRAWN = 4
+    """It was taken out of the queue and will be put again, as a new job."""
+
+    @property
+    def ends(self) -> bool:
+        return self in (Outcome.DONE, Outcome.FAILED)
+
+
+class Row(NamedTuple):
+    """Where a line's answer lies."""
+
+    line: int
+    outcome: Outcome
+    attempt: int
+    epoch: int
+    offset: int
+    length: int
+    usage: Usage = NO_TOKENS
+    """Tokens of its job."""
+
+
+class _Arrays(msgspec.Struct, array_like=True):
+    """A plan as it is stored."""
+
+    numbers: bytes
+    offsets: bytes
+    lengths: bytes
+    order: bytes
+    twins: bytes
+    tokens: bytes
+
+
+class Plan:
+    """Every line of the input, by its place among the lines that are not blank (from 0)."""
+
+    def __init__(self) -> None:
+        self.numbers = array("I")
+        """The number people know it by, from 1."""
+        self.offsets, self.lengths = array("Q"), array("I")
+        self.order = array("I")
+        """Lines that differ, in the order they are to be computed."""
+        self.twins = array("I")
+        """The line whose answer each one gets: itself, or an equal one before it."""
+        self.tokens = array("I")
+        """Estimates."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def add(self, number: int, offset: int, length: int) -> int:
+        """One more line, for now its own twin; its place."""
+        place = len(self.numbers)
+        self.numbers.append(number)
+        self.offsets.append(offset)
+        self.lengths.append(length)
+        self.twins.append(place)
+        self.tokens.append(0)
+        return place
+
+    def read(self, source: BinaryIO, line: int) -> bytes:
+        """The line as it stands in the input."""
+        source.seek(self.offsets[line])
+        return source.read(self.lengths[line])
+
+    def copies(self) -> array[int]:
+        """How many lines get the answer of each."""
+        counts = array("I", bytes(4 * len(self)))
+        for twin in self.twins:
+            counts[twin] += 1
+        return counts
+
+    def save(self, folder: Path) -> None:
+        """Raises OSError."""
+        stored = _Arrays(
+            *(
+                each.tobytes()
+                for each in (self.numbers, self.offsets, self.lengths, self.order, self.twins, self.tokens)
+            )
+        )
+        with replacing(folder / PLAN) as write:
+            write(msgspec.msgpack.encode(stored))
+
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """Raises FileNotFoundError before the input was read."""
+        stored = msgspec.msgpack.decode((folder / PLAN).read_bytes(), type=_Arrays)
+        plan = cls()
+        plan.numbers.frombytes(stored.numbers)
+        plan.offsets.frombytes(stored.offsets)
+        plan.lengths.frombytes(stored.lengths)
+        plan.order.frombytes(stored.order)
+        plan.twins.frombytes(stored.twins)
+        plan.tokens.frombytes(stored.tokens)
+        return plan
+
+
+class Segment:
+    """The answers one turn writes. Nothing counts before `commit`."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        # A store that lost data may count its epochs again: an older segment is never touched.
+        last = max((int(path.stem) for path in folder.glob("*.results")), default=0)
+        self._folder, self._epoch = folder, max(epoch, last + 1)
+        self._results: BinaryIO | None = None
+        self._index: BinaryIO | None = None
+        self._offset = 0
+        self._answers: list[bytes] = []
+        self._rows: list[Row] = []
+
+    def add(self, line: int, outcome: Outcome, attempt: int = 0, answer: bytes = b"", usage: Usage = NO_TOKENS) -> None:
+        """One row. `answer` is kept as it is."""
+        self._rows.append(Row(line, outcome, attempt, self._epoch, self._offset, len(answer), usage))
+        self._answers.append(answer)
+        self._offset += len(answer)
+
+    def commit(self) -> list[Row]:
+        """Answers first, then their rows, each flushed to the disk; the rows that count now. Raises OSError."""
+        rows, self._rows = self._rows, []
+        answers, self._answers = self._answers, []
+        if not rows:
+            return []
+        if self._results is None or self._index is None:
+            self._results = (self._folder / f"{self._epoch:08d}.results").open("xb", buffering=0)
+            self._index = (self._folder / f"{self._epoch:08d}.index").open("xb", buffering=0)
+        if data := b"".join(answers):
+            _write(self._results, data)
+        _write(self._index, b"".join(map(_packed, rows)))
+        return rows
+
+    def close(self) -> None:
+        """What was not committed is gone."""
+        for file in (self._results, self._index):
+            if file is not None:
+                file.close()
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+    os.fsync(file.fileno())
+
+
+def _packed(row: Row) -> bytes:
+    data = ROW.pack(*row[:3], row.offset, row.length, row.usage.prompt, row.usage.completion, row.usage.cached)
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+def rows_of(folder: Path, epoch: int) -> list[Row]:
+    """The whole rows of one segment; what a killed process left half written ends it."""
+    data = (folder / f"{epoch:08d}.index").read_bytes()
+    rows = []
+    for at in range(0, len(data) - ROW_BYTES + 1, ROW_BYTES):
+        packed, check = data[at : at + ROW.size], data[at + ROW.size : at + ROW_BYTES]
+        if zlib.crc32(packed).to_bytes(4, "little") != check:
+            break
+        line, outcome, attempt, offset, length, *tokens = ROW.unpack(packed)
+        rows.append(Row(line, Outcome(outcome), attempt, epoch, offset, length, Usage(*tokens)))
+    return rows
+
+
+class Ledger:
+    """All segments together: how every line ended, and how often it was tried."""
+
+    def __init__(self, folder: Path, lines: int) -> None:
+        self.folder = folder
+        self.ends: list[Row | None] = [None] * lines
+        self.attempts = array("H", bytes(2 * lines))
+        """Number of each line's present job."""
+        self.failures = array("H", bytes(2 * lines))
+        """How many of its jobs failed and were tried again."""
+
+    @classmethod
+    def load(cls, folder: Path, lines: int) -> Ledger:
+        """Raises OSError."""
+        ledger = cls(folder, lines)
+        for path in sorted(folder.glob("*.index")):
+            ledger.take(rows_of(folder, int(path.stem)))
+        return ledger
+
+    def take(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows that count now; those that ended their line. The first that does stays."""
+        ended = []
+        for row in rows:
+            if row.line >= len(self.ends):
+                continue
+            if row.outcome.ends:
+                if self.ends[row.line] is None:
+                    self.ends[row.line] = row
+                    ended.append(row)
+            elif row.attempt > self.attempts[row.line]:
+                self.attempts[row.line] = row.attempt
+                self.failures[row.line] += row.outcome is Outcome.RETRIED
+        return ended
+
+
+class Answers:
+    """Reading answers by their rows; keeps a few segments open."""
+
+    MAX_OPEN = 32
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, BinaryIO] = {}
+
+    def read(self, row: Row) -> bytes:
+        """Raises OSError."""
+        file = self._files.get(row.epoch)
+        if file is None:
+            if len(self._files) >= self.MAX_OPEN:
+                self._files.pop(next(iter(self._files))).close()
+            file = self._files[row.epoch] = (self._folder / f"{row.epoch:08d}.results").open("rb")
+        file.seek(row.offset)
+        return file.read(row.length)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lines_of(source: BinaryIO, longest: int) -> Iterator[tuple[int, int, bytes]]:
+    """Number (from 1), offset and bytes of every line that is not blank; a line beyond `longest` bytes comes cut off
+    behind them. Lines end at newlines alone: text may hold other separators."""
+    number = offset = 0
+    while data := source.readline(longest + 1):
+        number += 1
+        length = len(data)
+        while not data.endswith(b"\n") and (more := source.readline(1 << 20)):
+            length += len(more)
+            if more.endswith(b"\n"):
+                break
+        if data.strip():
+            yield number, offset, data
+        offset += length

@@ -1,0 +1,295 @@
+"""Batches on the wire: what was asked, who works on it under which fence, how far it is, what its owner wants.
+
+A batch is worked on by one process at a time, for one turn. The fence is the batch's epoch, which grows with every
+turn: whoever was overtaken is refused at its next word. Nothing here knows lines or files' contents.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+from streaming.errors import DecodeError, KeyReused, QuotaExceeded, Stale, StreamingError, UnknownBatch
+from streaming.jobs.messages import (
+    Batch,
+    BatchState,
+    LineFault,
+    Progress,
+    StoredFile,
+    decode_batch,
+    decode_progress,
+    encode,
+)
+from streaming.jobs.quotas import NAMES
+from streaming.keys import joined, kept_partition, new_batch_id, partition_key, tenant_partition
+from streaming.priority import Priority
+from streaming.redis.client import Wire, translated
+from streaming.redis.paging import overdue, owned, page
+
+Wish: TypeAlias = Literal["cancel", "pause", "resume"]
+Reason: TypeAlias = Literal["due", "unanswered", "lapsed"]
+
+log = logging.getLogger(__name__)
+
+MALFORMED = LineFault(0, "malformed_batch", "What the store holds of this batch cannot be read. Create it again.")
+
+FIELDS = ("asked", "status", "paused", "created", "expires", "cancelling", "progress", "tenant")
+
+LEASES_HELD = 2
+LEASES_TOLD = 4
+"""A batch is this worker's for so many leases after its last word, and told of again after so many without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """A batch as it stands. Times are Redis milliseconds, 0 for "not yet" or "never"."""
+
+    batch: Batch
+    state: BatchState
+    paused: bool
+    created_ms: int
+    expires_ms: int
+    cancelling_ms: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A batch that is ours to work on, for as long as we go on saying so."""
+
+    batch: Batch
+    epoch: int
+    now_ms: int
+    state: BatchState
+    paused: bool
+    created_ms: int
+    expires_ms: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the store says to a word of ours: the time, and what the owner wants by now."""
+
+    now_ms: int
+    state: BatchState
+    paused: bool
+
+
+class Telling(NamedTuple):
+    """Somebody must be told to work on this batch."""
+
+    batch_id: str
+    number: int
+    reason: Reason
+    """due; unanswered: nobody began when it was told last; lapsed: whoever worked on it fell silent."""
+
+
+class Batches:
+    """Stateless; many may share a wire. Every method that waits raises Unavailable."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._lease_ms = LEASES_HELD * wire.settings.lease_ms
+
+    # --- its owner's side --------------------------------------------------------------------------------------------
+
+    def new_id(self, tenant: str, idempotency_key: str = "") -> str:
+        """The same for the same key."""
+        seed = joined(tenant, idempotency_key) if idempotency_key else ""
+        return new_batch_id(tenant_partition(tenant, self._wire.settings.partitions), seed)
+
+    async def create(
+        self, batch: Batch, digest: str, file_limit: int | None = None, input_bytes: int = 0
+    ) -> BatchRecord:
+        """Accept a batch for good: as it stands, also if it was there already. `file_limit`: the bytes of files that
+        the tenant may keep, to which it will add its output. `input_bytes`: of its input, which is counted until the
+        batch has ended. Raises KeyReused, QuotaExceeded."""
+        most = "" if file_limit is None else file_limit
+        window, source = batch.window_ms or "", (batch.input_file, input_bytes)
+        args = (batch.id, batch.tenant, encode(batch), digest, window, batch.events, most, *source)
+        answer = await self._wire.call("put_batch", self._partition(batch.id), *args)
+        if answer == b"reused":
+            raise KeyReused("this idempotency key was used with another request body")
+        if answer[0] == b"quota":
+            raise QuotaExceeded(NAMES["files"], answer[2], file_limit or 0)
+        record = _record(batch.id, answer)
+        assert record is not None
+        return record
+
+    async def get(self, batch_id: str, tenant: str) -> BatchRecord:
+        """Raises UnknownBatch, also for somebody else's."""
+        (record,) = await self._records([batch_id])
+        if record is None or record.batch.tenant != tenant:
+            raise UnknownBatch(batch_id)
+        return record
+
+    async def recent(self, tenant: str, after: BatchRecord | None, limit: int) -> list[BatchRecord]:
+        """A tenant's batches, newest first, behind `after`."""
+        key = partition_key(tenant_partition(tenant, self._wire.settings.partitions), "batches", tenant)
+        behind = (after.created_ms, after.batch.id) if after else None
+        ids = [name for name, _ in await page(self._wire, key, behind, limit) if self._is_ours(name)]
+        return [record for record in await self._records(ids) if record is not None]
+
+    async def steer(self, batch_id: str, wish: Wish) -> BatchState:
+        """Say what the owner wants; the state it was found in. Raises UnknownBatch."""
+        answer = await self._wire.call("steer", self._partition(batch_id), batch_id, wish)
+        if answer == b"unknown":
+            raise UnknownBatch(batch_id)
+        return BatchState(answer.decode())
+
+    # --- the worker's side -------------------------------------------------------------------------------------------
+
+    async def due(self, limit: int) -> list[Telling]:
+        """Batches somebody must be told to work on now."""
+        again_ms = LEASES_TOLD * self._wire.settings.lease_ms
+        answers = await self._wire.calls([("due", partition, (limit, again_ms)) for partition in self._wire.partitions])
+        return [Telling(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
+
+    async def totals(self, tenants: Iterable[str]) -> tuple[int, int]:
+        """How many batches have not ended, and the tokens that those of these tenants still have to compute."""
+        with translated():
+            pipeline = self._wire.redis.pipeline(transaction=False)
+            for partition in self._wire.partitions:
+                pipeline.zcard(partition_key(partition, "due"))
+            for tenant in tenants:
+                partition = tenant_partition(tenant, self._wire.settings.partitions)
+                pipeline.hvals(partition_key(partition, "enqueued", tenant))
+            answers: list[Any] = await pipeline.execute()
+        counts, waiting = answers[: len(self._wire.partitions)], answers[len(self._wire.partitions) :]
+        return sum(counts), sum(int(count) for each in waiting for count in each)
+
+    async def hold(self, batch_id: str, turn: int) -> Hold:
+        """Begin a turn. Raises Stale when there is nothing to do for whoever was told by this number."""
+        answer = await self._wire.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
+        match answer:
+            case [epoch, now, status, paused, created, expires, asked, progress]:
+                try:
+                    return Hold(
+                        batch=decode_batch(asked),
+                        epoch=epoch,
+                        now_ms=now,
+                        state=BatchState(status.decode()),
+                        paused=bool(paused),
+                        created_ms=created,
+                        expires_ms=_number(expires),
+                        progress=decode_progress(progress),
+                    )
+                except (DecodeError, ValueError, OverflowError) as error:
+                    await self._fail_malformed(batch_id, epoch)
+                    raise Stale(f"the record of {batch_id} cannot be read, the batch has failed: {error}") from error
+            case b"gone" | b"stale" | b"held":
+                raise Stale(f"{batch_id} is {answer.decode()}")
+        raise StreamingError(f"hold answered {answer!r}")
+
+    async def _fail_malformed(self, batch_id: str, epoch: int) -> None:
+        """End a batch whose record cannot be read, so that it is not told of again and again. Raises Fenced."""
+        progress, keep_s = encode(Progress(faults=(MALFORMED,))), self._wire.settings.retention_s
+        args = (batch_id, epoch, self._lease_ms, BatchState.FAILED, progress, "", "", keep_s)
+        await self._wire.call("save", self._partition(batch_id), *args)
+
+    async def reserve(self, hold: Hold, tokens: int) -> tuple[bool, int]:
+        """Count its tokens against the tenant's quota: whether there is room, and how many wait. Raises Fenced."""
+        limit = hold.batch.token_limit
+        args = (hold.batch.id, hold.epoch, hold.batch.tenant, tokens, "" if limit is None else limit)
+        room, waiting = await self._wire.call("reserve", self._partition(hold.batch.id), *args)
+        return bool(room), int(waiting)
+
+    async def save(
+        self,
+        hold: Hold,
+        state: BatchState,
+        progress: Progress,
+        *,
+        tokens: int | None = None,
+        rest_ms: int | None = None,
+        keep_s: int = 0,
+        files: Sequence[StoredFile] = (),
+    ) -> Verdict:
+        """Say how far it is. `rest_ms` ends the turn: somebody must go on in so many milliseconds, at once if it is not
+        paused. A final state ends the batch, keeps its record for `keep_s` and makes `files` known. Raises Fenced."""
+        args: list[str | bytes | int] = [
+            hold.batch.id, hold.epoch, self._lease_ms, state, encode(progress), "" if tokens is None else tokens,
+            "" if rest_ms is None else rest_ms, keep_s,
+        ]  # fmt: skip
+        for file in files:
+            args += [file.id, encode(file), file.expires_ms - file.created_ms]
+        now, status, paused = await self._wire.call("save", self._partition(hold.batch.id), *args)
+        return Verdict(now, BatchState(status.decode()), bool(paused))
+
+    async def forget_expired(self, limit: int) -> list[str]:
+        """Drop the records of ended batches whose time is over; their ids."""
+        now, gone = await self._wire.now_ms(), []
+        for partition in self._wire.partitions:
+            found = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
+            for name, tenant in map(owned, found):
+                if not self._is_ours(name):
+                    continue
+                await self._wire.call("forget", partition, "batch", name, tenant)
+                gone.append(name)
+        return gone
+
+    async def states(self, batch_ids: Sequence[str]) -> dict[str, BatchState | None]:
+        """Where each of these stands, None if there is no record of it; what is no batch's id is left out."""
+        ids = [each for each in batch_ids if self._is_ours(each)]
+        records = await self._records(ids)
+        return {each: record.state if record else None for each, record in zip(ids, records, strict=True)}
+
+    # --- below -------------------------------------------------------------------------------------------------------
+
+    async def _records(self, ids: Sequence[str]) -> list[BatchRecord | None]:
+        pipeline = self._wire.redis.pipeline(transaction=False)
+        for batch_id in ids:
+            pipeline.hmget(partition_key(self._partition(batch_id), "batch", batch_id), list(FIELDS))
+        with translated():
+            found: list[list[bytes | None]] = await pipeline.execute() if ids else []
+        return [_record(batch_id, values) for batch_id, values in zip(ids, found, strict=True)]
+
+    def _is_ours(self, batch_id: str) -> bool:
+        return kept_partition(batch_id) in self._wire.partitions and batch_id.startswith("batch_")
+
+    def _partition(self, batch_id: str) -> int:
+        if not self._is_ours(batch_id):
+            raise UnknownBatch(batch_id)
+        return cast(int, kept_partition(batch_id))
+
+
+def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None:
+    """One that cannot be read is shown as failed."""
+    raw: dict[str, Any] = dict(zip(FIELDS, values, strict=True))
+    if raw["asked"] is None:
+        return None
+    try:
+        return _parsed(raw)
+    except (DecodeError, ValueError, OverflowError, AttributeError, TypeError) as error:
+        log.warning("the record of a batch cannot be read: %s", error, extra={"batch": batch_id})
+        tenant = (raw["tenant"] or b"").decode(errors="replace")
+        nothing = Batch(
+            id=batch_id,
+            tenant=tenant,
+            ceiling=Priority.BATCH,
+            endpoint="",
+            input_file="",
+            window="none",
+            output_keep_ms=0,
+        )
+        return BatchRecord(nothing, BatchState.FAILED, False, 0, 0, 0, Progress(faults=(MALFORMED,)))
+
+
+def _parsed(raw: dict[str, Any]) -> BatchRecord:
+    """Raises what a record that is not ours makes the parts of it raise."""
+    return BatchRecord(
+        batch=decode_batch(raw["asked"]),
+        state=BatchState(raw["status"].decode()),
+        paused=bool(raw["paused"]),
+        created_ms=int(float(raw["created"])),
+        expires_ms=_number(raw["expires"]),
+        cancelling_ms=_number(raw["cancelling"]),
+        progress=decode_progress(raw["progress"]),
+    )
+
+
+def _number(value: bytes | None) -> int:
+    return int(float(value)) if value else 0

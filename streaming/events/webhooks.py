@@ -1,0 +1,182 @@
+"""Webhook messages on the wire: an event on its way to one endpoint, its attempts, and what came of them.
+
+A message is taken for one attempt under a lease; whoever is lost with it loses only time. Nothing here knows HTTP,
+secrets or when to give up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+from streaming.errors import UnknownMessage
+from streaming.events.outbox import Event
+from streaming.keys import kept_partition, message_id, partition_key
+from streaming.redis.client import Wire, translated
+from streaming.redis.paging import page
+
+log = logging.getLogger(__name__)
+
+State: TypeAlias = Literal["pending", "delivered", "failed"]
+
+FIELDS = (
+    "event", "type", "subject", "tenant", "endpoint", "at", "state", "attempt", "tried", "due", "status", "problem",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A message that is ours to deliver now."""
+
+    id: str
+    attempt: int
+    tries: int
+    """Of this round, this one among them: a replay begins a new round."""
+    age_ms: int
+    """Since the round began."""
+    now_ms: int
+    event: str
+    type: str
+    subject: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it stands. Times are Redis milliseconds, 0 for "not yet" or "never"."""
+
+    id: str
+    event: str
+    type: str
+    subject: str
+    tenant: str
+    endpoint: str
+    at_ms: int
+    state: State
+    attempts: int
+    tried_ms: int
+    due_ms: int
+    status: int
+    """The HTTP status of the last answer; 0: there was none."""
+    problem: str
+
+
+class Webhooks:
+    """Stateless; many may share a wire. Every method raises Unavailable."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def dispatch(self, event: Event, endpoints: Sequence[str]) -> None:
+        """Make it into a message for each of these, and take it out of the outbox."""
+        args: list[str | int] = [event.entry, event.id, event.type, event.subject, event.tenant, event.at_ms]
+        args.append(2000 * self._wire.settings.retention_s)
+        for endpoint in endpoints:
+            args += [message_id(event.partition, event.id, endpoint), endpoint]
+        await self._wire.call("dispatch", event.partition, *args)
+
+    async def outgoing(self, endpoint: str, limit: int, lease_ms: int) -> list[Errand]:
+        """Messages whose time has come, ours for the lease; of each partition at most so many."""
+        args = (endpoint, limit, lease_ms)
+        answers = await self._wire.calls([("outgoing", partition, args) for partition in self._wire.partitions])
+        errands = []
+        for now, *messages in answers:
+            for name, attempt, *rest in messages:
+                try:
+                    errands.append(_errand(now, name, attempt, *rest))
+                except (ValueError, TypeError, AttributeError) as error:
+                    await self._give_up(name.decode(errors="replace"), attempt, str(error))
+        return errands
+
+    async def _give_up(self, message: str, attempt: int, problem: str) -> None:
+        """End a message whose record cannot be read: it would be due again and again."""
+        log.error("a webhook message cannot be read and is given up: %s", problem, extra={"message_id": message})
+        if self._is_ours(message):
+            reason = "its record cannot be read"
+            args = (message, attempt, "failed", 0, reason, 0, self._wire.settings.retention_s)
+            await self._wire.call("settle", self._partition(message), *args)
+
+    async def settle(self, errand: Errand, state: State, status: int, problem: str, wait_ms: int = 0) -> bool:
+        """What came of it; `pending` has it tried again after `wait_ms`. False: somebody else has tried it since."""
+        args = (errand.id, errand.attempt, state, status, problem[:500], wait_ms, self._wire.settings.retention_s)
+        return bool(await self._wire.call("settle", self._partition(errand.id), *args))
+
+    async def recent(self, limit: int) -> list[Message]:
+        """The newest first, of all tenants."""
+        found: list[tuple[str, int]] = []
+        for partition in self._wire.partitions:
+            found += await page(self._wire, partition_key(partition, "hooks"), None, limit)
+        newest = sorted(found, key=lambda item: (item[1], item[0]), reverse=True)[:limit]
+        names = [name for name, _ in newest if self._is_ours(name)]
+        return [message for message in await self._messages(names) if message is not None]
+
+    async def get(self, message: str) -> Message:
+        """Raises UnknownMessage."""
+        self._partition(message)
+        (found,) = await self._messages([message])
+        if found is None:
+            raise UnknownMessage(message)
+        return found
+
+    async def redeliver(self, message: str) -> None:
+        """Send it once more, under the same id. Raises UnknownMessage."""
+        if not await self._wire.call("redeliver", self._partition(message), message):
+            raise UnknownMessage(message)
+
+    async def _messages(self, names: Sequence[str]) -> list[Message | None]:
+        pipeline = self._wire.redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.hmget(partition_key(self._partition(name), "hook", name), list(FIELDS))
+        with translated():
+            found = await pipeline.execute() if names else []
+        return [_message(name, values) for name, values in zip(names, found, strict=True)]
+
+    def _is_ours(self, message: str) -> bool:
+        return kept_partition(message) in self._wire.partitions and message.startswith("msg_")
+
+    def _partition(self, message: str) -> int:
+        if not self._is_ours(message):
+            raise UnknownMessage(message)
+        return cast(int, kept_partition(message))
+
+
+def _errand(
+    now: int, name: bytes, attempt: int, before: int, began: int, event: bytes, kind: bytes, subject: bytes, at: int
+) -> Errand:
+    """Raises TypeError, ValueError, AttributeError for a record that is not ours."""
+    return Errand(
+        name.decode(), attempt, attempt - before, now - began, now, event.decode(), kind.decode(), subject.decode(), at
+    )
+
+
+def _message(name: str, values: Sequence[bytes | None]) -> Message | None:
+    """Of a record that holds what it should not, the numbers that cannot be read are 0."""
+    pairs = zip(FIELDS, values, strict=True)
+    raw: dict[str, Any] = {field: (value or b"").decode(errors="replace") for field, value in pairs}
+    if not raw["state"]:
+        return None
+    numbers = {field: _number(raw[field]) for field in ("at", "attempt", "tried", "due", "status")}
+    return Message(
+        id=name,
+        event=raw["event"],
+        type=raw["type"],
+        subject=raw["subject"],
+        tenant=raw["tenant"],
+        endpoint=raw["endpoint"],
+        at_ms=numbers["at"],
+        state=raw["state"],
+        attempts=numbers["attempt"],
+        tried_ms=numbers["tried"],
+        due_ms=numbers["due"],
+        status=numbers["status"],
+        problem=raw["problem"],
+    )
+
+
+def _number(text: str) -> int:
+    try:
+        return int(float(text or 0))
+    except (ValueError, OverflowError):
+        return 0

@@ -1,0 +1,66 @@
+"""What people have decided about a model's workers, over the scheduler's head: a fixed number, or to change nothing.
+
+One decision a model, until it is ended or its time is over. All times are Redis's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from streaming.fleet.entries import entry
+from streaming.fleet.plans import Action
+from streaming.keys import FLEET_SLOT, fleet_key
+from streaming.redis.client import Wire, translated
+
+
+class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A fixed number of workers, or, without one, nothing is changed."""
+
+    want: int | None = None
+    by: str
+    """The API key's name."""
+    at_ms: int = 0
+    until_ms: int | None = None
+    """None: until it is ended."""
+
+    @property
+    def paused(self) -> bool:
+        return self.want is None
+
+
+class Overrides:
+    """Stateless; many may share a wire. Every method raises Unavailable."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def put(self, model: str, want: int | None, by: str, hold_ms: int | None = None) -> Override:
+        """Fix the number of workers, or with None change nothing, for `hold_ms` or until it is ended."""
+        now = await self._wire.now_ms()
+        override = Override(want=want, by=by, at_ms=now, until_ms=None if hold_ms is None else now + hold_ms)
+        action = Action(model=model, kind="pause" if want is None else "set", reason="by hand", by=by, want=want)
+        await self._write(model, msgspec.json.encode(override), "" if hold_ms is None else hold_ms, action)
+        return override
+
+    async def end(self, model: str, by: str) -> bool:
+        """Let the scheduler decide again; False if it did already."""
+        return await self._write(model, b"", "", Action(model=model, kind="resume", reason="by hand", by=by))
+
+    async def of(self, models: Iterable[str]) -> dict[str, Override]:
+        """Those that hold now, by model. One that cannot be read counts as a pause: somebody has decided something, and
+        the scheduler is not to decide otherwise."""
+        models = tuple(models)
+        if not models:
+            return {}
+        with translated():
+            values = await self._wire.redis.mget([fleet_key("override", model) for model in models])
+        return {
+            model: entry(f"the override of {model}", value, Override) or Override(by="unreadable")
+            for model, value in zip(models, values, strict=True)
+            if value is not None
+        }
+
+    async def _write(self, model: str, record: bytes, hold_ms: int | str, action: Action) -> bool:
+        return bool(await self._wire.call("override", FLEET_SLOT, model, record, hold_ms, msgspec.json.encode(action)))

@@ -1,0 +1,46 @@
+"""A process's presence in the fleet: said every two seconds, taken back at the end, never in the way of its work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from streaming.errors import Unavailable
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Process
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+
+
+@contextlib.asynccontextmanager
+async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterator[asyncio.Event]:
+    """Within the block the process is seen in the fleet as `describe` says; set the event to be seen anew at once."""
+    process, changed = describe(), asyncio.Event()
+    task = asyncio.create_task(_report(fleet, describe, changed))
+    try:
+        yield changed
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with contextlib.suppress(Unavailable):  # it will count as gone a little later
+            await fleet.leave(process)
+
+
+async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asyncio.Event) -> None:
+    silent = False
+    while True:
+        try:
+            await fleet.report(describe())
+            silent = False
+        except Unavailable as error:
+            if not silent:
+                log.warning("not seen in the fleet until Redis answers: %s", error)
+            silent = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVERY_S):
+                await changed.wait()
+        changed.clear()

@@ -1,0 +1,48 @@
+"""What an engine can do, held against what a job asks: the answer names the request field at fault.
+
+The API asks before it accepts a job, the worker again before it runs it: the model's engine may have changed.
+"""
+
+from __future__ import annotations
+
+from streaming.jobs.messages import Capabilities, Chat, Failure, Job, Tokens
+
+
+def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
+    """The first thing the job asks for that the engine cannot honour, or None."""
+    return _prompt(job, capabilities) or _logprobs(job, capabilities) or _options(job, capabilities)
+
+
+def _prompt(job: Job, capabilities: Capabilities) -> Failure | None:
+    if isinstance(job.prompt, Chat) and not capabilities.chat:
+        return _refusal(job, "messages", "has no chat template; use /v1/completions")
+    if isinstance(job.prompt, Tokens) and not capabilities.token_prompts:
+        return _refusal(job, "prompt", "takes text prompts only, not token ids")
+    return None
+
+
+def _logprobs(job: Job, capabilities: Capabilities) -> Failure | None:
+    wanted, most = job.sampling.logprobs, capabilities.logprobs
+    if wanted is None or wanted <= most:
+        return None
+    if most < 0:
+        return _refusal(job, "logprobs", "gives no log-probabilities")
+    param = "top_logprobs" if isinstance(job.prompt, Chat) else "logprobs"
+    return _refusal(job, param, f"gives the log-probabilities of at most {most} alternatives per token")
+
+
+def _options(job: Job, capabilities: Capabilities) -> Failure | None:
+    sampling = job.sampling
+    if sampling.json_schema is not None and not capabilities.json_schema:
+        return _refusal(job, "response_format", "cannot be held to JSON")
+    if capabilities.penalties:
+        return None
+    if sampling.presence_penalty:  # zero asks for nothing
+        return _refusal(job, "presence_penalty", "knows no penalties")
+    if sampling.frequency_penalty:
+        return _refusal(job, "frequency_penalty", "knows no penalties")
+    return None
+
+
+def _refusal(job: Job, param: str, what: str) -> Failure:
+    return Failure("invalid_request_error", f"{param}: the engine of {job.model!r} {what}.", 400, param)

@@ -1,0 +1,104 @@
+"""What was given up: entries nobody could read, and jobs whose workers keep dying. For people to look at and decide."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from streaming.errors import MalformedJob, UnknownJob
+from streaming.jobs.messages import Job
+from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.records import Journal
+from streaming.keys import partition_key, replay_job_id
+from streaming.redis.client import Wire, translated
+
+LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """`job` is the id of a job that was given up; without one, `lane` and `entry` tell what lay where."""
+
+    id: str
+    reason: str
+    at_ms: int
+    job: str = ""
+    lane: str = ""
+    entry: str = ""
+
+
+class DeadLetters:
+    """Stateless; many may share a wire. Every method raises Unavailable."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire, self._journal, self._queue = wire, Journal(wire), Queue(wire)
+
+    async def recent(self, limit: int) -> list[DeadLetter]:
+        """The newest first, of all partitions."""
+        found = []
+        for partition in self._wire.partitions:
+            with translated():
+                entries: Any = await self._wire.redis.xrevrange(partition_key(partition, "dead"), count=limit)
+            found += [_letter(partition, entry, fields) for entry, fields in entries]
+        return sorted(found, key=lambda letter: letter.at_ms, reverse=True)[:limit]
+
+    async def get(self, letter_id: str) -> DeadLetter:
+        """Raises UnknownJob."""
+        partition, entry = self._place(letter_id)
+        with translated():
+            entries: Any = await self._wire.redis.xrange(partition_key(partition, "dead"), entry, entry)
+        if not entries:
+            raise UnknownJob(letter_id)
+        return _letter(partition, *entries[0])
+
+    async def drop(self, letter_id: str) -> None:
+        """Forget it. Raises UnknownJob."""
+        partition, entry = self._place(letter_id)
+        with translated():
+            dropped = await self._wire.redis.xdel(partition_key(partition, "dead"), entry)
+        if not dropped:
+            raise UnknownJob(letter_id)
+
+    async def replay(self, letter_id: str) -> Accepted:
+        """Put its job again, as a new one: the old one has ended and stays so. However often it is replayed, that is
+        one new job.
+
+        Raises UnknownJob (the letter, or the job it names, is no longer kept), MalformedJob, LaneFull.
+        """
+        letter = await self.get(letter_id)
+        record = await self._journal.record(letter.job)
+        if record.fault:
+            raise MalformedJob(record.fault)
+        accepted = await self._queue.put(_again(record.job, replay_job_id(letter_id, letter.job)))
+        with contextlib.suppress(UnknownJob):  # somebody else has replayed it too: it is the same job
+            await self.drop(letter_id)
+        return accepted
+
+    def _place(self, letter_id: str) -> tuple[int, str]:
+        match = LETTER_ID.fullmatch(letter_id)
+        if match is None or int(match[1]) not in self._wire.partitions:
+            raise UnknownJob(letter_id)
+        return int(match[1]), match[2]
+
+
+def _letter(partition: int, entry: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
+    words = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
+    return DeadLetter(
+        id=f"{partition}-{entry.decode()}",
+        reason=words.get("reason", ""),
+        at_ms=int(entry.split(b"-")[0]),
+        job=words.get("job", ""),
+        lane=words.get("lane", ""),
+        entry=words.get("entry", ""),
+    )
+
+
+def _again(job: Job, job_id: str) -> Job:
+    fresh: Job = msgspec.structs.replace(
+        job, id=job_id, reply_to="", stream=False, deadline_ms=None, max_queue_ms=None, received_us=0
+    )
+    return fresh

@@ -1,0 +1,66 @@
+"""When answers were handed on: noted per job, and written together a moment later, never in a reader's way.
+
+The notes are for people who look at a job's timing. One that is lost, with its process or because the store does not
+answer, is missing there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from streaming.errors import Unavailable
+from streaming.jobs.messages import Delivered, encode
+from streaming.keys import partition_of
+from streaming.redis.client import Wire
+
+log = logging.getLogger(__name__)
+
+WRITE_EVERY_S = 0.25
+MAX_WAITING = 20_000
+MAX_AT_ONCE = 500
+"""Notes in one script, which holds the server for about half a millisecond then."""
+
+
+class Deliveries:
+    """One per API process."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._notes: dict[str, Delivered] = {}
+        self._noted = asyncio.Event()
+
+    def note(self, job_id: str, delivered: Delivered) -> None:
+        """The answer of a job was handed on."""
+        if len(self._notes) < MAX_WAITING:
+            self._notes[job_id] = delivered
+            self._noted.set()
+
+    def of(self, job_id: str) -> Delivered | None:
+        """A note that is not written yet."""
+        return self._notes.get(job_id)
+
+    async def keep_writing(self) -> None:
+        """For ever."""
+        while True:
+            await self._noted.wait()
+            await asyncio.sleep(WRITE_EVERY_S)
+            try:
+                await self.write()
+            except Unavailable as error:
+                log.debug("deliveries are noted later: %s", error)
+            else:
+                self._noted.clear()
+
+    async def write(self) -> None:
+        """What has been noted so far. Raises Unavailable: then it stays noted."""
+        while batch := self._batch():
+            calls: dict[int, list[str | bytes | int]] = {}
+            for job_id, delivered in batch.items():
+                calls.setdefault(partition_of(job_id) or 0, []).extend((job_id, encode(delivered)))
+            await self._wire.calls([("deliver", partition, args) for partition, args in calls.items()])
+            for job_id in batch:
+                del self._notes[job_id]
+
+    def _batch(self) -> dict[str, Delivered]:
+        return {job_id: self._notes[job_id] for job_id in list(self._notes)[:MAX_AT_ONCE]}

@@ -1,0 +1,133 @@
+"""Storage quotas: what one tenant keeps in the store, and how much of its limits is left in one partition.
+
+The store counts in the scripts that put, end and forget, by what is there: a tenant's list of jobs, bytes by the time
+at which they are gone, sizes and their sum beside the list of files. A script sees its own partition; what the others
+hold is read at most once a second and taken off the limit, so that with several partitions a tenant may exceed it by
+what it brings within that second. With one partition the limit is exact. While another partition cannot be asked, what
+is known of it stands, so that its loss refuses nobody elsewhere; of a tenant of which nothing is known nothing is taken
+off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from streaming.errors import Unavailable
+from streaming.keys import tenant_partition
+from streaming.redis.client import Wire
+from streaming.settings import QuotaSettings
+
+log = logging.getLogger(__name__)
+
+NAMES = {"jobs": "jobs", "requests": "job_bytes", "results": "result_bytes", "files": "file_bytes"}
+"""The quotas by what the scripts call them."""
+
+OTHERS_MAX_AGE_S = 1.0
+AWAY_S = 5.0
+"""So long a partition that could not be asked is not asked again: each time somebody's put waits for it."""
+MAX_TENANTS = 4096
+"""Whose figures of other partitions are remembered."""
+MAX_LOOKED = 1000
+"""Jobs looked at in one call; the server does nothing else meanwhile."""
+MAX_COUNTED = 20_000
+"""Jobs of a tenant, the newest, of which is said how they stand."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a tenant keeps. `waiting` and `running` are those among its newest MAX_COUNTED jobs."""
+
+    jobs: int = 0
+    job_bytes: int = 0
+    result_bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    waiting: int = 0
+    running: int = 0
+
+
+class Quotas:
+    """One per process that accepts work; keeps the figures of other partitions for a second."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._seen: dict[str, tuple[float, list[Usage]]] = {}
+        """By tenant, when its figures were asked for, and these, by partition."""
+        self._away: dict[int, float] = {}
+        """Partitions that could not be asked the last time, and until when they are not asked again."""
+
+    async def usage(self, tenant: str) -> Usage:
+        """What the tenant keeps in all partitions. Raises Unavailable."""
+        parts = await self._slices(tenant, 0, MAX_LOOKED)
+        total, looked = _sum(parts), MAX_LOOKED
+        waiting, running = total.waiting, total.running
+        while looked < MAX_COUNTED and looked < total.jobs:
+            more = _sum(await self._slices(tenant, looked, MAX_LOOKED))
+            waiting, running, looked = waiting + more.waiting, running + more.running, looked + MAX_LOOKED
+        return msgspec.structs.replace(total, waiting=waiting, running=running)
+
+    async def file_bytes(self, tenant: str) -> int:
+        """Bytes of the tenant's files, which are all in one partition. Raises Unavailable."""
+        partition = tenant_partition(tenant, self._wire.settings.partitions)
+        return _usage(await self._wire.call("usage", partition, *self._asked(tenant, 0, 0))).file_bytes
+
+    async def left(self, tenant: str, partition: int, quota: QuotaSettings) -> tuple[int | str, int | str, int | str]:
+        """The most jobs, bytes of requests and bytes of results that the tenant may keep in a partition, as `put` takes
+        them. Other partitions may be away."""
+        limits = (quota.jobs, quota.job_bytes, quota.result_bytes)
+        if len(self._wire.partitions) == 1 or not quota.bounds_jobs:
+            jobs, requests, results = ("" if limit is None else limit for limit in limits)
+            return jobs, requests, results
+        others = _sum(await self._others(tenant, partition))
+        used = (others.jobs, others.job_bytes, others.result_bytes)
+        jobs, requests, results = (
+            "" if limit is None else max(0, limit - held) for limit, held in zip(limits, used, strict=True)
+        )
+        return jobs, requests, results
+
+    async def _others(self, tenant: str, partition: int) -> list[Usage]:
+        """Of the other partitions, as it was within the last second; of those that are away, as they last said."""
+        asked, parts = self._seen.get(tenant, (-math.inf, [Usage()] * len(self._wire.partitions)))
+        if time.monotonic() - asked > OTHERS_MAX_AGE_S:
+            if len(self._seen) >= MAX_TENANTS:
+                self._seen.clear()
+            parts = await asyncio.gather(*(self._slice(tenant, number, known) for number, known in enumerate(parts)))
+            self._seen[tenant] = time.monotonic(), parts
+        return [part for number, part in enumerate(parts) if number != partition]
+
+    async def _slice(self, tenant: str, partition: int, known: Usage) -> Usage:
+        """Of one partition; what is `known` while it is away."""
+        if time.monotonic() < self._away.get(partition, -math.inf):
+            return known
+        try:
+            part = _usage(await self._wire.call("usage", partition, *self._asked(tenant, 0, 0)))
+        except Unavailable as error:
+            if partition not in self._away:
+                log.warning("quotas go by what was last known of partition %d: %s", partition, error)
+            self._away[partition] = time.monotonic() + AWAY_S
+            return known
+        self._away.pop(partition, None)
+        return part
+
+    async def _slices(self, tenant: str, rank: int, most: int) -> list[Usage]:
+        args = self._asked(tenant, rank, most)
+        answers = await self._wire.calls([("usage", partition, args) for partition in self._wire.partitions])
+        return [_usage(answer) for answer in answers]
+
+    def _asked(self, tenant: str, rank: int, most: int) -> tuple[str, int, int, int]:
+        return tenant, self._wire.settings.retention_s, rank, most
+
+
+def _usage(answer: Sequence[Any]) -> Usage:
+    jobs, requests, results, files, stored, _looked, waiting, running = map(int, answer)
+    return Usage(jobs, requests, results, files, stored, waiting, running)
+
+
+def _sum(parts: Sequence[Usage]) -> Usage:
+    return Usage(*(sum(getattr(part, name) for part in parts) for name in Usage.__struct_fields__))

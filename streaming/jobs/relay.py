@@ -1,0 +1,404 @@
+"""Replies on their way back: one subscription per API process, fanned out to the responses it holds open.
+
+Pub/sub may lose messages, the log does not. Every delta has a number, so an inbox knows what it lacks, and what is
+lacking is read from the log; an inbox that hears nothing for a while is checked against the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+from runtime.background import keep_going
+from runtime.rounds import Rounds
+from runtime.turns import ROWS_A_SLICE
+from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
+from streaming.jobs.history import ROWS_AT_ONCE, LoggedRun
+from streaming.jobs.messages import (
+    Delta,
+    Ended,
+    Failure,
+    Frame,
+    Opening,
+    Run,
+    State,
+    Terminal,
+    author,
+    decode_in_slices,
+    decode_reply,
+    decode_rowless,
+    is_terminal,
+    openings_of,
+)
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import LONG_BYTES, NEWER, Journal, Record
+from streaming.jobs.reorder_buffer import LOOKS, TICK_S, Inbox
+from streaming.keys import channel, partition_of
+from streaming.redis.client import Wire
+
+log = logging.getLogger(__name__)
+
+SILENCE_S, MAX_SILENCE_S = 2.0, 60.0
+"""Before a silent inbox is checked against its record: with few inboxes, and with very many."""
+CHECKS_PER_S = 200
+"""Checks of silent inboxes, at most."""
+
+GONE = Failure("job_lost", "The store no longer has this job.", 500)
+
+
+@dataclass(slots=True)
+class Audience:
+    """Who listens to one job."""
+
+    inboxes: tuple[Inbox, ...] = ()
+    streams: list[tuple[str, int]] = field(default_factory=list)
+    """The workers that have opened runs of it, each with the number that stands for the run."""
+    openings: dict[Run, Opening] = field(default_factory=dict)
+    """Its runs, and what stands for copies of their deltas."""
+
+
+class Relay:
+    """Started once per API process. `address` is what jobs carry as their reply_to."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.address = channel("api", secrets.token_hex(6))
+        self._wire = wire
+        self._journal = Journal(wire)
+        self._queue = Queue(wire)
+        self._audiences: dict[str, Audience] = {}
+        """By job."""
+        self._behind: set[Inbox] = set()
+        """Inboxes that may miss something: looked at before the others."""
+        self._hurry = asyncio.Event()
+        self._streams: dict[str, dict[int, tuple[Inbox, ...]]] = {}
+        """The inboxes of these audiences by worker and number: what a frame is dealt by."""
+        self._followers: dict[int, Rounds[Inbox, None]] = {}
+        """By partition: inboxes that begin to follow at the same time are brought up to date together."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ends: set[asyncio.Task[None]] = set()
+        """Long ends that are being decoded."""
+        self.connected = asyncio.Event()
+
+    async def start(self) -> None:
+        """Subscribe (in the background, again and again) and begin to look after silent inboxes."""
+        self._tasks = [asyncio.create_task(keep_going(work, TICK_S)) for work in (self._listen, self._look_after)]
+
+    async def stop(self) -> None:
+        """End the background tasks."""
+        tasks = [*self._tasks, *self._ends]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def open(
+        self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
+    ) -> Inbox:
+        """The inbox of a job that carries this process's address (open it before the job is put, close it after)."""
+        inbox = Inbox(job_id, after, runs=runs, whole=whole, rowless=rowless)
+        inbox.checked = asyncio.get_running_loop().time()
+        audience = self._audiences.setdefault(job_id, Audience())
+        inbox.openings = audience.openings
+        self._seat(audience, (*audience.inboxes, inbox))
+        return inbox
+
+    def close(self, inbox: Inbox) -> None:
+        """No more replies to this inbox. Idempotent."""
+        audience = self._audiences.get(inbox.job_id)
+        if audience is None or inbox not in audience.inboxes:
+            return
+        self._behind.discard(inbox)
+        self._seat(audience, tuple(each for each in audience.inboxes if each is not inbox))
+        if not audience.inboxes:
+            del self._audiences[inbox.job_id]
+
+    def _seat(self, audience: Audience, inboxes: tuple[Inbox, ...]) -> None:
+        """From now on these are the audience."""
+        audience.inboxes = inboxes
+        for worker, number in audience.streams:
+            streams = self._streams[worker]
+            if inboxes:
+                streams[number] = inboxes
+                continue
+            del streams[number]
+            if not streams:
+                del self._streams[worker]
+
+    def listening(self, job_id: str) -> bool:
+        """Whether anybody in this process still waits for this job."""
+        return job_id in self._audiences
+
+    async def follow(self, inbox: Inbox, *, joining: bool = False) -> None:
+        """Have a job of somebody else sent here too; what came before is read from the log.
+
+        Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
+        """
+        await self._queue.follow(inbox.job_id, self.address, joining=joining)
+        inbox.stale = True
+        partition = partition_of(inbox.job_id) or 0
+        if partition not in self._followers:
+            self._followers[partition] = Rounds(self._refill_all)
+        await self._followers[partition].ask(inbox)
+
+    async def _listen(self) -> None:
+        """A lost subscription is taken up again; what was missed meanwhile is read from the log."""
+        while True:
+            try:
+                async with self._wire.subscribe(self.address) as subscription:
+                    self.connected.set()
+                    await self._refill(self._all())
+                    await subscription.pour(self._dispatch)
+            except Unavailable as error:
+                self.connected.clear()
+                log.warning("replies interrupted, subscribing again: %s", error)
+                await asyncio.sleep(TICK_S)
+
+    def _dispatch(self, data: bytes) -> None:
+        if len(data) >= LONG_BYTES and is_terminal(data):
+            self._ends.add(task := asyncio.create_task(self._end_long(data)))
+            task.add_done_callback(self._ends.discard)
+            return
+        try:
+            reply = decode_reply(data)
+        except NewerMessage:
+            return  # its readers are ended when their silence is looked into
+        except DecodeError as error:
+            log.error("a reply that is no message was dropped; the log will fill the gap: %s", error)
+            return
+        match reply:
+            case Frame():
+                self._deal(reply)
+            case Terminal():
+                for inbox in self._listeners(reply.job):
+                    self._end(inbox, reply)
+            case Ended(job_id):
+                for inbox in self._listeners(job_id):
+                    inbox.over = inbox.stale = True
+                    inbox.checked = 0.0
+                    self._note(inbox)
+
+    def _end(self, inbox: Inbox, terminal: Terminal) -> None:
+        inbox.over = True
+        inbox.end(terminal)
+        inbox.tell()
+        self._note(inbox)
+
+    async def _end_long(self, data: bytes) -> None:
+        """The same for an end with very many rows, which are decoded only for those who want them, in slices."""
+        try:
+            head = decode_rowless(data)
+            wanted = False
+            for inbox in self._listeners(head.job):
+                if inbox.rowless:
+                    self._end(inbox, head)
+                wanted = wanted or not inbox.rowless
+            if not wanted:
+                return
+            terminal = await self._wire.turns.run(decode_in_slices(data, ROWS_A_SLICE))
+        except NewerMessage:
+            return  # its readers are ended when their silence is looked into
+        except DecodeError as error:
+            log.error("the end of a job cannot be read and was dropped; the record is looked at: %s", error)
+            return
+        for inbox in self._listeners(head.job):
+            async with self._wire.turns:
+                self._end(inbox, terminal)
+
+    def _note(self, inbox: Inbox) -> None:
+        if inbox.stale:
+            self._behind.add(inbox)
+            self._hurry.set()
+
+    def _listeners(self, job_id: str) -> Sequence[Inbox]:
+        audience = self._audiences.get(job_id)
+        return audience.inboxes if audience else ()
+
+    def _deal(self, frame: Frame, valid: Container[Run] | None = None) -> None:
+        """A frame's rows to the inboxes of their jobs. Of a frame from the log only those of runs that the records
+        name: a log may also hold what a run wrote that the store has forgotten since."""
+        worker, number = sys.intern(frame.worker), frame.number
+        for stream, opening in frame.openings.items():
+            self._open_run(Run(worker, stream), opening)
+        streams, rows = self._streams.get(worker), frame.rows
+        if streams is None:
+            return
+        if valid is not None:
+            rows = tuple([row for row in rows if Run(worker, abs(row.stream)) in valid])
+        if len({row.stream for row in rows}) == len(rows):
+            self._pass_on(rows, streams, worker, number)
+            return
+        given = [(inbox, row) for row in rows for inbox in streams.get(row.stream, ())]
+        for inbox, row in given:
+            inbox.push(row, _author(inbox, row, worker), number)
+        for inbox, _ in given:
+            inbox.tell()
+            self._note(inbox)
+
+    def _pass_on(self, rows: Sequence[Delta], streams: Mapping[int, Sequence[Inbox]], worker: str, number: int) -> None:
+        """Rows of different jobs. Done once a token: for what flows nothing is called but the flow."""
+        now = time.monotonic()
+        for row in rows:
+            for inbox in streams.get(row.stream, ()):
+                flow = inbox.flow
+                if flow is None or row.seq != inbox.seq + 1 or row.stream != inbox.stream or inbox.worker is not worker:
+                    inbox.push(row, _author(inbox, row, worker), number)
+                    inbox.tell()
+                    self._note(inbox)
+                    continue
+                inbox.seq, inbox.number = row.seq, number
+                try:
+                    more = flow(row, now)
+                except Exception as error:  # noqa: BLE001 - whoever pours hears of it; the other inboxes go on
+                    inbox.stop(error)
+                else:
+                    if not more:
+                        inbox.stop()
+
+    def _open_run(self, run: Run, opening: Opening) -> None:
+        """From now on this number of a worker's stands for that run."""
+        audience = self._audiences.get(opening.job)
+        if audience is None:
+            return
+        streams = self._streams.setdefault(run.worker, {})
+        if run.number not in streams:
+            streams[run.number] = audience.inboxes
+            audience.streams.append((run.worker, run.number))
+        audience.openings.setdefault(run, opening)
+        for copied, its_opening in openings_of(opening.job, opening.copied):
+            audience.openings.setdefault(copied, its_opening)
+
+    async def _look_after(self) -> None:
+        """Every tick: read the log for inboxes that have long heard nothing; sooner for those that know they miss
+        something."""
+        loop = asyncio.get_running_loop()
+        due_all = loop.time() + TICK_S
+        while True:
+            await self._pause(due_all - loop.time())
+            now = loop.time()
+            silence = max(SILENCE_S, len(self._audiences) / CHECKS_PER_S)
+            looked = self._behind
+            if now >= due_all:
+                looked, due_all = set(self._all()), now + TICK_S
+            due = [inbox for inbox in looked if inbox.is_due(now, silence)]
+            self._behind = {inbox for inbox in self._behind if inbox.stale and inbox.terminal is None}
+            if due:
+                try:
+                    await self._refill(due)
+                except Unavailable as error:
+                    log.warning("replies cannot be checked against the log, trying again: %s", error)
+                    await asyncio.sleep(TICK_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """At most so long; while inboxes are behind, a fraction of a tick, and until then if one comes to be."""
+        if not self._behind:
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
+        if self._behind:
+            await asyncio.sleep(TICK_S / LOOKS)
+
+    def _all(self) -> list[Inbox]:
+        return [inbox for audience in self._audiences.values() for inbox in audience.inboxes]
+
+    async def _refill_all(self, inboxes: Sequence[Inbox]) -> Sequence[None]:
+        await self._refill_part(inboxes)
+        return [None] * len(inboxes)
+
+    async def _refill(self, inboxes: Sequence[Inbox]) -> None:
+        """Bring inboxes up to date, those of each partition for themselves: one that is down keeps no other waiting.
+
+        Raises Unavailable.
+        """
+        parts: dict[int, list[Inbox]] = {}
+        for inbox in inboxes:
+            parts.setdefault(partition_of(inbox.job_id) or 0, []).append(inbox)
+        done = await asyncio.gather(*map(self._refill_part, parts.values()), return_exceptions=True)
+        for error in done:
+            if error is not None:
+                raise error
+
+    async def _refill_part(self, inboxes: Sequence[Inbox]) -> None:
+        """The same for inboxes of one partition, from record and log, each worker's log read once for all."""
+        now = asyncio.get_running_loop().time()
+        there = [inbox.seq > 0 or inbox.accepted for inbox in inboxes]
+        standing = [inbox.standing() for inbox in inboxes]
+        jobs = list(dict.fromkeys(inbox.job_id for inbox in inboxes))
+        resultless = set(jobs).difference([inbox.job_id for inbox in inboxes if not inbox.rowless])
+        found = await self._journal.records(jobs, bodies=False, resultless=resultless)
+        by_job = dict(zip(jobs, found, strict=True))
+        records = [by_job[inbox.job_id] for inbox in inboxes]
+        behind: dict[tuple[int, str], int] = {}
+        unheard: set[str] = set()
+        """Jobs whose worker has found nobody here, or of which the store has lost that there was somebody."""
+        for inbox, record, was_there, held in zip(inboxes, records, there, standing, strict=True):
+            inbox.look(now, MAX_SILENCE_S)
+            if record is None:
+                if was_there:  # else it was read before the put came, whatever has come since
+                    inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))
+            elif record.terminal is not None:
+                inbox.end(record.terminal)
+            else:
+                inbox.settle(held, [logged.run for logged in record.runs])
+                if record.state is State.RUNNING and not inbox.whole and self.address not in record.addresses:
+                    unheard.add(inbox.job_id)
+                for logged in _missing(inbox, record):
+                    log_of = (partition_of(inbox.job_id) or 0, logged.run.worker)
+                    behind[log_of] = min(logged.frame, behind.get(log_of, logged.frame))
+            inbox.tell()
+            if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
+                await asyncio.sleep(0)
+        await asyncio.gather(*map(self._follow_again, unheard))
+        runs = {logged.run for record in found if record is not None for logged in record.runs}
+        for (partition, worker), first in behind.items():
+            try:
+                async with aclosing(self._journal.frames(partition, worker, first)) as frames:
+                    async for frame in frames:
+                        self._deal(frame, runs)
+                        if all(inbox.full for inbox in inboxes):  # the rest would be read in vain
+                            self._call_again(inboxes)
+                            break
+            except NewerMessage:
+                self._end_newer(worker, zip(inboxes, records, strict=True))
+
+    def _call_again(self, inboxes: Iterable[Inbox]) -> None:
+        """Have the log read further once their readers have taken what is here."""
+        for inbox in inboxes:
+            inbox.stale = True
+            self._note(inbox)
+
+    async def _follow_again(self, job_id: str) -> None:
+        with suppress(UnknownJob):
+            await self._queue.follow(job_id, self.address)
+
+    def _end_newer(self, worker: str, looked: Iterable[tuple[Inbox, Record | None]]) -> None:
+        """End the readers of jobs that this worker runs: it is of a newer version, and nothing of what it writes can be
+        shown by this process. The jobs go on."""
+        log.warning("worker %s is of a newer version: its readers here are told to ask another process", worker)
+        for inbox, record in looked:
+            if record is not None and record.terminal is None and record.worker == worker:
+                inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=NEWER))
+                inbox.tell()
+
+
+def _author(inbox: Inbox, row: Delta, worker: str) -> Run:
+    """The run that wrote a row of a worker's frame."""
+    run = Run(worker, row.stream)
+    opening = inbox.openings.get(run)
+    return (opening and author(opening.copied, row.seq)) or run
+
+
+def _missing(inbox: Inbox, record: Record) -> Sequence[LoggedRun]:
+    """The runs whose logs may hold what an inbox lacks, each from the first frame it lacks."""
+    if inbox.whole or inbox.rewound:
+        return ()
+    current = Run(inbox.worker, inbox.stream)
+    for place, logged in enumerate(record.runs):
+        if logged.run == current and inbox.number:
+            return (LoggedRun(current, inbox.number), *record.runs[place + 1 :])
+    return record.runs

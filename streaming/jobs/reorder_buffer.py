@@ -1,0 +1,335 @@
+"""Reorder buffer for one reader of one job: delivers each delta once and in order, and knows what is missing.
+
+The relay pushes what pub/sub brings and what it reads from the log; it knows neither itself. Every delta has an author,
+the run that wrote it (`messages.Run`). Deltas of a run are only put behind those it says it goes on from: what a store
+that lost data makes two workers write is told to the reader (`rewound`), never spliced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from msgspec.structs import replace
+
+from streaming.jobs.messages import Delta, Failure, Opening, Run, Section, State, Terminal, author
+
+MAX_ROWS = 512
+"""Deltas held for one reader, beside the rest of a frame of which the first are held; a slower one loses them here and
+gets them from the log when it catches up."""
+TICK_S, LOOKS = 0.25, 5
+"""How often silent inboxes are looked at, and how often in that time those that know they miss something."""
+
+MAX_RETRY_DELAY_S = 1.0
+"""Between two looks for what is missing."""
+
+NO_RUN = Run("", 0)
+INCOMPLETE = Failure("result_incomplete", "The store has lost a part of this job's result.", 500)
+
+Sink: TypeAlias = Callable[[list[Delta], Terminal | None], bool]
+"""Shows what has come, at once and without waiting. False: nothing more for now."""
+
+Flow: TypeAlias = Callable[[Delta, float], bool]
+"""The same for the next delta alone, which came at a time (monotonic): nearly all there is to show."""
+
+
+class Standing(NamedTuple):
+    """What an inbox held when its job's record was asked for, to be judged by that record and not by later news."""
+
+    runs: tuple[Run, ...]
+    disputed: frozenset[Run]
+
+
+class Inbox:
+    """The deltas of one job for one reader, who takes them or has them poured.
+
+    Whoever pushes calls `tell` when it is done, so that a reader is served once for all that a frame holds.
+    """
+
+    __slots__ = (
+        *("_direct", "_disputed", "_early", "_fault", "_haste", "_ignored", "_looked", "_parents", "_resumed"),
+        *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "flow", "hung_up", "job_id", "number"),
+        *("openings", "over", "patience", "rewound", "rowless", "seq", "stale", "stream", "terminal"),
+        *("whole", "worker"),
+    )
+
+    def __init__(
+        self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
+    ) -> None:
+        """`after`: the last delta its reader has, which the last of `runs` wrote behind what the others had written."""
+        self.job_id = job_id
+        self.rowless = rowless
+        """Only that the job has ended is waited for, not its deltas."""
+        self.whole = whole or rowless
+        """Only the end is waited for: deltas are not kept, the terminal brings them all."""
+        self.seq = after
+        """The last delta given or waiting here."""
+        self.terminal: Terminal | None = None
+        self.over = False
+        """Its end was announced."""
+        self.stale = False
+        """Something is missing: the log must be read."""
+        self.checked = 0.0
+        """When it was last known that nothing is missing (loop time)."""
+        self.patience = TICK_S
+        self._haste = TICK_S / LOOKS
+        """Before the log is asked again for what is missing: longer each time that it had nothing new."""
+        self._looked = after
+        self.worker, self.stream = (runs[-1].worker, runs[-1].number) if runs else ("", 0)
+        """The run of the last delta."""
+        self.number = 0
+        """The frame of the last delta, before which nothing is missing; 0: not known."""
+        self.openings: dict[Run, Opening] = {}
+        """What the runs of the job say of themselves."""
+        self.flow: Flow | None = None
+        """There while the inbox is poured and nothing waits here: the same run's next delta goes straight on."""
+        self.hung_up = False
+        """Whoever waited has left."""
+        self.accepted = False
+        """The put was answered: if the store does not know the job, it has lost it."""
+        self.rewound = False
+        """The store lost deltas that were already given, and others came in their place: the stream cannot go on."""
+        self._resumed = (after, tuple(runs))
+        """The last delta its reader had before, and the runs that may have written it."""
+        self._sections: list[Section] = []
+        """Who wrote what was given since."""
+        self._parents = tuple(runs)
+        """The runs that the next one may go on from."""
+        self._disputed: set[Run] = set()
+        """Runs whose deltas do not fit: the job's record tells who is right."""
+        self._ignored: set[Run] = set()
+        """Runs that the record does not know: of a worker that does not know yet that it has lost the job."""
+        self._rows: list[Delta] = []
+        self._early: dict[int, tuple[Delta, Run, int]] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
+        self._direct: Flow | None = None
+        self._fault: Exception | None = None
+
+    @property
+    def full(self) -> bool:
+        """The reader has to take something first; until then the log keeps the rest."""
+        return len(self._rows) >= MAX_ROWS
+
+    def author(self, seq: int) -> Run | None:
+        """The run that wrote a delta that was given; None if that is not known here."""
+        return author(self._sections, seq)
+
+    def push(self, row: Delta, run: Run = NO_RUN, number: int = 0) -> None:
+        """Take one delta of a run from its worker's frame `number`: the next one is kept, an old one dropped, an early
+        one held until the gap is filled. One that contradicts what is here is disputed until `settle`."""
+        if self.whole or run in self._ignored:
+            return
+        if row.seq <= self.seq:
+            if not self._may_have_written(run, row.seq):
+                self._dispute(run)
+        elif row.seq == self.seq + 1 and not self._disputed and (not self.full or 0 < number == self.number):
+            if not self._goes_on(run):
+                self._dispute(run)
+                return
+            self._accept(row, run, number)
+            if self._early:
+                self._accept_early()
+        else:
+            if not self.full and len(self._early) < MAX_ROWS:
+                self._early[row.seq] = (row, run, number)
+            self.stale, self.flow = True, None
+
+    def _may_have_written(self, run: Run, seq: int) -> bool:
+        """Whether a delta that was given can be this run's."""
+        after, runs = self._resumed
+        if seq <= after:
+            return seq < after or run in runs
+        return self.author(seq) == run
+
+    def _goes_on(self, run: Run) -> bool:
+        """Whether the next delta may be this run's."""
+        if run.number == self.stream and run.worker == self.worker:
+            return True
+        opening = self.openings.get(run)
+        if opening is None or opening.first != self.seq + 1:
+            return False
+        return opening.parent in self._parents if self.seq else opening.parent is None
+
+    def _dispute(self, run: Run) -> None:
+        self._disputed.add(run)
+        self.stale, self.flow = True, None
+
+    def _accept(self, row: Delta, run: Run, number: int) -> None:
+        self._rows.append(row)
+        self.seq, self.number = row.seq, number
+        if run.number != self.stream or run.worker != self.worker or not self._sections:
+            self._sections.append(Section(row.seq, run))
+            self.worker, self.stream = run.worker, run.number
+            self._parents = (run,)
+
+    def _accept_early(self) -> None:
+        while (early := self._early.pop(self.seq + 1, None)) is not None:
+            row, run, number = early
+            if not self._goes_on(run):
+                self._dispute(run)
+                return
+            self._accept(row, run, number)
+
+    def standing(self) -> Standing:
+        """What `settle` is to judge: taken before the record is read, for deltas go on coming meanwhile."""
+        resumed = self._resumed[1][-1:]
+        return Standing((*resumed, *(section.run for section in self._sections)), frozenset(self._disputed))
+
+    def settle(self, held: Standing, runs: Iterable[Run]) -> None:
+        """The job's record names these runs: deltas of others that were given are void, and others are ignored."""
+        if not held.disputed:
+            return
+        valid = set(runs)
+        if valid.issuperset(held.runs) and not valid & held.disputed:
+            self._ignored |= held.disputed
+            self._disputed -= held.disputed
+            self._early = {seq: early for seq, early in self._early.items() if early[1] not in self._ignored}
+        else:
+            self._rewind()
+
+    def _rewind(self) -> None:
+        self.rewound, self.flow = True, None
+
+    def end(self, terminal: Terminal) -> None:
+        """Take the end of the job, with all deltas that are still missing if it has them; else it is held until they
+        are here."""
+        if self.terminal is not None or self.rewound:
+            return
+        if self.rowless:
+            self.terminal = terminal
+            return
+        if not self._agrees(terminal):
+            self._rewind()
+            return
+        if self.seq < terminal.seq and terminal.rows:
+            rest = [row for row in terminal.rows if row.seq > self.seq]
+            if len(rest) != terminal.seq - self.seq:
+                terminal = replace(terminal, state=State.FAILED, failure=INCOMPLETE, seq=self.seq)
+            else:
+                self._sections += self._sections_behind(terminal)
+                self._rows += rest
+                self.seq, self.flow = terminal.seq, None
+            self._early.clear()
+        if self.seq < terminal.seq:
+            self.stale, self.flow = True, None
+            return
+        self.terminal = terminal
+
+    def _agrees(self, terminal: Terminal) -> bool:
+        """Whether the result begins with what was given."""
+        if not self.seq or (not terminal.sections and terminal.state is not State.COMPLETED):
+            return True
+        if self.seq > terminal.seq:
+            return False
+        after, runs = self._resumed
+        ends = [*(section.first - 1 for section in self._sections[1:]), self.seq]
+        return (not after or author(terminal.sections, after) in runs) and all(
+            author(terminal.sections, seq) == section.run
+            for section, end in zip(self._sections, ends if self._sections else (), strict=True)
+            for seq in (section.first, end)
+        )
+
+    def _sections_behind(self, terminal: Terminal) -> list[Section]:
+        """Who wrote what the terminal brings."""
+        return [
+            Section(max(section.first, self.seq + 1), section.run)
+            for section, bound in zip(
+                terminal.sections, [*(each.first for each in terminal.sections[1:]), terminal.seq + 1], strict=True
+            )
+            if bound > self.seq + 1
+        ]
+
+    def is_due(self, now: float, silence: float) -> bool:
+        """Whether the log should be asked; a stream whose deltas keep coming lacks nothing."""
+        if self.terminal is not None or self.full:
+            return False
+        if self.stale:
+            return now - self.checked >= self._haste
+        if self.seq != self._looked:
+            self._looked, self.checked, self.patience = self.seq, now, TICK_S
+        return now - self.checked >= min(self.patience, silence)
+
+    def look(self, now: float, longest: float) -> None:
+        """Record and log are about to be asked."""
+        new = self.seq != self._looked
+        self._looked, self.checked = self.seq, now
+        self._haste = TICK_S / LOOKS if new or not self.stale else min(2 * self._haste, MAX_RETRY_DELAY_S)
+        self.patience, self.stale = min(self.patience * 2, longest), False
+
+    def hang_up(self) -> None:
+        """The reader's client has left: wake the reader."""
+        self.hung_up = True
+        self._wake()
+
+    async def take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
+        """New deltas (perhaps none, after `patience` seconds of silence), and the terminal once all were taken."""
+        if not self._rows and self.terminal is None and not self.hung_up and not self.rewound:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(patience, self._wake)
+            try:
+                await self._woken()
+            finally:
+                timer.cancel()
+        rows, self._rows = self._rows, []
+        return rows, self.terminal
+
+    async def pour(self, sink: Sink, direct: Flow | None = None) -> None:
+        """Have `sink` called with what is here and with all that comes, from where it arrives: no task is woken per
+        frame. `direct`, if there is one, is called for what comes one by one. Returns after the terminal, when they
+        have enough, the client has left, or the stream is rewound.
+
+        Raises what they raise.
+        """
+        self._sink, self._direct = sink, direct
+        try:
+            self._flow_on()
+            self.tell()
+            if self._sink is not None and self.terminal is None and not self.hung_up and not self.rewound:
+                await self._woken()
+        finally:
+            self._sink = self._direct = self.flow = None
+        if self._fault is not None:
+            raise self._fault
+
+    def _flow_on(self) -> None:
+        if not (self._rows or self._early or self._disputed or self.rewound):
+            self.flow = self._direct
+
+    def stop(self, fault: Exception | None = None) -> None:
+        """Pour no more, and wake whoever had it poured."""
+        self._fault = fault
+        self._sink = self._direct = self.flow = None
+        self._wake()
+
+    def tell(self) -> None:
+        """Something was given: pour it, or wake whoever waits."""
+        rows, terminal, sink = self._rows, self.terminal, self._sink
+        if not rows and terminal is None and not self.rewound:
+            return
+        if sink is None or self.rewound:
+            self._wake()
+            return
+        self._rows = []
+        try:
+            more = sink(rows, terminal)
+        except Exception as error:  # noqa: BLE001 - whoever pours hears of it; the other inboxes go on
+            self.stop(error)
+            return
+        if more and terminal is None:
+            self._flow_on()
+        else:
+            self.stop()
+
+    async def _woken(self) -> None:
+        # A bare future: asyncio.wait_for costs several times as much.
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

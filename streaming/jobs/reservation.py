@@ -1,0 +1,27 @@
+"""How many bytes of the store an accepted job may still fill: its log while it runs, and its record when it ends.
+
+Admission reserves them (`streaming/store/memory.py`), so that what was accepted fits into the store until it has ended.
+"""
+
+from __future__ import annotations
+
+from streaming.jobs.messages import Job, ModelCard
+from streaming.jobs.work import work_of
+
+TOKEN = 96
+"""Bytes of one token that is alone in its step: an entry of the log with one reply address, and a row of the record.
+tests/test_streaming_memory.py measures 46 and 21 with Valkey 8; in steps shared by many jobs the log's share is 21. The
+rest is for longer texts and for what the allocator rounds up."""
+LOGPROB, ALTERNATIVE = 40, 40
+"""More for the log-probability of a token, and for each of its alternatives: both stand in log and record."""
+JOB = 1536
+"""Beside its tokens: fields of its hash that come with claim and end, its places in streams and sets."""
+
+
+def owed_bytes(job: Job, card: ModelCard | None = None) -> int:
+    """What a job may write from its acceptance to its end. `card`: what is known of its model."""
+    sampling = job.sampling
+    each = TOKEN
+    if sampling.logprobs is not None:
+        each += LOGPROB + ALTERNATIVE * sampling.logprobs
+    return JOB + work_of(job.prompt, sampling, card) * each

@@ -1,0 +1,416 @@
+"""One process's connection to Redis: commands, scripts, subscriptions, and what its failures mean.
+
+Nothing here retries: a repeated write may be a second write. Who calls knows what may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MovedError, NoScriptError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from runtime.turns import Turns
+from streaming.errors import Fenced, Unavailable
+from streaming.keys import partition_key, prefix
+from streaming.redis.connection import Command
+from streaming.redis.scripts import load_scripts
+from streaming.redis.subscription import Subscription
+from streaming.redis.topology import Topology, open_topology
+from streaming.settings import WireSettings
+
+REFUSALS = frozenset(
+    {
+        *("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "MASTERDOWN", "NOSCRIPT", "UNBLOCKED"),
+        *("NOAUTH", "WRONGPASS", "NOPERM"),
+        *("CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN"),
+    }
+)
+"""Answers that mean "this server cannot keep a write now", whatever the command was."""
+
+DENIED_IN_SCRIPT = "ACL failure"
+"""In the words of an answer without a code of its own: a command in a script is not among the user's rights."""
+
+PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
+
+KEPT = frozenset({"put", "join", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
+"""Scripts whose answer is a promise: at D3 it is given only once a replica has what they wrote."""
+
+MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1)"
+"""A write, also where the store is full: there a plain SET would be refused, and no end of a job be kept."""
+
+MAX_CALLS = 16
+"""In one command: the server does nothing else until they have run."""
+
+SCAN_SLICE = 1000
+"""Keys looked at by one SCAN."""
+
+Call = tuple[str, int, Sequence[str | bytes | int]]
+"""A script by name, the partition it runs in, its arguments."""
+Then = Callable[[list[Any] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one server, in bytes."""
+
+    used: int
+    allowed: int
+    """0: no limit."""
+    owed: Mapping[int, int] = field(default_factory=dict)
+    """By partition: what unfinished jobs may still write."""
+    at_start: int = 0
+    """What the server used when it started: no job ever gets that."""
+
+
+class Wire:
+    """Open one per process, pass it to the parts that speak a piece of the protocol."""
+
+    def __init__(self, settings: WireSettings, topology: Topology) -> None:
+        self.settings = settings
+        self.redis = topology.client
+        """For single commands on keys; on a cluster it finds the node of each key."""
+        self.turns = Turns()
+        """For what is long to decode or to write out."""
+        self._topology = topology
+        self._scripts = load_scripts()
+
+    @classmethod
+    def open(cls, settings: WireSettings) -> Wire:
+        """Nothing is sent yet; a server that is down shows at the first call."""
+        return cls(settings, open_topology(settings.url, settings.timeout_s))
+
+    @property
+    def partitions(self) -> range:
+        return range(self.settings.partitions)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._topology.close()
+
+    async def call(self, script: str, partition: int, *args: str | bytes | int) -> Any:
+        """Run one script. Raises Unavailable, Fenced."""
+        (answer,) = await self.calls([(script, partition, args)])
+        return answer
+
+    async def calls(self, calls: Sequence[Call]) -> list[Any]:
+        """Run scripts, in one round trip to each server concerned; in order within a partition, each atomic by itself.
+
+        Several sent together must bear repetition. At D3 what KEPT names is answered once a replica has it.
+        Raises Unavailable (some of them may have run), Fenced.
+        """
+        answers = await self.outcomes(calls)
+        with translated():
+            checked(answers)
+        if b"fenced" in answers:
+            raise Fenced("the lease of this worker was taken from it")
+        return answers
+
+    async def outcomes(self, calls: Sequence[Call]) -> list[Any]:
+        """The same for calls that have nothing to do with each other: the error answer of one stands in its place, as
+        the client library made it. Raises Unavailable."""
+        with translated():
+            answers = await self._run(calls)
+            if moved := _moved(answers):
+                for error in moved:
+                    await self._topology.follow(error)
+                answers = await self._run(calls)
+            return answers
+
+    def begin(self, calls: Sequence[Call], then: Then) -> bool:
+        """`outcomes`, but sent before this returns, and no task is woken by the answers: `then` is given them (of a
+        connection that is lost its error, for each), or None where the calls are to be sent once more, by `outcomes`.
+        False, and nothing is sent, where that cannot be."""
+        groups = _grouped(calls)
+        sent = None if self._is_promise(calls) else self._topology.say_scripts([self._evalsha(each) for each in groups])
+        if sent is None:
+            return False
+        sent.add_done_callback(lambda sent: then(_begun(sent, groups)))
+        return True
+
+    async def _run(self, calls: Sequence[Call]) -> list[Any]:
+        """Each server's part at the same time; answers and error answers."""
+        places = {p: await self._topology.place(prefix(p)) for p in {partition for _, partition, _ in calls}}
+        parts: dict[str, list[int]] = {place: [] for place in places.values()}
+        if len(parts) == 1:
+            return await self._run_at(next(iter(parts)), calls)
+        for number, (_, partition, _) in enumerate(calls):
+            parts[places[partition]].append(number)
+        done = await asyncio.gather(
+            *(self._run_at(place, [calls[number] for number in part]) for place, part in parts.items()),
+            return_exceptions=True,
+        )
+        answers: list[Any] = [None] * len(calls)
+        for part, got in zip(parts.values(), done, strict=True):
+            if isinstance(got, BaseException):
+                raise got
+            for number, answer in zip(part, got, strict=True):
+                answers[number] = answer
+        return answers
+
+    async def _run_at(self, place: str, calls: Sequence[Call]) -> list[Any]:
+        groups = _grouped(calls)
+        commands = [self._evalsha(group) for group in groups]
+        run = self._topology.run_scripts
+        if promised := self._is_promise(calls):
+            # WAIT counts only what its own connection wrote, and a repeated script writes nothing.
+            commands.append(("EVAL", MARK, 1, partition_key(calls[0][1], "mark")))
+            commands.append(("WAIT", 1, int(self.settings.timeout_s * 500)))
+            run = self._topology.run
+        answers = await run(place, commands)
+        if any(isinstance(answer, NoScriptError) for answer in answers):
+            sources = [("SCRIPT", "LOAD", script.source) for script in self._scripts.values()]
+            checked(await self._topology.run_scripts(place, sources))
+            answers = await run(place, commands)
+        if promised and not _moved(answers) and checked(answers)[-1] < 1:
+            raise Unavailable("no replica has it yet, which redis.durability D3 asks for")
+        return _by_call(groups, answers)
+
+    def _is_promise(self, calls: Sequence[Call]) -> bool:
+        return self.settings.durability == "D3" and any(script in KEPT for script, _, _ in calls)
+
+    def _evalsha(self, calls: Sequence[Call]) -> Command:
+        """Of one script and partition: one command, whatever their number (a command costs more than a call in it)."""
+        script, partition, _ = calls[0]
+        words: list[str | bytes | int] = ["EVALSHA", self._scripts[script].sha, 1, prefix(partition)]
+        for _, _, args in calls:
+            words.append(len(args))
+            words += args
+        return tuple(words)
+
+    async def ping(self) -> None:
+        """Raises Unavailable."""
+        with translated():
+            await self.redis.ping()
+
+    async def now_ms(self) -> int:
+        """Redis time, the only clock the protocol knows. Raises Unavailable."""
+        with translated():
+            seconds, micros = await self.redis.time()
+        return seconds * 1000 + micros // 1000
+
+    async def homes(self) -> dict[str, list[int]]:
+        """The partitions by the server that holds them now. Raises Unavailable."""
+        homes: dict[str, list[int]] = {}
+        with translated():
+            for partition in self.partitions:
+                homes.setdefault(await self._topology.place(prefix(partition)), []).append(partition)
+        return homes
+
+    async def time_us(self, place: str) -> int:
+        """The clock of one server, in microseconds. Raises Unavailable."""
+        with translated():
+            ((seconds, micros),) = checked(await self._topology.run(place, [("TIME",)]))
+        return int(seconds) * 1_000_000 + int(micros)
+
+    @asynccontextmanager
+    async def subscribe(self, channel: str) -> AsyncIterator[Subscription]:
+        """Listen to one channel. Raises Unavailable, then or while it is read."""
+        with translated():
+            async with self._topology.lent() as connection:
+                subscription = Subscription(connection, channel)
+                async with asyncio.timeout(self.settings.timeout_s):
+                    await subscription.begun()
+                try:
+                    yield subscription
+                finally:
+                    subscription.end(Unavailable("the subscription was given up"))
+
+    async def scan(self, pattern: str) -> AsyncIterator[tuple[str, list[str]]]:
+        """The names of keys in slices, each with the server that has them; a name may come twice. Raises
+        Unavailable."""
+        with translated():
+            places = await self._topology.places()
+        for place in places:
+            cursor = b"0"
+            while True:
+                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_SLICE)
+                ((cursor, names),) = await self.run_at(place, [command])
+                yield place, [name.decode() for name in names]
+                if cursor == b"0":
+                    break
+
+    async def run_at(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        """Plain commands on keys that one server has, together; answers as they come. Raises Unavailable."""
+        if not commands:
+            return []
+        with translated():
+            return checked(await self._topology.run_scripts(place, commands))
+
+    async def listeners(self, channels: Sequence[str]) -> dict[str, int]:
+        """How many listen to each channel, on all primaries together. Raises Unavailable."""
+        counts = dict.fromkeys(channels, 0)
+        with translated():
+            for place in await self._topology.places():
+                (found,) = checked(await self._topology.run_scripts(place, [("PUBSUB", "NUMSUB", *channels)]))
+                for name, count in zip(found[::2], found[1::2], strict=True):
+                    counts[name.decode()] += count
+        return counts
+
+    async def memory(self) -> list[Memory]:
+        """Of every primary that holds a partition. Raises Unavailable."""
+        return [await self._memory(place, partitions) for place, partitions in (await self.homes()).items()]
+
+    async def _memory(self, place: str, partitions: Sequence[int]) -> Memory:
+        owed = [("HVALS", partition_key(partition, "owed")) for partition in partitions]
+        with translated():
+            info, *found = checked(await self._topology.run_scripts(place, [("INFO", "memory"), *owed]))
+        sums = {p: sum(max(0, int(each)) for each in values) for p, values in zip(partitions, found, strict=True)}
+        used, allowed, at_start = (
+            _memory(info, name) for name in (b"used_memory", b"maxmemory", b"used_memory_startup")
+        )
+        return Memory(used, allowed, sums, at_start)
+
+    async def run_ids(self) -> dict[str, str]:
+        """The run id of every primary by its place: another one means another server process. Raises Unavailable."""
+        with translated():
+            places = await self._topology.places()
+            found = [checked(await self._topology.run_scripts(place, [("INFO", "server")])) for place in places]
+        return {place: _run_id(info) for place, (info,) in zip(places, found, strict=True)}
+
+    async def inspect(self) -> dict[str, str]:
+        """What a doctor wants to know of the server, or of one of them. Raises Unavailable."""
+        return (await self.servers())[0]
+
+    async def servers(self) -> list[dict[str, str]]:
+        """The same of every primary. Raises Unavailable."""
+        with translated():
+            return [await self._facts(place) for place in await self._topology.places()]
+
+    async def _facts(self, place: str) -> dict[str, str]:
+        started = time.time()
+        answers = await self._topology.run(
+            place, [("INFO",), ("TIME",), *(("CONFIG GET", name) for name in ("appendfsync", "min-replicas-to-write"))]
+        )
+        (info, (seconds, micros)), settings = checked(answers[:2]), answers[2:]
+        now_ms = seconds * 1000 + micros // 1000
+        return {
+            "place": place,
+            "server": str(info.get("server_name", "redis")),
+            "version": str(info.get("valkey_version") or info.get("redis_version", "")),
+            "redis_version": str(info.get("redis_version", "")),
+            "appendonly": "yes" if int(info.get("aof_enabled", 0)) else "no",
+            "appendfsync": _setting(settings[0]),
+            "maxmemory": str(info.get("maxmemory", 0)),
+            "maxmemory-policy": str(info.get("maxmemory_policy", "")),
+            "min-replicas-to-write": _setting(settings[1]),
+            "replicas": str(sum(_is_online(value) for key, value in info.items() if key.startswith("slave"))),
+            "offset_ms": str(round(now_ms - (started + time.time()) * 500)),
+        }
+
+
+def _setting(answer: Any) -> str:
+    """The value out of a CONFIG GET, or "" where CONFIG is forbidden."""
+    if isinstance(answer, ResponseError):
+        return ""
+    return next((value.decode() if isinstance(value, bytes) else str(value) for value in answer.values()), "")
+
+
+def _memory(info: bytes, name: bytes) -> int:
+    """Bytes, out of the lines of INFO memory as they come: this is asked several times a second."""
+    found = re.search(rb"^%b:(\d+)" % name, info, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _run_id(info: bytes) -> str:
+    """Out of the lines of INFO server; "" where a provider leaves it out."""
+    found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE)
+    return found[1].decode() if found else ""
+
+
+def _is_online(value: object) -> bool:
+    return isinstance(value, dict) and value.get("state") == "online"
+
+
+def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
+    """In order, those of one script and partition that follow each other together."""
+    groups: list[list[Call]] = []
+    before: tuple[str, int] | None = None
+    for call in calls:
+        kind = call[0], call[1]
+        if kind == before and len(groups[-1]) < MAX_CALLS:
+            groups[-1].append(call)
+        else:
+            groups.append([call])
+        before = kind
+    return groups
+
+
+def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
+    """Answers and error answers by call, where the connection was lost its error; None: to be sent once more."""
+    if error := sent.exception():
+        return [error] * sum(map(len, groups))
+    if any(isinstance(answer, Exception) for answer in sent.result()):
+        return None
+    return _by_call(groups, sent.result())
+
+
+def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:
+    """What each call was answered; an error of a command is that of each of its calls."""
+    found: list[Any] = []
+    for group, answer in zip(groups, answers, strict=False):
+        found += [answer] * len(group) if isinstance(answer, Exception) else answer
+    return found
+
+
+def _moved(answers: list[Any]) -> list[MovedError]:
+    return [answer for answer in answers if isinstance(answer, MovedError)]
+
+
+def checked(answers: list[Any]) -> list[Any]:
+    """The same answers, if there is no error among them; raises the first."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+class translated:  # noqa: N801 - used like a function
+    """Turn the client library's errors into ours: Unavailable when trying again later may help.
+
+    And let a cancellation through: the client writes under `asyncio.wait_for`, which on Python 3.11 swallows one that
+    comes just as the write ends, and whoever waits for this task to stop would wait for ever.
+    """
+
+    __slots__ = ("_cancels", "_task")
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancels = self._task.cancelling() if self._task else 0
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._task and self._task.cancelling() > self._cancels:
+            raise asyncio.CancelledError
+        if error is not None and (meaning := _meaning(error)):
+            raise Unavailable(meaning) from error
+
+
+def _meaning(error: BaseException) -> str:
+    """Why Redis is unavailable, or "" for an error of another kind."""
+    match error:
+        case RedisConnectionError() | RedisTimeoutError() | OSError():
+            return f"Redis does not answer: {error}"
+        case ResponseError():
+            code, words = _refusal(error)
+            if DENIED_IN_SCRIPT in words:
+                return f"Redis refuses: {words} (the user's rights must be those of `penstock store acl`)"
+            return f"Redis refuses: {code} {words}" if code in REFUSALS else ""
+        case RedisError() | RedisClusterException():
+            return f"Redis: {error}"
+    return ""
+
+
+def _refusal(error: ResponseError) -> tuple[str, str]:
+    """Code and words of an error answer. In a pipeline the client puts the command before it, which may be a job."""
+    text = PIPELINED.sub("", str(error), count=1).rstrip("',)")
+    if error.status_code:  # already taken off the text
+        return error.status_code, text
+    code, _, words = text.partition(" ")
+    return code, words.strip()

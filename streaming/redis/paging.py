@@ -1,0 +1,48 @@
+"""Pages of an index: members of a sorted set in the order of their times, from behind any of them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streaming.redis.client import Wire, translated
+
+
+async def page(
+    wire: Wire, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
+) -> list[tuple[str, int]]:
+    """Up to `limit` members with their scores, behind `after` (score, member). Members of the same score are told
+    apart by their names, so no page skips one. Raises Unavailable."""
+    found: list[tuple[str, int]] = []
+    skip, start = 0, str(after[0]) if after else None
+    while len(found) < limit:
+        with translated():
+            if newest_first:
+                rows: Any = await wire.redis.zrevrangebyscore(
+                    key, start or "+inf", "-inf", skip, limit, withscores=True
+                )
+            else:
+                rows = await wire.redis.zrangebyscore(key, start or "-inf", "+inf", skip, limit, withscores=True)
+        items = [(member.decode(errors="replace"), int(score)) for member, score in rows]
+        found += [item for item in items if after is None or _behind(item, after, newest_first=newest_first)]
+        skip += len(items)
+        if len(items) < limit:
+            break
+    return found[:limit]
+
+
+async def overdue(wire: Wire, key: str, now_ms: int, limit: int) -> list[str]:
+    """Up to `limit` members whose time has come, the oldest first. Raises Unavailable."""
+    with translated():
+        rows: Any = await wire.redis.zrangebyscore(key, "-inf", now_ms, 0, limit)
+    return [member.decode(errors="replace") for member in rows]
+
+
+def owned(member: str) -> tuple[str, str]:
+    """The id and the tenant that a member of the index of what expires names."""
+    name, _, tenant = member.partition(":")
+    return name, tenant
+
+
+def _behind(item: tuple[str, int], after: tuple[int, str], *, newest_first: bool) -> bool:
+    place = (item[1], item[0])
+    return place < after if newest_first else place > after

