@@ -25,27 +25,27 @@ from api.auth import audit
 from api.auth.keys import Keyring, check_exposure, check_keyless
 from api.health import live_samples
 from api.open_files import RESERVED_FILES, allowed_connections
-from api.server import Server
+from api.server import ApiServer
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
 from runtime.config import FILE, Config, ConfigError, load
 from runtime.lifeline import Lifeline
-from streaming.events.outbox import Wanted
+from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet
 from streaming.jobs.messages import Process
 from streaming.keys import new_life
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,
     EventSettings,
     FilesSettings,
     ModelSettings,
     QuotaSettings,
+    RedisSettings,
     WebhookSettings,
-    WireSettings,
     served_models,
 )
 from telemetry import logs
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": ApiSettings,
-    "redis": WireSettings,
+    "redis": RedisSettings,
     "files": FilesSettings,
     "batch": BatchSettings,
     "telemetry": TelemetrySettings,
@@ -141,13 +141,13 @@ def _services(config: Config, keyring: Keyring) -> Services:
     metrics = Metrics.start(telemetry.metrics_dir, "api")
     return Services(
         settings=config.section("api", ApiSettings),
-        wire=Wire.open(config.section("redis", WireSettings)),
+        wire=RedisClient.open(config.section("redis", RedisSettings)),
         models=served_models(config.table("models", ModelSettings)),
         keyring=keyring,
         metrics=metrics,
         tracing=Tracing.start("penstock-api", telemetry.otlp_endpoint),
         version=version("penstock"),
-        wanted=Wanted(config.section("events", EventSettings), config.table("webhooks", WebhookSettings)),
+        wanted=EventSubscriptions(config.section("events", EventSettings), config.table("webhooks", WebhookSettings)),
         files_settings=config.section("files", FilesSettings),
         batch_settings=config.section("batch", BatchSettings),
         quota_settings=config.section("quotas", QuotaSettings),
@@ -186,7 +186,7 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     app = build_app(services, lambda: lifeline.say("ready", f"http://{host}:{port}"))
     guard = _guard(services)
-    server = Server(
+    server = ApiServer(
         uvicorn.Config(
             app,
             http=cast(type[asyncio.Protocol], partial(Connection, guard=guard)),
@@ -217,7 +217,7 @@ async def _serve(
     # The server raises the signals it was stopped by once more when it is done; there is nothing left to do then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    wire = Wire.open(services.wire.settings)
+    wire = RedisClient.open(services.wire.settings)
     try:
         async with present(Fleet(wire), describe):
             await server.serve(sockets=[listener])

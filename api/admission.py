@@ -33,7 +33,7 @@ from streaming.errors import (
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.messages import Job, ModelCard
 from streaming.jobs.queue import Accepted
-from streaming.jobs.reorder_buffer import Inbox
+from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import joined, partition_of
 from streaming.settings import QuotaSettings
 
@@ -48,7 +48,7 @@ class Admitted:
     job: Job
     partition: int
     accepted: Accepted
-    inbox: Inbox
+    inbox: ReorderBuffer
     request: Request
     headers: dict[str, str]
     keyed: bool = False
@@ -109,7 +109,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     services.model(asked.model)
     key = idempotency_key(scope)
     # A full store takes nothing new, but a request that comes again for its answer brings nothing.
-    if refusal := services.unfit if key else services.refusal:
+    if refusal := services.durability_error if key else services.refusal:
         raise errors.store_full(refusal)
     state = scope["state"]
     state["model"] = asked.model
@@ -146,7 +146,7 @@ async def _accept(
     must_run: bool,
     waits: bool,
     card: ModelCard | None,
-) -> tuple[Accepted, Inbox]:
+) -> tuple[Accepted, ReorderBuffer]:
     """The accepted job, or the one its idempotency key led to, and the inbox of its replies."""
     while True:
         inbox = services.relay.open(job.id, whole=not job.stream)
@@ -200,7 +200,7 @@ async def _put(
     except Unavailable:
         if key:  # the put may have arrived: the client's next try finds the job
             raise errors.acceptance_unknown() from None
-        services.later(withdraw(partial(services.queue.cancel, job.id)))  # nobody would ever find it
+        services.spawn(withdraw(partial(services.queue.cancel, job.id)))  # nobody would ever find it
         raise
 
 
@@ -218,7 +218,7 @@ async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
         return
 
 
-async def _join(services: Services, job_id: str, *, whole: bool) -> Inbox:
+async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:
     """Listen to the job an idempotency key led to, from its first token.
 
     Raises ApiError, UnknownJob; Abandoned.

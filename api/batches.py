@@ -27,8 +27,8 @@ from api.openai.rendering import usage_object
 from api.openai.schemas import read_object
 from api.openai.validation import explained
 from api.services import Services
-from streaming.batches.ledger import Outcome
-from streaming.batches.store import BatchRecord, Wish
+from streaming.batches.ledger import LineOutcome
+from streaming.batches.store import BatchCommand, BatchRecord
 from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch, UnknownFile
 from streaming.jobs.messages import Batch, BatchState, LineFault
 
@@ -68,7 +68,7 @@ async def create(request: Request) -> Response:
     except Unavailable:
         if key:  # it may have been accepted: the client's next try finds it
             raise errors.acceptance_unknown() from None
-        services.later(withdraw(partial(services.batches.steer, batch.id, "cancel")))  # nobody would ever find it
+        services.spawn(withdraw(partial(services.batches.steer, batch.id, "cancel")))  # nobody would ever find it
         raise
     if record.state.final:  # the key led to a batch that has ended
         await asyncio.to_thread(services.shelf.end_work, batch.id)
@@ -154,7 +154,7 @@ async def resume(request: Request) -> Response:
     return await _steer(request, "resume")
 
 
-async def _steer(request: Request, wish: Wish) -> Response:
+async def _steer(request: Request, wish: BatchCommand) -> Response:
     services, record = services_of(request), await own_batch(request)
     before = await services.batches.steer(record.batch.id, wish)
     steered = before in (BatchState.VALIDATING, BatchState.IN_PROGRESS)
@@ -166,21 +166,21 @@ async def _steer(request: Request, wish: Wish) -> Response:
 
 async def output(request: Request) -> Response:
     """GET /v1/batches/{id}/output: the lines that were answered, in the order of the input, also while it runs."""
-    return await _given(request, Outcome.DONE)
+    return await _given(request, LineOutcome.DONE)
 
 
 async def failures(request: Request) -> Response:
     """GET /v1/batches/{id}/errors: the lines that failed."""
-    return await _given(request, Outcome.FAILED)
+    return await _given(request, LineOutcome.FAILED)
 
 
-async def _given(request: Request, outcome: Outcome) -> Response:
+async def _given(request: Request, outcome: LineOutcome) -> Response:
     services, record = services_of(request), await own_batch(request)
     if not record.state.final:
         folder = services.shelf.work(record.batch.id)
         return StreamingResponse(_bytes(record.batch.id, folder, outcome), media_type="application/jsonl")
     progress = record.progress
-    file_id = progress.output_file if outcome is Outcome.DONE else progress.error_file
+    file_id = progress.output_file if outcome is LineOutcome.DONE else progress.error_file
     if not file_id:
         return Response(b"", media_type="application/jsonl")
     path = services.shelf.path(file_id)
@@ -189,7 +189,7 @@ async def _given(request: Request, outcome: Outcome) -> Response:
     return FileResponse(path, media_type="application/jsonl")
 
 
-def _bytes(batch_id: str, folder: Any, outcome: Outcome) -> Iterator[bytes]:
+def _bytes(batch_id: str, folder: Any, outcome: LineOutcome) -> Iterator[bytes]:
     """In a thread. If the batch ends meanwhile and its folder goes, the reader has what it had: a part of the whole."""
     try:
         yield from so_far(batch_id, folder, outcome)

@@ -23,7 +23,7 @@ from api.openai import cursor
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import from_failure
 from api.openai.rendering import (
-    Event,
+    JobEvent,
     delta_event,
     position_event,
     queued_event,
@@ -34,10 +34,10 @@ from api.openai.rendering import (
 from api.services import Services
 from streaming.errors import NewerMessage, UnknownJob
 from streaming.jobs.history import History
-from streaming.jobs.messages import Delta, Failure, State, Terminal
-from streaming.jobs.records import MALFORMED, NEWER, Record
+from streaming.jobs.messages import Delta, Failure, JobState, Terminal
+from streaming.jobs.records import MALFORMED, NEWER, JobRecord
 from streaming.jobs.relay import GONE
-from streaming.jobs.reorder_buffer import Inbox
+from streaming.jobs.reorder_buffer import ReorderBuffer
 
 RESET_PAUSE_S = 0.1
 """Before a reader is given the log of a new epoch: whatever changes all the time is not told all the time."""
@@ -73,14 +73,14 @@ async def events(request: Request) -> EventSourceResponse:
     )
 
 
-async def _joined(stream: AsyncIterator[Iterable[Event]]) -> AsyncIterator[bytes]:
+async def _joined(stream: AsyncIterator[Iterable[JobEvent]]) -> AsyncIterator[bytes]:
     """One write for all that comes together: for many deltas a write each would cost more than they do."""
     async for told in stream:
         if data := b"".join([event.encode() for event in told]):
             yield data
 
 
-async def _events(services: Services, record: Record, seen: Cursor | None) -> AsyncIterator[Iterable[Event]]:
+async def _events(services: Services, record: JobRecord, seen: Cursor | None) -> AsyncIterator[Iterable[JobEvent]]:
     """Everything behind a cursor; from the start again, and saying so, where the store has lost what a reader saw."""
     place = cursor.resume(seen, record) if seen else Place()
     while True:
@@ -97,7 +97,7 @@ async def _events(services: Services, record: Record, seen: Cursor | None) -> As
             await asyncio.sleep(RESET_PAUSE_S)
 
 
-async def _new_epoch(services: Services, record: Record, seen: Cursor | None) -> Record:
+async def _new_epoch(services: Services, record: JobRecord, seen: Cursor | None) -> JobRecord:
     """The job's record in a later epoch than its reader's: no event id is used for two things. An id without a run, of
     an earlier version, is none of this log's: other readers need not begin anew for it."""
     record = await services.journal.outline(record.job.id)
@@ -110,7 +110,7 @@ async def _new_epoch(services: Services, record: Record, seen: Cursor | None) ->
 class EventReader:
     """One reader's way through the log of a job's events, within one epoch."""
 
-    def __init__(self, services: Services, record: Record, place: Place) -> None:
+    def __init__(self, services: Services, record: JobRecord, place: Place) -> None:
         self._services, self._record, self._place = services, record, place
         self._runs = [logged.run for logged in record.runs]
         self._started = len(place.runs)
@@ -122,7 +122,7 @@ class EventReader:
         self._over = False
         """The end was announced before the store forgot the job."""
 
-    async def events(self) -> AsyncIterator[Iterable[Event]]:
+    async def events(self) -> AsyncIterator[Iterable[JobEvent]]:
         """The rest of the log, or why this process cannot tell it. Raises HistoryChanged."""
         try:
             async for told in self._events():
@@ -130,9 +130,9 @@ class EventReader:
         except UnknownJob:
             yield [await self._lost()]
         except NewerMessage:
-            yield [Event("error", None, from_failure(NEWER).body)]
+            yield [JobEvent("error", None, from_failure(NEWER).body)]
 
-    async def _events(self) -> AsyncIterator[Iterable[Event]]:
+    async def _events(self) -> AsyncIterator[Iterable[JobEvent]]:
         if self._place.over:
             return
         async for told in self._before_start():
@@ -148,7 +148,7 @@ class EventReader:
                 yield told
         yield [*self._starts(record, len(record.runs)), terminal_event(await view_of(self._services, record))]
 
-    async def _at_end(self, terminal: Terminal | None) -> Record:
+    async def _at_end(self, terminal: Terminal | None) -> JobRecord:
         """The record of the job that has ended. Where its retention has passed while the reader was taking its events,
         its end is told by what was heard. Raises UnknownJob, HistoryChanged."""
         try:
@@ -163,7 +163,7 @@ class EventReader:
             return dataclasses.replace(record, terminal=terminal)  # its summary alone can be read
         return record
 
-    async def _before_start(self) -> AsyncIterator[Iterable[Event]]:
+    async def _before_start(self) -> AsyncIterator[Iterable[JobEvent]]:
         """`queued`, the place in the lane whenever it changes, and the first `started`."""
         services, record = self._services, self._record
         position: int | None = None
@@ -172,7 +172,7 @@ class EventReader:
             yield [queued_event(await view_of(services, record, position=position))]
         inbox = services.relay.open(record.job.id, rowless=True)
         try:
-            while record.state is State.QUEUED and not record.runs:
+            while record.state is JobState.QUEUED and not record.runs:
                 now = await services.journal.position(record, LOOK_EVERY_S)
                 view = await view_of(services, record, position=now)
                 if view.position != position:
@@ -188,7 +188,7 @@ class EventReader:
         if not self._started and record.runs and record.epoch == self._record.epoch:
             yield list(self._starts(record, 1))
 
-    async def _deltas(self) -> AsyncIterator[Iterable[Event]]:
+    async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Deltas, each run's behind its `started`, until the job's end."""
         services, place = self._services, self._place
         inbox = services.relay.open(self._record.job.id, place.after, runs=place.runs)
@@ -209,11 +209,11 @@ class EventReader:
         finally:
             services.relay.close(inbox)
 
-    async def _logged(self, record: Record) -> AsyncIterator[Iterable[Event]]:
+    async def _logged(self, record: JobRecord) -> AsyncIterator[Iterable[JobEvent]]:
         """The rest of the deltas of a job that was cut short, from its log, as far as it is there."""
         assert record.terminal is not None
         history = await self._services.journal.history(record.job.id, record.runs)
-        inbox = Inbox(record.job.id, self._seq, runs=self._last)
+        inbox = ReorderBuffer(record.job.id, self._seq, runs=self._last)
         inbox.end(_with_history(record.terminal, history))
         if inbox.rewound:
             raise HistoryChanged
@@ -222,7 +222,7 @@ class EventReader:
         async for told in self._told(rows, inbox):
             yield told
 
-    async def _told(self, rows: Sequence[Delta], inbox: Inbox) -> AsyncIterator[Iterable[Event]]:
+    async def _told(self, rows: Sequence[Delta], inbox: ReorderBuffer) -> AsyncIterator[Iterable[JobEvent]]:
         """The events of these deltas. Of very many, others have their turn in between."""
         for first in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[first : first + ROWS_AT_ONCE]
@@ -236,7 +236,7 @@ class EventReader:
                 told = list(self._deltas_of(part, inbox))
             yield told
 
-    def _deltas_of(self, rows: Sequence[Delta], inbox: Inbox) -> Iterator[Event]:
+    def _deltas_of(self, rows: Sequence[Delta], inbox: ReorderBuffer) -> Iterator[JobEvent]:
         """Raises HistoryChanged."""
         facts = facts_of(self._services, self._record)
         for row in rows:
@@ -255,23 +255,23 @@ class EventReader:
             raise HistoryChanged
         self._record, self._runs = record, [logged.run for logged in record.runs]
 
-    def _starts(self, record: Record, upto: int) -> Iterator[Event]:
+    def _starts(self, record: JobRecord, upto: int) -> Iterator[JobEvent]:
         """`started` of every run up to this one that was not told of."""
         for place in range(self._started + 1, upto + 1):
             run = record.runs[place - 1].run
             self._started = place
             yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), run.worker, place)
 
-    async def _lost(self) -> Event:
+    async def _lost(self) -> JobEvent:
         """The end of a job that the store does not know any more. Of one that had ended nobody can say how."""
         if self._over:
-            return Event("error", None, from_failure(EXPIRED).body)
-        terminal = Terminal(self._record.job.id, State.FAILED, 0, failure=GONE)
-        lost = dataclasses.replace(self._record, state=State.FAILED, terminal=terminal)
+            return JobEvent("error", None, from_failure(EXPIRED).body)
+        terminal = Terminal(self._record.job.id, JobState.FAILED, 0, failure=GONE)
+        lost = dataclasses.replace(self._record, state=JobState.FAILED, terminal=terminal)
         return terminal_event(await view_of(self._services, lost))
 
 
-def _was_cut_short(record: Record) -> bool:
+def _was_cut_short(record: JobRecord) -> bool:
     """Whether a script ended a job that a worker had begun: no result is stored, its deltas are in the log alone."""
     return record.terminal is not None and not record.terminal.sections and bool(record.runs)
 

@@ -82,7 +82,7 @@ async def _keep(services: Services, tenant: str, upload: Upload, limit: int | No
         await asyncio.to_thread(services.shelf.remove, file.id)
         raise
     except BaseException:  # the store may have it by now, or soon: record and bytes go together, and the record first
-        services.later(withdraw(partial(_drop, services, file)))
+        services.spawn(withdraw(partial(_drop, services, file)))
         raise
     return file
 

@@ -20,8 +20,8 @@ from api.query import whole_number
 from api.services import Services
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
-from streaming.jobs.messages import Job, State
-from streaming.jobs.records import Record
+from streaming.jobs.messages import Job, JobState
+from streaming.jobs.records import JobRecord
 from streaming.jobs.summaries import Summary
 from streaming.keys import partition_of
 
@@ -83,12 +83,12 @@ async def show(request: Request) -> Response:
     return as_json(job_object(await view_of(services, record), result), headers=job_headers(record))
 
 
-async def _with_rows(services: Services, record: Record) -> Record:
+async def _with_rows(services: Services, record: JobRecord) -> JobRecord:
     """The record of a job that has ended with the rows of its end. Raises UnknownJob."""
     return await services.journal.ended(record.job.id) if record.rowless else record
 
 
-async def _result(request: Request, record: Record) -> dict[str, Any]:
+async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
     """What the endpoint would have answered. Raises ApiError for a job that did not complete, ClientDisconnect."""
     services = services_of(request)
     assert record.terminal is not None
@@ -115,7 +115,7 @@ async def cancel(request: Request) -> Response:
     completed before the result is left out."""
     services, record = services_of(request), await own_record(request)
     before = await services.queue.cancel(record.job.id)
-    if before is State.RUNNING:
+    if before is JobState.RUNNING:
         record = await _wait(request, record, 1.0)
     else:
         record = await services.journal.outline(record.job.id)
@@ -135,7 +135,7 @@ async def listing(request: Request) -> Response:
     return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
 
 
-async def own_record(request: Request) -> Record:
+async def own_record(request: Request) -> JobRecord:
     """The job in the path, if it is the caller's, without the rows of a long result. Raises ApiError (404, 410)."""
     services, caller = services_of(request), caller_of(request)
     job_id = request.path_params["job_id"]
@@ -151,7 +151,7 @@ async def own_record(request: Request) -> Record:
     raise errors.job_not_found()
 
 
-def facts_of(services: Services, record: Record) -> Facts:
+def facts_of(services: Services, record: JobRecord) -> Facts:
     """What every rendering of this job repeats."""
     return _facts(services, record.job, record.created_ms)
 
@@ -161,9 +161,9 @@ def _facts(services: Services, job: Job, created_ms: int) -> Facts:
     return Facts.of(job, created_ms, fingerprint(card) if card else None)
 
 
-async def view_of(services: Services, record: Record, *, deep: bool = True, position: int | None = None) -> JobView:
+async def view_of(services: Services, record: JobRecord, *, deep: bool = True, position: int | None = None) -> JobView:
     """A job as its owner may see it; `deep` also looks at its place in the lane, unless it is known."""
-    if record.state is not State.QUEUED:
+    if record.state is not JobState.QUEUED:
         position = None
     elif deep and position is None:
         position = await services.journal.position(record)
@@ -212,11 +212,11 @@ def _listed(services: Services, summary: Summary) -> JobView:
     )
 
 
-def job_headers(record: Record) -> dict[str, str]:
+def job_headers(record: JobRecord) -> dict[str, str]:
     return {"X-Job-Id": record.job.id}
 
 
-async def _wait(request: Request, record: Record, seconds: float) -> Record:
+async def _wait(request: Request, record: JobRecord, seconds: float) -> JobRecord:
     """Wait for a job's end, for at most `seconds`; its record then, without the rows of a long result. Raises
     ClientDisconnect as soon as the client has left."""
     services = services_of(request)
@@ -244,10 +244,10 @@ def _seconds(text: str | None) -> float:
     return seconds
 
 
-def _status(text: str | None) -> State | None:
-    if text is None or text in set(State):
-        return State(text) if text else None
-    raise errors.invalid_request(f"status must be one of {', '.join(State)}.", "status")
+def _status(text: str | None) -> JobState | None:
+    if text is None or text in set(JobState):
+        return JobState(text) if text else None
+    raise errors.invalid_request(f"status must be one of {', '.join(JobState)}.", "status")
 
 
 def _limit(text: str | None) -> int:

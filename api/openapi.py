@@ -10,7 +10,7 @@ from api.auth.access import RULES, Access
 from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
 from api.openai.batch_schemas import BatchRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
-from streaming.jobs.messages import State
+from streaming.jobs.messages import JobState
 
 
 class Route(NamedTuple):
@@ -284,7 +284,7 @@ def _parameters() -> dict[str, Any]:
         param(
             "status",
             "query",
-            {"enum": [state.value for state in State]},
+            {"enum": [state.value for state in JobState]},
             "Only jobs that stand so. A page looks at some 1,000 jobs: it may be short, or empty, with has_more true.",
         ),
         param("cursor", "query", STRING | {"pattern": CURSOR}, "`next_cursor` of the page before."),

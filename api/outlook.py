@@ -13,7 +13,7 @@ STALE_S = 10.0
 """A plan nobody has renewed for so long says nothing any more."""
 
 
-class Outlook:
+class PlanReader:
     """The plans as this process last read them."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ WINDOW_S = 60.0
 MAX_ENDS = 4096
 
 
-class Pace:
+class CompletionRate:
     """Jobs ended per second by model, over the last minute."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ RENEW = 0
 """The library's count of a turn in which it renews the date."""
 
 
-class Server(uvicorn.Server):
+class ApiServer(uvicorn.Server):
     """Made and served in one event loop. `on_tick` is called once every TICK_INTERVAL_S."""
 
     def __init__(self, config: uvicorn.Config, on_tick: Callable[[], None] = lambda: None) -> None:

@@ -14,16 +14,16 @@ from typing import Any
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
 from api.openapi import document
-from api.outlook import Outlook
-from api.pace import Pace
+from api.outlook import PlanReader
+from api.pace import CompletionRate
 from api.settings import ApiSettings
 from runtime.background import keep_going
 from runtime.lag import watch_lag
-from streaming.batches.file_store import Shelf
+from streaming.batches.file_store import FileStore
 from streaming.batches.files import Files
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.events.outbox import Wanted
+from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
@@ -34,11 +34,11 @@ from streaming.jobs.messages import ModelCard
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.summaries import Summaries
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from streaming.settings import (
     UNLIMITED,
@@ -69,7 +69,7 @@ class Services:
     """One API process. `start` before the first request, `stop` after the last."""
 
     settings: ApiSettings
-    wire: Wire
+    wire: RedisClient
     models: dict[str, ModelSettings]
     keyring: Keyring
     metrics: Metrics
@@ -78,9 +78,9 @@ class Services:
     files_settings: FilesSettings = field(default_factory=FilesSettings)
     batch_settings: BatchSettings = field(default_factory=BatchSettings)
     quota_settings: QuotaSettings = UNLIMITED
-    wanted: Wanted = field(default_factory=lambda: Wanted(EventSettings(), {}))
-    pace: Pace = field(default_factory=Pace)
-    outlook: Outlook = field(default_factory=Outlook)
+    wanted: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
+    pace: CompletionRate = field(default_factory=CompletionRate)
+    outlook: PlanReader = field(default_factory=PlanReader)
     """What the scheduler expects; follows the plans a moment behind."""
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """What workers found when they loaded the models; follows the fleet a moment behind."""
@@ -89,8 +89,8 @@ class Services:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.headroom, self.shelf = Headroom(self.wire), Shelf(self.files_settings.dir)
-        self.queue, self.journal, self.fleet = Queue(self.wire, self.headroom), Journal(self.wire), Fleet(self.wire)
+        self.headroom, self.shelf = Headroom(self.wire), FileStore(self.files_settings.dir)
+        self.queue, self.journal, self.fleet = Queue(self.wire, self.headroom), JobReader(self.wire), Fleet(self.wire)
         self.summaries, self.backlog, self.relay = Summaries(self.wire), Backlog(self.wire), Relay(self.wire)
         self.files, self.batches, self.kept = Files(self.wire), Batches(self.wire), Quotas(self.wire)
         self.leadership, self.plans, self.overrides = Leadership(self.wire), Plans(self.wire), Overrides(self.wire)
@@ -120,7 +120,7 @@ class Services:
             self._follow_plans,
             self._sweep,
         ):
-            self.later(keep_going(work, AGAIN_S))
+            self.spawn(keep_going(work, AGAIN_S))
 
     async def stop(self) -> None:
         """End what runs in the background and close the wire."""
@@ -132,7 +132,7 @@ class Services:
             await self.deliveries.write()
         await self.wire.close()
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the requests; it ends with the process."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -144,7 +144,7 @@ class Services:
             log.error("work beside a request broke", exc_info=error)
 
     @property
-    def unfit(self) -> str:
+    def durability_error(self) -> str:
         """Why this process may not use the store now, for clients; "" while it may. Raises Unavailable until the store
         was reached for the first time."""
         if self.store.reason == NOT_CHECKED:
@@ -155,7 +155,7 @@ class Services:
     def refusal(self) -> str:
         """Why the store may not be given any more work now; "" while it may. Raises Unavailable until the store was
         reached for the first time."""
-        return self.unfit or self.headroom.reason
+        return self.durability_error or self.headroom.reason
 
     def eta_ms(self, model: str, lane: Priority, before: int) -> int | None:
         """Milliseconds until a job with `before` others ahead of it in its lane is begun: what the scheduler expects,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from api.admission import services_of
 from api.jobs import as_json, job_headers, own_record
 from streaming.jobs.messages import Delivered
-from streaming.jobs.records import Record, with_delivery
+from streaming.jobs.records import JobRecord, with_delivery
 from telemetry.latency import (
     EGRESS_FIRST,
     GROUPS,
@@ -30,7 +30,7 @@ async def show(request: Request) -> Response:
     return as_json(timing_object(record, delivered), headers=job_headers(record))
 
 
-def timing_object(record: Record, delivered: Delivered | None) -> dict[str, Any]:
+def timing_object(record: JobRecord, delivered: Delivered | None) -> dict[str, Any]:
     """Times in milliseconds, None with a reason where there is none; the stamps as Unix seconds of Redis time."""
     stamps = with_delivery(record.stamps, delivered) if delivered else record.stamps
     found = split(stamps, over=record.state.final, unsent=_unsent(record, delivered))
@@ -58,7 +58,7 @@ def timing_object(record: Record, delivered: Delivered | None) -> dict[str, Any]
     }
 
 
-def _unsent(record: Record, delivered: Delivered | None) -> str:
+def _unsent(record: JobRecord, delivered: Delivered | None) -> str:
     """Why the answer, or its end, was not sent as far as is known here."""
     if delivered:
         return "the answer broke off before its end"
@@ -67,7 +67,7 @@ def _unsent(record: Record, delivered: Delivered | None) -> str:
     return "not noted: the client left or waited too long, its API process was lost, or this was a moment ago"
 
 
-def _latencies(record: Record, stamps: Stamps, delivered: Delivered | None) -> dict[str, float | None]:
+def _latencies(record: JobRecord, stamps: Stamps, delivered: Delivered | None) -> dict[str, float | None]:
     """As this server sees them: the way to the client and back is not in them."""
     whole, tokens = bool(delivered and delivered.whole), record.terminal.usage.completion if record.terminal else 0
     sent, first, last = stamps.received, stamps.first_sent, stamps.last_sent

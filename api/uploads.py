@@ -13,7 +13,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from api.openai import errors
-from streaming.batches.file_store import Incoming, Shelf
+from streaming.batches.file_store import FileStore, Incoming
 from streaming.errors import QuotaExceeded
 
 BLOCK = 256 * 1024
@@ -73,7 +73,7 @@ class Upload:
 
 
 async def receive(
-    stream: AsyncIterator[bytes], content_type: str, shelf: Shelf, allowance: Allowance, silence_s: float
+    stream: AsyncIterator[bytes], content_type: str, shelf: FileStore, allowance: Allowance, silence_s: float
 ) -> Upload:
     """Read a body of at most one file, as large as it is allowed to be. On any error nothing of it stays.
 
@@ -108,7 +108,7 @@ def _invalid(error: FormParserError) -> errors.ApiError:
 class _Reader:
     """The parser's callbacks. They only collect; `read` writes."""
 
-    def __init__(self, boundary: bytes, shelf: Shelf, allowance: Allowance) -> None:
+    def __init__(self, boundary: bytes, shelf: FileStore, allowance: Allowance) -> None:
         self.upload = Upload()
         self._shelf, self._allowance = shelf, allowance
         self._header, self._value = bytearray(), bytearray()

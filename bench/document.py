@@ -89,7 +89,7 @@ def _goals(found: Sequence[report.Report]) -> str:
 
 def _paper(found: report.Report) -> str:
     costs = msgspec.convert(found.settings["unit_costs_us"], UnitCosts)
-    return thousand.as_markdown(costs, thousand.Load())
+    return thousand.as_markdown(costs, thousand.AssumedLoad())
 
 
 def _cost(found: report.Report) -> str:

@@ -24,7 +24,7 @@ from bench import program
 from bench.penstock import start_redis
 from bench.ports import free_port
 from bench.processes import Died, Processes
-from bench.program import Refused, Run
+from bench.program import ProgramRun, WrongArguments
 
 TOOL = Path(".venv-audit/bin/schemathesis")
 KEY = "sk-fuzz"
@@ -59,7 +59,7 @@ class Cases(msgspec.Struct):
     errored: int
 
 
-class Found(msgspec.Struct):
+class FuzzFinding(msgspec.Struct):
     """A kind of failure, and where it was."""
 
     title: str
@@ -75,16 +75,16 @@ class Operations(msgspec.Struct):
     tested: int
 
 
-class Report(msgspec.Struct):
+class FuzzReport(msgspec.Struct):
     """The tool's report of one run."""
 
     complete: bool
     operations: Operations
     test_cases: Cases
-    failures: list[Found]
+    failures: list[FuzzFinding]
 
 
-def problems(reports: Sequence[Report], logs: Mapping[str, str], least: int) -> list[str]:
+def problems(reports: Sequence[FuzzReport], logs: Mapping[str, str], least: int) -> list[str]:
     """Everything that is wrong, in words."""
     found = [f"{each.title}: {each.count} ({each.operations})" for report in reports for each in report.failures]
     for report in reports:
@@ -102,7 +102,7 @@ def problems(reports: Sequence[Report], logs: Mapping[str, str], least: int) -> 
     return found
 
 
-class Target:
+class FuzzTarget:
     """The API, a worker with the simulated engine and the offline work, behind one key that may do everything."""
 
     def __init__(self, folder: Path) -> None:
@@ -160,13 +160,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, FileNotFoundError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args = run.args
     tool = args.tool.resolve()
     if not tool.exists():
-        raise Refused(f"{args.tool} is not there\nnext:  make fuzz, which installs it")
+        raise WrongArguments(f"{args.tool} is not there\nnext:  make fuzz, which installs it")
     folder = Path(tempfile.mkdtemp(prefix="penstock-fuzz-"))
-    target = Target(folder)
+    target = FuzzTarget(folder)
     try:
         target.start()
         reports = [
@@ -194,7 +194,7 @@ def _named(ids: Mapping[str, str]) -> str:
     return "[parameters]\n" + "".join(f'"path.{name}" = "{value}"\n' for name, value in ids.items())
 
 
-def _judged(run: Run, tool: Path, target: Target, name: str, config: str, *words: str) -> Report:
+def _judged(run: ProgramRun, tool: Path, target: FuzzTarget, name: str, config: str, *words: str) -> FuzzReport:
     """One run of the tool. Raises Died if it leaves no report."""
     args, out = run.args, target.folder / f"{name}.json"
     (target.folder / "schemathesis.toml").write_text(config)
@@ -209,7 +209,7 @@ def _judged(run: Run, tool: Path, target: Target, name: str, config: str, *words
         subprocess.run(command, cwd=target.folder, stdout=said, stderr=said, timeout=TIMEOUT_S, check=False)
     if not out.exists():
         raise Died(f"the tool left no report: {(target.folder / f'{name}.txt').read_text()[-2000:]}")
-    return msgspec.json.decode(out.read_bytes(), type=Report)
+    return msgspec.json.decode(out.read_bytes(), type=FuzzReport)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,12 +20,12 @@ from rich.console import Console
 from bench import plots, report
 
 
-class Refused(Exception):
+class WrongArguments(Exception):
     """The words ask for something that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ProgramRun:
     """One run of a program."""
 
     args: argparse.Namespace
@@ -66,7 +66,7 @@ class Run:
 def play(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
-    work: Callable[[Run], int],
+    work: Callable[[ProgramRun], int],
     *known: type[Exception],
 ) -> int:
     """The exit code: what `work` returns; 1 after a known error, 2 if it refused the words, 130 if it was stopped.
@@ -74,11 +74,13 @@ def play(
     `work` has to end what it started whatever happens to it. Raises SystemExit for words the parser does not know.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    run = Run(parser.parse_args(words), shlex.join([*parser.prog.split(), *_of_the_run(words)]), report.console())
+    run = ProgramRun(
+        parser.parse_args(words), shlex.join([*parser.prog.split(), *_of_the_run(words)]), report.console()
+    )
     before = signal.signal(signal.SIGTERM, _interrupted)
     try:
         return work(run)
-    except Refused as error:
+    except WrongArguments as error:
         run.complain(error)
         return 2
     except known as error:
@@ -111,7 +113,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 def check_names(what: str, wanted: Iterable[str], known: Collection[str]) -> None:
     """Raises Refused for a name nobody has."""
     if unknown := [name for name in wanted if name not in known]:
-        raise Refused(f"no {what} {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+        raise WrongArguments(f"no {what} {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
 
 
 def count(word: str) -> int:

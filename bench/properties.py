@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import program
-from bench.program import Run
+from bench.program import ProgramRun
 
 SOURCE = Path(__file__).parents[1]
 PROFILE = "PENSTOCK_TEST_PROPERTIES"
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     began, rounds = time.monotonic(), 0
     for seed in _seeds(run.args):
         run.console.print(f"round {rounds + 1}: --seed {seed}")

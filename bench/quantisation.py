@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from streaming.jobs.messages import Sampling, Turn
+from streaming.jobs.messages import ChatTurn, Sampling
 from workers.engines.base import Piece, Request
 from workers.engines.llamacpp import gguf, gguf_convert
 from workers.engines.llamacpp.engine import LlamacppEngine
@@ -66,7 +66,7 @@ WAYS = (
 DRAWS = 40
 
 
-class Speed(msgspec.Struct, frozen=True):
+class FormSpeed(msgspec.Struct, frozen=True):
     """Tokens per second of all requests together, and until the first token (median)."""
 
     concurrency: int
@@ -74,13 +74,13 @@ class Speed(msgspec.Struct, frozen=True):
     ttft_ms: float
 
 
-class Form(msgspec.Struct, frozen=True):
+class FormResult(msgspec.Struct, frozen=True):
     """What was found for one form of the model."""
 
     name: str
     mebibytes: int
     load_s: float
-    speeds: tuple[Speed, ...]
+    speeds: tuple[FormSpeed, ...]
     answers: dict[str, dict[str, str]]
     """By way of sampling, then by prompt."""
     beginnings: dict[str, int]
@@ -105,7 +105,7 @@ class Track:
             self.ended.set()
 
 
-class Run:
+class EngineRun:
     """An engine and the requests it was given."""
 
     def __init__(self, path: Path, way: Way, slots: int) -> None:
@@ -113,7 +113,7 @@ class Run:
         self._engine, self._way = LlamacppEngine("model", settings, path), way
         self._tracks: dict[str, Track] = {}
 
-    async def __aenter__(self) -> Run:
+    async def __aenter__(self) -> EngineRun:
         await self._engine.start(self._on_step, lambda _phase: None)
         return self
 
@@ -125,7 +125,7 @@ class Run:
         sampling = Sampling(
             max_tokens=max_tokens, temperature=way.temperature, top_p=way.top_p, seed=way.seed if way.seed else None
         )
-        request = Request(str(len(self._tracks)), (Turn("user", prompt),), sampling)
+        request = Request(str(len(self._tracks)), (ChatTurn("user", prompt),), sampling)
         self._tracks[request.id] = track
         self._engine.submit(request)
         await track.ended.wait()
@@ -136,25 +136,25 @@ class Run:
             self._tracks[piece.id].take(piece)
 
 
-async def examine(name: str, path: Path, ways: tuple[Way, ...], max_tokens: int) -> Form:
+async def examine(name: str, path: Path, ways: tuple[Way, ...], max_tokens: int) -> FormResult:
     """Load, ask everything in every way, then measure."""
     began = time.perf_counter()
-    async with Run(path, WAYS[0], 1):
+    async with EngineRun(path, WAYS[0], 1):
         load_s = time.perf_counter() - began
     answers = {}
     for way in ways:
-        async with Run(path, way, 1) as run:
+        async with EngineRun(path, way, 1) as run:
             answers[way.name] = {prompt: (await run.ask(prompt, max_tokens)).text for prompt in PROMPTS}
     speeds = tuple([await measure(path, concurrency) for concurrency in (1, 4)])
-    async with Run(path, Way(0.2, 1.1), 1) as run:
+    async with EngineRun(path, Way(0.2, 1.1), 1) as run:
         drawn = Counter([(await run.ask(PROMPTS[0], 3)).text for _ in range(DRAWS)])
     size = gguf.read(path).size >> 20
-    return Form(name, size, round(load_s, 2), speeds, answers, dict(drawn.most_common()))
+    return FormResult(name, size, round(load_s, 2), speeds, answers, dict(drawn.most_common()))
 
 
-async def measure(path: Path, concurrency: int, max_tokens: int = 96) -> Speed:
+async def measure(path: Path, concurrency: int, max_tokens: int = 96) -> FormSpeed:
     """All requests at once, each with a prompt of its own of about 70 tokens."""
-    async with Run(path, Way(0.7, 1.1), concurrency) as run:
+    async with EngineRun(path, Way(0.7, 1.1), concurrency) as run:
         began = time.perf_counter()
         prompts = [
             f"{number}. Tell me a long story about a river. " + "It is long. " * 8 for number in range(concurrency)
@@ -162,7 +162,7 @@ async def measure(path: Path, concurrency: int, max_tokens: int = 96) -> Speed:
         tracks = await asyncio.gather(*(run.ask(prompt, max_tokens) for prompt in prompts))
         took = time.perf_counter() - began
     first = sorted(track.first - began for track in tracks)[len(tracks) // 2]
-    return Speed(concurrency, round(sum(track.n for track in tracks) / took, 1), round(first * 1000))
+    return FormSpeed(concurrency, round(sum(track.n for track in tracks) / took, 1), round(first * 1000))
 
 
 def forms(cache: Path) -> Iterator[tuple[str, Path]]:
@@ -188,7 +188,7 @@ def as_q8_0(rows: NDArray[np.float32]) -> bytes:
     return np.concatenate([scale.view(np.uint8), steps.view(np.uint8)], axis=1).tobytes()
 
 
-def show(found: list[Form], console: Console) -> None:
+def show(found: list[FormResult], console: Console) -> None:
     """The two tables."""
     speeds = Table("form", "MiB", "load s", *(f"C={speed.concurrency} tok/s (TTFT ms)" for speed in found[0].speeds))
     for form in found:

@@ -132,7 +132,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When and on what: nothing of a machine but its size."""
 
     date: str = msgspec.field(default_factory=_today)
@@ -140,7 +140,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     python: str = msgspec.field(default_factory=platform.python_version)
 
 
-class Report(Machine, frozen=True, kw_only=True):
+class Report(MachineInfo, frozen=True, kw_only=True):
     """What one run of a program found."""
 
     name: str

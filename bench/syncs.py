@@ -29,7 +29,7 @@ from bench import program, report
 from bench.penstock import find_server
 from bench.ports import free_port
 from bench.processes import Died
-from bench.program import Refused, Run
+from bench.program import ProgramRun, WrongArguments
 from bench.report import Column, Report
 
 SYNC_MS = 300
@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, RedisError, OSError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     if shutil.which("strace") is None:
-        raise Refused("strace is needed to make syncs slow (Debian: apt-get install strace)")
+        raise WrongArguments("strace is needed to make syncs slow (Debian: apt-get install strace)")
     rows = []
     for fsync in ("everysec", "always"):
         with run.console.status(fsync):

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cli.batch_input import Recipe
-from cli.batch_run import Run, duration, watched
+from cli.batch_run import BatchRun, duration, watched
 from cli.client import Client
 from cli.errors import DONE
 from cli.options import Command, Where, json_option, where_options
@@ -67,7 +67,7 @@ def run(
     given = {name: value for name, value in options.items() if value is not None}
     with Client.find(where) as client:
         recipe = Recipe(model or client.default_model(), template, id_column, given)
-        work = Run(client, source, target, recipe, window, again)
+        work = BatchRun(client, source, target, recipe, window, again)
         ended, code = watched(work)
     if ended is None:
         return code
@@ -182,7 +182,7 @@ def _steer(where: Where, batch_id: str, wish: str, *, as_json: bool) -> int:
     return DONE
 
 
-def _tell(ended: dict[str, Any], work: Run) -> None:
+def _tell(ended: dict[str, Any], work: BatchRun) -> None:
     """The last words: what is where."""
     counts = ended["request_counts"]
     emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counts['total']} lines\n")

@@ -20,7 +20,7 @@ from cli.batch_input import Prepared, Recipe, prepare
 from cli.client import Client
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, USAGE, Problem
 from cli.output import note
-from cli.progress import Progress
+from cli.progress import ProgressLine
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 POLL_S = 0.5
@@ -38,7 +38,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BatchRun:
     """What to do: the command's arguments."""
 
     client: Client
@@ -59,7 +59,7 @@ class Run:
 
     def start(self) -> dict[str, Any]:
         """Everything, to the end; the batch as it ended. Ctrl-C stops watching, not the batch."""
-        with Progress(sys.stderr, os.environ) as progress:
+        with ProgressLine(sys.stderr, os.environ) as progress:
             batch = self._batch(progress)
             while batch["status"] not in FINAL:
                 show(progress, batch)
@@ -70,7 +70,7 @@ class Run:
             self._fetch(batch["error_file_id"], self.errors)
         return batch
 
-    def _batch(self, progress: Progress) -> dict[str, Any]:
+    def _batch(self, progress: ProgressLine) -> dict[str, Any]:
         """The batch, made now or by an earlier run."""
         progress.phase(f"reading {self.source}")
         with tempfile.TemporaryFile() as lines:
@@ -127,7 +127,7 @@ class Run:
             raise Problem(f"cannot write {self._note}", cause=error.strerror or str(error)) from None
         return begun
 
-    def _upload(self, progress: Progress, lines: BinaryIO) -> dict[str, Any]:
+    def _upload(self, progress: ProgressLine, lines: BinaryIO) -> dict[str, Any]:
         total = lines.seek(0, os.SEEK_END)
         lines.seek(0)
         name = f"{self.source.stem or 'batch'}.jsonl"
@@ -149,7 +149,7 @@ class Run:
             raise Problem(f"cannot write {target}", cause=error.strerror or str(error)) from None
 
 
-def show(progress: Progress, batch: dict[str, Any]) -> None:
+def show(progress: ProgressLine, batch: dict[str, Any]) -> None:
     """One line: how far, how fast, how long still, how many failed."""
     counts = batch["request_counts"]
     done, total = counts["completed"] + counts["failed"], counts["total"]
@@ -171,7 +171,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
 
 
-def watched(run: Run) -> tuple[dict[str, Any] | None, int]:
+def watched(run: BatchRun) -> tuple[dict[str, Any] | None, int]:
     """The batch as it ended, and the exit code that stands for it; None if nobody watched to the end."""
     try:
         batch = run.start()

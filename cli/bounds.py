@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ProcessLimits:
     """None, or 0: not bounded."""
 
     cpus: frozenset[int] | None = None
@@ -28,7 +28,7 @@ class Bounds:
     nice: int = 0
 
     @classmethod
-    def of(cls, wanted: Resources, others: Iterable[Bounds]) -> Bounds:
+    def of(cls, wanted: Resources, others: Iterable[ProcessLimits]) -> ProcessLimits:
         """Bounds for one more worker: the processors fewest of the `others` are on. Raises ValueError."""
         cpus = None
         if wanted.cpus:
@@ -49,7 +49,7 @@ def choose(count: int, among: Iterable[int], taken: Iterable[int]) -> frozenset[
     return frozenset(sorted(among, key=lambda cpu: (times[cpu], cpu))[:count])
 
 
-def bind(pid: int, bounds: Bounds) -> list[str]:
+def bind(pid: int, bounds: ProcessLimits) -> list[str]:
     """Bind a process that has just been started. Returns what this system does not allow, in words."""
     steps: list[tuple[str, Callable[[], object]]] = []
     if bounds.nice:

@@ -12,7 +12,7 @@ from cli.client import Client, chunk_text
 from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, Where, where_options
 from cli.output import emit, note
-from cli.progress import Progress
+from cli.progress import ProgressLine
 
 PROMPT = ">>> "
 
@@ -66,7 +66,7 @@ def _ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
     """Stream one answer to stdout, in visible characters; returns it as it came."""
     body = {**options, "messages": turns, "stream": True}
     answer: list[str] = []
-    progress = Progress(sys.stderr, os.environ, quiet=not sys.stderr.isatty())
+    progress = ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty())
     with progress:
         progress.phase("waiting for the first token")
         with client.events("POST", "/v1/chat/completions", body=body) as events:

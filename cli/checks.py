@@ -20,11 +20,11 @@ from cli.deployment import Deployment
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance
 from runtime.config import ConfigError
-from streaming.batches.file_store import Shelf
+from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
 from streaming.fleet.plans import pool_name
-from streaming.redis.client import Wire
-from streaming.settings import Durability, WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import Durability, RedisSettings
 from streaming.store.durability import shortfalls
 from streaming.store.identity import Identity, check_identity, disagreement, read_identity
 from workers.engines.weights import SMOLLM2, file_sha256
@@ -65,8 +65,8 @@ def examine(
     redis_url = instance.redis_url if instance else deployment.redis_url
     if redis_url:
         configured = deployment.config.raw.get("files", {}).get("dir")
-        shelf = Shelf(Path(configured) if configured else home.files)
-        yield from redis(deployment.config.section("redis", WireSettings, {"url": redis_url}), shelf)
+        shelf = FileStore(Path(configured) if configured else home.files)
+        yield from redis(deployment.config.section("redis", RedisSettings, {"url": redis_url}), shelf)
     else:
         yield embedded()
     yield port(deployment, instance)
@@ -164,7 +164,7 @@ def embedded() -> Check:
     return Check("redis", "ok", f"embedded: {server}")
 
 
-def redis(settings: WireSettings, shelf: Shelf) -> Iterator[Check]:
+def redis(settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
     """A server that is configured, or that runs, and whether it and the folder of files know each other."""
     place = banner.place(settings.url)
     try:
@@ -178,7 +178,7 @@ def redis(settings: WireSettings, shelf: Shelf) -> Iterator[Check]:
         yield from judge_store(identity, settings, shelf)
 
 
-def judge_store(identity: Identity, settings: WireSettings, shelf: Shelf) -> Iterator[Check]:
+def judge_store(identity: Identity, settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
     """What a store says it is, held against the settings and the folder of files."""
     try:
         check_identity(identity, settings)
@@ -240,8 +240,8 @@ def proxies(environ: Mapping[str, str]) -> Check:
     return Check("proxy", "ok", "none in the way")
 
 
-async def _inspect(settings: WireSettings) -> tuple[dict[str, str], Identity | None]:
-    wire = Wire.open(settings)
+async def _inspect(settings: RedisSettings) -> tuple[dict[str, str], Identity | None]:
+    wire = RedisClient.open(settings)
     try:
         return await wire.inspect(), await read_identity(wire)
     finally:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cli.bounds import Bounds, bind
-from cli.instance import Entry
+from cli.bounds import ProcessLimits, bind
+from cli.instance import ProcessEntry
 from runtime import lifeline
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Program:
     grace_s: float = 10.0
     """From SIGTERM to SIGKILL."""
     probe: Probe | None = None
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: ProcessLimits = field(default_factory=ProcessLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ class Child:
         return self._stopping.is_set()
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> ProcessEntry:
         """For `penstock ps`."""
         now, program = self.status, self.program
-        return Entry(
+        return ProcessEntry(
             role=program.role,
             id=program.id,
             pid=now.pid,

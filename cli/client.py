@@ -19,7 +19,7 @@ from api.settings import ApiSettings
 from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
 from cli.instance import DataDir
 from cli.options import Where
-from streaming.settings import WireSettings
+from streaming.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"
 CONNECT_S = 5.0
@@ -37,7 +37,7 @@ SAME_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerSentEvent:
     """One server-sent event."""
 
     name: str
@@ -74,7 +74,7 @@ class Client:
         if os.environ.get(KEY) or _kept_key(home.api_key):
             raise _nobody_to_trust(home, by_redis=by_redis)
         if by_redis:
-            return cls(_registered(config.section("redis", WireSettings)), "")
+            return cls(_registered(config.section("redis", RedisSettings)), "")
         api = config.section("api", ApiSettings)
         return cls(f"http://{api.host}:{api.port}", "")
 
@@ -138,7 +138,7 @@ class Client:
     @contextmanager
     def events(
         self, method: str, path: str, *, body: Mapping[str, Any] | None = None, after: str = ""
-    ) -> Iterator[Iterator[Event]]:
+    ) -> Iterator[Iterator[ServerSentEvent]]:
         """The events of a stream, while the block lasts; leaving it closes the connection."""
         headers = {"Last-Event-ID": after} if after else {}
         with self._reached(), self._http.stream(method, path, json=body, headers=headers) as response:
@@ -228,7 +228,7 @@ def _next_step(code: str, request: httpx2.Request) -> str:
     return ""
 
 
-def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:
+def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
     """Events out of the bytes of a stream; comments and events without data are skipped.
 
     Lines end at a newline only: text may hold other line separators.
@@ -241,7 +241,7 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:
         match field:
             case "" if not line:
                 if data:
-                    yield Event(name or "message", event_id, "\n".join(data))
+                    yield ServerSentEvent(name or "message", event_id, "\n".join(data))
                 name, data = "", []
             case "event":
                 name = value
@@ -296,7 +296,7 @@ def _nobody_to_trust(home: DataDir, *, by_redis: bool) -> Problem:
     )
 
 
-def _registered(settings: WireSettings) -> str:
+def _registered(settings: RedisSettings) -> str:
     """The address of an API process that is registered in Redis."""
     from cli.registry import processes  # noqa: PLC0415 - a Redis client that the usual case does not need
 

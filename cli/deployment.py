@@ -25,9 +25,9 @@ from streaming.settings import (
     FilesSettings,
     ModelSettings,
     QuotaSettings,
+    RedisSettings,
     ShapeSettings,
     WebhookSettings,
-    WireSettings,
     check_model_names,
 )
 from telemetry.settings import TelemetrySettings
@@ -36,7 +36,7 @@ from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, Work
 KINDS: dict[str, type[msgspec.Struct]] = {
     "up": UpSettings,
     "api": ApiSettings,
-    "redis": WireSettings,
+    "redis": RedisSettings,
     "files": FilesSettings,
     "batch": BatchSettings,
     "offline": OfflineSettings,

@@ -12,13 +12,13 @@ from cli import banner
 from cli.deployment import environment
 from cli.errors import DONE
 from cli.instance import DataDir, Instance
-from cli.progress import Progress
+from cli.progress import ProgressLine
 
 POLL_S = 0.05
 
 
 def start_detached(
-    home: DataDir, arguments: Sequence[str], progress: Progress, *, keyed: bool, redis_url: str | None
+    home: DataDir, arguments: Sequence[str], progress: ProgressLine, *, keyed: bool, redis_url: str | None
 ) -> int:
     """Start `up` in a session of its own. Returns its exit code if it ends, else 0 once it is ready.
 
@@ -52,7 +52,7 @@ def start_detached(
     return DONE
 
 
-def _wait(process: subprocess.Popen[bytes], home: DataDir, progress: Progress) -> Instance | None:
+def _wait(process: subprocess.Popen[bytes], home: DataDir, progress: ProgressLine) -> Instance | None:
     """The instance when it is ready; None when the process has ended."""
     while process.poll() is None:
         instance = home.read()

@@ -13,7 +13,7 @@ import click
 from cli.errors import DONE
 from cli.instance import DataDir
 from cli.options import Command, Where
-from cli.progress import Progress
+from cli.progress import ProgressLine
 
 POLL_S = 0.05
 
@@ -26,7 +26,7 @@ def down(now: bool, data_dir: Path | None) -> int:
     home = Where(data_dir).home()
     instance = home.running()
     os.kill(instance.pid, signal.SIGTERM)
-    with Progress(sys.stderr, os.environ) as progress:
+    with ProgressLine(sys.stderr, os.environ) as progress:
         progress.phase("draining")
         if now:
             _wait_for_draining(home)

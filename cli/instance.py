@@ -19,7 +19,7 @@ from cli.errors import UNREACHABLE, Problem
 LOCK_PATIENCE_S = 1.0
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One supervised process, as `penstock ps` shows it."""
 
     role: str
@@ -54,7 +54,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: float = 0.0
     outside_url: str = ""
     """How other machines reach its API; "" if they cannot."""
-    processes: tuple[Entry, ...] = ()
+    processes: tuple[ProcessEntry, ...] = ()
 
 
 class DataDir:

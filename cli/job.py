@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from cli.client import Client, Event
+from cli.client import Client, ServerSentEvent
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, Problem
 from cli.output import emit, note, print_json, rfc3339
 
@@ -70,7 +70,7 @@ def _watch(client: Client, job_id: str, *, as_json: bool, after: str) -> dict[st
     )
 
 
-def _show(event: Event, data: dict[str, Any]) -> None:
+def _show(event: ServerSentEvent, data: dict[str, Any]) -> None:
     """Tokens on stdout, everything else is a note."""
     match event.name:
         case "delta":

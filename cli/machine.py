@@ -22,7 +22,7 @@ from cli.deployment import Deployment
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import DONE, INTERRUPTED, Problem
 from cli.instance import DataDir, Instance
-from cli.pool import Pool, follow
+from cli.pool import PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, looping
 from cli.supervisor import Supervisor
 from cli.version import version
@@ -30,8 +30,8 @@ from runtime.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from streaming.store.identity import enter_store
 
 COUNT_S = 0.5
@@ -49,8 +49,8 @@ class Machine:
     def __init__(self, deployment: Deployment, home: DataDir, listener: socket.socket, screen: Screen) -> None:
         self._deployment, self._home, self._listener, self._screen = deployment, home, listener, screen
         self._supervisor = Supervisor(self._changed)
-        self._pools: list[Pool] = []
-        self._wire: Wire | None = None
+        self._pools: list[PoolSupervisor] = []
+        self._wire: RedisClient | None = None
         self._embedded: Embedded | None = None
         self._began = time.monotonic()
         self._interrupts = 0
@@ -108,7 +108,7 @@ class Machine:
             self._supervisor.start(deployment.offline_program(home, number))
         for name, model in deployment.models.items():
             for shape, settings in model.pools.items():
-                pool = Pool(self._supervisor, name, settings, self._worker_maker(name, shape), shape)
+                pool = PoolSupervisor(self._supervisor, name, settings, self._worker_maker(name, shape), shape)
                 pool.fill()
                 self._pools.append(pool)
         await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
@@ -163,9 +163,9 @@ class Machine:
         finally:
             following.cancel()
 
-    def _open(self, redis_url: str) -> Wire:
+    def _open(self, redis_url: str) -> RedisClient:
         try:
-            return Wire.open(self._deployment.config.section("redis", WireSettings, {"url": redis_url}))
+            return RedisClient.open(self._deployment.config.section("redis", RedisSettings, {"url": redis_url}))
         except ValueError as error:
             raise ConfigError("redis.url", str(error), "e.g. redis://127.0.0.1:6379/0") from None
 

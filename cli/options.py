@@ -18,7 +18,7 @@ from cli.instance import DataDir
 from cli.output import note
 from cli.settings import UpSettings, settings_file
 from runtime.config import Config, load
-from streaming.settings import FilesSettings, WireSettings
+from streaming.settings import FilesSettings, RedisSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,7 +67,7 @@ class Where:
         """File, variables and these flags, as far as they say where things are. Raises ConfigError."""
         kinds: dict[str, type[msgspec.Struct]] = {
             "up": UpSettings,
-            "redis": WireSettings,
+            "redis": RedisSettings,
             "api": ApiSettings,
             "files": FilesSettings,
         }

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cli.bounds import Bounds
+from cli.bounds import ProcessLimits
 from cli.child import Child, Program
 from cli.supervisor import Supervisor
 from streaming.errors import Unavailable
@@ -26,7 +26,7 @@ POLL_S = 0.5
 log = logging.getLogger(__name__)
 
 
-class Pool:
+class PoolSupervisor:
     """`program` makes the worker of a given id. `shape` is "" for a model's only pool."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Pool:
 
     def _start(self, name: str) -> None:
         program = self._program(name)
-        bounds = Bounds.of(self._resources, [child.program.bounds for child in self._supervisor.of("worker")])
+        bounds = ProcessLimits.of(self._resources, [child.program.bounds for child in self._supervisor.of("worker")])
         self._supervisor.start(replace(program, bounds=bounds))
 
     def _workers(self) -> list[Child]:
@@ -96,14 +96,14 @@ class Pool:
         return next(name for name in names if name not in self._supervisor.children)
 
 
-async def follow(pools: Sequence[Pool], plans: Plans, by: str) -> None:
+async def follow(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> None:
     """Keep every pool at the size the scheduler plans. While Redis does not answer, they stay as they are."""
     async with contextlib.aclosing(plans.news(POLL_S)) as news:
         async for _ in news:
             await _round(pools, plans, by)
 
 
-async def _round(pools: Sequence[Pool], plans: Plans, by: str) -> None:
+async def _round(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> None:
     try:
         found = await plans.read()
         for pool in pools:

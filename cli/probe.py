@@ -16,7 +16,7 @@ from api.settings import ApiSettings
 from cli.errors import DONE, UNREACHABLE, Problem
 from cli.options import Command, Where
 from cli.output import note
-from streaming.settings import WireSettings
+from streaming.settings import RedisSettings
 
 TIMEOUT_S = 3.0
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
@@ -37,7 +37,7 @@ def probe(role: str, name: str | None, alive: bool) -> int:
     if role == "api":
         return _at_the_door(config.section("api", ApiSettings), "/healthz" if alive else "/readyz")
     host = socket.gethostname()
-    return _in_the_fleet(config.section("redis", WireSettings), role, name or host, host if name else "", alive=alive)
+    return _in_the_fleet(config.section("redis", RedisSettings), role, name or host, host if name else "", alive=alive)
 
 
 def _at_the_door(settings: ApiSettings, path: str) -> int:
@@ -61,7 +61,7 @@ def _at_the_door(settings: ApiSettings, path: str) -> int:
     return DONE
 
 
-def _in_the_fleet(settings: WireSettings, role: str, name: str, host: str, *, alive: bool) -> int:
+def _in_the_fleet(settings: RedisSettings, role: str, name: str, host: str, *, alive: bool) -> int:
     """`host`: the machine of the process, where others may run one of the same name; "" if none can."""
     from cli.registry import processes  # noqa: PLC0415 - a Redis client that an API process's probe does not need
 

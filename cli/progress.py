@@ -18,7 +18,7 @@ BAR = 24
 MAX_STEPS = 10_000
 
 
-class Progress:
+class ProgressLine:
     """A context: the line is there inside it and gone afterwards. Safe to call from any thread."""
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False) -> None:
@@ -32,7 +32,7 @@ class Progress:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         if not self._quiet:
             self._thread.start()
         return self

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from cli.errors import DONE, UNREACHABLE, Problem
-from cli.instance import Entry, Instance
+from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
 from cli.output import note, print_rows, rfc3339
 from streaming.jobs.messages import Process
-from streaming.settings import WireSettings
+from streaming.settings import RedisSettings
 
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
 FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "running", "slots", "reserved")
@@ -38,7 +38,7 @@ def ps(where: Where, as_json: bool) -> int:
     config = where.config()
     if "url" not in config.raw.get("redis", {}):
         where.home().running()  # raises: nothing is
-    rows = _in_order(map(fleet_row, _fleet(config.section("redis", WireSettings))))
+    rows = _in_order(map(fleet_row, _fleet(config.section("redis", RedisSettings))))
     print_rows(rows, _columns(FLEET_COLUMNS, rows), as_json=as_json)
     return DONE
 
@@ -51,7 +51,7 @@ def _columns(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> Sequence[s
     return (*names[:place], "shape", *names[place:])
 
 
-def row(entry: Entry) -> dict[str, Any]:
+def row(entry: ProcessEntry) -> dict[str, Any]:
     """A supervised process as JSON."""
     return {
         "role": entry.role,
@@ -97,7 +97,7 @@ def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda one: ORDER.index(one["role"]))
 
 
-def _fleet(settings: WireSettings) -> list[Process]:
+def _fleet(settings: RedisSettings) -> list[Process]:
     from cli.registry import processes  # noqa: PLC0415 - a Redis client that the local case does not need
 
     found = processes(settings)

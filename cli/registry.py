@@ -8,11 +8,11 @@ from cli.errors import UNREACHABLE, Problem
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
 from streaming.jobs.messages import Process
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 
-def processes(settings: WireSettings) -> list[Process]:
+def processes(settings: RedisSettings) -> list[Process]:
     """Those that said something in the last seconds. Raises Problem when Redis does not answer."""
     try:
         return asyncio.run(_processes(settings))
@@ -26,8 +26,8 @@ def processes(settings: WireSettings) -> list[Process]:
         ) from None
 
 
-async def _processes(settings: WireSettings) -> list[Process]:
-    wire = Wire.open(settings)
+async def _processes(settings: RedisSettings) -> list[Process]:
+    wire = RedisClient.open(settings)
     try:
         return await Fleet(wire).processes()
     finally:

@@ -12,7 +12,7 @@ from cli.child import Child, message_of
 from cli.errors import Problem
 from cli.instance import Instance
 from cli.output import error_block
-from cli.progress import Progress
+from cli.progress import ProgressLine
 
 LOOPING = 3
 """Failures in a row after which a process counts as one that does not come up."""
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class Screen:
     """The lines of one `up`. What happens is also logged, with every repetition."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: ProgressLine) -> None:
         self._progress = progress
         self._looping: set[str] = set()
 

@@ -19,10 +19,10 @@ from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import note, print_json, print_table
 from cli.supervisor import Supervisor
-from streaming.batches.file_store import Shelf
+from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
-from streaming.redis.client import Wire
-from streaming.settings import FilesSettings, WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import FilesSettings, RedisSettings
 from streaming.store.acl import acl_file
 from streaming.store.identity import FORMAT, check_identity, enter_store, read_identity
 from streaming.store.reset import Contents, count_contents, live_processes, reset_store
@@ -90,7 +90,7 @@ def acl() -> int:
     return DONE
 
 
-async def _show(wire: Wire, shelf: Shelf, *, as_json: bool) -> int:
+async def _show(wire: RedisClient, shelf: FileStore, *, as_json: bool) -> int:
     identity = await read_identity(wire)
     quarantined = sum(number for _, number in shelf.quarantined())
     facts: dict[str, Any] = {
@@ -110,7 +110,7 @@ async def _show(wire: Wire, shelf: Shelf, *, as_json: bool) -> int:
     return DONE
 
 
-async def _adopt(wire: Wire, shelf: Shelf, *, yes: bool) -> int:
+async def _adopt(wire: RedisClient, shelf: FileStore, *, yes: bool) -> int:
     """Raises ConfigError if this version must not use the store. Without `yes` nothing is written."""
     identity = await enter_store(wire) if yes else await read_identity(wire)
     if identity is not None:
@@ -133,7 +133,7 @@ async def _adopt(wire: Wire, shelf: Shelf, *, yes: bool) -> int:
     return DONE
 
 
-async def _reset(wire: Wire, *, yes: bool, as_json: bool) -> int:
+async def _reset(wire: RedisClient, *, yes: bool, as_json: bool) -> int:
     names = await live_processes(wire)
     if names and yes:
         raise Problem(
@@ -167,15 +167,15 @@ def _print(contents: Contents, *, as_json: bool) -> None:
 # --- which store, which folder ---------------------------------------------------------------------------------------
 
 
-def _shelf(where: Where) -> Shelf:
+def _shelf(where: Where) -> FileStore:
     """The folder that the processes of this deployment use. Raises ConfigError."""
     config = where.config()
     if "dir" in config.raw.get("files", {}):
-        return Shelf(config.section("files", FilesSettings).dir)
-    return Shelf(where.home().files)
+        return FileStore(config.section("files", FilesSettings).dir)
+    return FileStore(where.home().files)
 
 
-def _with_wire(where: Where, work: Callable[[Wire], Awaitable[T]]) -> T:
+def _with_wire(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
     """Raises Problem when Redis does not answer."""
     try:
         return asyncio.run(_run(where, work))
@@ -189,9 +189,9 @@ def _with_wire(where: Where, work: Callable[[Wire], Awaitable[T]]) -> T:
         ) from None
 
 
-async def _run(where: Where, work: Callable[[Wire], Awaitable[T]]) -> T:
+async def _run(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
     async with _store(where) as settings:
-        wire = Wire.open(settings)
+        wire = RedisClient.open(settings)
         try:
             return await work(wire)
         finally:
@@ -199,21 +199,21 @@ async def _run(where: Where, work: Callable[[Wire], Awaitable[T]]) -> T:
 
 
 @asynccontextmanager
-async def _store(where: Where) -> AsyncIterator[WireSettings]:
+async def _store(where: Where) -> AsyncIterator[RedisSettings]:
     """By --redis-url, the instance of the data folder, the configured Redis; else the server embedded in the data
     folder, started for the moment. Raises Problem, ConfigError."""
     config, home = where.config(), where.home()
     instance = None if where.redis_url else home.read()
     if instance is not None and instance.redis_url:
-        yield config.section("redis", WireSettings, {"url": instance.redis_url})
+        yield config.section("redis", RedisSettings, {"url": instance.redis_url})
     elif "url" in config.raw.get("redis", {}):
-        yield config.section("redis", WireSettings)
+        yield config.section("redis", RedisSettings)
     elif not home.redis.exists():
         raise Problem(f"there is no store in {home.path}", next_step="name one: --redis-url or --data-dir")
     else:
         with home.lock():
             async with _embedded(home) as url:
-                yield config.section("redis", WireSettings, {"url": url})
+                yield config.section("redis", RedisSettings, {"url": url})
 
 
 @asynccontextmanager

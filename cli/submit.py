@@ -16,7 +16,7 @@ from cli.errors import DONE, STILL_RUNNING, USAGE, Problem
 from cli.job import FINAL, answer_of, ended_badly, follow, timed
 from cli.options import Command, Where, json_option, where_options
 from cli.output import emit, note, print_json
-from cli.progress import Progress
+from cli.progress import ProgressLine
 
 LONG_POLL_S = 30.0
 
@@ -88,7 +88,7 @@ def _body(
 
 def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:
     deadline = time.monotonic() + seconds
-    with Progress(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+    with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
         while job["status"] not in FINAL and (left := deadline - time.monotonic()) > 0:
             progress.phase(f"job {job['id']}: {job['status']}")
             job = client.get(f"/v1/jobs/{job['id']}", wait=min(left, LONG_POLL_S))

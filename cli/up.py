@@ -22,7 +22,7 @@ from cli.instance import DataDir
 from cli.machine import Machine
 from cli.options import Command, redis_url_option
 from cli.output import note
-from cli.progress import Progress
+from cli.progress import ProgressLine
 from cli.screen import Screen
 from cli.version import version
 from telemetry import logs
@@ -71,7 +71,7 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
     check_exposure(deployment.api.host, keyring)
     check_keyless(deployment.api, keyring)
     home = DataDir(deployment.up.data_dir)
-    with Progress(sys.stderr, os.environ) as progress:
+    with ProgressLine(sys.stderr, os.environ) as progress:
         if detach:
             url = flags.pop("redis_url")
             return start_detached(home, _again(flags, config), progress, keyed=bool(deployment.keys), redis_url=url)
@@ -79,7 +79,9 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
             return _run(deployment, home, listener, progress, verbose=verbose)
 
 
-def _run(deployment: Deployment, home: DataDir, listener: socket.socket, progress: Progress, *, verbose: bool) -> int:
+def _run(
+    deployment: Deployment, home: DataDir, listener: socket.socket, progress: ProgressLine, *, verbose: bool
+) -> int:
     home.prepare()
     screen = Screen(progress)
     try:
@@ -92,7 +94,7 @@ def _run(deployment: Deployment, home: DataDir, listener: socket.socket, progres
         home.clear()
 
 
-def _fetch(home: DataDir, progress: Progress) -> Path:
+def _fetch(home: DataDir, progress: ProgressLine) -> Path:
     """The default model. Ctrl-C or SIGTERM here simply ends: a later start goes on where this one stopped."""
     from workers.engines.weights import WeightsError, fetch  # noqa: PLC0415 - brings a converter that other engines do not need
 

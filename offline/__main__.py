@@ -27,10 +27,10 @@ from celery.worker import state as celery_state
 
 from api.settings import ApiSettings
 from offline.app import HARD_LIMIT_S, build_app
-from offline.batch.bell import Bell
-from offline.batch.desk import Desk
-from offline.batch.lines import Tools
-from offline.batch.turn import Bench
+from offline.batch.bell import DueNotifier
+from offline.batch.desk import BatchRunner
+from offline.batch.lines import BatchTools
+from offline.batch.turn import TurnContext
 from offline.broker.connection import check_broker
 from offline.broker.consumer import Consumer
 from offline.broker.intake import Intake
@@ -40,23 +40,23 @@ from offline.webhooks.postman import Endpoint, Postman
 from runtime.config import FILE, Config, ConfigError, load
 from runtime.lag import watch_lag
 from runtime.lifeline import Lifeline
-from streaming.batches.file_store import Shelf
+from streaming.batches.file_store import FileStore
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.events.outbox import Wanted
+from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet
 from streaming.jobs.messages import Process
 from streaming.keys import new_life
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,
     EventSettings,
     FilesSettings,
     ModelSettings,
     QuotaSettings,
+    RedisSettings,
     WebhookSettings,
-    WireSettings,
     served_models,
 )
 from streaming.store.memory import Headroom
@@ -72,7 +72,7 @@ TIDY_S = 60.0
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": ApiSettings,
-    "redis": WireSettings,
+    "redis": RedisSettings,
     "files": FilesSettings,
     "batch": BatchSettings,
     "offline": OfflineSettings,
@@ -127,7 +127,7 @@ class OfflineProcess:
         logging.getLogger("celery").setLevel("WARNING")  # each task twice at info level
         files = config.section("files", FilesSettings)
         self.settings = config.section("offline", OfflineSettings)
-        self._redis = config.section("redis", WireSettings)
+        self._redis = config.section("redis", RedisSettings)
         self._batch = config.section("batch", BatchSettings)
         self._max_choices = config.section("api", ApiSettings).max_choices_per_request
         self._served = served_models(config.table("models", ModelSettings))
@@ -141,11 +141,11 @@ class OfflineProcess:
         self._metrics = Metrics.start(telemetry.metrics_dir, "offline")
         if telemetry.metrics_port:
             self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
-        self._shelf = Shelf(files.dir)
+        self._shelf = FileStore(files.dir)
         self._shelf.prepare()
         self._keep_s, self._quarantine_s = files.retention_s, files.quarantine_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._desk: Desk | None = None
+        self._desk: BatchRunner | None = None
         self._app = build_app(self.settings, self._redis, self._look_at_batch)
 
     async def run(self) -> None:
@@ -153,18 +153,18 @@ class OfflineProcess:
         self._loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, stop.set)
-        wire = Wire.open(self._redis)
+        wire = RedisClient.open(self._redis)
         headroom, store = Headroom(wire), StoreMonitor(wire)
-        tools = Tools(wire, headroom, store, tuple(self._served), self._batch, self._max_choices)
+        tools = BatchTools(wire, headroom, store, tuple(self._served), self._batch, self._max_choices)
         say_s = min(1.0, self._redis.lease_ms / 2000)
-        bench = Bench(tools, self._shelf, self._metrics, self._keep_s, self.settings.turn_s, say_s)
-        self._desk = desk = Desk(bench, self._quarantine_s)
+        bench = TurnContext(tools, self._shelf, self._metrics, self._keep_s, self.settings.turn_s, say_s)
+        self._desk = desk = BatchRunner(bench, self._quarantine_s)
         try:
             await self._enter(store, stop)
         except ConfigError:
             await wire.close()
             raise
-        bell = Bell(Batches(wire), self._app, self._metrics)
+        bell = DueNotifier(Batches(wire), self._app, self._metrics)
         loops = (
             bell.keep_ringing(),
             desk.keep_tidy(TIDY_S),
@@ -195,7 +195,7 @@ class OfflineProcess:
             await wire.close()
             self._metrics.close()
 
-    def _outward(self, wire: Wire) -> list[Coroutine[Any, Any, None]]:
+    def _outward(self, wire: RedisClient) -> list[Coroutine[Any, Any, None]]:
         """What passes events on."""
         loops = []
         if self._endpoints:
@@ -204,10 +204,10 @@ class OfflineProcess:
             loops.append(Publisher(wire, self._name, self._events, self._metrics).keep_publishing())
         return loops
 
-    def _consumer(self, wire: Wire, headroom: Headroom, store: StoreMonitor) -> Consumer | None:
+    def _consumer(self, wire: RedisClient, headroom: Headroom, store: StoreMonitor) -> Consumer | None:
         if not self._events.take_url:
             return None
-        wanted = Wanted(self._events, self._webhooks)
+        wanted = EventSubscriptions(self._events, self._webhooks)
         intake = Intake(
             wire, headroom, store, self._served, self._events, wanted, self._max_choices, quota=self._quotas
         )

@@ -19,7 +19,7 @@ from offline.settings import OfflineSettings
 from runtime.config import ConfigError
 from streaming.address import Address, parse_address
 from streaming.keys import BROKER
-from streaming.settings import WireSettings
+from streaming.settings import RedisSettings
 
 QUEUE = "offline"
 LOOK_AT_BATCH = "penstock.batch"
@@ -48,7 +48,7 @@ SETTINGS: dict[str, Any] = {
 """Late acknowledgement, JSON alone, no message held beyond those worked on, a broker waited for however long."""
 
 
-def build_app(settings: OfflineSettings, redis: WireSettings, look_at_batch: Callable[[str, int], None]) -> Celery:
+def build_app(settings: OfflineSettings, redis: RedisSettings, look_at_batch: Callable[[str, int], None]) -> Celery:
     """`look_at_batch` does the task's work, in a thread of Celery's. Raises ConfigError."""
     url, options = broker(settings, redis)
     app = Celery("penstock", broker=url, set_as_current=False)
@@ -59,7 +59,7 @@ def build_app(settings: OfflineSettings, redis: WireSettings, look_at_batch: Cal
     return app
 
 
-def broker(settings: OfflineSettings, redis: WireSettings) -> tuple[str, dict[str, Any]]:
+def broker(settings: OfflineSettings, redis: RedisSettings) -> tuple[str, dict[str, Any]]:
     """Address and transport options of the broker, as kombu spells them. Raises ConfigError."""
     if settings.broker_url:
         return settings.broker_url, {"visibility_timeout": VISIBILITY_S}

@@ -15,14 +15,14 @@ import msgspec
 
 from runtime.config import FILE, Config, ConfigError, load
 from runtime.lifeline import Lifeline
-from scheduler.loop import Loop, Me, Parts
-from scheduler.policy.limits import Limits
+from scheduler.loop import Loop, SchedulerIdentity, SchedulerStores
+from scheduler.policy.limits import ScalingLimits
 from scheduler.pools.base import DryRunPool, LocalPool, Pool
 from scheduler.settings import KubernetesSettings, SchedulerSettings, check_deployments, shapes_of
 from streaming.errors import Unavailable
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import ModelSettings, WireSettings, served_models
+from streaming.redis.client import RedisClient
+from streaming.settings import ModelSettings, RedisSettings, served_models
 from streaming.store.identity import enter_store
 from telemetry import logs
 from telemetry.metrics import Metrics
@@ -31,7 +31,7 @@ from telemetry.settings import TelemetrySettings
 ENTER_RETRY_S = 0.25
 
 KINDS: dict[str, type[msgspec.Struct]] = {
-    "redis": WireSettings,
+    "redis": RedisSettings,
     "scheduler": SchedulerSettings,
     "kubernetes": KubernetesSettings,
     "telemetry": TelemetrySettings,
@@ -42,11 +42,11 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 class Settings(msgspec.Struct, frozen=True):
     """What this process reads of a deployment's settings."""
 
-    redis: WireSettings
+    redis: RedisSettings
     scheduler: SchedulerSettings
     kubernetes: KubernetesSettings
     telemetry: TelemetrySettings
-    limits: dict[str, Limits]
+    limits: dict[str, ScalingLimits]
 
     @classmethod
     def read(cls, config: Config) -> Settings:
@@ -57,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True):
         if own.pool == "kubernetes":
             check_deployments(kubernetes, models)
         return cls(
-            config.section("redis", WireSettings),
+            config.section("redis", RedisSettings),
             own,
             kubernetes,
             config.section("telemetry", TelemetrySettings),
@@ -65,10 +65,10 @@ class Settings(msgspec.Struct, frozen=True):
         )
 
 
-def limits_of(name: str, model: ModelSettings, own: SchedulerSettings) -> Limits:
+def limits_of(name: str, model: ModelSettings, own: SchedulerSettings) -> ScalingLimits:
     """What the settings allow for one model, and for each of its pools. Raises ConfigError."""
     pools = model.pools if model.shapes else {}
-    return Limits(
+    return ScalingLimits(
         min=model.least_wanted,
         max=model.most_wanted,
         targets={
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _failed(lifeline, 2, str(error))
     try:
-        asyncio.run(run(settings, Me(options.id, os.getpid(), socket.gethostname()), lifeline))
+        asyncio.run(run(settings, SchedulerIdentity(options.id, os.getpid(), socket.gethostname()), lifeline))
     except ConfigError as error:
         return _failed(lifeline, 2, str(error))
     except OSError as error:  # the metrics port is taken, or their folder cannot be written
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def run(settings: Settings, me: Me, lifeline: Lifeline) -> None:
+async def run(settings: Settings, me: SchedulerIdentity, lifeline: Lifeline) -> None:
     """Schedule until SIGTERM or SIGINT. Redis may be down, then or later. Raises OSError, ConfigError."""
     telemetry = settings.telemetry
     logs.setup("scheduler", telemetry.log_level)
@@ -117,12 +117,12 @@ async def run(settings: Settings, me: Me, lifeline: Lifeline) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     metrics = Metrics.start(telemetry.metrics_dir, "scheduler")
-    wire, pool = Wire.open(settings.redis), open_pool(settings, me)
+    wire, pool = RedisClient.open(settings.redis), open_pool(settings, me)
     try:
         if telemetry.metrics_port:
             metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         loop = Loop(
-            Parts.on(wire, metrics),
+            SchedulerStores.on(wire, metrics),
             settings.limits,
             pool,
             me,
@@ -139,7 +139,7 @@ async def run(settings: Settings, me: Me, lifeline: Lifeline) -> None:
         metrics.close()
 
 
-async def _entered(wire: Wire, stop: asyncio.Event) -> bool:
+async def _entered(wire: RedisClient, stop: asyncio.Event) -> bool:
     """Wait until Redis answers, and check that its store is this deployment's; False if told to stop before. Raises
     ConfigError."""
     while not stop.is_set():
@@ -151,7 +151,7 @@ async def _entered(wire: Wire, stop: asyncio.Event) -> bool:
     return False
 
 
-def open_pool(settings: Settings, me: Me) -> Pool:
+def open_pool(settings: Settings, me: SchedulerIdentity) -> Pool:
     """The pool the settings name. Raises ConfigError."""
     match settings.scheduler.pool:
         case "local":

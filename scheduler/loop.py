@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler.observe import observe
-from scheduler.policy.limits import Limits
-from scheduler.policy.plan import Outlook, State
-from scheduler.policy.shapes import Route
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.plan import LaneOutlook, PolicyState
+from scheduler.policy.shapes import ShapeChoice
 from scheduler.policy.snapshot import Snapshot
-from scheduler.policy.switch import Decision, Switch, decide
+from scheduler.policy.switch import Switch, SwitchDecision, decide
 from scheduler.pools.base import Pool
 from streaming.errors import Unavailable
 from streaming.fleet.leader import Lead, Leadership
@@ -30,7 +30,7 @@ from streaming.jobs.backlog import Backlog
 from streaming.jobs.messages import Process
 from streaming.jobs.reaper import Reaper
 from streaming.keys import new_life
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ COLD_CHANGE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Me:
+class SchedulerIdentity:
     """Who this scheduler is to the fleet."""
 
     id: str
@@ -69,7 +69,7 @@ class Me:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SchedulerStores:
     """The pieces of the wire a scheduler works with."""
 
     fleet: Fleet
@@ -81,7 +81,7 @@ class Parts:
     now_ms: Callable[[], Awaitable[int]]
 
     @classmethod
-    def on(cls, wire: Wire, metrics: Metrics) -> Parts:
+    def on(cls, wire: RedisClient, metrics: Metrics) -> SchedulerStores:
         return cls(
             Fleet(wire),
             Backlog(wire),
@@ -98,10 +98,10 @@ class Loop:
 
     def __init__(
         self,
-        parts: Parts,
-        limits: Mapping[str, Limits],
+        parts: SchedulerStores,
+        limits: Mapping[str, ScalingLimits],
         pool: Pool,
-        me: Me,
+        me: SchedulerIdentity,
         metrics: Metrics,
         *,
         tick_s: float = 1.0,
@@ -204,7 +204,7 @@ class Loop:
             self._states = {decision.model: decision.state for decision in decisions}
         await self._pool.carry_out(moves, lead.epoch)
 
-    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> Decision:
+    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> SwitchDecision:
         model, now = snapshot.model, self._clock()
         limits = self._limits[model]
         pools = {shape: self._steered(each, pool_name(model, shape), override) for shape, each in limits.pools.items()}
@@ -216,7 +216,7 @@ class Loop:
         self._metrics.workers_wanted.labels(model).set(decision.want)
         return decision
 
-    def _steered(self, limits: Limits, pool: str, override: Override | None) -> Limits:
+    def _steered(self, limits: ScalingLimits, pool: str, override: Override | None) -> ScalingLimits:
         """With what people decided and what was measured."""
         return replace(
             limits,
@@ -237,7 +237,7 @@ class Loop:
             if worker.lease and (plan := shaped.get(worker.model)) and worker.shape in plan.shapes
         }
 
-    def _plan(self, decision: Decision, before: Plan | None, lead: Lead, at_ms: int, *, wakes: bool) -> Plan:
+    def _plan(self, decision: SwitchDecision, before: Plan | None, lead: Lead, at_ms: int, *, wakes: bool) -> Plan:
         """`wakes`: a job that is put at zero workers is a reason to start one."""
         wakes = wakes and self._limits[decision.model].most > 0
         return Plan(
@@ -257,7 +257,7 @@ class Loop:
             takes=decision.takes if decision.shape else (),
         )
 
-    def _actions(self, decision: Decision, plan: Plan, before: Plan | None) -> Iterator[Action]:
+    def _actions(self, decision: SwitchDecision, plan: Plan, before: Plan | None) -> Iterator[Action]:
         model, by = plan.model, self._me.holder
         known = set() if before is None else {each.worker for each in before.cordon}
         for each in plan.cordon:
@@ -267,7 +267,7 @@ class Loop:
             yield Action(model=model, kind="switch", shape=", ".join(plan.takes), reason=decision.why, by=by)
         yield from self._changes(decision, {} if before is None else before.pools)
 
-    def _changes(self, decision: Decision, before: Mapping[str, int]) -> Iterator[Action]:
+    def _changes(self, decision: SwitchDecision, before: Mapping[str, int]) -> Iterator[Action]:
         for shape, pool in decision.pools.items():
             was = before.get(shape)
             if pool.want != was:
@@ -275,7 +275,7 @@ class Loop:
                 by, why = self._me.holder, pool.reason
                 yield Action(model=decision.model, kind=kind, shape=shape, want=pool.want, was=was, reason=why, by=by)
 
-    def _measured(self, decisions: Sequence[Decision]) -> dict[str, float]:
+    def _measured(self, decisions: Sequence[SwitchDecision]) -> dict[str, float]:
         """Cold starts that were measured anew."""
         found = {
             pool_name(decision.model, shape): pool.state.demand.starts.cold_s
@@ -351,13 +351,13 @@ class Loop:
 
 def _taken_over(before: Plan, now: float) -> Switch:
     """Whoever led before had its reasons: nothing is given back until as much has been seen again."""
-    pools = {shape: State(want, needs=((now, float(want)),)) for shape, want in before.pools.items()}
+    pools = {shape: PolicyState(want, needs=((now, float(want)),)) for shape, want in before.pools.items()}
     if not before.shape:
         return Switch(pools)
-    return Switch(pools, Route(before.shape, 0.0, -math.inf, -math.inf), before.takes)
+    return Switch(pools, ShapeChoice(before.shape, 0.0, -math.inf, -math.inf), before.takes)
 
 
-def _prospect(outlook: Outlook, decision: Decision, *, wakes: bool) -> Prospect:
+def _prospect(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) -> Prospect:
     """While the pace of work is not known yet, all that is known is when a worker will be there."""
     if not decision.want and not wakes:
         return Prospect(None)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from scheduler.policy import snapshot
 from scheduler.policy.snapshot import Snapshot
-from streaming.jobs.backlog import Backlog, Due, Lane
+from streaming.jobs.backlog import Backlog, LaneDepth, WaitingDeadline
 from streaming.jobs.messages import Process
 
 
@@ -17,7 +17,9 @@ async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Ba
     return [look(model, seen.lanes, workers, seen.due) for model in models]
 
 
-def look(model: str, lanes: Iterable[Lane], workers: Iterable[Process], due: Iterable[Due] = ()) -> Snapshot:
+def look(
+    model: str, lanes: Iterable[LaneDepth], workers: Iterable[Process], due: Iterable[WaitingDeadline] = ()
+) -> Snapshot:
     """One model's part of what was read."""
     deadlines = [each for each in due if each.model == model]
     return Snapshot(
@@ -27,21 +29,21 @@ def look(model: str, lanes: Iterable[Lane], workers: Iterable[Process], due: Ite
     )
 
 
-def _lane(lane: Lane, deadlines: Iterable[Due]) -> snapshot.Lane:
+def _lane(lane: LaneDepth, deadlines: Iterable[WaitingDeadline]) -> snapshot.LaneLoad:
     due = tuple(
-        snapshot.Due(each.in_ms / 1000, _before(each, lane)) for each in deadlines if each.priority is lane.priority
+        snapshot.DueJob(each.in_ms / 1000, _before(each, lane)) for each in deadlines if each.priority is lane.priority
     )
-    return snapshot.Lane(lane.priority.value, lane.waiting, lane.running, lane.oldest_ms / 1000, lane.added, due)
+    return snapshot.LaneLoad(lane.priority.value, lane.waiting, lane.running, lane.oldest_ms / 1000, lane.added, due)
 
 
-def _before(due: Due, lane: Lane) -> int:
+def _before(due: WaitingDeadline, lane: LaneDepth) -> int:
     """Jobs of its lane that came earlier, if they came evenly since the oldest."""
     younger = min(1.0, due.age_ms / lane.oldest_ms) if lane.oldest_ms else 1.0
     return int(lane.waiting * (1 - younger))
 
 
-def _worker(process: Process) -> snapshot.Worker:
-    return snapshot.Worker(
+def _worker(process: Process) -> snapshot.WorkerLoad:
+    return snapshot.WorkerLoad(
         id=process.lease or process.life,
         state=process.state,
         slots=process.slots,
@@ -49,7 +51,9 @@ def _worker(process: Process) -> snapshot.Worker:
         waiting=process.waiting,
         kv_tokens=process.kv_tokens,
         kv_used=process.kv_used,
-        served={name: snapshot.Served(each.jobs, each.tokens, each.failed) for name, each in process.served.items()},
+        served={
+            name: snapshot.ServedCount(each.jobs, each.tokens, each.failed) for name, each in process.served.items()
+        },
         steps=process.steps,
         step_s=process.step_s,
         step_tokens=process.step_tokens,

@@ -106,5 +106,5 @@ class UnknownMessage(StreamingError):
     """Raised when no webhook message of that id is kept."""
 
 
-class Stale(StreamingError):
+class Superseded(StreamingError):
     """Raised when a batch need not be worked on: it was told of anew since, or another works on it."""

@@ -30,7 +30,7 @@ TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,127}")
 SHAPE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
-class WireSettings(msgspec.Struct, frozen=True, kw_only=True):
+class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [redis]."""
 
     url: str = "redis://127.0.0.1:6379/0"

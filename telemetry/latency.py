@@ -113,7 +113,7 @@ class Stamps:
     """Its terminal record was written."""
 
 
-class Part(NamedTuple):
+class LatencyPart(NamedTuple):
     """A stretch of a request's way, between two stamps."""
 
     name: str
@@ -123,18 +123,18 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("ingress", "received", "accepted", "reading the request, and putting the job on its lane"),
-    Part("queue", "accepted", "started", "waiting for a worker"),
-    Part("retries", "started", "claimed", "earlier attempts, whose workers were lost or handed it back"),
-    Part("gate", "claimed", "released", "from the claim to the engine"),
-    Part("engine_wait", "released", "scheduled", "waiting inside the engine"),
-    Part("prefill", "scheduled", "first_token", "the engine, up to the first token"),
-    Part("decode", "first_token", "last_token", "the engine, from the first token to the last"),
-    Part("egress_tail", "last_token", "last_sent", "from the engine's last token to the client"),
+    LatencyPart("ingress", "received", "accepted", "reading the request, and putting the job on its lane"),
+    LatencyPart("queue", "accepted", "started", "waiting for a worker"),
+    LatencyPart("retries", "started", "claimed", "earlier attempts, whose workers were lost or handed it back"),
+    LatencyPart("gate", "claimed", "released", "from the claim to the engine"),
+    LatencyPart("engine_wait", "released", "scheduled", "waiting inside the engine"),
+    LatencyPart("prefill", "scheduled", "first_token", "the engine, up to the first token"),
+    LatencyPart("decode", "first_token", "last_token", "the engine, from the first token to the last"),
+    LatencyPart("egress_tail", "last_token", "last_sent", "from the engine's last token to the client"),
 )
 """In order, each beginning where the one before it ends: together they are the end-to-end time."""
 
-EGRESS_FIRST = Part("egress_first", "first_token", "first_sent", "from the engine's first token to the client")
+EGRESS_FIRST = LatencyPart("egress_first", "first_token", "first_sent", "from the engine's first token to the client")
 """Runs beside decode, so it is no part of the sum."""
 
 GROUPS = {

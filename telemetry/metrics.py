@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from telemetry.tallies import Counts, Level, Tallies, Tally
+from telemetry.tallies import BufferedGauge, BufferedHistogram, Counts, Tallies
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client import CollectorRegistry, Metric
 
-Folding = TypeVar("Folding", Counts, Level, Tallies)
+Folding = TypeVar("Folding", Counts, BufferedGauge, Tallies)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `Metrics.expose` returns."""
@@ -45,14 +45,14 @@ GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
 """Labels of the metrics that OpenTelemetry's GenAI conventions name: ("chat" | "text_completion", model)."""
 
 
-class Answers(NamedTuple):
+class AnswerMetrics(NamedTuple):
     """What is counted of the answers of one operation and model: looked up together, for every answer needs them."""
 
-    duration: Tally
-    first_token: Tally
-    per_token: Tally
-    input: Tally
-    output: Tally
+    duration: BufferedHistogram
+    first_token: BufferedHistogram
+    per_token: BufferedHistogram
+    input: BufferedHistogram
+    output: BufferedHistogram
 
 
 class Metrics:
@@ -74,7 +74,7 @@ class Metrics:
             return counter
 
         distribution = partial(Histogram, registry=registry)
-        self._folding: list[Counts | Level | Tallies] = []
+        self._folding: list[Counts | BufferedGauge | Tallies] = []
         """What is counted per request or per token: cheaply here, and passed on by `fold`."""
 
         # --- requests, counted by the API -------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Metrics:
             Counts, "penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code")
         )
         self.errors = count("penstock_errors_total", "Errors told to a client, by error code.", ("code",))
-        self.open_streams = self._later(Level, "penstock_open_streams", "Event streams open now.")
+        self.open_streams = self._later(BufferedGauge, "penstock_open_streams", "Event streams open now.")
         self.stream_resumes = count("penstock_stream_resumes_total", "Streams taken up again after a break.")
         self.request_duration = self._later(
             Tallies, "gen_ai_server_request_duration_seconds", "From request to last byte.", GEN_AI, DURATION_BUCKETS
@@ -178,7 +178,7 @@ class Metrics:
         self.decisions = count("penstock_scale_decisions_total", "Changes of plan (up | down).", ("model", "direction"))
         self.processes = gauge("penstock_processes", "Live processes.", ("role",), multiprocess_mode="livesum")
 
-        self._answers: dict[tuple[str, str], Answers] = {}
+        self._answers: dict[tuple[str, str], AnswerMetrics] = {}
         self._dir = Path(metrics_dir) if metrics_dir else None
         for each in self._folding:
             registry.register(each)
@@ -209,12 +209,12 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         return cls(metrics_dir, role, CollectorRegistry())
 
-    def answers(self, operation: str, model: str) -> Answers:
+    def answers(self, operation: str, model: str) -> AnswerMetrics:
         """The tallies of the answers with these labels."""
         found = self._answers.get((operation, model))
         if found is None:
             of = (operation, model)
-            found = self._answers[of] = Answers(
+            found = self._answers[of] = AnswerMetrics(
                 self.request_duration.labels(*of),
                 self.time_to_first_token.labels(*of),
                 self.time_per_output_token.labels(*of),
@@ -242,7 +242,7 @@ class Metrics:
 
         self.fold()
         shown = self._registry.collect() if self._dir is None else _merged(self._dir)
-        return generate_latest(Page([*sorted(shown, key=lambda metric: metric.name), *_families(extra)]))
+        return generate_latest(CollectedMetrics([*sorted(shown, key=lambda metric: metric.name), *_families(extra)]))
 
     def serve(self, port: int, host: str = "127.0.0.1", live: Callable[[], Iterable[GaugeSample]] = tuple) -> int:
         """Show this process's own numbers at http://host:port/metrics, from a thread; returns the port (for port 0).
@@ -301,7 +301,7 @@ BATCHES_UNFINISHED = LiveGauge("penstock_batches_unfinished", "Batches that have
 BATCH_TOKENS = LiveGauge("penstock_batch_enqueued_tokens", "Tokens that batches still have to compute.", ())
 
 
-class Page:
+class CollectedMetrics:
     """Metrics already collected, in the shape the library wants a registry to have."""
 
     def __init__(self, metrics: list[Metric]) -> None:

@@ -34,7 +34,7 @@ class Count:
             self._folded = now
 
 
-class Level:
+class BufferedGauge:
     """A gauge without labels; folded whenever it is collected."""
 
     def __init__(self, name: str, documentation: str) -> None:
@@ -97,7 +97,7 @@ class Counts:
         return self.instrument.describe()
 
 
-class Tally:
+class BufferedHistogram:
     """A histogram that costs 0.2 us per observation (measured; the library's own: 1.1 us, or 2.7 us in a folder).
 
     Counts only ever grow and have one writer, the event loop; `fold` passes the growth on. So nothing is lost even
@@ -151,14 +151,14 @@ class Tallies:
 
         self.instrument = Histogram(name, documentation, labels, registry=None, buckets=bounds)
         self._bounds = bounds
-        self._by_labels: dict[tuple[str, ...], Tally] = {}
+        self._by_labels: dict[tuple[str, ...], BufferedHistogram] = {}
         self._lock = threading.Lock()
 
-    def labels(self, *values: str) -> Tally:
+    def labels(self, *values: str) -> BufferedHistogram:
         """The tally of these label values; keep it where tokens are counted."""
         tally = self._by_labels.get(values)
         if tally is None:
-            tally = self._by_labels[values] = Tally(self.instrument.labels(*values), self._bounds)
+            tally = self._by_labels[values] = BufferedHistogram(self.instrument.labels(*values), self._bounds)
         return tally
 
     def fold(self) -> None:

@@ -11,7 +11,7 @@ from house import House, eventually
 from openai import OpenAI
 from openai.types import Batch
 
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 TOKENS = 6
@@ -31,7 +31,7 @@ def jsonl(lines: Sequence[Any]) -> bytes:
 
 def said(text: str, tokens: int = TOKENS) -> str:
     """What the simulated engine answers."""
-    prompt = prompt_text((Turn("user", text),))
+    prompt = prompt_text((ChatTurn("user", text),))
     return "".join(token_text(prompt, index) for index in range(tokens))
 
 

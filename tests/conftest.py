@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from redis import Redis
 from watchdog import Watchdog
 
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from workers.engines import weights
 
 
@@ -92,8 +92,8 @@ def redis_url(redis_server: str) -> str:
 
 
 @pytest.fixture
-async def wire(redis_url: str) -> AsyncIterator[Wire]:
+async def wire(redis_url: str) -> AsyncIterator[RedisClient]:
     """A wire of one partition with short leases."""
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000))
     yield wire
     await wire.close()

@@ -12,7 +12,7 @@ from streaming.jobs.messages import Role
 from streaming.priority import Priority
 from telemetry import metrics as catalogue
 from telemetry.metrics import LiveGauge, Metrics
-from telemetry.tallies import Counts, Level, Tallies
+from telemetry.tallies import BufferedGauge, Counts, Tallies
 
 ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 TARGET = {"instance", "job"}
@@ -41,7 +41,7 @@ def known() -> dict[str, set[str]]:
 def instruments() -> Iterator[Any]:
     """Every metric that a process keeps."""
     for value in vars(Metrics.start("", "api")).values():
-        yield value.instrument if isinstance(value, Counts | Level | Tallies) else value
+        yield value.instrument if isinstance(value, Counts | BufferedGauge | Tallies) else value
 
 
 def listed() -> dict[tuple[str, str], set[str]]:

@@ -10,13 +10,13 @@ from typing import TypeVar
 from streaming.errors import Fenced, Rewound, Unavailable
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
-from streaming.jobs.messages import Chat, Delta, Job, Opening, Run, Section, State, Terminal, Turn, encode_delta
+from streaming.jobs.messages import Chat, ChatTurn, Delta, Job, JobState, Opening, Run, Section, Terminal, encode_delta
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal, Record
-from streaming.jobs.reorder_buffer import Inbox
+from streaming.jobs.records import JobReader, JobRecord
+from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.priority import Priority
-from streaming.redis.client import Call, Wire
+from streaming.redis.client import Call, RedisClient
 
 MODEL = "m"
 TOKENS = 12
@@ -32,15 +32,15 @@ def a_job(queue: Queue, *, job_id: str = "", reply_to: str = "") -> Job:
         model=MODEL,
         tenant="t",
         priority=Priority.STANDARD,
-        prompt=Chat((Turn("user", "hello"),)),
+        prompt=Chat((ChatTurn("user", "hello"),)),
         stream=bool(reply_to),
         reply_to=reply_to,
     )
 
 
-def tokens_of(record: Record) -> list[int]:
+def tokens_of(record: JobRecord) -> list[int]:
     """The token ids a finished job's record holds."""
-    assert record.state is State.COMPLETED and record.terminal is not None
+    assert record.state is JobState.COMPLETED and record.terminal is not None
     return [token for row in record.terminal.rows for token in row.ids]
 
 
@@ -50,7 +50,7 @@ def delta(run: Claim | int, seq: int, text: str = "") -> Delta:
     return Delta(number, seq, 0, text or f"<{seq}>", (seq,), 1)
 
 
-async def deltas_of(journal: Journal, record: Record, after: int = 0) -> list[Delta]:
+async def deltas_of(journal: JobReader, record: JobRecord, after: int = 0) -> list[Delta]:
     """The job's deltas with seq > after, in order: as its record holds them, else as far as they are logged."""
     if record.terminal is not None and record.terminal.rows:
         return [row for row in record.terminal.rows if row.seq > after]
@@ -86,7 +86,7 @@ def sections_of(authors: Sequence[Run]) -> tuple[Section, ...]:
     return tuple(Section(seq, authors[seq - 1]) for seq in firsts)
 
 
-async def numbers_read(inbox: Inbox) -> list[int]:
+async def numbers_read(inbox: ReorderBuffer) -> list[int]:
     """The numbers of the deltas a reader is given until the end of its job."""
     seen: list[int] = []
     async with asyncio.timeout(30):
@@ -115,7 +115,7 @@ async def until(condition: Callable[[], Awaitable[T] | T], seconds: float = 30) 
 class Flow:
     """Puts go on in the background, each with an id of its own; one worker claims, appends and finishes."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire, self._queue = wire, Queue(wire)
         self.accepted: list[str] = []
         self.refused = 0
@@ -140,11 +140,11 @@ class Flow:
         goal = len(self.accepted) + count
         await until(lambda: len(self.accepted) >= goal)
 
-    async def all_done(self) -> list[Record]:
+    async def all_done(self) -> list[JobRecord]:
         """Wait until every job that was accepted so far has ended; their records."""
-        ids, journal = list(self.accepted), Journal(self._wire)
+        ids, journal = list(self.accepted), JobReader(self._wire)
 
-        async def ended() -> list[Record]:
+        async def ended() -> list[JobRecord]:
             records = await journal.records(ids)
             assert None not in records, "an accepted job is lost"
             return [record for record in records if record is not None and record.state.final]
@@ -195,7 +195,7 @@ class Flow:
             rows.append(delta(claim, len(rows) + 1))
             await self._append(lease, partition, claim, rows, opening)
         sections = (*history.sections, Section(opening.first, Run(lease.id, claim.number)))
-        end = Terminal(claim.job.id, State.COMPLETED, len(rows), ("stop",), sections=sections, rows=tuple(rows))
+        end = Terminal(claim.job.id, JobState.COMPLETED, len(rows), ("stop",), sections=sections, rows=tuple(rows))
         call = lease.finish_call(Finish(end, claim.number, not claim.job.stream))
         await _repeated(lambda: lease.calls([call]))
         self.finished += 1
@@ -212,7 +212,7 @@ class Flow:
             await _repeated(lambda: lease.calls([again]))
 
     async def _past(self, claim: Claim) -> History:
-        return await Journal(self._wire).history(claim.job.id, claim.past) if claim.past else NOTHING
+        return await JobReader(self._wire).history(claim.job.id, claim.past) if claim.past else NOTHING
 
 
 @asynccontextmanager
@@ -246,6 +246,6 @@ async def _repeated(action: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(PAUSE_S)
 
 
-async def _whole(found: Awaitable[list[Record]], count: int) -> list[Record]:
+async def _whole(found: Awaitable[list[JobRecord]], count: int) -> list[JobRecord]:
     records = await found
     return records if len(records) == count else []

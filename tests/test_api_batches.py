@@ -13,11 +13,11 @@ from batching import answers_are_right, begin, client, content, ended, jsonl, li
 from house import House, eventually, serving
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, UnprocessableEntityError
 
-from streaming.batches.file_store import Shelf
+from streaming.batches.file_store import FileStore
 from streaming.batches.store import Batches
 from streaming.keys import joined, line_job_id
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from workers.engines.sim.engine import token_text
 
 
@@ -315,9 +315,9 @@ def test_a_create_tried_again_with_another_file_computes_that_one(house: House, 
         openai.files.create(file=("lines.jsonl", jsonl([line(number, f"file {name}")])), purpose="batch")
         for number, name in enumerate(("one", "two"))
     )
-    wire = Wire.open(WireSettings(url=house.redis_url))
+    wire = RedisClient.open(RedisSettings(url=house.redis_url))
     batch_id = Batches(wire).new_id("local", joined("header", "tried"))
-    shelf = Shelf(house.folder / ".penstock" / "files")
+    shelf = FileStore(house.folder / ".penstock" / "files")
     shelf.begin_work(batch_id, first.id)  # all that a killed process left
     body = {"input_file_id": second.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     status, _, answer = house.post("/v1/batches", body, {"Idempotency-Key": "tried"})
@@ -335,7 +335,7 @@ def test_a_refused_create_leaves_no_link_to_its_file(house: House, openai: OpenA
         openai.files.create(file=("lines.jsonl", jsonl([line(number, max_tokens=300)])), purpose="batch")
         for number in range(3)
     ]
-    shelf = Shelf(house.folder / ".penstock" / "files")
+    shelf = FileStore(house.folder / ".penstock" / "files")
     header = {"Idempotency-Key": "links"}
 
     def create(file: int, **more: Any) -> int:
@@ -356,7 +356,7 @@ def test_a_refused_create_leaves_no_link_to_its_file(house: House, openai: OpenA
 
 def test_the_other_offers_go_when_a_batch_takes_its_input(tmp_path: Path) -> None:
     """And a refused offer of the same file is left until then."""
-    shelf = Shelf(tmp_path)
+    shelf = FileStore(tmp_path)
     shelf.prepare()
     for name in ("one", "two"):
         shelf.path(name).write_text(name)

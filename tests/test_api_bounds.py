@@ -21,14 +21,14 @@ from api.open_files import RESERVED_FILES
 from api.openai import json_weight
 from api.openai.batch_schemas import BatchRequest
 from api.openai.errors import ApiError
-from api.openai.fields import Body
+from api.openai.fields import StrictBody
 from api.openai.json_weight import MAX_JSON_WEIGHT, Weighed, check_weight, is_heavy, nested_beyond, weighed
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse, read_object
 from api.openapi import document
 from api.settings import ApiSettings
 from offline.broker.intake import Intake, Rejected
-from streaming.events.outbox import Wanted
-from streaming.redis.client import Wire
+from streaming.events.outbox import EventSubscriptions
+from streaming.redis.client import RedisClient
 from streaming.settings import EventSettings, ModelSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
@@ -193,7 +193,7 @@ MANY: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_ten_thousand_mistakes_are_a_few_errors(model: type[Body]) -> None:
+def test_ten_thousand_mistakes_are_a_few_errors(model: type[StrictBody]) -> None:
     """In any field, however deep: to make each of them an error would take far longer than to read the body."""
     schemas = document("0")["components"]["schemas"]
     fields = Fields(model.__name__, schemas, Fields(model.__name__, schemas, {}).example(schemas[model.__name__]))
@@ -226,9 +226,9 @@ def test_the_first_mistake_is_named(fields: dict[str, Any], param: str, words: s
     assert refused.value.param == param and words in refused.value.message
 
 
-async def test_a_heavy_message_of_a_broker_is_rejected(wire: Wire) -> None:
+async def test_a_heavy_message_of_a_broker_is_rejected(wire: RedisClient) -> None:
     """It says why, and the next one is taken."""
-    known, wanted = {"sim": ModelSettings(engine="sim")}, Wanted(EventSettings(), {})
+    known, wanted = {"sim": ModelSettings(engine="sim")}, EventSubscriptions(EventSettings(), {})
     intake = Intake(wire, Headroom(wire), StoreMonitor(wire), known, EventSettings(), wanted, 64)
     await intake._store.require()
     with pytest.raises(Rejected, match="too many values"):

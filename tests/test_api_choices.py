@@ -14,8 +14,8 @@ from house import House, free_port, serving
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, check_choices, parse
 from offline.broker.intake import Intake, Rejected
-from streaming.events.outbox import Wanted
-from streaming.redis.client import Wire
+from streaming.events.outbox import EventSubscriptions
+from streaming.redis.client import RedisClient
 from streaming.settings import EventSettings, ModelSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
@@ -143,7 +143,7 @@ def test_the_offline_work_obeys_the_same_setting(tmp_path: Path) -> None:
         assert [each["custom_id"] for each in content(openai, done.error_file_id)] == ["3"]
 
 
-async def test_a_message_of_a_broker_is_held_to_it(wire: Wire) -> None:
+async def test_a_message_of_a_broker_is_held_to_it(wire: RedisClient) -> None:
     """It is rejected, and says why."""
     intake = Intake(
         wire,
@@ -151,7 +151,7 @@ async def test_a_message_of_a_broker_is_held_to_it(wire: Wire) -> None:
         StoreMonitor(wire),
         {"sim": ModelSettings(engine="sim")},
         EventSettings(),
-        Wanted(EventSettings(), {}),
+        EventSubscriptions(EventSettings(), {}),
         64,
     )
     await intake._store.require()

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from api.settings import ApiSettings
-from api.stream.connection import MAX_UNSENT_BYTES, Connection, Together
+from api.stream.connection import MAX_UNSENT_BYTES, CoalescingTransport, Connection
 from api.stream.connection_guard import ConnectionGuard
 
 
@@ -162,9 +162,9 @@ async def test_a_head_goes_out_with_what_follows() -> None:
         def close(self) -> None:
             self.closed = True
 
-    def answer() -> Together:
+    def answer() -> CoalescingTransport:
         written.clear()
-        return Together(cast(asyncio.Transport, Transport()), asyncio.get_running_loop())
+        return CoalescingTransport(cast(asyncio.Transport, Transport()), asyncio.get_running_loop())
 
     together = answer()
     for part in (b"head ", b"first ", b"second "):

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from api import open_files, server
-from api.server import Server
+from api.server import ApiServer
 from api.settings import ApiSettings
 from api.stream import connection as connection_module
 from api.stream import connection_guard as guard_module
@@ -72,7 +72,7 @@ class Door:
     app: App
     port: int
     guard: ConnectionGuard
-    server: Server
+    server: ApiServer
     refused: Counter[str]
 
     @property
@@ -94,7 +94,7 @@ async def opened(**settings: Any) -> AsyncIterator[Door]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         kind = cast(type[asyncio.Protocol], partial(Connection, guard=guard))
         config = uvicorn.Config(app, http=kind, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-        it = Server(config, on_tick=guard.sweep)
+        it = ApiServer(config, on_tick=guard.sweep)
         serving = asyncio.create_task(it._serve([listener]))
         async with asyncio.timeout(PATIENCE_S):
             while not it.started:

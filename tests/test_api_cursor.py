@@ -12,21 +12,21 @@ from api.openai import cursor
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.messages import Chat, Job, Run, Section, State, Terminal, Turn
-from streaming.jobs.records import MALFORMED, Record
+from streaming.jobs.messages import Chat, ChatTurn, Job, JobState, Run, Section, Terminal
+from streaming.jobs.records import MALFORMED, JobRecord
 from streaming.priority import Priority
 
-JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "x"),)))
+JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
 
 
-def record_of(lengths: list[int], *, state: State = State.COMPLETED, stored: bool = True) -> Record:
+def record_of(lengths: list[int], *, state: JobState = JobState.COMPLETED, stored: bool = True) -> JobRecord:
     """A job whose runs wrote so many deltas each; `stored`: a worker wrote its end."""
     firsts = [1 + sum(lengths[:place]) for place in range(len(lengths))]
     runs = [Run(f"w{place % 2}", place) for place in range(len(lengths))]
     sections = tuple(Section(first, run) for first, run in zip(firsts, runs, strict=True))
     seq = sum(lengths)
     terminal = Terminal("j", state, seq if stored else 0, sections=sections if stored else ())
-    return Record(
+    return JobRecord(
         job=JOB,
         state=state,
         attempt=len(runs),
@@ -47,7 +47,7 @@ def record_of(lengths: list[int], *, state: State = State.COMPLETED, stored: boo
     )
 
 
-def log_of(record: Record, lengths: list[int]) -> list[tuple[Cursor, Place]]:
+def log_of(record: JobRecord, lengths: list[int]) -> list[tuple[Cursor, Place]]:
     """Every event of a job, in order, with the place behind it."""
     events = [(cursor.queued(record.epoch), Place(queued=True))]
     runs, seq = [logged.run for logged in record.runs], 0
@@ -62,21 +62,21 @@ def log_of(record: Record, lengths: list[int]) -> list[tuple[Cursor, Place]]:
     return events
 
 
-def end_of(record: Record) -> Cursor:
+def end_of(record: JobRecord) -> Cursor:
     return cursor.end(record.epoch, [logged.run for logged in record.runs], record.terminal)
 
 
 runs = st.lists(st.integers(0, 4), max_size=5)
 
 
-@given(runs, st.sampled_from([State.COMPLETED, State.FAILED, State.RUNNING]), st.booleans())
-def test_ids_grow_and_each_leads_back_to_its_place(lengths: list[int], state: State, stored: bool) -> None:
+@given(runs, st.sampled_from([JobState.COMPLETED, JobState.FAILED, JobState.RUNNING]), st.booleans())
+def test_ids_grow_and_each_leads_back_to_its_place(lengths: list[int], state: JobState, stored: bool) -> None:
     """Whether the job runs, was ended by a worker or by a script; runs that wrote nothing have their events too."""
     record = record_of(lengths, state=state, stored=stored and bool(lengths))
     events = log_of(record, lengths)
     numbers = [each.number for each, _ in events]
     assert numbers == sorted(set(numbers))
-    if state is State.COMPLETED and stored and lengths:
+    if state is JobState.COMPLETED and stored and lengths:
         assert numbers == list(range(1, len(numbers) + 1))
     for each, place in events:
         assert cursor.read(str(each)) == each
@@ -107,15 +107,15 @@ def test_a_record_that_lost_deltas_knows_no_cursor_behind_them() -> None:
 
 def test_the_latest_id_of_a_running_job_is_not_known() -> None:
     """Its log would have to be read for it."""
-    assert cursor.latest_of(record_of([3], state=State.RUNNING)) is None
-    assert cursor.latest_of(record_of([], state=State.QUEUED)) == Cursor(4, 1)
-    assert cursor.latest_of(record_of([], state=State.CANCELLED, stored=False)) == Cursor(4, 2)
+    assert cursor.latest_of(record_of([3], state=JobState.RUNNING)) is None
+    assert cursor.latest_of(record_of([], state=JobState.QUEUED)) == Cursor(4, 1)
+    assert cursor.latest_of(record_of([], state=JobState.CANCELLED, stored=False)) == Cursor(4, 2)
     assert cursor.latest_of(replace(record_of([2]), epoch=9)) == Cursor(9, 5, "w0-0")
 
 
 def test_the_end_of_an_unreadable_job_is_behind_all_that_was_shown() -> None:
     """Its record may name no runs any more, and its readers were shown deltas."""
-    terminal = Terminal("j", State.FAILED, 0, failure=MALFORMED)
+    terminal = Terminal("j", JobState.FAILED, 0, failure=MALFORMED)
     last = cursor.end(1, (), terminal)
     assert last.number > cursor.delta(1, 3, 100_000, Run("w", 1)).number
 

@@ -16,11 +16,11 @@ from redis import Redis
 from api.openai import errors
 from api.openai.errors import ApiError
 from streaming.errors import QuotaExceeded
-from streaming.jobs.messages import Chat, Failure, Job, State, Terminal, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Failure, Job, JobState, Terminal
 from streaming.keys import fleet_key
 from streaming.priority import Priority
 
-JOB = Job(id="j1", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "x"),)))
+JOB = Job(id="j1", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
 
 EVERY: dict[str, tuple[ApiError, int, str]] = {
     "invalid_request": (errors.invalid_request("n must be at most 8.", "n"), 400, "invalid_request_error"),
@@ -177,11 +177,11 @@ def test_a_failed_job_is_not_retried_by_libraries(status: int) -> None:
 @pytest.mark.parametrize(
     ("terminal", "status", "code"),
     [
-        (Terminal("j", State.CANCELLED, 3), 409, "job_cancelled"),
-        (Terminal("j", State.EXPIRED, 0), 408, "deadline_exceeded_in_queue"),
-        (Terminal("j", State.EXPIRED, 5), 408, "deadline_exceeded"),
-        (Terminal("j", State.FAILED, 0, failure=Failure("poison", "Gave up.", 500)), 500, "poison"),
-        (Terminal("j", State.FAILED, 0), 500, "job_failed"),
+        (Terminal("j", JobState.CANCELLED, 3), 409, "job_cancelled"),
+        (Terminal("j", JobState.EXPIRED, 0), 408, "deadline_exceeded_in_queue"),
+        (Terminal("j", JobState.EXPIRED, 5), 408, "deadline_exceeded"),
+        (Terminal("j", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500)), 500, "poison"),
+        (Terminal("j", JobState.FAILED, 0), 500, "job_failed"),
     ],
 )
 def test_each_unhappy_end_has_its_error(terminal: Terminal, status: int, code: str) -> None:

@@ -20,13 +20,13 @@ from house import House, eventually, redis_process
 
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
-from streaming.jobs.messages import Delta, Opening, Run, Section, State, Terminal
+from streaming.jobs.messages import Delta, JobState, Opening, Run, Section, Terminal
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import partition_key
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 LEASE_MS = 3_600_000
 """Workers by hand send no heartbeat; the API process's sweep keeps a lease no longer than its own."""
@@ -90,13 +90,13 @@ class Hand:
     rows: list[Delta] = field(default_factory=list)
 
     @classmethod
-    async def claiming(cls, wire: Wire) -> Hand:
+    async def claiming(cls, wire: RedisClient) -> Hand:
         lease = Lease(wire, "sim")
         await lease.register()
         claimed = await lease.claim(0, 1)
         (claim,) = claimed.jobs or (await lease.claim(0, 1, alone=claimed.suspects)).jobs
         assert isinstance(claim, Claim)
-        history = await Journal(wire).history(claim.job.id, claim.past) if claim.past else NOTHING
+        history = await JobReader(wire).history(claim.job.id, claim.past) if claim.past else NOTHING
         return cls(lease, claim, history)
 
     async def write(self, texts: str, *, shown: bool = True) -> None:
@@ -117,7 +117,7 @@ class Hand:
         await self.lease.calls([append(self.lease, {SILENT: rows}, (self.claim.number, opening))])
         self.rows += rows
 
-    async def finish(self, state: State = State.COMPLETED) -> None:
+    async def finish(self, state: JobState = JobState.COMPLETED) -> None:
         rows = (*self.history.rows, *self.rows)
         section = Section(len(self.history.rows) + 1, Run(self.lease.id, self.claim.number))
         sections = (*self.history.sections, section)
@@ -140,8 +140,8 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @pytest.fixture
-async def door_wire(door: House) -> AsyncIterator[Wire]:
-    wire = Wire.open(WireSettings(url=door.redis_url, lease_ms=LEASE_MS))
+async def door_wire(door: House) -> AsyncIterator[RedisClient]:
+    wire = RedisClient.open(RedisSettings(url=door.redis_url, lease_ms=LEASE_MS))
     yield wire
     await wire.close()
 
@@ -160,7 +160,7 @@ async def read(house: House, job_id: str, after: str = "") -> list[Event]:
     return list(events_in(iter(data.decode().splitlines(keepends=True))))
 
 
-async def lapse(wire: Wire, lease: Lease) -> None:
+async def lapse(wire: RedisClient, lease: Lease) -> None:
     await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
     assert (await Reaper(wire).sweep()).lapsed_workers == 1
 
@@ -169,7 +169,7 @@ def text_of(events: Sequence[Event]) -> str:
     return "".join(event.data["text"] for event in events if event.name == "delta")
 
 
-async def test_events_are_one_log_with_an_id_each(door: House, door_wire: Wire) -> None:
+async def test_events_are_one_log_with_an_id_each(door: House, door_wire: RedisClient) -> None:
     """Live and afterwards the same, through two workers that wrote and one that did not; behind each id its suffix."""
     job_id = await put(door)
     live = Listener(door, job_id)
@@ -201,7 +201,7 @@ async def test_events_are_one_log_with_an_id_each(door: House, door_wire: Wire) 
     assert job["last_event_id"] == ids[-1]
 
 
-async def test_a_running_job_is_taken_up_behind_any_id(door: House, door_wire: Wire) -> None:
+async def test_a_running_job_is_taken_up_behind_any_id(door: House, door_wire: RedisClient) -> None:
     """Each reader gets what it has not seen, no `started` a second time, and then what is still to come."""
     job_id = await put(door)
     first = await Hand.claiming(door_wire)
@@ -227,7 +227,7 @@ class Resumed(Listener):
         super().__init__(house, job_id, f"?after={after}")
 
 
-async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: Wire) -> None:
+async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: RedisClient) -> None:
     """Another worker has begun anew what was shown: a new epoch, from the start, and never a splice."""
     job_id = await put(door)
     live = Listener(door, job_id)
@@ -252,7 +252,9 @@ async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, 
     assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
 
 
-async def test_who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost(door: House, door_wire: Wire) -> None:
+async def test_who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost(
+    door: House, door_wire: RedisClient
+) -> None:
     """Another worker had begun anew what the reader was shown, and the job was cancelled before a third one took it."""
     job_id = await put(door)
     live = Listener(door, job_id)
@@ -271,7 +273,7 @@ async def test_who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost(doo
     assert again[0].name == "stream.reset" and text_of(again) == "ABCDE" and again[-1].name == "cancelled"
 
 
-async def test_a_job_that_goes_on_in_another_epoch_is_told_anew(door: House, door_wire: Wire) -> None:
+async def test_a_job_that_goes_on_in_another_epoch_is_told_anew(door: House, door_wire: RedisClient) -> None:
     """Somebody else's cursor began the epoch while the job waited for its next worker: no id of the new one comes
     without a reset before it."""
     job_id = await put(door)
@@ -280,7 +282,7 @@ async def test_a_job_that_goes_on_in_another_epoch_is_told_anew(door: House, doo
     await first.write("ab")
     await live.until("delta", 2)
     await lapse(door_wire, first.lease)
-    await Queue(door_wire).reset(job_id, (await Journal(door_wire).record(job_id)).resets)
+    await Queue(door_wire).reset(job_id, (await JobReader(door_wire).record(job_id)).resets)
     second = await Hand.claiming(door_wire)
     await second.write("c")
     await second.finish()
@@ -290,7 +292,7 @@ async def test_a_job_that_goes_on_in_another_epoch_is_told_anew(door: House, doo
     assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
 
 
-async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: House, door_wire: Wire) -> None:
+async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: House, door_wire: RedisClient) -> None:
     """After a failover two workers run it: the record says who does, and what the other writes reaches nobody."""
     job_id = await put(door)
     zombie = await Hand.claiming(door_wire)
@@ -314,7 +316,9 @@ async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: H
     assert "stream.reset" not in [event.name for event in whole] and text_of(whole) == "abc"
 
 
-async def test_a_two_part_id_of_an_earlier_version_is_answered_with_a_reset(door: House, door_wire: Wire) -> None:
+async def test_a_two_part_id_of_an_earlier_version_is_answered_with_a_reset(
+    door: House, door_wire: RedisClient
+) -> None:
     job_id = await put(door)
     worker = await Hand.claiming(door_wire)
     await worker.write("ab")
@@ -323,7 +327,7 @@ async def test_a_two_part_id_of_an_earlier_version_is_answered_with_a_reset(door
     assert events[0].name == "stream.reset" and text_of(events) == "ab"
 
 
-async def test_a_two_part_id_makes_no_other_reader_begin_anew(door: House, door_wire: Wire) -> None:
+async def test_a_two_part_id_makes_no_other_reader_begin_anew(door: House, door_wire: RedisClient) -> None:
     job_id = await put(door)
     live = Listener(door, job_id)
     worker = await Hand.claiming(door_wire)
@@ -337,7 +341,7 @@ async def test_a_two_part_id_makes_no_other_reader_begin_anew(door: House, door_
     assert "stream.reset" not in [event.name for event in await live.ended()]
 
 
-async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, door_wire: Wire) -> None:
+async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, door_wire: RedisClient) -> None:
     """Cancelled while it waited for its next worker: the end is no earlier than what was shown, and has one id."""
     job_id = await put(door)
     live = Listener(door, job_id)
@@ -358,7 +362,7 @@ async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, d
 
 
 async def test_a_reader_that_comes_while_a_job_waits_again_misses_nothing_of_its_log(
-    door: House, door_wire: Wire
+    door: House, door_wire: RedisClient
 ) -> None:
     """It is cancelled before a worker takes it up again: fresh, resumed, live or later, the events are the same."""
     job_id = await put(door)
@@ -379,7 +383,7 @@ async def test_a_reader_that_comes_while_a_job_waits_again_misses_nothing_of_its
         assert [event.id for event in await reader.ended()] == [event.id for event in whole[place:]]
 
 
-async def test_a_cut_job_whose_log_has_a_hole_shows_none_of_it(door: House, door_wire: Wire) -> None:
+async def test_a_cut_job_whose_log_has_a_hole_shows_none_of_it(door: House, door_wire: RedisClient) -> None:
     """A text with a hole is not shown as the text."""
     job_id = await put(door)
     first = await Hand.claiming(door_wire)
@@ -392,14 +396,14 @@ async def test_a_cut_job_whose_log_has_a_hole_shows_none_of_it(door: House, door
     assert [event.name for event in await read(door, job_id)] == ["queued", "started", "cancelled"]
 
 
-async def test_the_end_of_another_epoch_is_not_told_as_the_end(door: House, door_wire: Wire) -> None:
+async def test_the_end_of_another_epoch_is_not_told_as_the_end(door: House, door_wire: RedisClient) -> None:
     """The job began a new epoch between the last delta and the end: the reader is told so, and gets it all again."""
     job_id = await put(door)
     live = Listener(door, job_id)
     worker = await Hand.claiming(door_wire)
     await worker.write("ab")
     await live.until("delta", 2)
-    await Queue(door_wire).reset(job_id, (await Journal(door_wire).record(job_id)).resets)
+    await Queue(door_wire).reset(job_id, (await JobReader(door_wire).record(job_id)).resets)
     await worker.finish()
     whole = await live.ended()
     names = [event.name for event in whole]
@@ -408,7 +412,9 @@ async def test_the_end_of_another_epoch_is_not_told_as_the_end(door: House, door
     assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
 
 
-async def test_the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has(door: House, door_wire: Wire) -> None:
+async def test_the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has(
+    door: House, door_wire: RedisClient
+) -> None:
     """Its reader heard of the end, and never of the frames before it."""
     job_id = await put(door)
     live = Listener(door, job_id)
@@ -425,7 +431,7 @@ async def test_the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has(do
 
 @pytest.mark.parametrize(("count", "size", "ends"), [(300, 8_000, {"completed"}), (10_000, 1, {"completed", "error"})])
 async def test_a_job_whose_retention_passes_while_it_is_read_never_ends_twice(
-    door: House, door_wire: Wire, count: int, size: int, ends: set[str]
+    door: House, door_wire: RedisClient, count: int, size: int, ends: set[str]
 ) -> None:
     """A completed job does not become a failed one. What this process holds by then is given in full; of more deltas
     than it holds the rest is gone, and the reader is told that."""
@@ -448,7 +454,7 @@ async def test_a_job_whose_retention_passes_while_it_is_read_never_ends_twice(
     assert names[-1] == "error" or names.count("delta") == count - 1
 
 
-async def heard(house: House, wire: Wire) -> None:
+async def heard(house: House, wire: RedisClient) -> None:
     """The API process has heard all that was published before: its readers are told in that order."""
     job_id = await put(house)
     live = Listener(house, job_id)
@@ -468,7 +474,7 @@ def names_in(lines: TextIO) -> list[str]:
     return found
 
 
-async def test_a_chat_stream_whose_text_was_lost_ends_with_an_error(door: House, door_wire: Wire) -> None:
+async def test_a_chat_stream_whose_text_was_lost_ends_with_an_error(door: House, door_wire: RedisClient) -> None:
     """Its text cannot be taken back, so it is told, and the job goes on for others."""
     chunks: list[Any] = []
 
@@ -498,7 +504,7 @@ async def test_a_chat_stream_whose_text_was_lost_ends_with_an_error(door: House,
     assert said == "abc" and chunks[-1]["error"]["code"] == "stream_reset"
 
 
-async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: House, door_wire: Wire) -> None:
+async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: House, door_wire: RedisClient) -> None:
     """The same worker was given the job twice, and the void run's deltas lie in the same log as the valid one's."""
     job_id = await put(door)
     void = await Hand.claiming(door_wire)
@@ -518,7 +524,7 @@ async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: H
     assert "stream.reset" not in [event.name for event in whole] and text_of(whole) == "abc"
 
 
-async def test_the_reader_of_a_newer_workers_job_is_told_once(door: House, door_wire: Wire) -> None:
+async def test_the_reader_of_a_newer_workers_job_is_told_once(door: House, door_wire: RedisClient) -> None:
     """Its tokens cannot be read here: an error ends the stream, and nothing of the job changes."""
     job_id = await put(door)
     newer = await Hand.claiming(door_wire)
@@ -534,10 +540,10 @@ async def test_the_reader_of_a_newer_workers_job_is_told_once(door: House, door_
     data = await asyncio.to_thread(told)
     assert data.count(b"event: error\n") == 1 and b"newer_version" in data
     assert b"stream.reset" not in data
-    assert (await Journal(door_wire).record(job_id)).resets == 0
+    assert (await JobReader(door_wire).record(job_id)).resets == 0
 
 
-async def test_a_job_lost_while_it_waits_ends_its_reader(door: House, door_wire: Wire) -> None:
+async def test_a_job_lost_while_it_waits_ends_its_reader(door: House, door_wire: RedisClient) -> None:
     job_id = await put(door)
     live = Listener(door, job_id)
     await live.until("queued")
@@ -548,7 +554,9 @@ async def test_a_job_lost_while_it_waits_ends_its_reader(door: House, door_wire:
 
 
 @pytest.mark.parametrize("written", ["", "a"])
-async def test_the_end_of_a_lost_job_comes_behind_all_that_was_told(door: House, door_wire: Wire, written: str) -> None:
+async def test_the_end_of_a_lost_job_comes_behind_all_that_was_told(
+    door: House, door_wire: RedisClient, written: str
+) -> None:
     """The reader came while the job waited; it was begun, and then the store had it no more."""
     job_id = await put(door)
     live = Listener(door, job_id)

@@ -14,7 +14,7 @@ from house import House, eventually, redis_process, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 from redis import Redis
 
-from streaming.batches.file_store import Shelf
+from streaming.batches.file_store import FileStore
 from streaming.keys import fleet_key
 
 LIMIT = 64 * 1024
@@ -129,7 +129,7 @@ def test_a_body_that_says_how_much_too_long_it_is_need_not_be_sent(door: House, 
 
 def test_the_folder_of_files_says_whose_it_is(door: House, ann: OpenAI) -> None:
     """From the first upload on: a store that was emptied must not take the files of another for its own."""
-    shelf = Shelf(door.folder / ".penstock" / "files")
+    shelf = FileStore(door.folder / ".penstock" / "files")
     ann.files.delete(ann.files.create(file=b"{}\n", purpose="batch").id)
     with Redis.from_url(door.redis_url) as store:
         ours = store.hget(fleet_key("store"), "deployment")

@@ -16,7 +16,7 @@ from severing import StoreCut, store_cut
 
 from api import admission
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
-from streaming.jobs.messages import State
+from streaming.jobs.messages import JobState
 
 LONG = 4000
 PATHS = ("/v1/jobs", "/v1/chat/completions")
@@ -213,10 +213,10 @@ def test_a_full_store_gives_whoever_comes_back_its_answer(empty_house: House, pa
 async def test_a_refused_put_is_withdrawn_however_long_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The put may have arrived, and nobody would ever find the job: its cancel is repeated until the store answers."""
     monkeypatch.setattr(admission, "WITHDRAW_EVERY_S", 0)
-    for last in (State.QUEUED, UnknownJob("j"), UnknownBatch("b")):
-        answers: list[State | Exception] = [Unavailable("away"), Unavailable("away"), last, State.CANCELLED]
+    for last in (JobState.QUEUED, UnknownJob("j"), UnknownBatch("b")):
+        answers: list[JobState | Exception] = [Unavailable("away"), Unavailable("away"), last, JobState.CANCELLED]
 
-        async def cancel(answers: list[State | Exception] = answers) -> State:
+        async def cancel(answers: list[JobState | Exception] = answers) -> JobState:
             answer = answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
@@ -224,4 +224,4 @@ async def test_a_refused_put_is_withdrawn_however_long_the_store_is_away(monkeyp
 
         async with asyncio.timeout(20):
             await admission.withdraw(cancel)
-        assert answers == [State.CANCELLED], "until it is answered, and not once more"
+        assert answers == [JobState.CANCELLED], "until it is answered, and not once more"

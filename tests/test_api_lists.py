@@ -18,9 +18,9 @@ from starlette.requests import Request
 from api.jobs import own_record
 from api.openai.errors import ApiError
 from streaming.jobs.messages import Text, decode_job, encode
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import partition_key
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 BODY = 400_000
 JOBS = 12
@@ -170,10 +170,12 @@ def test_readers_who_wait_share_one_look_at_their_lane(empty_house: House, store
         ("red", "nonsense", "job_not_found"),
     ],
 )
-async def test_only_the_owner_is_told_that_a_job_was_kept_once(wire: Wire, tenant: str, job_id: str, code: str) -> None:
+async def test_only_the_owner_is_told_that_a_job_was_kept_once(
+    wire: RedisClient, tenant: str, job_id: str, code: str
+) -> None:
     """Everybody else hears the same as of a job that never was."""
     await wire.redis.zadd(partition_key(0, "jobs", "red"), {"job_00" + "1" * 30: 1})
-    app = SimpleNamespace(state=SimpleNamespace(services=SimpleNamespace(wire=wire, journal=Journal(wire))))
+    app = SimpleNamespace(state=SimpleNamespace(services=SimpleNamespace(wire=wire, journal=JobReader(wire))))
     state = {"caller": SimpleNamespace(tenant=tenant)}
     with pytest.raises(ApiError) as refused:
         await own_record(Request({"type": "http", "app": app, "state": state, "path_params": {"job_id": job_id}}))

@@ -25,22 +25,22 @@ from streaming.errors import UnknownJob
 from streaming.jobs.lease import without_rows
 from streaming.jobs.messages import (
     Chat,
+    ChatTurn,
     Delta,
     Job,
+    JobState,
     Logprob,
     Run,
     Section,
-    State,
     Terminal,
-    Turn,
     decode_terminal,
     encode,
 )
-from streaming.jobs.records import LONG_BYTES, Journal
-from streaming.jobs.reorder_buffer import Inbox
+from streaming.jobs.records import LONG_BYTES, JobReader
+from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 JOB = "job_00" + "1" * 30
 ROWS = 5 * ROWS_A_SLICE
@@ -50,7 +50,7 @@ RUN = Run("w", 1)
 def long_end(job_id: str = JOB, rows: int = ROWS, logprobs: tuple[Logprob, ...] = ()) -> Terminal:
     """The end of a job with so many tokens."""
     deltas = tuple(Delta(1, seq, 0, f"a token {seq} ", (seq,), 1, "", logprobs) for seq in range(1, rows + 1))
-    return Terminal(job_id, State.COMPLETED, rows, ("stop",), sections=(Section(1, RUN),), rows=deltas)
+    return Terminal(job_id, JobState.COMPLETED, rows, ("stop",), sections=(Section(1, RUN),), rows=deltas)
 
 
 def stored(end: Terminal) -> dict[str, bytes]:
@@ -58,9 +58,9 @@ def stored(end: Terminal) -> dict[str, bytes]:
     return {"record": encode(end), "summary": encode(without_rows(end))}
 
 
-async def put_ended(wire: Wire, end: Terminal) -> None:
+async def put_ended(wire: RedisClient, end: Terminal) -> None:
     """A job of tenant `t` that has ended so."""
-    job = Job(id=end.job, model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "x"),)))
+    job = Job(id=end.job, model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
     lane = partition_key(0, "lane", "m", "standard")
     fields = {"state": "completed", "body": encode(job), "tenant": "t", "lane": lane, "runs": "w:1:1;", "created": 1}
     await wire.redis.hset(partition_key(0, "job", end.job), mapping={**fields, **stored(end)})  # type: ignore[misc]
@@ -76,38 +76,38 @@ class Counted(Turns):
         self.slices += 1
 
 
-async def test_a_long_result_is_decoded_in_slices(wire: Wire) -> None:
+async def test_a_long_result_is_decoded_in_slices(wire: RedisClient) -> None:
     """What is read is what was written, by a slice for each so many rows; a short one is read at once."""
     end = long_end()
     assert len(encode(end)) > LONG_BYTES
     await put_ended(wire, end)
     wire.turns = counted = Counted()
-    assert (await Journal(wire).record(JOB)).terminal == end
+    assert (await JobReader(wire).record(JOB)).terminal == end
     assert counted.slices >= ROWS // ROWS_A_SLICE
-    whole = await asyncio.gather(*(Journal(wire).ended(JOB) for _ in range(3)))
+    whole = await asyncio.gather(*(JobReader(wire).ended(JOB) for _ in range(3)))
     assert [record.terminal for record in whole] == [end] * 3
     await put_ended(wire, short := long_end(rows=10))
     before = counted.slices
-    assert (await Journal(wire).outline(JOB)).terminal == short
+    assert (await JobReader(wire).outline(JOB)).terminal == short
     assert counted.slices == before
 
 
-async def test_one_read_serves_all_who_know_that_a_job_has_ended(wire: Wire) -> None:
+async def test_one_read_serves_all_who_know_that_a_job_has_ended(wire: RedisClient) -> None:
     """Clients who wait for the same job all ask when it ends."""
     await put_ended(wire, long_end())
     wire.turns = counted = Counted()
-    journal = Journal(wire)
+    journal = JobReader(wire)
     await journal.ended(JOB)
     alone = counted.slices
     records = await asyncio.gather(*(journal.ended(JOB) for _ in range(20)))
     assert counted.slices == 2 * alone and all(record is records[0] for record in records)
 
 
-async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: Wire) -> None:
+async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: RedisClient) -> None:
     """Nor for the owner, where no row is wanted."""
     end = long_end()
     await put_ended(wire, end)
-    journal = Journal(wire)
+    journal = JobReader(wire)
 
     async def fetched() -> int:
         return int((await wire.redis.info("stats"))["total_net_output_bytes"])
@@ -185,14 +185,14 @@ def test_a_short_answer_of_several_choices_is_rendered_at_once() -> None:
     assert list(completion_in_slices(facts, end, rows)) == []
 
 
-async def test_the_events_of_a_long_answer_are_told_in_slices(wire: Wire) -> None:
+async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient) -> None:
     """One write and one turn of the loop for so many of them."""
     end = long_end()
     await put_ended(wire, end)
-    record = await Journal(wire).outline(JOB)
+    record = await JobReader(wire).outline(JOB)
     wire.turns = counted = Counted()
     services = cast(Services, SimpleNamespace(wire=wire, cards={}))
-    inbox = Inbox(JOB)
+    inbox = ReorderBuffer(JOB)
     inbox.end(end)
     rows, _ = await inbox.take(0)
     reader = EventReader(services, record, Place())

@@ -20,9 +20,19 @@ from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion, job_object
 from api.openapi import CURSOR, ERRORS, HEADERS, document
 from streaming.batches.store import BatchRecord
-from streaming.events.webhooks import Message
+from streaming.events.webhooks import WebhookMessage
 from streaming.jobs.dead_letters import DeadLetter
-from streaming.jobs.messages import Batch, BatchState, Delta, Failure, LineFault, Progress, State, StoredFile, Terminal
+from streaming.jobs.messages import (
+    Batch,
+    BatchProgress,
+    BatchState,
+    Delta,
+    Failure,
+    JobState,
+    LineFault,
+    StoredFile,
+    Terminal,
+)
 from streaming.priority import Priority
 
 DOCUMENT = document("1.2.3")
@@ -173,14 +183,14 @@ def test_the_request_schemas_are_the_models_own() -> None:
 def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     """Answers and job objects in every state match their schemas, key by key."""
     facts = Facts("j1", "m", Priority.BATCH, chat, 1, False, 1_700_000_000_123, "fp_1")
-    done = Terminal("j1", State.COMPLETED, 1, ("stop",), rows=(Delta(1, 1, 0, "hi", (1,), 1, "stop"),))
-    failed = Terminal("j1", State.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
+    done = Terminal("j1", JobState.COMPLETED, 1, ("stop",), rows=(Delta(1, 1, 0, "hi", (1,), 1, "stop"),))
+    failed = Terminal("j1", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
     assert conforms(completion(facts, done, done.rows), SCHEMAS["ChatCompletion" if chat else "Completion"])
     for view in (
-        JobView(facts, State.QUEUED, position=3, eta_ms=1200),
+        JobView(facts, JobState.QUEUED, position=3, eta_ms=1200),
         JobView(
             facts,
-            State.COMPLETED,
+            JobState.COMPLETED,
             1,
             2,
             3,
@@ -190,10 +200,10 @@ def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
             terminal=done,
             metadata={"a": "b"},
         ),
-        JobView(facts, State.FAILED, 1, terminal=failed),
+        JobView(facts, JobState.FAILED, 1, terminal=failed),
     ):
         assert conforms(job_object(view), SCHEMAS["Job"])
-    assert not conforms(job_object(JobView(facts, State.QUEUED)) | {"extra": 1}, SCHEMAS["Job"])
+    assert not conforms(job_object(JobView(facts, JobState.QUEUED)) | {"extra": 1}, SCHEMAS["Job"])
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -244,17 +254,17 @@ TIMES = {"created_ms": 1_000, "expires_ms": 2_000}
 FILE = StoredFile(id="file-1", tenant="t", name="in.jsonl", size=9, purpose="batch", **TIMES)
 BATCH = Batch(id="batch_1", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions", input_file="file-1",
               window="24h", output_keep_ms=1, metadata={"a": "b"})  # fmt: skip
-FAR = Progress(total=9, model="m", lane="batch", lane_reason="r", faults=(LineFault(1, "c", "m", "p"),),
+FAR = BatchProgress(total=9, model="m", lane="batch", lane_reason="r", faults=(LineFault(1, "c", "m", "p"),),
                output_file="file-2", error_file="file-3", began_ms=1_000, finalizing_ms=2_000, ended_ms=3)  # fmt: skip
-MESSAGE = Message("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 0, 0, 0, 0, "")
-TRIED = Message("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 1, 2, 3, 503, "x")
+MESSAGE = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 0, 0, 0, 0, "")
+TRIED = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 1, 2, 3, 503, "x")
 
 
 @pytest.mark.parametrize(
     ("shown", "name"),
     [
         (files.file_object(FILE), "File"),
-        (batches.batch_object(BatchRecord(BATCH, BatchState.VALIDATING, False, 1, 0, 0, Progress())), "Batch"),
+        (batches.batch_object(BatchRecord(BATCH, BatchState.VALIDATING, False, 1, 0, 0, BatchProgress())), "Batch"),
         *((batches.batch_object(BatchRecord(BATCH, state, True, 1, 2, 3, FAR)), "Batch") for state in BatchState),
         (webhooks._object(MESSAGE), "WebhookMessage"),
         (webhooks._object(TRIED), "WebhookMessage"),

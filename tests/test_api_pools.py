@@ -14,7 +14,7 @@ import pytest
 from house import ADMIN_TOKEN, House, eventually, redis_process
 from test_api_openapi import SCHEMAS, conforms
 
-from api.outlook import STALE_S, Outlook
+from api.outlook import STALE_S, PlanReader
 from api.services import PLANS_EVERY_S
 from cli.__main__ import main
 from cli.client import Client
@@ -267,8 +267,8 @@ def test_exit_codes(scale: Callable[..., Told]) -> None:
 # --- what can be expected --------------------------------------------------------------------------------------------
 
 
-def learnt(want: int = 1, wake_s: float = 0.0, at_ms: int = 1_000, **lane: Any) -> Outlook:
-    outlook = Outlook()
+def learnt(want: int = 1, wake_s: float = 0.0, at_ms: int = 1_000, **lane: Any) -> PlanReader:
+    outlook = PlanReader()
     plan = Plan(model="m", want=want, reason="r", at_ms=at_ms, wake_s=wake_s, lanes={"batch": Prospect(**lane)})
     outlook.learn({"m": plan}, 1_000)
     return outlook
@@ -284,7 +284,7 @@ def test_an_eta_is_never_before_a_worker_is_there() -> None:
     """Asleep: the whole start, however long ago that was looked at. Waking: what is left of it."""
     asleep = learnt(want=0, wake_s=8.0, at_ms=-2_000, wait_s=8.0)
     assert asleep.eta_ms("m", Priority.BATCH, 0) == 8_000
-    falling_asleep = Outlook()
+    falling_asleep = PlanReader()
     plan = Plan(model="m", want=0, reason="r", at_ms=0, cold_start_s=5.0, lanes={"batch": Prospect(0.0)})
     falling_asleep.learn({"m": plan}, 0)
     assert falling_asleep.eta_ms("m", Priority.BATCH, 0) == 5_000, "a worker that still drains is no help"
@@ -294,7 +294,7 @@ def test_an_eta_is_never_before_a_worker_is_there() -> None:
 
 def test_nobody_can_say() -> None:
     """No plan, no such lane, nobody who would begin it, or a plan no scheduler stands behind any more."""
-    assert Outlook().eta_ms("m", Priority.BATCH, 0) is None
+    assert PlanReader().eta_ms("m", Priority.BATCH, 0) is None
     assert learnt(wait_s=1.0).eta_ms("m", Priority.STANDARD, 0) is None
     held = learnt(wait_s=None)
     assert held.eta_ms("m", Priority.BATCH, 0) is None and held.knows("m"), "no pace of earlier jobs says otherwise"

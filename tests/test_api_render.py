@@ -37,16 +37,16 @@ from api.openai.rendering import (
 from streaming.jobs.messages import (
     Capabilities,
     Chat,
+    ChatTurn,
     Delta,
     Failure,
     Job,
+    JobState,
     Logprob,
     ModelCard,
     Sampling,
-    State,
     Terminal,
     Text,
-    Turn,
     Usage,
 )
 from streaming.priority import Priority
@@ -65,7 +65,7 @@ def delta(text: str, index: int = 0, seq: int = 1, logprobs: tuple[Logprob, ...]
 
 
 def done(*finishes: str, seq: int = 1, rows: tuple[Delta, ...] = ()) -> Terminal:
-    return Terminal("j1", State.COMPLETED, seq, finishes, Usage(5, 3, 2), rows=rows)
+    return Terminal("j1", JobState.COMPLETED, seq, finishes, Usage(5, 3, 2), rows=rows)
 
 
 def payloads(stream: bytes) -> Iterator[Any]:
@@ -141,10 +141,10 @@ def test_any_token_text_comes_back_from_a_job_event(metadata: dict[str, str], te
     end = terminal_event(
         JobView(
             facts(),
-            State.CANCELLED,
+            JobState.CANCELLED,
             metadata=metadata,
             latest=Cursor(1, 2),
-            terminal=Terminal("j1", State.CANCELLED, 0),
+            terminal=Terminal("j1", JobState.CANCELLED, 0),
         )
     )
     assert msgspec.json.decode(end.encode().decode().splitlines()[2].removeprefix("data: "))["metadata"] == metadata
@@ -206,9 +206,9 @@ def test_the_head_is_the_jobs() -> None:
 @pytest.mark.parametrize(
     ("terminal", "code"),
     [
-        (Terminal("j1", State.FAILED, 1, failure=Failure("poison", "Gave up\nhere.", 500)), "poison"),
-        (Terminal("j1", State.CANCELLED, 1), "job_cancelled"),
-        (Terminal("j1", State.EXPIRED, 1), "deadline_exceeded"),
+        (Terminal("j1", JobState.FAILED, 1, failure=Failure("poison", "Gave up\nhere.", 500)), "poison"),
+        (Terminal("j1", JobState.CANCELLED, 1), "job_cancelled"),
+        (Terminal("j1", JobState.EXPIRED, 1), "deadline_exceeded"),
     ],
 )
 def test_a_job_that_fails_in_mid_stream_says_so(terminal: Terminal, code: str) -> None:
@@ -282,8 +282,8 @@ def test_chat_logprobs_stand_in_the_answer() -> None:
     assert completion(facts(), done("stop"), rows)["choices"][0]["logprobs"] is None
 
 
-@pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.EXPIRED])
-def test_only_a_completed_job_has_an_answer(state: State) -> None:
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED])
+def test_only_a_completed_job_has_an_answer(state: JobState) -> None:
     """Rendering any other end raises its error."""
     with pytest.raises(ApiError):
         completion(facts(), Terminal("j1", state, 0), [])
@@ -300,7 +300,7 @@ def test_the_tier_really_used_is_echoed(lane: Priority, tier: str) -> None:
     about = Facts.of(job, 1000)
     assert about.head("x")["service_tier"] == tier
     assert (about.chat, about.choices, about.logprobs) == (False, 4, True)
-    assert Facts.of(msgspec.structs.replace(job, prompt=Chat((Turn("user", "a"),))), 1000).chat
+    assert Facts.of(msgspec.structs.replace(job, prompt=Chat((ChatTurn("user", "a"),))), 1000).chat
 
 
 def test_a_fingerprint_follows_the_engine() -> None:
@@ -315,7 +315,7 @@ def test_a_fingerprint_follows_the_engine() -> None:
 
 def test_a_waiting_job_shows_where_it_stands() -> None:
     """Position and estimate while queued; what has not happened is null."""
-    view = JobView(facts(), State.QUEUED, position=2, eta_ms=1500, latest=Cursor(1, 1), metadata={"a": "b"})
+    view = JobView(facts(), JobState.QUEUED, position=2, eta_ms=1500, latest=Cursor(1, 1), metadata={"a": "b"})
     shown = job_object(view)
     assert (shown["status"], shown["queue_position"], shown["eta_ms"]) == ("queued", 2, 1500)
     assert shown["created_at"] == 1_700_000_000.999
@@ -332,7 +332,7 @@ def test_a_waiting_job_shows_where_it_stands() -> None:
 def test_a_finished_job_shows_its_answer() -> None:
     """The result is the very answer of the synchronous call, if it is wanted; lists leave it out."""
     terminal = done("stop", rows=(delta("hi"),))
-    view = JobView(facts(), State.COMPLETED, 1500, 2000, 2500, 9000, attempts=2, epoch=1, terminal=terminal)
+    view = JobView(facts(), JobState.COMPLETED, 1500, 2000, 2500, 9000, attempts=2, epoch=1, terminal=terminal)
     shown = job_object(view, completion(facts(), terminal, terminal.rows))
     assert (shown["started_at"], shown["first_token_at"], shown["completed_at"], shown["expires_at"]) == (
         1.5,
@@ -346,17 +346,17 @@ def test_a_finished_job_shows_its_answer() -> None:
 
 def test_a_failed_job_shows_why() -> None:
     """The error of the job object is that of every other answer."""
-    terminal = Terminal("j1", State.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
-    shown = job_object(JobView(facts(), State.FAILED, terminal=terminal))
+    terminal = Terminal("j1", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
+    shown = job_object(JobView(facts(), JobState.FAILED, terminal=terminal))
     assert shown["error"] == {"message": "Gave up.", "type": "server_error", "param": None, "code": "poison"}
     assert shown["result"] is None
 
 
 def test_a_jobs_events_tell_its_life() -> None:
     """queued, started, delta and the final state's name, each with the cursor to go on behind it."""
-    waiting = JobView(facts(), State.QUEUED, position=2, eta_ms=1500, epoch=4)
+    waiting = JobView(facts(), JobState.QUEUED, position=2, eta_ms=1500, epoch=4)
     ended = Cursor(4, 4, "w-1")
-    over = JobView(facts(), State.COMPLETED, epoch=4, latest=ended, terminal=done("stop", rows=(delta("hi"),)))
+    over = JobView(facts(), JobState.COMPLETED, epoch=4, latest=ended, terminal=done("stop", rows=(delta("hi"),)))
     place = {"position": 2, "eta_ms": 1500}
     assert queued_event(waiting) == ("queued", Cursor(4, 1), place)
     assert position_event(waiting) == ("queue.position", None, place)

@@ -19,9 +19,9 @@ from api.services import Services
 from api.settings import ApiSettings
 from api.stream.reply import PING, Reply, StreamReply, WholeReply
 from runtime.turns import Turns
-from streaming.jobs.messages import Delivered, Delta, Opening, Run, Section, State, Terminal, Usage
+from streaming.jobs.messages import Delivered, Delta, JobState, Opening, Run, Section, Terminal, Usage
 from streaming.jobs.queue import Accepted
-from streaming.jobs.reorder_buffer import Inbox
+from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
 
@@ -63,7 +63,7 @@ class Exchange:
     def __init__(self, kind: type[Reply], *, eta_ms: int | None = None, **settings: Any) -> None:
         request = parse("chat", json.dumps(BODY | {"stream": kind is StreamReply}).encode())
         job = to_job(request, job_id="j1", tenant="t", ceiling=Priority.INTERACTIVE, reply_to="r", trace={})
-        self.client, self.inbox = Client(), Inbox("j1", whole=kind is WholeReply)
+        self.client, self.inbox = Client(), ReorderBuffer("j1", whole=kind is WholeReply)
         self.inbox.accepted, self.inbox.openings[RUN] = True, Opening("j1")
         self.metrics, self.noted = Metrics.start("", "api"), list[Delivered]()
         services = SimpleNamespace(
@@ -88,13 +88,13 @@ class Exchange:
         """Further tokens, in one frame."""
         for text in texts:
             self.inbox.push(Delta(1, self.inbox.seq + 1, 0, text, (7,), tokens), RUN)
-        self.inbox.tell()
+        self.inbox.flush()
 
-    def end(self, state: State = State.COMPLETED, rows: tuple[Delta, ...] = ()) -> None:
+    def end(self, state: JobState = JobState.COMPLETED, rows: tuple[Delta, ...] = ()) -> None:
         """The end, with the tokens that were brought, or with these."""
         seq = len(rows) or self.inbox.seq
         self.inbox.end(Terminal("j1", state, seq, ("stop",), Usage(5, 6), sections=(Section(1, RUN),), rows=rows))
-        self.inbox.tell()
+        self.inbox.flush()
 
 
 async def soon(condition: Callable[[], object]) -> None:
@@ -152,7 +152,7 @@ async def test_who_will_wait_longer_than_the_silence_allowed_gets_the_head_at_on
 
 async def test_a_stream_that_fails_before_its_first_token_has_its_own_status() -> None:
     exchange = Exchange(StreamReply)
-    exchange.end(State.CANCELLED)
+    exchange.end(JobState.CANCELLED)
     await exchange.answer()
     assert exchange.client.status == 409 and b"job_cancelled" in exchange.client.written
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
-from streaming.jobs.messages import Chat, Job, Prompt, Sampling, Text, Tokens, Turn, decode_job, encode
+from streaming.jobs.messages import Chat, ChatTurn, Job, Prompt, Sampling, Text, Tokens, decode_job, encode
 from streaming.priority import Priority
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -52,7 +52,7 @@ def test_a_full_chat_request_becomes_its_job() -> None:
     )  # fmt: skip
     job = job_of(request)
     assert job == Job(
-        id="j1", model="m", tenant="t1", priority=Priority.STANDARD, prompt=Chat((Turn("user", "hi"),)),
+        id="j1", model="m", tenant="t1", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "hi"),)),
         sampling=Sampling(max_tokens=9, temperature=0, top_p=0.5, n=2, stop=("END",), seed=-7, logprobs=3,
                           presence_penalty=1, frequency_penalty=-1, json_schema={}),
         stream=True, reply_to="r1", deadline_ms=5000, max_queue_ms=100, trace={"traceparent": "00-1"},
@@ -92,7 +92,7 @@ def test_a_bare_request_leaves_everything_to_the_engine() -> None:
 )
 def test_messages_become_plain_turns(messages: list[Any], turns: list[tuple[str, str]]) -> None:
     """Text parts are joined, developer is system, an assistant may have said nothing."""
-    assert job_of(chat(messages=messages)).prompt == Chat(tuple(Turn(*turn) for turn in turns))
+    assert job_of(chat(messages=messages)).prompt == Chat(tuple(ChatTurn(*turn) for turn in turns))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,11 @@ def test_a_job_is_the_body_of_its_endpoint() -> None:
     """Chat by default; in the standard lane and going on without a reader unless it says otherwise."""
     body = {"model": "m", "messages": MESSAGES}
     job = job_of(parse("job", json.dumps(body).encode()))
-    assert (job.prompt, job.priority, job.on_disconnect) == (Chat((Turn("user", "hi"),)), Priority.STANDARD, "continue")
+    assert (job.prompt, job.priority, job.on_disconnect) == (
+        Chat((ChatTurn("user", "hi"),)),
+        Priority.STANDARD,
+        "continue",
+    )
     assert job_of(parse("job", json.dumps(body | {"endpoint": "/v1/chat/completions"}).encode())) == job
     urgent = body | {"queue": {"priority": "interactive", "on_disconnect": "cancel"}}
     job = job_of(parse("job", json.dumps(urgent).encode()))
@@ -425,7 +429,7 @@ def test_best_of_may_equal_n() -> None:
 
 
 def test_unknown_fields_are_ignored_and_named() -> None:
-    """At the top, in messages and in parts; names unfit for a header stay out of it."""
+    """At the top, in messages and in parts; names durability_error for a header stay out of it."""
     part = {"type": "text", "text": "hi", "cache_control": {}}
     request = chat(
         messages=[{"role": "user", "name": "Ann", "content": [part]}],

@@ -17,10 +17,10 @@ from house import House
 from starlette.types import Receive, Scope, Send
 
 from api import server
-from api.server import Server
+from api.server import ApiServer
 from streaming.fleet.processes import Fleet
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,7 +32,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 async def served() -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
     """Its port, and what ends when it does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        it = Server(uvicorn.Config(hello, log_config=None, lifespan="off"))
+        it = ApiServer(uvicorn.Config(hello, log_config=None, lifespan="off"))
         task = asyncio.create_task(it.serve(sockets=[listener]))
         async with asyncio.timeout(30):
             while not it.started:
@@ -85,7 +85,7 @@ async def test_a_process_that_lets_its_streams_end_is_shown_as_draining(empty_ho
     process = empty_house.start_api()
     empty_house.wait_ready()
     body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, "stream": True}
-    wire = Wire.open(WireSettings(url=empty_house.redis_url))
+    wire = RedisClient.open(RedisSettings(url=empty_house.redis_url))
 
     async def states() -> list[str]:
         return [each.state for each in await Fleet(wire).processes("api")]

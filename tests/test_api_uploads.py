@@ -12,7 +12,7 @@ import pytest
 
 from api.openai.errors import ApiError
 from api.uploads import Allowance, receive
-from streaming.batches.file_store import Shelf
+from streaming.batches.file_store import FileStore
 from streaming.errors import QuotaExceeded
 
 KIND = "multipart/form-data; boundary=cut"
@@ -37,22 +37,22 @@ def allowed(limit: int = LIMIT) -> Allowance:
     return Allowance(Counter(), "t", limit, 0, None)
 
 
-async def take(shelf: Shelf, parts: Sequence[bytes], kind: str = KIND, limit: int = LIMIT) -> Any:
+async def take(shelf: FileStore, parts: Sequence[bytes], kind: str = KIND, limit: int = LIMIT) -> Any:
     return await receive(chunks(parts), kind, shelf, allowed(limit), 5)
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    shelf = Shelf(tmp_path / "files")
+def shelf(tmp_path: Path) -> FileStore:
+    shelf = FileStore(tmp_path / "files")
     shelf.prepare()
     return shelf
 
 
-def left(shelf: Shelf) -> list[Path]:
+def left(shelf: FileStore) -> list[Path]:
     return list((shelf.folder / "incoming").iterdir())
 
 
-async def test_cut_at_every_byte_it_is_the_same(shelf: Shelf) -> None:
+async def test_cut_at_every_byte_it_is_the_same(shelf: FileStore) -> None:
     """Boundaries, headers and data may lie across any two chunks."""
     whole = form(b"a\r\n--cu\n--cut\nb")
     for at in range(len(whole)):
@@ -84,7 +84,7 @@ async def test_cut_at_every_byte_it_is_the_same(shelf: Shelf) -> None:
     ],
 )
 async def test_what_is_wrong_is_refused_and_leaves_nothing(
-    shelf: Shelf, parts: list[bytes], kind: str, status: int
+    shelf: FileStore, parts: list[bytes], kind: str, status: int
 ) -> None:
     """The right status, and no file."""
     with pytest.raises(ApiError) as refused:
@@ -94,7 +94,7 @@ async def test_what_is_wrong_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", [b"purpose", b"file"])
-async def test_a_name_that_is_no_text_is_a_name_all_the_same(shelf: Shelf, name: bytes) -> None:
+async def test_a_name_that_is_no_text_is_a_name_all_the_same(shelf: FileStore, name: bytes) -> None:
     """Of a field nobody knows, or of a part that no file may be in."""
     sent = form().replace(b'name="' + name + b'"', b'name="\xff"')
     if name == b"file":
@@ -107,7 +107,7 @@ async def test_a_name_that_is_no_text_is_a_name_all_the_same(shelf: Shelf, name:
     assert left(shelf) == []
 
 
-async def test_a_part_without_a_name_is_no_other_part(shelf: Shelf) -> None:
+async def test_a_part_without_a_name_is_no_other_part(shelf: FileStore) -> None:
     """Whatever stood before it."""
     unnamed = b"--cut\r\nContent-Type: text/plain\r\n\r\nresponses\r\n"
     upload = await take(
@@ -138,7 +138,7 @@ def with_header(size: int) -> bytes:
     ("made", "most", "words"), [(with_fields, 16, "more than 16 parts"), (with_header, 4096, "too long a header")]
 )
 async def test_parts_and_their_headers_are_bounded(
-    shelf: Shelf, made: Callable[[int], bytes], most: int, words: str
+    shelf: FileStore, made: Callable[[int], bytes], most: int, words: str
 ) -> None:
     """By ourselves, whatever bounds the parser has: to the last one they are taken, one more is refused."""
     upload = await take(shelf, [made(most)])
@@ -150,7 +150,7 @@ async def test_parts_and_their_headers_are_bounded(
     assert left(shelf) == []
 
 
-async def test_the_limit_holds_while_it_is_read(shelf: Shelf) -> None:
+async def test_the_limit_holds_while_it_is_read(shelf: FileStore) -> None:
     """What comes behind the limit is not even asked for."""
     given = 0
 
@@ -167,7 +167,7 @@ async def test_the_limit_holds_while_it_is_read(shelf: Shelf) -> None:
     assert left(shelf) == []
 
 
-async def test_the_quota_holds_while_it_is_read(shelf: Shelf) -> None:
+async def test_the_quota_holds_while_it_is_read(shelf: FileStore) -> None:
     """What a tenant keeps and what it sends beside this are taken off, and nothing of it is counted behind its end."""
     given, coming = 0, Counter({"t": 500, "other": 10**9})
 
@@ -195,7 +195,7 @@ def test_a_length_says_enough(length: int, raised: type[Exception] | None) -> No
             allowance.check_length(length)
 
 
-async def test_a_sender_that_stops_is_cut_off(shelf: Shelf) -> None:
+async def test_a_sender_that_stops_is_cut_off(shelf: FileStore) -> None:
     """408, and nothing stays."""
 
     async def stalled() -> AsyncIterator[bytes]:
@@ -212,7 +212,7 @@ async def test_a_sender_that_stops_is_cut_off(shelf: Shelf) -> None:
     ("name", "shown"),
     [("../../etc/passwd", "passwd"), ("C:\\\\x\\\\y.jsonl", "y.jsonl"), ("a\x1b[31mb", "a[31mb"), ("..", "file")],
 )
-async def test_names_are_for_people_only(shelf: Shelf, name: str, shown: str) -> None:
+async def test_names_are_for_people_only(shelf: FileStore, name: str, shown: str) -> None:
     """No path, nothing a terminal would obey; the bytes lie elsewhere anyway."""
     upload = await take(shelf, [form(name=name)])
     assert upload.name == shown

@@ -16,8 +16,8 @@ import pytest
 from bench.audit import locks, pth, sbom, secrets
 from bench.audit.__main__ import main
 from bench.audit.advisories import Advisories, is_affected, served
-from bench.audit.tools import ToolResult, Tools
-from bench.program import Refused
+from bench.audit.tools import AuditTools, ToolResult
+from bench.program import WrongArguments
 
 ROOT = Path(__file__).parents[1]
 SOUND = {"dependencies": [{"name": "a", "version": "1", "vulns": []}]}
@@ -33,13 +33,13 @@ affected:
 """
 
 
-def tool(folder: Path, name: str, script: str) -> Tools:
+def tool(folder: Path, name: str, script: str) -> AuditTools:
     """A stand-in for one of the tools."""
     path = folder / "bin" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("#!/bin/sh\n" + script)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return Tools(folder, Path("bin"))
+    return AuditTools(folder, Path("bin"))
 
 
 def said(report: object, code: int = 0, err: str = "") -> ToolResult:
@@ -117,7 +117,7 @@ def test_a_copy_answers_as_the_service_does(tmp_path: Path) -> None:
                 found = json.load(answer).get("vulns", [])
             assert len(found) == count
             assert all(each["modified"] == "2026-02-03T04:05:06Z" for each in found)
-    with pytest.raises(Refused, match="holds no advisories"), served(ROOT / "docs"):
+    with pytest.raises(WrongArguments, match="holds no advisories"), served(ROOT / "docs"):
         pass
 
 
@@ -223,11 +223,11 @@ def test_a_secret_that_only_a_merge_brought_in_is_found(repository: Path) -> Non
 
 def test_a_tool_that_says_nothing_has_found_nothing_out(repository: Path) -> None:
     """It is no clean bill."""
-    with pytest.raises(Refused, match="left no report"):
+    with pytest.raises(WrongArguments, match="left no report"):
         secrets.check(tool(repository, "detect-secrets", "echo oops >&2; exit 3\n"))
     (repository / ".git").rename(repository / "no.git")
-    with pytest.raises(Refused, match=r"(?s)git log.*in a clone"):
-        secrets.check(Tools(repository, Path("bin")))
+    with pytest.raises(WrongArguments, match=r"(?s)git log.*in a clone"):
+        secrets.check(AuditTools(repository, Path("bin")))
 
 
 def test_what_is_known_holds_no_secret() -> None:
@@ -254,7 +254,7 @@ def test_a_pth_file_that_nobody_expects_is_found(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert {str(path.relative_to(tmp_path)) for path in pth.unexpected(tmp_path)} == set(hostile)
-    with pytest.raises(Refused, match="is no folder"):
+    with pytest.raises(WrongArguments, match="is no folder"):
         pth.check([tmp_path / "none"])
 
 

@@ -12,22 +12,22 @@ import pytest
 from bench.gateway import base, trees
 from bench.gateway.__main__ import main
 from bench.gateway.base import BASE, THIS, of_level, per_round, report, turns
-from bench.gateway.options import Options
-from bench.gateway.play import Played
+from bench.gateway.options import GatewayOptions
+from bench.gateway.play import GatewayReadings
 from bench.interval import coverage_of, median_interval
-from bench.load.plan import Reading
+from bench.load.plan import StreamReading
 from bench.load.stats import Spread
 from bench.planted.tree import copy_tree
-from bench.program import Refused
+from bench.program import WrongArguments
 from bench.report import load
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = {THIS: "aaa", BASE: "bbb"}
 
 
-def reading(us_per_token: float, tokens: int = 1000, errors: int = 0) -> Reading:
+def reading(us_per_token: float, tokens: int = 1000, errors: int = 0) -> StreamReading:
     cpu_s = us_per_token * tokens / 1e6
-    return Reading(
+    return StreamReading(
         requests=10,
         wrong={"cut off": errors} if errors else {},
         tokens=tokens,
@@ -40,8 +40,8 @@ def reading(us_per_token: float, tokens: int = 1000, errors: int = 0) -> Reading
     )
 
 
-def options(rounds: int) -> Options:
-    return Options(
+def options(rounds: int) -> GatewayOptions:
+    return GatewayOptions(
         quick=False,
         levels=(16,),
         rounds=rounds,
@@ -53,9 +53,9 @@ def options(rounds: int) -> Options:
     )
 
 
-def played(ratios: list[float], errors: int = 0) -> Played:
+def played(ratios: list[float], errors: int = 0) -> GatewayReadings:
     """Rounds in which this tree costs so many times what the base costs, while the machine gets slower and slower."""
-    found = Played()
+    found = GatewayReadings()
     for number, ratio in enumerate(ratios):
         for _ in range(2):
             found.note(THIS, 16, reading(ratio * 50 * (number + 1), errors=errors))
@@ -221,10 +221,10 @@ def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkou
 
 
 def test_a_tree_that_cannot_be_run_is_refused_with_the_reason(checkout: Path, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"git rev-parse .*no such commit"):
+    with pytest.raises(WrongArguments, match=r"git rev-parse .*no such commit"):
         trees.export("nowhere", tmp_path / "base")
     (checkout / "streaming" / "__init__.py").write_text("import a_library_of_another_time\n")
     git(checkout, "commit", "--quiet", "--all", "--message", "another time")
-    with pytest.raises(Refused, match=r"cannot be imported in this environment: .*a_library_of_another_time"):
+    with pytest.raises(WrongArguments, match=r"cannot be imported in this environment: .*a_library_of_another_time"):
         trees.export("HEAD", tmp_path / "base")
     trees.export("HEAD~1", tmp_path / "before")

@@ -10,7 +10,7 @@ from house import House
 
 from bench import report
 from bench.breakdown.__main__ import main
-from bench.breakdown.ask import Asked, Level
+from bench.breakdown.ask import AskedWhole, BreakdownLevel
 from bench.breakdown.figures import STACK, notes_of, ratios_of, row_of
 from telemetry.latency import EGRESS_FIRST, PARTS
 
@@ -27,8 +27,10 @@ def timing(**parts: float) -> dict[str, Any]:
     }
 
 
-def level(*spent_ms: float, streams: int = 64) -> Level:
-    return Level(streams, [Asked(f"job_{number:032x}", each) for number, each in enumerate(spent_ms)], seconds=2.0)
+def level(*spent_ms: float, streams: int = 64) -> BreakdownLevel:
+    return BreakdownLevel(
+        streams, [AskedWhole(f"job_{number:032x}", each) for number, each in enumerate(spent_ms)], seconds=2.0
+    )
 
 
 def test_a_row_adds_up_to_what_the_client_waited() -> None:

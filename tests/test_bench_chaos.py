@@ -12,7 +12,7 @@ from bench.chaos.__main__ import main
 from bench.chaos.play import play_row
 from bench.chaos.report import as_document, as_markdown, failed_in, merged, what_failed
 from bench.chaos.rows import ROWS
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.report import as_json
 
 KNOWN = {row.id: row for row in ROWS}
@@ -103,12 +103,12 @@ async def test_a_fault_that_does_not_bite_is_repeated_and_then_fails_the_row(tmp
     """A trial counts only if its fault did something; after too many that did nothing the row has failed."""
     bites: list[bool] = []
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: FaultTestbed) -> None:
         for number in stage.tries():
             stage.fault("nothing")
             stage.bit(bites[number], "nobody was there")
 
-    row = Row("F00", "none", "nothing", 2, play, 10)
+    row = FaultRow("F00", "none", "nothing", 2, play, 10)
     bites[:] = [False, True, False, True]
     outcome = await play_row(row, tmp_path / "some")
     assert outcome.passed and (outcome.trials, outcome.missed) == (2, 2)

@@ -12,10 +12,10 @@ import pytest
 from bench.chaos import oracle
 from bench.chaos.budget import Budget, Other
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
-from bench.chaos.history import Event, History, load
+from bench.chaos.history import ClientHistory, Event, load
 from bench.chaos.rows import ROWS
 from bench.chaos.stalls import percentile, stalls_ms
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 N = 6
@@ -426,7 +426,7 @@ def test_an_end_that_was_forgotten_may_come_again() -> None:
 
 def test_the_oracle_says_what_the_engine_says() -> None:
     """It is written anew from the documentation, and agrees with the engine."""
-    prompt = prompt_text((Turn("user", "Grüße"),))
+    prompt = prompt_text((ChatTurn("user", "Grüße"),))
     assert oracle.chat("Grüße") == prompt
     assert [oracle.plain(prompt, n) for n in range(300)] == [token_text(prompt, n) for n in range(300)]
     found = list(oracle.tokens(["amber0ABCD brook1ABCD", " cedar2"]))
@@ -446,7 +446,7 @@ def test_a_stall_is_the_longest_silence_across_a_fault() -> None:
 
 def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     """One event a line, in order."""
-    history = History(tmp_path / "history.jsonl")
+    history = ClientHistory(tmp_path / "history.jsonl")
     history.add("ask", req=1, prompt="p")
     history.add("token", req=1, text="\u2028", seq=None)
     history.close()

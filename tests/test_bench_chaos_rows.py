@@ -13,11 +13,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from bench.chaos.asks import Ask, Told
+from bench.chaos.asks import Ask, ClientView
 from bench.chaos.budget import Budget
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
-from bench.chaos.history import History, of_kind
+from bench.chaos.history import ClientHistory, of_kind
 from bench.chaos.readings import CANCEL, LIST, Readings, opened
 from bench.chaos.rows import ROWS
 from bench.chaos.rows.crowds import MAX_HEALTH_MS, asking, judge_health
@@ -27,18 +27,18 @@ from bench.chaos.rows.real import DONE, fault_of_stream
 from bench.chaos.rows.requests import has_expired
 from bench.chaos.rows.rollback import count_resets
 from bench.chaos.rows.store import ACCEPTED, kill_subscriptions
-from bench.chaos.servers import Server
-from bench.chaos.soak import Held, judge_keys
-from bench.chaos.stage import Row, Stage
+from bench.chaos.servers import RedisServer
+from bench.chaos.soak import StoreUsage, judge_keys
+from bench.chaos.stage import FaultRow, FaultTestbed
 
 
-async def _nothing(_: Stage) -> None:
+async def _nothing(_: FaultTestbed) -> None:
     pass
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(Row("F00", "none", "nothing", 2, _nothing, 10), tmp_path / "F00")
+def stage(tmp_path: Path) -> Iterator[FaultTestbed]:
+    stage = FaultTestbed(FaultRow("F00", "none", "nothing", 2, _nothing, 10), tmp_path / "F00")
     yield stage
     stage.history.close()
 
@@ -69,7 +69,7 @@ def http(status: int, body: bytes = b"{}") -> bytes:
     return b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
-async def test_a_broken_connection_is_no_job_that_was_accepted(stage: Stage) -> None:
+async def test_a_broken_connection_is_no_job_that_was_accepted(stage: FaultTestbed) -> None:
     """F14 waits for a 202; neither a refusal nor no answer at all is one."""
     async with answering(http(503), b"", http(202)) as port:
         readings = Readings(stage.history, [port])
@@ -78,7 +78,7 @@ async def test_a_broken_connection_is_no_job_that_was_accepted(stage: Stage) -> 
     assert await readings.put_unread(Ask("p", chat=False), port) != ACCEPTED, "nobody listens"
 
 
-async def test_a_question_without_an_answer_reaches_the_judge(stage: Stage) -> None:
+async def test_a_question_without_an_answer_reaches_the_judge(stage: FaultTestbed) -> None:
     """A job that nobody reads, and a cancel: the connection breaks, or is never made."""
     async with answering() as port:
         readings = Readings(stage.history, [port])
@@ -91,7 +91,7 @@ async def test_a_question_without_an_answer_reaches_the_judge(stage: Stage) -> N
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
-async def test_a_client_without_an_answer_gives_up_aloud(stage: Stage, refusals: int) -> None:
+async def test_a_client_without_an_answer_gives_up_aloud(stage: FaultTestbed, refusals: int) -> None:
     """A server that says nothing more, also after a refusal; then nobody listens."""
     silent = asyncio.Event()
 
@@ -118,12 +118,12 @@ async def test_a_client_without_an_answer_gives_up_aloud(stage: Stage, refusals:
 async def test_subscriptions_that_were_cut_are_counted(answer: bytes, killed: int) -> None:
     """F19 repeats a trial in which there were none."""
 
-    class Told:
+    class ClientView:
         async def command(self, *words: str) -> bytes:
             assert words == ("CLIENT", "KILL", "TYPE", "pubsub")
             return answer
 
-    assert await kill_subscriptions(cast(Server, Told())) == killed
+    assert await kill_subscriptions(cast(RedisServer, ClientView())) == killed
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_deadline_that_stopped_nothing_is_no_trial(
     shown: int, state: str, refused: int, begun: bool, bit: bool
 ) -> None:
     """F16: what runs was begun and stopped; what waits is told so by its events, or refused."""
-    told = Told(1, Ask("p"), shown=shown, state=state, refused=refused)
+    told = ClientView(1, Ask("p"), shown=shown, state=state, refused=refused)
     assert has_expired(told, begun=begun) is bit
 
 
@@ -178,7 +178,7 @@ def test_a_worker_that_held_nothing_is_no_trial() -> None:
     assert not holds_some(workers, [])
 
 
-def test_a_store_that_lost_data_must_have_been_told_of(stage: Stage) -> None:
+def test_a_store_that_lost_data_must_have_been_told_of(stage: FaultTestbed) -> None:
     """F05 fails if no reader was told stream.reset."""
     count_resets(stage)
     assert stage.wrong == ["no reader was told stream.reset"]
@@ -199,7 +199,7 @@ def test_a_store_that_lost_data_must_have_been_told_of(stage: Stage) -> None:
     ],
 )
 def test_an_api_process_that_stands_still_fails_the_row(
-    stage: Stage, waits: list[float], bare: list[float], holds: bool
+    stage: FaultTestbed, waits: list[float], bare: list[float], holds: bool
 ) -> None:
     """F30: beside a bare server. No answer at all is the longest."""
     judge_health(stage, waits, bare)
@@ -272,7 +272,7 @@ def test_another_tenant_is_shown_nothing_of_a_job(path: str, status: int, body: 
     assert opened("job_1", path, status, body) is shown
 
 
-async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: Stage) -> None:
+async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: FaultTestbed) -> None:
     """And only such a one."""
     named = msgspec.json.encode({"data": [{"id": "job_1"}]})
     async with answering(http(404), http(200), http(200, named)) as port:
@@ -282,11 +282,11 @@ async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: Stage) -> N
     assert [event["path"] for event in of_kind(stage.history.events, "crossed")] == [f"POST {CANCEL[1]}", f"GET {LIST}"]
 
 
-def held(**keys: int) -> Held:
-    return Held(Counter(keys), Counter(keys))
+def held(**keys: int) -> StoreUsage:
+    return StoreUsage(Counter(keys), Counter(keys))
 
 
-def test_the_log_of_a_dead_worker_that_outlives_its_minute_is_found(stage: Stage) -> None:
+def test_the_log_of_a_dead_worker_that_outlives_its_minute_is_found(stage: FaultTestbed) -> None:
     """The soak counts logs by themselves; the keys of dead workers are kept for an hour."""
     judge_keys(stage, held(log=2, worker=2, job=5), held(log=2, worker=9, job=5))
     assert stage.wrong == []
@@ -298,7 +298,7 @@ def test_every_event_that_a_client_is_told_reaches_the_judge(tmp_path: Path) -> 
     """A second `started`, and an end with the id of the last delta."""
 
     def told(*blocks: tuple[str, str, dict[str, Any]]) -> set[str]:
-        history = History(tmp_path / "history.jsonl")
+        history = ClientHistory(tmp_path / "history.jsonl")
         clients = Clients(history, [])
         reader = clients.tell(Ask("p", 0, chat=False, reads=False))
         history.add("accepted", req=reader.req, job="job_1", status=202, ms=1)

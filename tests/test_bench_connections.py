@@ -15,17 +15,17 @@ from api.settings import ApiSettings
 from bench.connections import abuse, runs, slow
 from bench.connections.__main__ import main
 from bench.connections.abuse import ABUSES, Abuse, Cost, one_field, try_abuse
-from bench.connections.figures import ALONE, AT_BARE, AT_PENSTOCK, Turn, abuse_goals, slow_goals, slow_rows
+from bench.connections.figures import ALONE, AT_BARE, AT_PENSTOCK, ConnectionReading, abuse_goals, slow_goals, slow_rows
 from bench.connections.runs import FULL, QUICK, sockets_of, turns
 from bench.connections.slow import BEGINNINGS, SlowClients
 from bench.goals import goals
-from bench.load.plan import Reading
+from bench.load.plan import StreamReading
 from bench.load.stats import Spread
 from bench.report import load
 
 
-def turn(ttft: float, e2e: float, wrong: int = 0, own_ms: float = 0.0) -> Turn:
-    reading = Reading(
+def turn(ttft: float, e2e: float, wrong: int = 0, own_ms: float = 0.0) -> ConnectionReading:
+    reading = StreamReading(
         requests=10,
         wrong={"cut off": wrong} if wrong else {},
         tokens=1,
@@ -35,7 +35,7 @@ def turn(ttft: float, e2e: float, wrong: int = 0, own_ms: float = 0.0) -> Turn:
         e2e=Spread(p99=e2e, most=e2e),
         own_cpu=0,
     )
-    return Turn(reading, 1, own_ms, 0.0, own_ms)
+    return ConnectionReading(reading, 1, own_ms, 0.0, own_ms)
 
 
 def test_rounds_are_compared_one_by_one() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.fuzz import Report, main, problems
+from bench.fuzz import FuzzReport, main, problems
 
 SOUND = {
     "complete": True,
@@ -18,8 +18,8 @@ SOUND = {
 LOGS = {"api": '{"level":"warning","message":"hm"}\n'}
 
 
-def report(**changes: object) -> Report:
-    return msgspec.convert(SOUND | changes, Report)
+def report(**changes: object) -> FuzzReport:
+    return msgspec.convert(SOUND | changes, FuzzReport)
 
 
 def test_a_run_without_a_fault_is_no_finding() -> None:

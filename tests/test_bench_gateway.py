@@ -19,11 +19,11 @@ from bench.environments import CACHE, PINS, Absent, Environment
 from bench.gateway.__main__ import main
 from bench.gateway.figures import COLUMNS, Goals, rows
 from bench.gateway.idle import allow_files, idle
-from bench.gateway.options import Options
-from bench.gateway.play import Played, play, prepare
+from bench.gateway.options import GatewayOptions
+from bench.gateway.play import GatewayReadings, play, prepare
 from bench.gateway.sweep import draw, notes
-from bench.gateway.system import Say, Serving
-from bench.load.plan import Plan, Reading
+from bench.gateway.system import Say, ServingGateway
+from bench.load.plan import LoadPlan, StreamReading
 from bench.load.scripted import ClockError
 from bench.load.stats import Spread
 from bench.report import Report, load
@@ -32,9 +32,11 @@ from workers.settings import SimSettings
 SMALL = ("--levels", "2", "--tokens", "8", "--step-ms", "2", "--prefill-ms", "2", "--requests-per-stream", "2")
 
 
-def reading(cpu_s: float, *, e2e: float = 2000.0, itl: float = 15.1, ttft: float = 30.0, errors: int = 0) -> Reading:
+def reading(
+    cpu_s: float, *, e2e: float = 2000.0, itl: float = 15.1, ttft: float = 30.0, errors: int = 0
+) -> StreamReading:
     """Of a million tokens."""
-    return Reading(
+    return StreamReading(
         requests=100,
         wrong={"cut off": errors} if errors else {},
         tokens=1_000_000,
@@ -60,7 +62,7 @@ def test_a_row_is_the_median_of_its_rounds_and_the_sum_of_its_processes() -> Non
 
 
 def test_a_level_without_any_answer_has_no_times() -> None:
-    none = Reading(
+    none = StreamReading(
         requests=0,
         wrong={"status 503": 8},
         tokens=0,
@@ -174,25 +176,25 @@ class Counted:
             raise Absent("no such package")
 
     @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         if self._fault == "broken":
             raise OSError("it will not start")
         self._log.append(f"+{self.name}")
-        yield Serving(1, [])
+        yield ServingGateway(1, [])
         self._log.append(f"-{self.name}")
 
 
 def test_systems_take_turns_and_what_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    measured: list[Plan] = []
+    measured: list[LoadPlan] = []
     monkeypatch.setattr("bench.gateway.play.measure", lambda plan: measured.append(plan) or reading(1))
     monkeypatch.setattr("bench.gateway.play.SETTLE_S", 0.0)
     systems = [Counted("a", log), Counted("b", log), Counted("broken", log, "broken"), Counted("c", log, "absent")]
-    played = Played()
+    played = GatewayReadings()
     ready = prepare(systems, played, lambda _: None)
 
-    def plan(serving: Serving, streams: int) -> Plan:
-        return Plan(port=serving.port, model="m", streams=streams, requests=streams, tokens=1)
+    def plan(serving: ServingGateway, streams: int) -> LoadPlan:
+        return LoadPlan(port=serving.port, model="m", streams=streams, requests=streams, tokens=1)
 
     play(ready, 2, [1, 4], plan, SimSettings(), tmp_path, played, lambda _: None, lambda: None)
     assert log == ["+a", "-a", "+b", "-b", "+b", "-b", "+a", "-a"]
@@ -274,7 +276,7 @@ def test_a_burst_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_idle_streams_on_a_small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPEN_FOR_S", "GONE_FOR_S", "LOOK_S"):
         monkeypatch.setattr(f"bench.gateway.idle.{name}", 0.1)
-    options = Options(
+    options = GatewayOptions(
         quick=True,
         levels=(1,),
         rounds=1,

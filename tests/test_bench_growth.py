@@ -9,8 +9,8 @@ import pytest
 
 from bench.growth.figures import STEP_READERS, STEP_TOKENS, Point, Row, UnitCosts, fit, row, step_row, unit_costs
 from bench.growth.steps import step_us
-from bench.growth.thousand import Cell, Load, api_cores, as_markdown, cell, frames, redis_cores
-from bench.load.plan import Reading
+from bench.growth.thousand import AssumedLoad, Cell, api_cores, as_markdown, cell, frames, redis_cores
+from bench.load.plan import StreamReading
 from bench.load.stats import Spread
 from bench.penstock import start_redis
 from bench.processes import Processes
@@ -26,9 +26,9 @@ COSTS = UnitCosts(
 )
 
 
-def reading(cpu: dict[str, float], tokens: int, requests: int) -> Reading:
+def reading(cpu: dict[str, float], tokens: int, requests: int) -> StreamReading:
     none = Spread()
-    return Reading(
+    return StreamReading(
         requests=requests, wrong={}, tokens=tokens, seconds=1.0, ttft=none, itl=none, e2e=none, cpu=cpu, own_cpu=0.1
     )
 
@@ -83,18 +83,18 @@ def test_a_steps_tokens_go_to_nearly_every_process_when_there_are_more_streams_t
 
 
 def test_a_cell_is_the_most_that_one_primary_bears() -> None:
-    load = Load()
+    load = AssumedLoad()
     found = cell(COSTS, load)
     assert isinstance(found, Cell) and found.redis_busy <= load.busy and found.api_busy <= load.busy
     more = found.machines + 1
     apis = -(-more * api_cores(COSTS, load) // load.busy)
     assert more * redis_cores(COSTS, load, int(apis)) > load.busy
     with pytest.raises(ValueError, match="does not bear"):
-        cell(COSTS, Load(slots=1_000_000))
+        cell(COSTS, AssumedLoad(slots=1_000_000))
 
 
 def test_the_paper_says_what_a_thousand_machines_need() -> None:
-    text = as_markdown(COSTS, Load())
-    one = cell(COSTS, Load())
+    text = as_markdown(COSTS, AssumedLoad())
+    one = cell(COSTS, AssumedLoad())
     assert f"| machines that one Redis primary bears | {one.machines} |" in text
     assert "for 1,000 machines" in text and "| API, a token | 8.0 |" in text

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.jobs.callers import Plan
+from bench.jobs.callers import CallerPlan
 from bench.jobs.door import CHAT, _is_whole
 from bench.jobs.figures import ratios, rows
-from bench.jobs.system import ClientFailed, Door, Reading, Serving, measure
+from bench.jobs.system import ClientFailed, JobsReading, PenstockJobs, ServingJobs, measure
 from bench.penstock import start_redis
 from bench.processes import Processes
 
 
-def reading(jobs: int, cpu: float = 1.0, client: float = 0.5, p50: float = 1.0) -> Reading:
-    return Reading(
+def reading(jobs: int, cpu: float = 1.0, client: float = 0.5, p50: float = 1.0) -> JobsReading:
+    return JobsReading(
         jobs=jobs, seconds=2.0, wrong=[], p50_ms=p50, p99_ms=2 * p50, client_cpu_s=client, cpu={"redis": cpu}
     )
 
@@ -75,12 +75,12 @@ def test_an_answer_is_whole_at_its_end_and_not_before() -> None:
     assert b'"max_tokens":1' in CHAT
 
 
-def measured(serving: Serving, store: Processes) -> Reading:
+def measured(serving: ServingJobs, store: Processes) -> JobsReading:
     """Soon, or for longer where the machine stood still meanwhile and not one job was answered."""
     for seconds in (0.3, 2.0):
         with suppress(ClientFailed):
-            return measure(serving, store, Plan(serving.url, 4, 0.1, seconds))
-    return measure(serving, store, Plan(serving.url, 4, 0.1, 15.0))
+            return measure(serving, store, CallerPlan(serving.url, 4, 0.1, seconds))
+    return measure(serving, store, CallerPlan(serving.url, 4, 0.1, 15.0))
 
 
 def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
     with Processes(tmp_path / "store") as store:
         url = start_redis(store)
         (tmp_path / "door").mkdir()
-        with Door("chat", "", "chat", 1).serve(tmp_path / "door", url) as serving:
+        with PenstockJobs("chat", "", "chat", 1).serve(tmp_path / "door", url) as serving:
             *program, last = serving.client
             assert last == "chat"
             for form in ("chat", "stream", "jobs"):
@@ -98,6 +98,6 @@ def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
 
 def test_callers_that_come_to_grief_are_an_error_with_their_last_words(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        serving = Serving(processes, [sys.executable, "-c", "raise SystemExit('no such server')"], "")
+        serving = ServingJobs(processes, [sys.executable, "-c", "raise SystemExit('no such server')"], "")
         with pytest.raises(ClientFailed, match="no such server"):
-            measure(serving, processes, Plan("", 1, 0.0, 0.1))
+            measure(serving, processes, CallerPlan("", 1, 0.0, 0.1))

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from bench.goals import goals
 from bench.load.answer import Answer, Framing, Heard, hear
 from bench.load.child import measure
-from bench.load.plan import Plan, Reading
-from bench.load.run import Load, summed
+from bench.load.plan import LoadPlan, StreamReading
+from bench.load.run import LoadRun, summed
 from bench.load.scripted import ITL_MS, TTFT_MS, ClockError
 from bench.load.scripted import TOKENS as SCRIPTED
 from bench.load.stats import Spread, spread
@@ -120,7 +120,7 @@ def test_its_clock_is_less_than_two_milliseconds_off(tmp_path: Path) -> None:
         port = free_port()
         processes.start("scripted", [sys.executable, "-m", "bench.load.scripted", str(port)])
         processes.wait_port(port)
-        plan = Plan(port=port, model="scripted", streams=1, requests=2, tokens=SCRIPTED, limit_s=60)
+        plan = LoadPlan(port=port, model="scripted", streams=1, requests=2, tokens=SCRIPTED, limit_s=60)
         for _ in range(3):
             bare += [_bare(port) for _ in range(plan.requests)]
             reading = measure(plan)
@@ -149,7 +149,7 @@ def _bare(port: int) -> tuple[float, float]:
 
 
 def test_a_wrong_clock_would_be_noticed() -> None:
-    late = Reading(
+    late = StreamReading(
         requests=1,
         wrong={},
         tokens=2,
@@ -170,7 +170,7 @@ def test_a_closed_loop_against_the_floor(tmp_path: Path) -> None:
             "floor", [sys.executable, "-m", "bench.gateway.floor", str(port), '{"step_ms": 2, "prefill_ms": 3}']
         )
         processes.wait_port(port)
-        plan = Plan(port=port, model="bench", streams=3, requests=7, tokens=9, limit_s=30, watch=processes.pids())
+        plan = LoadPlan(port=port, model="bench", streams=3, requests=7, tokens=9, limit_s=30, watch=processes.pids())
         reading = measure(plan)
         together = measure(msgspec.structs.replace(plan, together=True, requests=6))
     assert (reading.requests, reading.wrong, reading.tokens, reading.cut_short) == (7, {}, 63, False)
@@ -216,8 +216,8 @@ async def test_an_answer_that_is_cut_off_is_an_error_and_the_next_one_connects_a
         writer.write(whole(*WORDS)[:100])
 
     async with serving(every_second_one) as port:
-        plan = Plan(port=port, model="m", streams=1, requests=4, tokens=4, warmup_tokens=4, limit_s=20)
-        reading = await Load(plan).run()
+        plan = LoadPlan(port=port, model="m", streams=1, requests=4, tokens=4, warmup_tokens=4, limit_s=20)
+        reading = await LoadRun(plan).run()
     assert (reading.requests, reading.wrong) == (2, {"cut off (closed)": 2})
 
 
@@ -226,11 +226,11 @@ async def test_silence_is_an_error_when_time_is_up() -> None:
         await reader.read()
 
     async with serving(nothing) as port:
-        plan = Plan(port=port, model="m", streams=2, requests=4, tokens=4, limit_s=0.2)
-        reading = await Load(plan).run()
+        plan = LoadPlan(port=port, model="m", streams=2, requests=4, tokens=4, limit_s=0.2)
+        reading = await LoadRun(plan).run()
     assert reading.requests == 0 and set(reading.wrong) == {"not answered in time"} and reading.cut_short
 
 
 async def test_nobody_there_is_an_error() -> None:
-    reading = await Load(Plan(port=free_port(), model="m", streams=1, requests=2, tokens=4, limit_s=5)).run()
+    reading = await LoadRun(LoadPlan(port=free_port(), model="m", streams=1, requests=2, tokens=4, limit_s=5)).run()
     assert reading.errors == 2 and all(what.startswith("no connection") for what in reading.wrong)

@@ -10,10 +10,10 @@ from redis import Redis
 from bench.mutants import lua
 from bench.mutants.__main__ import _parser, _seed, mixed
 from bench.mutants.mutant import Mutant
-from bench.mutants.report import Named, Verdict, as_document, false_kills, judged, line, score, survivors
-from bench.mutants.trial import Trial, try_mutant
+from bench.mutants.report import MutantVerdict, Named, as_document, false_kills, judged, line, score, survivors
+from bench.mutants.trial import MutantTrial, try_mutant
 from bench.planted import trial
-from bench.planted.trial import FAILED, PASSED, TIMED_OUT, Run
+from bench.planted.trial import FAILED, PASSED, TIMED_OUT, SuiteRun
 from bench.reach.reach import Reach
 
 SOURCE = Path(__file__).parents[1]
@@ -47,9 +47,11 @@ def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_ur
         assert all(lua.compiles(server, SOURCE, each) for each in drawn)
 
 
-def _trial(code: int | None, *, null: bool = False, unsure: tuple[str, ...] = ()) -> Trial:
-    run = None if code is None else Run(code, 1.0, "FAILED tests/a.py::one - no\n" if code == FAILED else "", unsure)
-    return Trial(Mutant("api/a.py", "swap", "b\n"), 3, 2, run, null)
+def _trial(code: int | None, *, null: bool = False, unsure: tuple[str, ...] = ()) -> MutantTrial:
+    run = (
+        None if code is None else SuiteRun(code, 1.0, "FAILED tests/a.py::one - no\n" if code == FAILED else "", unsure)
+    )
+    return MutantTrial(Mutant("api/a.py", "swap", "b\n"), 3, 2, run, null)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +63,9 @@ def test_a_mutant_is_killed_when_a_test_does_not_pass(code: int | None, killed: 
 
 def test_what_nobody_can_notice_does_not_count() -> None:
     """Whatever its tests made of it."""
-    left = Named(_trial(PASSED), "left", Verdict("left", "too rare"))
-    same = Named(_trial(PASSED), "same", Verdict("same", "the order does not matter", equivalent=True))
-    luck = Named(_trial(FAILED), "luck", Verdict("luck", "nor does this one", equivalent=True))
+    left = Named(_trial(PASSED), "left", MutantVerdict("left", "too rare"))
+    same = Named(_trial(PASSED), "same", MutantVerdict("same", "the order does not matter", equivalent=True))
+    luck = Named(_trial(FAILED), "luck", MutantVerdict("luck", "nor does this one", equivalent=True))
     new = Named(_trial(None), "new", None)
     killed = Named(_trial(FAILED), "killed", None)
     found = [left, same, luck, new, killed]
@@ -97,8 +99,10 @@ def test_null_mutants_stand_at_the_places_of_others() -> None:
 def test_a_null_mutant_is_tried_by_the_same_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is changed."""
 
-    def run_tests(tree: Path, tests: list[str], *_: str, limit_s: float) -> Run:
-        return Run(PASSED if (tree / "api/a.py").read_text() == "a = 0\n" else FAILED, limit_s, f"FAILED {tests[0]}")
+    def run_tests(tree: Path, tests: list[str], *_: str, limit_s: float) -> SuiteRun:
+        return SuiteRun(
+            PASSED if (tree / "api/a.py").read_text() == "a = 0\n" else FAILED, limit_s, f"FAILED {tests[0]}"
+        )
 
     monkeypatch.setattr(trial, "copy_tree", partial(shutil.copytree, dirs_exist_ok=True))
     monkeypatch.setattr(trial, "run_tests", run_tests)

@@ -23,9 +23,9 @@ from bench.planted.trial import (
     FIRST_TESTS,
     PASSED,
     TIMED_OUT,
+    BugTrial,
     Chosen,
-    Run,
-    Trial,
+    SuiteRun,
     choose,
     run_changed,
     run_tests,
@@ -128,7 +128,7 @@ def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
 )
 def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
     """Not one that could not be collected or set up, nor one that hangs."""
-    assert Trial(BUGS[0], Run(code, 1.0, output), NAMED).caught is caught
+    assert BugTrial(BUGS[0], SuiteRun(code, 1.0, output), NAMED).caught is caught
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_tests_are_run_until_one_notices(tmp_path: Path, broken: int | None, ran
         text += f"def test_{number}():\n    Path('ran').open('a').write('{number} ')\n    assert {number != broken}\n"
     (tmp_path / "test_all.py").write_text(text)
     tests = [f"test_all.py::test_{number}" for number in range(FIRST_TESTS + 2)]
-    run = run_until_noticed(lambda some: run_tests(tmp_path, some, "-x"), lambda _: Run(PASSED, 1.0, ""), tests)
+    run = run_until_noticed(lambda some: run_tests(tmp_path, some, "-x"), lambda _: SuiteRun(PASSED, 1.0, ""), tests)
     assert list(map(int, (tmp_path / "ran").read_text().split())) == ran
     assert (run.failure is not None, run.code) == ((False, PASSED) if broken is None else (True, FAILED))
 
@@ -154,10 +154,10 @@ class Told:
         self.says = says
         self.runs: list[list[str]] = []
 
-    def __call__(self, tests: Sequence[str]) -> Run:
+    def __call__(self, tests: Sequence[str]) -> SuiteRun:
         self.runs.append(list(tests))
         code, output = next((self.says[test] for test in tests if test in self.says), (PASSED, ""))
-        return Run(code, 1.0, output)
+        return SuiteRun(code, 1.0, output)
 
 
 FAILS, CRASHES, HANGS = (FAILED, "FAILED b - no\n"), (4, "ERROR t.py - ImportError\n"), (TIMED_OUT, "")
@@ -210,6 +210,6 @@ def test_nothing_is_noticed_that_the_sound_tree_shares(
 def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
     """Of a file its name is kept; an address of the API is no path."""
     said = f"FAILED tests/test_a.py::test_b - Gone: '{tmp_path}/data' beside {sys.executable}, not /v1/jobs\n"
-    trial = Trial(BUGS[0], Run(FAILED, 1.0, said), NAMED)
+    trial = BugTrial(BUGS[0], SuiteRun(FAILED, 1.0, said), NAMED)
     (row,) = as_document([trial], 1.0)["bugs"]
     assert row["said"] == f"Gone: '…/data' beside …/{Path(sys.executable).name}, not /v1/jobs"

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from bench import plots
-from bench.program import Run, check_names, count, counts, play
+from bench.program import ProgramRun, check_names, count, counts, play
 from bench.report import Column, Report, load
 
 
@@ -31,9 +31,9 @@ def stop() -> None:
 
 def test_the_words_are_read_and_repeated() -> None:
     """But for the places of its figures. The exit code is the work's."""
-    seen: list[Run] = []
+    seen: list[ProgramRun] = []
 
-    def work(run: Run) -> int:
+    def work(run: ProgramRun) -> int:
         seen.append(run)
         return 7
 
@@ -42,7 +42,7 @@ def test_the_words_are_read_and_repeated() -> None:
 
 
 def test_a_known_error_is_a_line_and_an_unknown_one_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
-    def work(_run: Run) -> int:
+    def work(_run: ProgramRun) -> int:
         raise OSError("no [room] left")
 
     assert play(parser(), [], work, ValueError, OSError) == 1
@@ -52,7 +52,7 @@ def test_a_known_error_is_a_line_and_an_unknown_one_is_not_hidden(capsys: pytest
 
 
 def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    def work(_run: Run) -> int:
+    def work(_run: ProgramRun) -> int:
         check_names("system", ["b", "c", "d"], {"a": 1, "b": 2})
         return 0
 
@@ -85,7 +85,7 @@ def test_sigterm_stops_it_as_ctrl_c_does(
             await asyncio.sleep(0.01)
             cleaned.append("tasks")
 
-    def work(_run: Run) -> int:
+    def work(_run: ProgramRun) -> int:
         try:
             if loop is None:
                 stop()
@@ -114,7 +114,7 @@ def test_what_was_found_is_shown_kept_and_drawn(
     found = Report(name="example", title="Example", command="c", columns=(Column("a", "figure"),), rows=[{"a": 12.5}])
     monkeypatch.setattr(plots, "missing", lambda: "no library")
 
-    def work(run: Run) -> int:
+    def work(run: ProgramRun) -> int:
         run.tell(found, None)
         run.tell(found, tmp_path / found.file, lambda _found, folder: [folder / "p.svg"])
         run.tell(found, tmp_path / found.file, lambda _found, _folder: [])

@@ -14,19 +14,19 @@ from typing import cast
 import pytest
 
 from bench.processes import Processes
-from bench.recovery.figures import Seen, Stall, of_api, of_worker
+from bench.recovery.figures import RecoverySample, Stall, of_api, of_worker
 from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
 from bench.recovery.readers import Reader
-from bench.recovery.shows import QUICK, Size, TooSlow, _kill, api_killed, worker_killed
+from bench.recovery.shows import QUICK, RecoverySize, TooSlow, _kill, api_killed, worker_killed
 from bench.report import as_json
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 QUIET = Stall(10.0, 4.0, 6.0, 1.0, 1.0, 0.0)
 
 
 def a_reader(*came: float, tokens: int = 3) -> Reader:
-    prompt = prompt_text((Turn("user", "hello"),))
+    prompt = prompt_text((ChatTurn("user", "hello"),))
     text = "".join(token_text(prompt, index) for index in range(tokens))
     return Reader("hello", tokens, text=text, came=list(came), ended="completed")
 
@@ -114,7 +114,9 @@ def _becomes_infinite(watch: Watch) -> None:
         time.sleep(0.01)
 
 
-async def shown(show: Callable[[Path, Size], Awaitable[Seen]], folder: Path, size: Size) -> Seen:
+async def shown(
+    show: Callable[[Path, RecoverySize], Awaitable[RecoverySample]], folder: Path, size: RecoverySize
+) -> RecoverySample:
     """The show, with answers of twice the length each time the machine was too slow to kill within them."""
     for doubled in range(5):
         inner = folder / str(doubled)
@@ -127,10 +129,10 @@ async def shown(show: Callable[[Path, Size], Awaitable[Seen]], folder: Path, siz
 
 async def test_a_machine_that_is_too_slow_is_given_longer_answers(tmp_path: Path) -> None:
     """A show that refuses the first two sizes is given twice and four times the tokens."""
-    sizes: list[Size] = []
+    sizes: list[RecoverySize] = []
     seen = of_api([a_reader(0, 2)], 1.0, QUIET)
 
-    async def show(_: Path, size: Size) -> Seen:
+    async def show(_: Path, size: RecoverySize) -> RecoverySample:
         sizes.append(size)
         if len(sizes) < 3:
             raise TooSlow("readers had ended")
@@ -148,7 +150,7 @@ def test_a_kill_behind_the_end_of_a_reader_is_not_made() -> None:
 
 @pytest.mark.parametrize("show", [worker_killed, api_killed])
 async def test_readers_go_on_with_every_token_once(
-    tmp_path: Path, show: Callable[[Path, Size], Awaitable[Seen]]
+    tmp_path: Path, show: Callable[[Path, RecoverySize], Awaitable[RecoverySample]]
 ) -> None:
     """Real processes; times are the full form's."""
     seen = await shown(show, tmp_path, QUICK)

@@ -14,9 +14,9 @@ import pytest
 from bench.load.answer import Answer
 from bench.replay.__main__ import _parser, main, workload
 from bench.replay.figures import lateness, rows
-from bench.replay.play import Asked, Bounds, replay
-from bench.table1.server import Server
-from bench.workload.trace import COLUMNS, Request, Trace
+from bench.replay.play import ReplayedRequest, ReplayLimits, replay
+from bench.table1.server import TargetServer
+from bench.workload.trace import COLUMNS, Trace, TraceRow
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -24,7 +24,7 @@ ANSWER = HEAD + b"%x\r\n%b\r\n" % (len(EVENT), EVENT) + b"0\r\n\r\n"
 
 
 @asynccontextmanager
-async def endpoint(answer_s: float) -> AsyncIterator[tuple[Server, list[dict[str, object]]]]:
+async def endpoint(answer_s: float) -> AsyncIterator[tuple[TargetServer, list[dict[str, object]]]]:
     """Answers each request with one token after so many seconds, and keeps what it was asked."""
     asked: list[dict[str, object]] = []
 
@@ -42,15 +42,15 @@ async def endpoint(answer_s: float) -> AsyncIterator[tuple[Server, list[dict[str
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        yield Server.at(f"http://127.0.0.1:{port}/v1", "m"), asked
+        yield TargetServer.at(f"http://127.0.0.1:{port}/v1", "m"), asked
 
 
 async def test_nobody_waits_for_an_answer_before_asking_again() -> None:
     """Five requests 20 ms apart at an endpoint that takes 400 ms: all are asked before the first is answered."""
-    load = [Request(0.02 * n, 3, 7, "standard" if n % 2 else "interactive") for n in range(5)]
+    load = [TraceRow(0.02 * n, 3, 7, "standard" if n % 2 else "interactive") for n in range(5)]
     async with endpoint(0.4) as (server, seen):
         began = time.monotonic()
-        asked = await replay(server, load, Bounds(limit_s=9), lambda: None)
+        asked = await replay(server, load, ReplayLimits(limit_s=9), lambda: None)
         assert time.monotonic() - began < 5 * 0.4, "not one after the other"
     assert max(each.answer.sent for each in asked) < min(each.answer.arrivals[0][0] for each in asked)
     assert [body["max_tokens"] for body in seen] == [7] * 5
@@ -61,21 +61,23 @@ async def test_nobody_waits_for_an_answer_before_asking_again() -> None:
 
 async def test_the_replay_ends_when_its_time_is_over() -> None:
     """Nothing leaves after `limit_s`, and what is not answered in time has failed."""
-    load = [Request(at, 1, 1) for at in (0.0, 0.05, 50.0)]
+    load = [TraceRow(at, 1, 1) for at in (0.0, 0.05, 50.0)]
     async with endpoint(30.0) as (server, seen):
-        asked = await replay(server, load, Bounds(limit_s=1, timeout_s=0.2), lambda: None, lanes=False)
+        asked = await replay(server, load, ReplayLimits(limit_s=1, timeout_s=0.2), lambda: None, lanes=False)
         assert "queue" not in seen[0]
     assert [each.answer.fault for each in asked] == ["not finished in time"] * 2
 
 
 async def test_where_nobody_listens_every_request_has_failed() -> None:
-    asked = await replay(Server.at("http://127.0.0.1:1/v1", "m"), [Request(0, 1, 1)], Bounds(), lambda: None)
+    asked = await replay(
+        TargetServer.at("http://127.0.0.1:1/v1", "m"), [TraceRow(0, 1, 1)], ReplayLimits(), lambda: None
+    )
     assert asked[0].answer.fault.startswith("no connection")
     assert rows(asked, {})[0]["within"] == 0
 
 
-def answered(lane: str, after_s: float) -> Asked:
-    return Asked(Request(0, 1, 1, lane), Answer(1, 10.0, [(10.0 + after_s, ANSWER)]), 0.001)
+def answered(lane: str, after_s: float) -> ReplayedRequest:
+    return ReplayedRequest(TraceRow(0, 1, 1, lane), Answer(1, 10.0, [(10.0 + after_s, ANSWER)]), 0.001)
 
 
 def test_each_class_has_its_own_target() -> None:
@@ -91,14 +93,14 @@ def test_each_class_has_its_own_target() -> None:
 
 
 def test_what_failed_was_not_in_time() -> None:
-    failed = Asked(Request(0, 1, 1), Answer(1, 10.0, fault="x"), 0.0)
+    failed = ReplayedRequest(TraceRow(0, 1, 1), Answer(1, 10.0, fault="x"), 0.0)
     row = rows([answered("interactive", 0.1), failed], {"interactive": [1.0]})[0]
     assert (row["failed"], row["within"], row["faults"]) == (1, 50.0, {"x": 1})
 
 
 def test_leaving_late_is_told() -> None:
     assert lateness([answered("interactive", 1.0)]).verdict == "reached"
-    assert lateness([Asked(Request(0, 1, 1), Answer(1, 0.0), 0.006)]).verdict == "missed"
+    assert lateness([ReplayedRequest(TraceRow(0, 1, 1), Answer(1, 0.0), 0.006)]).verdict == "missed"
 
 
 def test_a_trace_is_cut_to_the_time_there_is(tmp_path: Path) -> None:

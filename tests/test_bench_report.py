@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from bench.program import Run
+from bench.program import ProgramRun
 from bench.report import Column, Ratio, Report, as_json, as_markdown, load, table
 
 REPORT = Report(
@@ -58,7 +58,7 @@ def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) 
         return msgspec.structs.replace(REPORT, ratios=ratios)
 
     args = argparse.Namespace(plots=tmp_path)
-    told = Run(args, "bench", Console(file=StringIO(), width=200))
+    told = ProgramRun(args, "bench", Console(file=StringIO(), width=200))
     for value in (4.0, 3.2, None, 2.9):
         told.tell(run(value, lost=value or 0.0), tmp_path / "example.json")
     cost, shown, lost = load(tmp_path / "example.json").ratios

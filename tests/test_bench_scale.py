@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from bench.scale.__main__ import QUICK, main, reported
-from bench.scale.contenders import Backlog, Freeness, Static, Utilisation
+from bench.scale.contenders import Freeness, KedaRule, Static, Utilisation
 from bench.scale.day import Day, peak_workers, play
-from bench.scale.plant import Engine, Plant
-from bench.scale.run import Outcome, simulate
+from bench.scale.plant import EngineModel, Plant
+from bench.scale.run import SimulationOutcome, simulate
 from bench.scale.shapes import Site
 from bench.scale.steady import Ward, most_reversals_in_an_hour, watched
-from bench.workload.trace import Request
-from scheduler.policy.limits import Limits
-from scheduler.policy.snapshot import Lane, Snapshot, Worker
+from bench.workload.trace import TraceRow
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
 
-ENGINE = Engine(slots=2, step_s=1.0, each_s=0.0, prompt_s=0.0, start_s=10.0)
+ENGINE = EngineModel(slots=2, step_s=1.0, each_s=0.0, prompt_s=0.0, start_s=10.0)
 """A token a second, whatever else runs."""
 
 
@@ -25,16 +25,18 @@ def test_jobs_take_their_tokens_and_the_highest_lane_goes_first() -> None:
     ended: list[tuple[float, str]] = []
     plant = Plant(ENGINE, on_ended=lambda request, _: ended.append((plant.now, request.lane)))
     plant.order(at_once=True)
-    plant.feed([Request(1.0, 1, 5), Request(1.0, 1, 8), Request(2.0, 1, 3, "standard"), Request(3.0, 1, 3)])
+    plant.feed([TraceRow(1.0, 1, 5), TraceRow(1.0, 1, 8), TraceRow(2.0, 1, 3, "standard"), TraceRow(3.0, 1, 3)])
     plant.run(100.0)
     assert ended == [(6.0, "interactive"), (9.0, "interactive"), (9.0, "interactive"), (12.0, "standard")]
 
 
 def test_a_fuller_batch_and_a_slow_worker_take_longer() -> None:
     ended: list[float] = []
-    plant = Plant(Engine(slots=4, step_s=1.0, each_s=1.0, prompt_s=0.0), on_ended=lambda *_: ended.append(plant.now))
+    plant = Plant(
+        EngineModel(slots=4, step_s=1.0, each_s=1.0, prompt_s=0.0), on_ended=lambda *_: ended.append(plant.now)
+    )
     plant.order(at_once=True)
-    plant.feed([Request(0.0, 1, 6), Request(6.0, 1, 6)])
+    plant.feed([TraceRow(0.0, 1, 6), TraceRow(6.0, 1, 6)])
     # Alone two seconds a token: three by 6. Together three seconds a token: the first ends at 15, the other has three.
     plant.at(15.0, lambda _: plant.slow_down(next(iter(plant.workers.values())), 5.0))
     plant.run(100.0)
@@ -45,7 +47,7 @@ def test_workers_start_drain_and_are_paid_for_from_order_to_end() -> None:
     """What runs is never cut; a worker that goes is paid until its last job."""
     plant = Plant(ENGINE)
     plant.order(at_once=True)
-    plant.feed([Request(0.0, 1, 50), Request(0.0, 1, 20)])
+    plant.feed([TraceRow(0.0, 1, 50), TraceRow(0.0, 1, 20)])
     plant.run(10.0)
     plant.resize(2)
     plant.run(25.0)
@@ -59,10 +61,10 @@ def test_workers_start_drain_and_are_paid_for_from_order_to_end() -> None:
 def test_the_snapshot_is_what_the_scheduler_would_see() -> None:
     plant = Plant(ENGINE)
     plant.order(at_once=True)
-    plant.feed(Request(0.0, 7, 10) for _ in range(3))
+    plant.feed(TraceRow(0.0, 7, 10) for _ in range(3))
     plant.run(12.0)
     found = plant.snapshot()
-    assert found.lanes[0] == Lane("interactive", 0, 1, 0.0, 3)
+    assert found.lanes[0] == LaneLoad("interactive", 0, 1, 0.0, 3)
     (worker,) = found.workers
     assert (worker.state, worker.slots, worker.running) == ("ready", 2, 1)
     assert (worker.served["interactive"].jobs, worker.served["interactive"].tokens) == (2, 34)
@@ -72,28 +74,28 @@ def test_the_snapshot_is_what_the_scheduler_would_see() -> None:
 def busy(ready: int, running: int, waiting: int = 0, kv_used: int = 0) -> Snapshot:
     """Workers of eight slots that share the running jobs."""
     workers = tuple(
-        Worker(f"w{n}", slots=8, running=running // ready, kv_tokens=1000, kv_used=kv_used) for n in range(ready)
+        WorkerLoad(f"w{n}", slots=8, running=running // ready, kv_tokens=1000, kv_used=kv_used) for n in range(ready)
     )
-    return Snapshot("m", (Lane("interactive", waiting, running),), workers)
+    return Snapshot("m", (LaneLoad("interactive", waiting, running),), workers)
 
 
 def test_hpa_scales_in_proportion_and_comes_down_late() -> None:
     """All slots in use over 0.7 of them; a tenth more or less changes nothing; down after five minutes."""
-    hpa = Utilisation(Limits(1, 99))
+    hpa = Utilisation(ScalingLimits(1, 99))
     assert hpa.want(busy(10, 80), 0.0) == 15
     assert hpa.want(busy(15, 90), 15.0) == 15, "0.75 is near enough"
     assert hpa.want(busy(15, 15), 30.0) == 15 and hpa.want(busy(15, 15), 400.0) == 3
 
 
 def test_keda_goes_by_work_at_hand_and_at_most_doubles() -> None:
-    keda = Backlog(Limits(1, 99))
+    keda = KedaRule(ScalingLimits(1, 99))
     assert keda.want(busy(10, 56), 0.0) == 10
     assert keda.want(busy(10, 80, 480), 15.0) == 20 and keda.want(busy(10, 80, 480), 30.0) == 40
 
 
 def test_llumnix_adds_and_takes_one_at_a_time() -> None:
     """Blocks of 32 tokens a job may still grow by: under ten one more, over sixty without the last one fewer."""
-    limits = Limits(1, 99)
+    limits = ScalingLimits(1, 99)
     assert Freeness(limits).want(busy(2, 8, kv_used=500), 0.0) == 3
     assert Freeness(limits).want(busy(2, 2, kv_used=100), 0.0) == 2
     assert Freeness(limits).want(busy(2, 0), 0.0) == 1
@@ -109,14 +111,14 @@ def test_a_pool_for_the_peak_begins_everything_in_time() -> None:
 
 
 def test_requests_that_were_never_begun_are_not_in_time() -> None:
-    outcome = simulate(Static(1), [Request(0.0, 1, 30) for _ in range(8)], 20.0, ENGINE, begin=1)
+    outcome = simulate(Static(1), [TraceRow(0.0, 1, 30) for _ in range(8)], 20.0, ENGINE, begin=1)
     assert outcome.within("interactive", 2.0) == 2 / 8
 
 
 def test_reversals_are_counted_in_the_worst_hour() -> None:
     """Up at 1000, down at 2000, up at 4000, up again, down at 9000: two turns within an hour, then one."""
     wants = [(0.0, 1), (1000.0, 2), (2000.0, 1), (4000.0, 2), (5000.0, 3), (9000.0, 1)]
-    outcome = Outcome(wants=wants)
+    outcome = SimulationOutcome(wants=wants)
     assert outcome.reversals == 3 and most_reversals_in_an_hour(outcome) == 2
 
 

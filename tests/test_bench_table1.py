@@ -12,10 +12,10 @@ import pytest
 
 from bench.load.answer import Answer
 from bench.table1.figures import TIMEOUT, row
-from bench.table1.play import Level, Protocol, level, model_of
-from bench.table1.prompts import MAX_WORDS, Entry, made_up, read
+from bench.table1.play import ConcurrencyLevel, Protocol, level, model_of
+from bench.table1.prompts import MAX_WORDS, DatasetEntry, made_up, read
 from bench.table1.server import TIMEOUT as TOO_LATE
-from bench.table1.server import NotAServer, Seen, Server, seen
+from bench.table1.server import NotAServer, TargetServer, TimedAnswer, seen
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -32,9 +32,11 @@ def text(word: str) -> bytes:
 END = block("[DONE]") + b"0\r\n\r\n"
 
 
-def a_level(finished: int, lost: int) -> Level:
-    answers = [Seen(0.0, [0.1, 0.2, 0.4], 4)] * finished + [Seen(0.0, [], 0, "not finished in time")] * lost
-    return Level(8, finished + lost, answers, 2.0, 0.1)
+def a_level(finished: int, lost: int) -> ConcurrencyLevel:
+    answers = [TimedAnswer(0.0, [0.1, 0.2, 0.4], 4)] * finished + [
+        TimedAnswer(0.0, [], 0, "not finished in time")
+    ] * lost
+    return ConcurrencyLevel(8, finished + lost, answers, 2.0, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +81,11 @@ def test_what_went_wrong_is_told(data: bytes, fault: str) -> None:
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http:///v1"])
 def test_a_base_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(NotAServer, match="base URL"):
-        Server.at(url, "m")
+        TargetServer.at(url, "m")
 
 
 def test_requests_carry_the_path_and_the_key() -> None:
-    server = Server.at("https://host/some/v1/", "m", "secret")
+    server = TargetServer.at("https://host/some/v1/", "m", "secret")
     assert (server.port, server.tls) == (443, True) and "secret" not in repr(server)
     request = server.chat([{"role": "user", "content": "x"}], 512, temperature=0.5, top_p=0.7)
     assert request.startswith(b"POST /some/v1/chat/completions HTTP/1.1\r\n") and b"Bearer secret" in request
@@ -126,7 +128,7 @@ async def test_requests_that_do_not_end_in_time_are_given_up_and_the_rest_is_not
 
     async with serving(answer) as url:
         protocol = Protocol(levels=(4,), requests_per_stream=10, tokens=1, timeout_s=0.1)
-        found = await level(Server.at(url, "m"), 4, protocol, made_up(), lambda: None)
+        found = await level(TargetServer.at(url, "m"), 4, protocol, made_up(), lambda: None)
     assert len(found.finished) == 3 and found.timed_out
     assert 39 <= len(found.answers) <= 40 and {each.fault for each in found.answers} == {"", TOO_LATE}
 
@@ -138,7 +140,7 @@ async def test_a_server_without_models_is_told() -> None:
 
     async with serving(answer) as url:
         with pytest.raises(NotAServer, match="list of models"):
-            await model_of(Server.at(url, ""))
+            await model_of(TargetServer.at(url, ""))
 
 
 def test_made_up_prompts_are_the_same_for_the_same_seed() -> None:
@@ -150,7 +152,7 @@ def test_made_up_prompts_are_the_same_for_the_same_seed() -> None:
 def test_a_dataset_is_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "orca.jsonl"
     path.write_text('{"system_prompt":"s","question":"q","response":"r"}\n{"question":"p"}\n')
-    assert read(path) == [Entry("q", "s"), Entry("p", "")]
+    assert read(path) == [DatasetEntry("q", "s"), DatasetEntry("p", "")]
     assert [len(entry.messages) for entry in read(path)] == [2, 1]
     path.write_text('{"question":"q"}\n{"answer":"q"}\n')
     with pytest.raises(ValueError, match="line 2"):

@@ -9,16 +9,16 @@ import pytest
 
 from bench.report import load
 from bench.whole.__main__ import main, ratios_of, row_of
-from bench.whole.ask import Came, Size, fault_of
-from bench.whole.control import Asked
+from bench.whole.ask import AnswerSize, Came, fault_of
+from bench.whole.control import CompletionAsk
 
 
 @pytest.mark.parametrize(("choices", "prompts", "n"), [(1, 1, 1), (7, 1, 7), (16, 2, 8), (1024, 128, 8), (22, 11, 2)])
 def test_choices_are_asked_for_within_what_one_prompt_may_have(choices: int, prompts: int, n: int) -> None:
-    body = Size(choices, 4).body("bench", 3)
+    body = AnswerSize(choices, 4).body("bench", 3)
     asked = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     assert (len(asked), body["n"], body["max_tokens"]) == (prompts, n, 4) and len(set(asked)) == prompts
-    assert len(Asked(body["prompt"], body["max_tokens"], body["n"]).prompts) == choices
+    assert len(CompletionAsk(body["prompt"], body["max_tokens"], body["n"]).prompts) == choices
 
 
 def answer(*texts: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def answer(*texts: str) -> dict[str, Any]:
     ],
 )
 def test_an_answer_is_whole_with_every_token_of_every_choice(found: dict[str, Any], fault: str) -> None:
-    said = fault_of(found, Size(2, 2))
+    said = fault_of(found, AnswerSize(2, 2))
     assert fault in said and bool(said) == bool(fault)
 
 
@@ -45,11 +45,11 @@ def came(behind_ms: float | None, wrong: str = "") -> Came:
 
 
 def judged(*found: Came, choices: int = 1) -> list[str]:
-    return [ratio.verdict for ratio in ratios_of([row_of("penstock", Size(choices, 4000), found)])]
+    return [ratio.verdict for ratio in ratios_of([row_of("penstock", AnswerSize(choices, 4000), found)])]
 
 
 def test_the_longest_wait_of_one_long_text_is_judged_and_every_answer_must_come() -> None:
-    row = row_of("penstock", Size(1, 4000), [came(3), came(60), came(5), came(None, "cut off")])
+    row = row_of("penstock", AnswerSize(1, 4000), [came(3), came(60), came(5), came(None, "cut off")])
     assert (row["asked"], row["came"], row["timed"], row["behind_ms"], row["behind_max_ms"]) == (4, 3, 3, 5, 60)
     assert judged(came(49), came(50)) == ["reached", "reached"]
     assert judged(came(3), came(50.1)) == ["missed", "reached"]

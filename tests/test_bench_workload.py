@@ -9,13 +9,13 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from bench.workload.generate import DAY_S, Burst, Lengths, Shape, bursts, requests
-from bench.workload.trace import COLUMNS, Malformed, Request, Trace, cut, write
+from bench.workload.generate import DAY_S, Burst, Lengths, WorkloadShape, bursts, requests
+from bench.workload.trace import COLUMNS, Malformed, Trace, TraceRow, cut, write
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
 def test_gaps_have_the_mean_and_the_spread_asked_for(cv: float) -> None:
-    times = [each.at for each in requests(Shape(rate=4.0, cv=cv), seed=3, seconds=10_000)]
+    times = [each.at for each in requests(WorkloadShape(rate=4.0, cv=cv), seed=3, seconds=10_000)]
     gaps = [after - before for before, after in pairwise(times)]
     assert fmean(gaps) == pytest.approx(1 / 4.0, rel=0.05)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(cv, rel=0.05)
@@ -31,23 +31,23 @@ def test_lengths_are_zipfs() -> None:
 
 def test_the_rate_follows_the_day_and_its_bursts() -> None:
     """Lowest at midnight; bursts that overlap add what each brings."""
-    shape = Shape(rate=10, wave=0.6, bursts=(Burst(1000, 300, 3.0, ramp_s=0), Burst(1200, 300, 2.0, ramp_s=0)))
+    shape = WorkloadShape(rate=10, wave=0.6, bursts=(Burst(1000, 300, 3.0, ramp_s=0), Burst(1200, 300, 2.0, ramp_s=0)))
     assert shape.rate_at(0) == pytest.approx(4) and shape.rate_at(DAY_S / 2) == pytest.approx(16)
-    calm = Shape(rate=10, wave=0.6)
+    calm = WorkloadShape(rate=10, wave=0.6)
     strength = [shape.rate_at(at) / calm.rate_at(at) for at in (900, 1100, 1250, 1400, 1600)]
     assert strength == pytest.approx([1, 3, 4, 2, 1])
 
 
 def test_the_same_seed_is_the_same_day() -> None:
-    def day(seed: int) -> list[Request]:
+    def day(seed: int) -> list[TraceRow]:
         crowds = bursts(random.Random(seed), 3600, every_s=600, factor=(1.5, 3))
-        return list(requests(Shape(rate=3, cv=1.5, bursts=crowds, turns=2), seed, 3600))
+        return list(requests(WorkloadShape(rate=3, cv=1.5, bursts=crowds, turns=2), seed, 3600))
 
     assert day(1) == day(1) != day(2)
 
 
 def test_turns_of_a_conversation_follow_each_other_and_carry_it_along() -> None:
-    found = list(requests(Shape(rate=1, turns=4, api=0), seed=2, seconds=600))
+    found = list(requests(WorkloadShape(rate=1, turns=4, api=0), seed=2, seconds=600))
     assert [each.at for each in found] == sorted(each.at for each in found)
     talk = max(({each.session for each in found} - {""}), key=lambda name: sum(x.session == name for x in found))
     turns = [each for each in found if each.session == talk]
@@ -56,7 +56,7 @@ def test_turns_of_a_conversation_follow_each_other_and_carry_it_along() -> None:
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = list(requests(Shape(rate=2, turns=2), seed=1, seconds=60))
+    made = list(requests(WorkloadShape(rate=2, turns=2), seed=1, seconds=60))
     assert write(tmp_path / "trace.csv", made) == len(made)
     read = list(Trace(tmp_path / "trace.csv"))
     assert [(x.prompt, x.answer, x.lane, x.session) for x in read] == [
@@ -95,5 +95,5 @@ def test_a_file_without_the_columns_says_which(tmp_path: Path) -> None:
 
 
 def test_a_cut_is_moved_scaled_and_clipped() -> None:
-    found = list(cut([Request(at, 100, 100) for at in (5.0, 10.0, 30.0)], begin=10, end=30, scale=2, longest=120))
-    assert found == [Request(0.0, 20, 100)]
+    found = list(cut([TraceRow(at, 100, 100) for at in (5.0, 10.0, 30.0)], begin=10, end=30, scale=2, longest=120))
+    assert found == [TraceRow(0.0, 20, 100)]

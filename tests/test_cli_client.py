@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.__main__ import main
-from cli.client import Event, parse_events
+from cli.client import ServerSentEvent, parse_events
 from cli.instance import DataDir, Instance
 from streaming.jobs.messages import Process
 
@@ -99,8 +99,8 @@ def test_events_do_not_depend_on_the_pieces(sizes: list[int]) -> None:
         pieces.append(stream[:size])
         stream = stream[size:]
     assert list(parse_events([*pieces, stream])) == [
-        Event("delta", "1:2", '{"a":\n"\u2028\u0085"}'),
-        Event("message", "1:3", "{}"),
+        ServerSentEvent("delta", "1:2", '{"a":\n"\u2028\u0085"}'),
+        ServerSentEvent("message", "1:3", "{}"),
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from api.settings import ApiSettings
 from cli.banner import draining, place, ready_block
 from cli.deployment import Deployment, load_deployment
-from cli.instance import DataDir, Entry, Instance
+from cli.instance import DataDir, Instance, ProcessEntry
 from cli.machine import outside_url
 from cli.up import FLAGS
 from runtime.config import Config, ConfigError
@@ -152,7 +152,9 @@ def test_command_lines_of_the_roles(tmp_path: Path) -> None:
 def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Golden: what runs, where, what is kept, what to try, how to stop."""
     monkeypatch.chdir(tmp_path)
-    redis, worker = (Entry(role=role, id=f"{role}-1", pid=1, state="ready", since=1.0) for role in ("redis", "worker"))
+    redis, worker = (
+        ProcessEntry(role=role, id=f"{role}-1", pid=1, state="ready", since=1.0) for role in ("redis", "worker")
+    )
     instance = Instance(
         version="0.1.0",
         pid=1,

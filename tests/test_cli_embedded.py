@@ -27,8 +27,8 @@ from cli.errors import Problem
 from cli.supervisor import Supervisor
 from offline.app import broker
 from offline.settings import OfflineSettings
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 WAIT_S = 30.0
 MEMORY = 64 << 20
@@ -169,12 +169,12 @@ async def test_a_path_with_spaces_is_an_address(supervisor: Supervisor, tmp_path
     folder.mkdir(mode=0o700)
     embedded = prepared(folder)
     await ready(supervisor, start(supervisor, embedded))
-    wire = Wire.open(WireSettings(url=embedded.url))
+    wire = RedisClient.open(RedisSettings(url=embedded.url))
     try:
         await wire.ping()
     finally:
         await wire.close()
-    url, options = broker(OfflineSettings(), WireSettings(url=embedded.url))
+    url, options = broker(OfflineSettings(), RedisSettings(url=embedded.url))
     with Connection(url, transport_options=options) as connection:
         connection.ensure_connection(max_retries=1, timeout=WAIT_S)
         queue = connection.SimpleQueue("q")

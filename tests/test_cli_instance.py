@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.errors import Problem
-from cli.instance import DataDir, Entry, Instance
+from cli.instance import DataDir, Instance, ProcessEntry
 
 
 def instance(home: DataDir) -> Instance:
@@ -24,7 +24,7 @@ def instance(home: DataDir) -> Instance:
         engine="sim",
         models=("sim",),
         started=1.0,
-        processes=(Entry(role="api", id="api-1", pid=1, state="ready", since=1.0),),
+        processes=(ProcessEntry(role="api", id="api-1", pid=1, state="ready", since=1.0),),
     )
 
 

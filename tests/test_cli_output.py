@@ -16,7 +16,7 @@ import pytest
 from cli.__main__ import main
 from cli.errors import Problem
 from cli.output import complain, emit, error_block, note, print_json, print_rows, print_table, styled
-from cli.progress import Progress, amount
+from cli.progress import ProgressLine, amount
 from cli.visible import VisibleBytes, visible
 
 ESC = "\x1b"
@@ -101,7 +101,7 @@ def test_red_only_where_wanted(capsys: pytest.CaptureFixture[str], monkeypatch: 
 def test_progress_in_a_pipe_is_one_line_per_phase() -> None:
     """No redrawing, no repetition of the same phase."""
     stream = io.StringIO()
-    with Progress(stream, {}) as progress:
+    with ProgressLine(stream, {}) as progress:
         for phase in ("loading", "loading", "warming up"):
             progress.phase(phase)
     assert stream.getvalue() == "loading\nwarming up\n"
@@ -110,7 +110,7 @@ def test_progress_in_a_pipe_is_one_line_per_phase() -> None:
 def test_progress_on_a_terminal_leaves_nothing() -> None:
     """The line is drawn over by blanks; a lasting line stays above it; no escape is sent."""
     stream = Terminal()
-    with Progress(stream, {"TERM": "xterm"}) as progress:
+    with ProgressLine(stream, {"TERM": "xterm"}) as progress:
         progress.phase("loading weights")
         progress.say("a note")
     shown = stream.getvalue()
@@ -124,7 +124,7 @@ def test_progress_on_a_terminal_leaves_nothing() -> None:
 def test_quiet_progress_says_only_what_lasts() -> None:
     """Phases are dropped, notes are not."""
     stream = io.StringIO()
-    with Progress(stream, {}, quiet=True) as progress:
+    with ProgressLine(stream, {}, quiet=True) as progress:
         progress.phase("loading")
         progress.say("a note")
     assert stream.getvalue() == "a note\n"
@@ -203,7 +203,7 @@ def test_no_way_to_a_terminal_leaves_them_in(capfd: pytest.CaptureFixture[str]) 
     emit(HOSTILE)
     note(HOSTILE)
     complain(Problem(HOSTILE, cause=HOSTILE, next_step=HOSTILE), as_json=False)
-    progress = Progress(sys.stderr, {})
+    progress = ProgressLine(sys.stderr, {})
     progress.phase(HOSTILE)
     progress.say(HOSTILE)
     progress.end()
@@ -285,7 +285,7 @@ def test_the_answers_of_a_batch_cannot_drive_the_terminal(monkeypatch: pytest.Mo
 def test_what_a_server_says_of_its_steps_cannot_drive_the_terminal() -> None:
     """The words behind a bar are another's, too: names of batches and of lanes."""
     stream = Terminal()
-    with Progress(stream, {"TERM": "xterm"}) as progress:
+    with ProgressLine(stream, {"TERM": "xterm"}) as progress:
         progress.steps("computing", 1, 2, f"{ESC}]52;c;aGk=\x07")
         progress._show(changed=False)
     assert r"\u001b]52;c;aGk=\u0007" in stream.getvalue() and f"{ESC}]52" not in stream.getvalue()

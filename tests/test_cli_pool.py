@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.bounds import Bounds, allowed
+from cli.bounds import ProcessLimits, allowed
 from cli.child import Program
-from cli.pool import Pool, follow
+from cli.pool import PoolSupervisor, follow
 from cli.supervisor import Supervisor
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.plans import Action, Plan, Plans, PoolKind
 from streaming.keys import fleet_key
-from streaming.redis.client import Wire
-from streaming.settings import ModelSettings, Resources, WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import ModelSettings, RedisSettings, Resources
 
 SLEEPS = "import time; time.sleep(600)"
 DRAINS = (
@@ -43,14 +43,14 @@ def settings(least: int, most: int, **resources: int) -> ModelSettings:
 class Basin:
     """A supervisor with two pools of workers that only sleep, and the one who leads."""
 
-    def __init__(self, folder: Path, wire: Wire) -> None:
+    def __init__(self, folder: Path, wire: RedisClient) -> None:
         self.folder = folder
         self.supervisor = Supervisor(lambda child: None)
         self.leadership, self.plans = Leadership(wire), Plans(wire)
         self.a, self.b = self.pool("a", settings(1, 3)), self.pool("b", settings(0, 2))
 
-    def pool(self, model: str, settings: ModelSettings, code: str = SLEEPS) -> Pool:
-        return Pool(self.supervisor, model, settings, lambda worker_id: self.program(worker_id, model, code))
+    def pool(self, model: str, settings: ModelSettings, code: str = SLEEPS) -> PoolSupervisor:
+        return PoolSupervisor(self.supervisor, model, settings, lambda worker_id: self.program(worker_id, model, code))
 
     def program(self, worker_id: str, model: str, code: str) -> Program:
         log = self.folder / f"{worker_id}.log"
@@ -67,7 +67,7 @@ class Basin:
         assert await self.plans.publish(lead, [plan])
         return plan
 
-    async def size(self, pool: Pool, want: int) -> None:
+    async def size(self, pool: PoolSupervisor, want: int) -> None:
         await pool.follow(await self.plan(pool.model, want), self.plans, "up@here")
 
     @property
@@ -84,7 +84,7 @@ class Basin:
 
 
 @pytest.fixture
-async def basin(tmp_path: Path, wire: Wire) -> AsyncIterator[Basin]:
+async def basin(tmp_path: Path, wire: RedisClient) -> AsyncIterator[Basin]:
     basin = Basin(tmp_path, wire)
     yield basin
     basin.supervisor.kill("worker")
@@ -204,13 +204,13 @@ async def test_a_worker_beyond_its_memory_fails_alone(basin: Basin) -> None:
 
 def test_bounds_are_spread() -> None:
     """The processors fewest others are on; more than there are is all of them; nothing asked for, nothing bounded."""
-    assert Bounds.of(Resources(), []) == Bounds()
-    everything = Bounds.of(Resources(cpus=4096), [])
+    assert ProcessLimits.of(Resources(), []) == ProcessLimits()
+    everything = ProcessLimits.of(Resources(cpus=4096), [])
     assert everything.cpus == allowed()
     first = min(allowed())
-    others = [Bounds(frozenset({first}))]
+    others = [ProcessLimits(frozenset({first}))]
     if len(allowed()) > 1:
-        assert Bounds.of(Resources(cpus=1), others).cpus == frozenset({sorted(allowed())[1]})
+        assert ProcessLimits.of(Resources(cpus=1), others).cpus == frozenset({sorted(allowed())[1]})
 
 
 async def test_redis_down_changes_nothing(
@@ -219,7 +219,7 @@ async def test_redis_down_changes_nothing(
     """While the plan cannot be read the pools stay, and the log says why."""
     monkeypatch.setattr("cli.pool.POLL_S", 0.0)
     await basin.size(basin.a, 2)
-    wire = Wire.open(WireSettings(url="redis://127.0.0.1:1/0"))
+    wire = RedisClient.open(RedisSettings(url="redis://127.0.0.1:1/0"))
     following = asyncio.create_task(follow([basin.a], Plans(wire), "up@here"))
     async with asyncio.timeout(WAIT_S):
         while "cannot be followed" not in caplog.text:
@@ -234,11 +234,11 @@ async def test_redis_down_changes_nothing(
 async def test_each_shape_has_its_own_size(basin: Basin) -> None:
     """One plan for both pools of a model; a plan from before there were shapes changes neither."""
 
-    def shaped(shape: str, most: int) -> Pool:
+    def shaped(shape: str, most: int) -> PoolSupervisor:
         def program(worker_id: str) -> Program:
             return replace(basin.program(worker_id, "d", SLEEPS), shape=shape)
 
-        return Pool(basin.supervisor, "d", settings(0, most), program, shape)
+        return PoolSupervisor(basin.supervisor, "d", settings(0, most), program, shape)
 
     wide, narrow = shaped("wide", 1), shaped("narrow", 3)
     for shapes in ({}, {"wide": 1, "narrow": 2}, {"wide": 0, "narrow": 3}):
@@ -255,7 +255,7 @@ async def test_each_shape_has_its_own_size(basin: Basin) -> None:
     ]
 
 
-async def test_two_machines_share_what_is_wanted(basin: Basin, tmp_path: Path, wire: Wire) -> None:
+async def test_two_machines_share_what_is_wanted(basin: Basin, tmp_path: Path, wire: RedisClient) -> None:
     """Both follow one plan: together they have what is wanted, none moves, a dead one is replaced."""
     other = Basin(tmp_path, wire)
     try:
@@ -263,7 +263,7 @@ async def test_two_machines_share_what_is_wanted(basin: Basin, tmp_path: Path, w
         one.fill()
         two.fill()
 
-        async def follow(want: int, *pools: Pool, rounds: int = 3) -> list[int]:
+        async def follow(want: int, *pools: PoolSupervisor, rounds: int = 3) -> list[int]:
             plan = await basin.plan("m", want)
             for _ in range(rounds):
                 await asyncio.gather(*(pool.follow(plan, basin.plans, f"up@{pool is two}") for pool in pools))

@@ -13,10 +13,10 @@ from redis import Redis
 
 from cli.__main__ import main
 from runtime.config import ConfigError
-from streaming.batches.file_store import Shelf
+from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
 from streaming.keys import fleet_key, partition_key
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.store.identity import FORMAT, enter_store
 from streaming.store.reset import count_contents, reset_store
 
@@ -80,7 +80,7 @@ def test_a_reset_that_was_interrupted_leaves_no_store_to_start_on(asked: House, 
 
 
 async def test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_starts_on(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The identity is marked before anything is deleted; the same command again ends what was begun."""
     await enter_store(wire)
@@ -104,7 +104,7 @@ async def test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_st
     await enter_store(wire)
 
 
-async def test_each_kind_of_content_is_counted_for_what_it_is(wire: Wire) -> None:
+async def test_each_kind_of_content_is_counted_for_what_it_is(wire: RedisClient) -> None:
     """What a reset would lose: a different number of each, so that none is taken for another."""
     kinds = {"outbox": "broker", "dead": "", "hook_due": "endpoint", "due": ""}
     for number, (kind, name) in enumerate(kinds.items(), 1):
@@ -130,15 +130,15 @@ def test_a_store_in_use_is_not_reset(asked: House, redis: Redis, capsys: pytest.
 def test_show_and_adopt(asked: House, redis: Redis, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder of another deployment is adopted, which a person must confirm; doctor says so before."""
     folder = asked.folder / ".penstock" / "files"
-    Shelf(folder).adopt("dep_other")
+    FileStore(folder).adopt("dep_other")
     redis.hset(fleet_key("store"), mapping={"format": FORMAT, "partitions": 1, "deployment": "dep_ours"})
     main(["doctor"])
     assert "penstock store adopt --yes" in capsys.readouterr().out
     assert main(["store", "show", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["deployment"], shown["files_deployment"], shown["format"]) == ("dep_ours", "dep_other", FORMAT)
-    assert main(["store", "adopt"]) == 2 and Shelf(folder).owner == "dep_other"
-    assert main(["store", "adopt", "--yes"]) == 0 and Shelf(folder).owner == "dep_ours"
+    assert main(["store", "adopt"]) == 2 and FileStore(folder).owner == "dep_other"
+    assert main(["store", "adopt", "--yes"]) == 0 and FileStore(folder).owner == "dep_ours"
     capsys.readouterr()
     main(["doctor"])
     assert "adopt" not in capsys.readouterr().out
@@ -149,10 +149,10 @@ def test_adopt_without_yes_writes_nothing(
 ) -> None:
     """Neither to the folder nor to a store that has no identity yet, which may be the wrong one."""
     folder = asked.folder / ".penstock" / "files"
-    Shelf(folder).adopt("dep_other")
+    FileStore(folder).adopt("dep_other")
     assert main(["store", "adopt"]) == 2
     assert "nothing was changed" in capsys.readouterr().err
-    assert redis.keys("*") == [] and Shelf(folder).owner == "dep_other"
+    assert redis.keys("*") == [] and FileStore(folder).owner == "dep_other"
 
 
 def test_the_embedded_store_is_reset_while_nothing_runs(

@@ -46,8 +46,8 @@ from api.settings import ApiSettings, KeySettings
 from offline.settings import OfflineSettings
 from runtime.config import Config, load
 from streaming.keys import fleet_key
-from streaming.redis.client import Wire
-from streaming.settings import FilesSettings, ModelSettings, WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import FilesSettings, ModelSettings, RedisSettings
 from streaming.store.durability import check_level
 from workers.settings import WorkerSettings
 
@@ -91,7 +91,7 @@ def config_of(service: str, settings: Path) -> Config:
 def test_its_settings_are_settings(service: str, made: tuple[Path, str]) -> None:
     """File and variables together are what the role takes, and all roles find the same Redis and model."""
     config = config_of(service, made[0])
-    assert config.section("redis", WireSettings).url == "redis://redis:6379/0"
+    assert config.section("redis", RedisSettings).url == "redis://redis:6379/0"
     assert SERVICES[service]["env_file"] == f"./secrets/{service}.env"
     login = logins(made[0].parent)[service]
     assert re.fullmatch(rf"redis://{service}:[0-9a-f]{{48}}@redis:6379/0", login)
@@ -324,7 +324,7 @@ async def test_redis_keeps_what_is_promised(tmp_path: Path) -> None:
     assert program == "redis-server"
     at = options.index("--aclfile")
     with redis_process(tmp_path, None, *options[:at], *options[at + 2 :]) as url:
-        wire = Wire.open(WireSettings(url=url))
+        wire = RedisClient.open(RedisSettings(url=url))
         try:
             assert await check_level(wire) == []
         finally:
@@ -334,7 +334,7 @@ async def test_redis_keeps_what_is_promised(tmp_path: Path) -> None:
 async def test_a_role_may_not_read_the_servers_settings(made: tuple[Path, str], tmp_path: Path) -> None:
     """Passwords are among them. All it lacks is the fsync, which it then says it cannot check."""
     with guarded_redis(made[0].parent, tmp_path) as urls:
-        wire = Wire.open(WireSettings(url=urls["api"]))
+        wire = RedisClient.open(RedisSettings(url=urls["api"]))
         try:
             (warning,) = await check_level(wire)
         finally:

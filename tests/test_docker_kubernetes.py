@@ -37,7 +37,7 @@ from scheduler.pools.kubernetes import KubernetesPool
 from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.fleet.plans import Plan
 from streaming.jobs.messages import Process
-from streaming.settings import ModelSettings, WireSettings
+from streaming.settings import ModelSettings, RedisSettings
 from workers.settings import LlamacppSettings, TrtllmSettings, WorkerSettings
 
 OVERLAYS = ["cpu", "tensorrt-llm"]
@@ -232,7 +232,7 @@ def test_the_settings_are_settings(made: tuple[str, Path, str]) -> None:
     keyring = Keyring(api.table("keys", KeySettings))
     check_exposure(api.section("api", ApiSettings).host, keyring)
     assert keyring.caller(f"Bearer {key}").tenant == "first"
-    redis = config.section("redis", WireSettings).url
+    redis = config.section("redis", RedisSettings).url
     services = {service["metadata"]["name"] for service in of_kind(overlay, "Service")}
     assert redis.split("/")[2].split(":")[0] in services or "example" in redis, "nobody answers there"
     for role, url in logins(settings.parent).items():

@@ -20,7 +20,7 @@ import pytest
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from streaming.keys import partition_key
 from workers.engines.sim.engine import count_tokens, prompt_text, token_text
 
@@ -28,7 +28,7 @@ TOKENS = 400
 
 
 def said(text: str, tokens: int = TOKENS) -> str:
-    prompt = prompt_text((Turn("user", text),))
+    prompt = prompt_text((ChatTurn("user", text),))
     return "".join(token_text(prompt, index) for index in range(tokens))
 
 

@@ -14,8 +14,8 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from offline.app import HARD_LIMIT_S, QUEUE, VISIBILITY_S, broker, build_app
-from offline.batch.bell import Bell
-from offline.broker.connection import Broken, Broker
+from offline.batch.bell import DueNotifier
+from offline.broker.connection import Broker, BrokerUnavailable
 from offline.settings import OfflineSettings
 from runtime.config import ConfigError
 from streaming.batches.store import Batches
@@ -23,8 +23,8 @@ from streaming.errors import Unavailable
 from streaming.jobs.messages import Batch
 from streaming.keys import BROKER
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics
 
 
@@ -33,7 +33,7 @@ def nothing(_batch: str, _telling: int) -> None:
 
 
 def at(url: str, **own: str) -> tuple[str, dict[str, Any]]:
-    return broker(OfflineSettings(**own), WireSettings(url=url))
+    return broker(OfflineSettings(**own), RedisSettings(url=url))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_cluster_needs_another() -> None:
 def test_it_is_set_as_it_must_be() -> None:
     """Late acknowledgement, JSON alone, one message a task, no task beyond half the visibility timeout, and nobody at
     the broker commands the process. The task's name is one that processes of two versions share."""
-    app = build_app(OfflineSettings(), WireSettings(), nothing)
+    app = build_app(OfflineSettings(), RedisSettings(), nothing)
     conf = app.conf
     assert conf.task_acks_late and conf.task_reject_on_worker_lost and conf.worker_prefetch_multiplier == 1
     assert conf.accept_content == conf.result_accept_content == ["json"] and conf.task_serializer == "json"
@@ -96,7 +96,7 @@ def test_it_is_set_as_it_must_be() -> None:
 def test_a_brokers_certificate_and_name_are_checked(url: str, tls: object) -> None:
     """Whatever kombu does when nobody says."""
     own, redis = ({"broker_url": url}, {}) if url.startswith("amqp") else ({}, {"url": url})
-    app = build_app(OfflineSettings(**own), WireSettings(**redis), nothing)
+    app = build_app(OfflineSettings(**own), RedisSettings(**redis), nothing)
     assert app.conf.broker_use_ssl == tls
     app.close()
 
@@ -109,8 +109,12 @@ async def test_over_tls_nobody_is_believed_without_a_certificate(
     authority = Authority(tmp_path / "authority")
 
     async def failures(port: int, host: str, more: str = "") -> list[str]:
-        settings, found = WireSettings(url=f"rediss://{host}:{port}/0{more}"), []
-        wire, app, broker = Wire.open(settings), build_app(OfflineSettings(), settings, nothing), Broker(settings.url)
+        settings, found = RedisSettings(url=f"rediss://{host}:{port}/0{more}"), []
+        wire, app, broker = (
+            RedisClient.open(settings),
+            build_app(OfflineSettings(), settings, nothing),
+            Broker(settings.url),
+        )
         steps = (
             wire.ping(),
             asyncio.to_thread(app.connection_for_write().channel),  # send_task does so, and tries again for seconds
@@ -118,7 +122,7 @@ async def test_over_tls_nobody_is_believed_without_a_certificate(
         )
         for ended in await asyncio.gather(*steps, return_exceptions=True):
             if isinstance(ended, BaseException):
-                assert isinstance(ended, Unavailable | RedisConnectionError | Broken), ended
+                assert isinstance(ended, Unavailable | RedisConnectionError | BrokerUnavailable), ended
                 found.append(str(ended))
         await wire.close()
         app.close()
@@ -140,8 +144,8 @@ async def test_over_tls_nobody_is_believed_without_a_certificate(
 
 async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis_url: str) -> None:
     """However many bells ring; a lost message is sent again after a while, and the old one is worth nothing."""
-    settings = WireSettings(url=redis_url, lease_ms=400)
-    wire, app = Wire.open(settings), build_app(OfflineSettings(), settings, nothing)
+    settings = RedisSettings(url=redis_url, lease_ms=400)
+    wire, app = RedisClient.open(settings), build_app(OfflineSettings(), settings, nothing)
     batches = Batches(wire)
     try:
         for _ in range(3):
@@ -151,12 +155,12 @@ async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis
             )  # fmt: skip
             await batches.create(batch, "digest")
         metrics = Metrics.start("", "offline")
-        bells = [Bell(batches, app, metrics) for _ in range(4)]
-        assert sum(await asyncio.gather(*(bell.ring() for bell in bells))) == 3
+        bells = [DueNotifier(batches, app, metrics) for _ in range(4)]
+        assert sum(await asyncio.gather(*(bell.notify() for bell in bells))) == 3
         with Redis.from_url(redis_url) as redis:
             assert redis.llen(f"{BROKER}{QUEUE}") == 3
             redis.delete(f"{BROKER}{QUEUE}")
-            assert await until(bells[0].ring) == 3
+            assert await until(bells[0].notify) == 3
             assert redis.llen(f"{BROKER}{QUEUE}") == 3
             page = metrics.expose().decode()
             assert 'penstock_batch_tellings_total{reason="due"} 3.0' in page

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from offline.broker import consumer
-from offline.broker.connection import Broken, Broker, check_broker
+from offline.broker.connection import Broker, BrokerUnavailable, check_broker
 from offline.broker.consumer import Consumer
 from runtime.config import ConfigError
 from streaming.settings import EventSettings
@@ -53,7 +53,7 @@ async def test_a_connection_that_is_listened_to_has_a_heartbeat(monkeypatch: pyt
 
         def connect(self) -> None:
             loop.call_soon_threadsafe(tried.set)
-            raise Broken("nobody is there")
+            raise BrokerUnavailable("nobody is there")
 
     monkeypatch.setattr(consumer, "Broker", Away)
     metrics = Metrics.start("", "offline")

@@ -15,11 +15,11 @@ from redis import Redis
 from offline.broker.cloudevents import cloud_event
 from offline.broker.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
-from streaming.events.outbox import Event, Wanted
+from streaming.events.outbox import Event, EventSubscriptions
 from streaming.jobs.messages import Job
 from streaming.jobs.queue import Accepted, Queue
-from streaming.redis.client import Wire
-from streaming.settings import EventSettings, ModelSettings, QuotaSettings, WebhookSettings, WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import EventSettings, ModelSettings, QuotaSettings, RedisSettings, WebhookSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 
@@ -53,9 +53,9 @@ def test_an_event_is_a_cloud_event_and_its_id_is_made_of_what_happened() -> None
 
 def test_only_those_who_are_asked_for_are_named() -> None:
     row = WebhookSettings(url="https://example.com", secret=SECRET, tenant="a", events=("batch.failed",))
-    wanted = Wanted(EventSettings(), {"x": row})
+    wanted = EventSubscriptions(EventSettings(), {"x": row})
     assert (wanted.of_jobs("a"), wanted.of_batches("a"), wanted.of_batches("b")) == ("", "w", "")
-    wanted = Wanted(EventSettings(publish_url="redis://127.0.0.1"), {"x": row})
+    wanted = EventSubscriptions(EventSettings(publish_url="redis://127.0.0.1"), {"x": row})
     assert (wanted.of_jobs("a"), wanted.of_batches("a"), wanted.of_batches("b")) == ("b", "bw", "b")
 
 
@@ -97,7 +97,9 @@ def test_what_cannot_be_a_job_is_put_aside_with_the_reason(empty_house: House, b
     assert bytes(rejected[0][1]) == b"not json" or rejected[0][1] == "not json"
 
 
-async def test_a_message_that_makes_its_taker_fail_is_put_aside(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_makes_its_taker_fail_is_put_aside(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It comes again a few times, then it is rejected with the reason; what comes beside it is taken."""
     intake = Intake(
         wire,
@@ -105,7 +107,7 @@ async def test_a_message_that_makes_its_taker_fail_is_put_aside(wire: Wire, monk
         StoreMonitor(wire),
         {"sim": ModelSettings(engine="sim")},
         EventSettings(),
-        Wanted(EventSettings(), {}),
+        EventSubscriptions(EventSettings(), {}),
         64,
     )
     await intake._store.require()
@@ -133,9 +135,9 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
 ) -> None:
     """The lane is full, or its tenant's quota, or the store is away: it comes again and again, and harms nobody."""
     known, events = {"sim": ModelSettings(engine="sim")}, EventSettings()
-    wire = Wire.open(WireSettings(url=redis_url, lane_limit=1 if refusal is LaneFull else 9))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lane_limit=1 if refusal is LaneFull else 9))
     monitor, quota = StoreMonitor(wire), QuotaSettings(jobs=1 if refusal is QuotaExceeded else 9)
-    intake = Intake(wire, Headroom(wire), monitor, known, events, Wanted(events, {}), 64, quota=quota)
+    intake = Intake(wire, Headroom(wire), monitor, known, events, EventSubscriptions(events, {}), 64, quota=quota)
     message = json.dumps(body("hello")).encode()
     if refusal is not Unavailable:  # else nothing is accepted until the store was looked at
         await monitor.require()
@@ -147,12 +149,12 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
     await wire.close()
 
 
-async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: Wire) -> None:
+async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: RedisClient) -> None:
     """A message that would exceed it waits in the broker, as one for which the store has no room."""
     known, events = {"sim": ModelSettings(engine="sim")}, EventSettings()
     monitor = StoreMonitor(wire)
     quota = QuotaSettings(jobs=2)
-    intake = Intake(wire, Headroom(wire), monitor, known, events, Wanted(events, {}), 64, quota=quota)
+    intake = Intake(wire, Headroom(wire), monitor, known, events, EventSubscriptions(events, {}), 64, quota=quota)
     await monitor.require()
     one, two = [await intake.accept(json.dumps(body(name)).encode(), name) for name in ("one", "two")]
     with pytest.raises(QuotaExceeded) as refused:
@@ -161,10 +163,10 @@ async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: Wire) -> Non
     assert await intake.accept(json.dumps(body("two")).encode(), "two") == two != one
 
 
-async def test_a_message_id_is_as_long_as_it_may_be_and_no_longer(wire: Wire) -> None:
+async def test_a_message_id_is_as_long_as_it_may_be_and_no_longer(wire: RedisClient) -> None:
     """One character more, or none at all, and the message is rejected."""
     known, events, monitor = {"sim": ModelSettings(engine="sim")}, EventSettings(), StoreMonitor(wire)
-    intake = Intake(wire, Headroom(wire), monitor, known, events, Wanted(events, {}), 64)
+    intake = Intake(wire, Headroom(wire), monitor, known, events, EventSubscriptions(events, {}), 64)
     await monitor.require()
     message = json.dumps(body("hello")).encode()
     assert (await intake.accept(message, "i" * MAX_MESSAGE_ID)).startswith("job_")

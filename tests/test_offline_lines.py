@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 from batching import jsonl, line
 
-from offline.batch.lines import Lines, Tools
-from streaming.batches.ledger import Outcome, Plan
-from streaming.batches.store import Hold
+from offline.batch.lines import BatchTools, Lines
+from streaming.batches.ledger import InputPlan, LineOutcome
+from streaming.batches.store import BatchLease
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import Batch, BatchState, Failure, Progress, State, Terminal
-from streaming.jobs.records import Journal
+from streaming.jobs.messages import Batch, BatchProgress, BatchState, Failure, JobState, Terminal
+from streaming.jobs.records import JobReader
 from streaming.keys import partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
@@ -23,10 +23,10 @@ from streaming.store.monitor import StoreMonitor
 RETRIES = 2
 
 
-async def one_line(wire: Wire, folder: Path, data: bytes = jsonl([line(1)])) -> Lines:
+async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)])) -> Lines:
     """A turn at a batch of one line, which is in the queue if it can be."""
     (folder / "input").write_bytes(data)
-    plan = Plan()
+    plan = InputPlan()
     plan.order.append(plan.add(1, 0, len(data)))
     plan.save(folder)
     batch = Batch(
@@ -34,8 +34,8 @@ async def one_line(wire: Wire, folder: Path, data: bytes = jsonl([line(1)])) -> 
         input_file="file", window="none", output_keep_ms=3_600_000,
     )  # fmt: skip
     now_ms = await wire.now_ms()
-    hold = Hold(batch, 1, now_ms, BatchState.IN_PROGRESS, False, now_ms, 0, Progress())
-    tools = Tools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES), 64)
+    hold = BatchLease(batch, 1, now_ms, BatchState.IN_PROGRESS, False, now_ms, 0, BatchProgress())
+    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES), 64)
     lines = Lines(tools, hold, folder)
     await lines.open()
     await put(lines)
@@ -52,38 +52,40 @@ async def claim_one(lease: Lease) -> Claim:
     return claim
 
 
-async def test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process(wire: Wire, tmp_path: Path) -> None:
+async def test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process(
+    wire: RedisClient, tmp_path: Path
+) -> None:
     """This process cannot read it: it writes nothing down, and the line stays where the other one finds it."""
     lines, lease = await one_line(wire, tmp_path), Lease(wire, "sim")
     await lease.register()
     claim = await claim_one(lease)
-    end = Terminal(claim.job.id, State.COMPLETED, 0, ("stop",))
+    end = Terminal(claim.job.id, JobState.COMPLETED, 0, ("stop",))
     await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
     newer = msgspec.msgpack.encode(["t2", claim.job.id])
     await wire.redis.hset(partition_key(0, "job", claim.job.id), "record", newer)  # type: ignore[misc]
-    assert (await Journal(wire).record(claim.job.id)).newer
+    assert (await JobReader(wire).record(claim.job.id)).newer
     assert await lines.collect() == 0
     assert lines.progress().in_queue == 1 and lines.progress().failed == 0 and not lines.done
     assert list(lines.ledger.ends) == [None] and list(lines.ledger.attempts) == [0]
     lines.close()
 
 
-async def test_a_line_that_an_older_version_took_ends_with_the_error(wire: Wire, tmp_path: Path) -> None:
+async def test_a_line_that_an_older_version_took_ends_with_the_error(wire: RedisClient, tmp_path: Path) -> None:
     """It was read before there was this bound: the batch goes on without it."""
     lines = await one_line(wire, tmp_path, jsonl([line(1, z=[[]] * 100_000)]))
     assert lines.done and lines.progress().failed == 1
-    assert [end.outcome for end in lines.ledger.ends if end] == [Outcome.FAILED]
+    assert [end.outcome for end in lines.ledger.ends if end] == [LineOutcome.FAILED]
     lines.close()
 
 
-async def test_a_line_is_tried_again_as_often_as_is_set(wire: Wire, tmp_path: Path) -> None:
+async def test_a_line_is_tried_again_as_often_as_is_set(wire: RedisClient, tmp_path: Path) -> None:
     """Its first try and `retries` more, each as a new job; then its error is its answer."""
     lines, lease, jobs = await one_line(wire, tmp_path), Lease(wire, "sim"), list[str]()
     await lease.register()
     while True:
         claim = await claim_one(lease)
         jobs.append(claim.job.id)
-        end = Terminal(claim.job.id, State.FAILED, 0, failure=Failure("engine_error", "It broke.", 500))
+        end = Terminal(claim.job.id, JobState.FAILED, 0, failure=Failure("engine_error", "It broke.", 500))
         await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
         await lines.collect()
         if lines.done:
@@ -93,5 +95,5 @@ async def test_a_line_is_tried_again_as_often_as_is_set(wire: Wire, tmp_path: Pa
     assert len(set(jobs)) == len(jobs) == 1 + RETRIES
     assert (lines.progress().failed, lines.progress().retried) == (1, RETRIES)
     (row,) = lines.ledger.ends
-    assert row is not None and row.outcome is Outcome.FAILED
+    assert row is not None and row.outcome is LineOutcome.FAILED
     lines.close()

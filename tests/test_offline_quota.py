@@ -16,14 +16,14 @@ from openai import OpenAI
 from openai.types import Batch as BatchObject
 from redis import Redis
 
-from offline.batch.lines import Lines, Tools
+from offline.batch.lines import BatchTools, Lines
 from offline.batch.survey import Terms, survey
-from streaming.batches.ledger import Outcome, Segment
-from streaming.batches.store import Hold
-from streaming.jobs.messages import Batch, BatchState, Capabilities, Job, ModelCard, Progress
+from streaming.batches.ledger import LineOutcome, Segment
+from streaming.batches.store import BatchLease
+from streaming.jobs.messages import Batch, BatchProgress, BatchState, Capabilities, Job, ModelCard
 from streaming.keys import partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
@@ -121,13 +121,13 @@ def test_a_quota_of_a_thousand_tokens_holds(empty_house: House, ann: OpenAI) -> 
 
 
 @pytest.fixture
-async def lines(wire: Wire, tmp_path: Path) -> AsyncIterator[Lines]:
+async def lines(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Lines]:
     """A turn at a batch of ten lines of different weight, of which the fourth has its answer."""
     asked = [line(number, f"line {number}", n=1 + number % 3) for number in range(10)]
     (tmp_path / "input").write_bytes(jsonl(asked))
     segment = Segment(tmp_path, 1)
     found = survey(tmp_path / "input", Terms("/v1/chat/completions", {"sim"}, 100, cards=CARDS), segment)
-    segment.add(3, Outcome.DONE, 0, b"{}")
+    segment.add(3, LineOutcome.DONE, 0, b"{}")
     segment.commit()
     segment.close()
     found.plan.save(tmp_path)
@@ -135,10 +135,10 @@ async def lines(wire: Wire, tmp_path: Path) -> AsyncIterator[Lines]:
         id="batch_00" + "0" * 30, tenant="t", ceiling=Priority.BATCH, endpoint="/v1/chat/completions", input_file="f",
         window="none", output_keep_ms=1000,
     )  # fmt: skip
-    hold = Hold(batch, 2, 0, BatchState.IN_PROGRESS, False, 0, 0, Progress(total=10))
+    hold = BatchLease(batch, 2, 0, BatchState.IN_PROGRESS, False, 0, 0, BatchProgress(total=10))
     headroom, monitor = Headroom(wire), StoreMonitor(wire)
     await monitor.require()
-    lines = Lines(Tools(wire, headroom, monitor, ("sim",), BatchSettings(window=4), 64), hold, tmp_path)
+    lines = Lines(BatchTools(wire, headroom, monitor, ("sim",), BatchSettings(window=4), 64), hold, tmp_path)
     yield lines
     lines.close()
 
@@ -174,33 +174,35 @@ async def test_what_is_left_is_what_has_no_answer(lines: Lines, monkeypatch: pyt
     await lines.give_up()
     assert lines.tokens_left == whole
     first = min(queued.values())
-    lines._segment.add(first, Outcome.FAILED, 9, b"{}")
+    lines._segment.add(first, LineOutcome.FAILED, 9, b"{}")
     await lines._commit()
     assert lines.tokens_left == whole - units(first)
-    lines._segment.add(first, Outcome.FAILED, 9, b"{}")  # by a turn that was overtaken
+    lines._segment.add(first, LineOutcome.FAILED, 9, b"{}")  # by a turn that was overtaken
     await lines._commit()
     assert lines.tokens_left == whole - units(first)
 
 
 async def test_nothing_is_said_of_a_ledger_that_is_being_read(
-    lines: Lines, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: Lines, wire: RedisClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn that begins says how far the batch is every second, also while it reads: it must not give the quota back,
     nor take back what was completed."""
-    from offline.batch.turn import Bench, Turn  # noqa: PLC0415
-    from streaming.batches.file_store import Shelf  # noqa: PLC0415
-    from streaming.batches.store import Batches, Verdict  # noqa: PLC0415
+    from offline.batch.turn import BatchTurn, TurnContext  # noqa: PLC0415
+    from streaming.batches.file_store import FileStore  # noqa: PLC0415
+    from streaming.batches.store import Batches, SaveResult  # noqa: PLC0415
     from telemetry.metrics import Metrics  # noqa: PLC0415
 
     said: list[tuple[int | None, int]] = []
 
-    async def save(batches: Batches, hold: Hold, state: BatchState, progress: Progress, **more: Any) -> Verdict:
+    async def save(
+        batches: Batches, hold: BatchLease, state: BatchState, progress: BatchProgress, **more: Any
+    ) -> SaveResult:
         said.append((more["tokens"], progress.total))
-        return Verdict(0, state, False)
+        return SaveResult(0, state, False)
 
     monkeypatch.setattr(Batches, "save", save)
     metrics = Metrics.start("", "offline")
-    turn = Turn(Bench(lines._tools, Shelf(tmp_path), metrics, 10, 1.0), lines._hold, asyncio.Event())
+    turn = BatchTurn(TurnContext(lines._tools, FileStore(tmp_path), metrics, 10, 1.0), lines._hold, asyncio.Event())
     turn._lines = lines
     await turn._say()
     await lines.open()

@@ -14,8 +14,8 @@ from batching import begin, client, content, ended, line, nothing_left_over
 from house import House, eventually, redis_process
 
 from offline.batch.ending import Ending, note_ending, noted_ending
-from streaming.batches.file_store import DAY_S, Shelf
-from streaming.jobs.messages import BatchState, Progress, StoredFile
+from streaming.batches.file_store import DAY_S, FileStore
+from streaming.jobs.messages import BatchProgress, BatchState, StoredFile
 
 OPTIONS = ("--appendonly", "yes", "--appendfsync", "always")
 LINES = 60
@@ -65,7 +65,7 @@ def test_a_batch_that_had_ended_ends_again_as_it_did(tmp_path: Path) -> None:
         assert [batch.status for batch in before] == ["completed", "cancelled", "completed", "completed"]
         output = content(openai, before[0].output_file_id)
         nothing_left_over(tmp_path)
-    shelf = Shelf(tmp_path / ".penstock" / "files")
+    shelf = FileStore(tmp_path / ".penstock" / "files")
     shelf.set_aside("files", before[0].output_file_id or "")
     for path in (shelf.folder / "ended").iterdir():
         if path.name.startswith((batches[2].id, batches[3].id)):
@@ -93,23 +93,23 @@ def test_a_batch_that_had_ended_ends_again_as_it_did(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "files")
+def shelf(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "files")
 
 
-def a_file(shelf: Shelf, name: str) -> StoredFile:
+def a_file(shelf: FileStore, name: str) -> StoredFile:
     incoming = shelf.open_incoming()
     shelf.keep(incoming, name)
     return StoredFile(id=name, tenant="t", name=name, size=0, purpose="batch_output", created_ms=1, expires_ms=2)
 
 
-def test_the_last_note_whose_files_are_there_counts(shelf: Shelf) -> None:
+def test_the_last_note_whose_files_are_there_counts(shelf: FileStore) -> None:
     """A turn that was overtaken may have left one whose files it has removed; a half-readable one is none."""
     file, other = a_file(shelf, "file-a"), a_file(shelf, "file-b")
     assert noted_ending(shelf, "batch_a") is None
-    first = Ending(BatchState.COMPLETED, Progress(total=3, output_file="file-a"), (file,))
+    first = Ending(BatchState.COMPLETED, BatchProgress(total=3, output_file="file-a"), (file,))
     note_ending(shelf, "batch_a", 9, first)
-    note_ending(shelf, "batch_a", 10, Ending(BatchState.EXPIRED, Progress(total=3), (other,)))
+    note_ending(shelf, "batch_a", 10, Ending(BatchState.EXPIRED, BatchProgress(total=3), (other,)))
     shelf.note("batch_a", 11, b"{")
     shelf.note("batch_b", 12, b"{}")
     last = noted_ending(shelf, "batch_a")
@@ -120,10 +120,10 @@ def test_the_last_note_whose_files_are_there_counts(shelf: Shelf) -> None:
     assert noted_ending(shelf, "batch_a") is None
 
 
-def test_notes_are_kept_as_long_as_records(shelf: Shelf) -> None:
+def test_notes_are_kept_as_long_as_records(shelf: FileStore) -> None:
     """And no longer."""
-    note_ending(shelf, "batch_a", 1, Ending(BatchState.FAILED, Progress()))
-    note_ending(shelf, "batch_b", 1, Ending(BatchState.FAILED, Progress()))
+    note_ending(shelf, "batch_a", 1, Ending(BatchState.FAILED, BatchProgress()))
+    note_ending(shelf, "batch_b", 1, Ending(BatchState.FAILED, BatchProgress()))
     old = time.time() - 31 * DAY_S
     os.utime(shelf.folder / "ended" / "batch_a.00000001", (old, old))
     shelf.end_notes(30 * DAY_S)

@@ -15,20 +15,20 @@ from house import House, redis_process
 
 from api.openai.errors import too_large_for_store
 from offline.batch import lines as lines_module
-from offline.batch.lines import Lines, Tools
+from offline.batch.lines import BatchTools, Lines
 from offline.batch.survey import Terms, survey
 from offline.broker.intake import Intake, Rejected
 from streaming.batches.ledger import Segment
-from streaming.batches.store import Hold
+from streaming.batches.store import BatchLease
 from streaming.errors import NeverFits, StoreFull
-from streaming.events.outbox import Wanted
+from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Batch, BatchState, Capabilities, Job, ModelCard, Progress, Sampling, Text
+from streaming.jobs.messages import Batch, BatchProgress, BatchState, Capabilities, Job, ModelCard, Sampling, Text
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reservation import TOKEN, owed_bytes
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import BatchSettings, EventSettings, ModelSettings, WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import BatchSettings, EventSettings, ModelSettings, RedisSettings
 from streaming.store.memory import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, max_job_bytes
 from streaming.store.monitor import StoreMonitor
 
@@ -123,10 +123,10 @@ def test_a_line_that_never_fits_is_answered_with_the_error(small_house: House) -
 
 
 @pytest.fixture
-async def small(tmp_path: Path) -> AsyncIterator[Wire]:
+async def small(tmp_path: Path) -> AsyncIterator[RedisClient]:
     """The wire to a store of 32 MB."""
     with redis_process(tmp_path, None, "--appendonly", "yes", *LIMIT) as url:
-        wire = Wire.open(WireSettings(url=url))
+        wire = RedisClient.open(RedisSettings(url=url))
         yield wire
         await wire.close()
 
@@ -147,7 +147,7 @@ def tokens_of(size: int) -> int:
     return size // TOKEN
 
 
-async def test_what_is_refused_for_good_depends_on_the_store_alone(small: Wire) -> None:
+async def test_what_is_refused_for_good_depends_on_the_store_alone(small: RedisClient) -> None:
     """Not on what others hold: a full store refuses for now what an idle one would take, and lines by their share. A
     job just below the bound is accepted by an idle store, so nothing waits for room that never comes."""
     headroom = Headroom(small)
@@ -179,7 +179,7 @@ async def test_what_is_refused_for_good_depends_on_the_store_alone(small: Wire) 
         await queue.put(a_job(queue, tokens_of(door)))
 
 
-async def test_a_key_leads_to_its_job_whatever_the_store_gives_now(small: Wire) -> None:
+async def test_a_key_leads_to_its_job_whatever_the_store_gives_now(small: RedisClient) -> None:
     """The store was larger when it was accepted."""
     headroom = Headroom(small)
     queue, job = Queue(small, headroom), a_job(Queue(small), tokens_of(15 * MIB))
@@ -192,13 +192,13 @@ async def test_a_key_leads_to_its_job_whatever_the_store_gives_now(small: Wire) 
         await queue.put(a_job(queue, tokens_of(15 * MIB)), idempotency_key="other", digest="d")
 
 
-async def test_a_message_that_never_fits_is_rejected(small: Wire) -> None:
+async def test_a_message_that_never_fits_is_rejected(small: RedisClient) -> None:
     """As any that can never be a job, so that those behind it are taken."""
     headroom, monitor = Headroom(small), StoreMonitor(small)
     await monitor.require()
     await headroom.look()
     known = {"sim": ModelSettings(engine="sim")}
-    intake = Intake(small, headroom, monitor, known, EventSettings(), Wanted(EventSettings(), {}), 64)
+    intake = Intake(small, headroom, monitor, known, EventSettings(), EventSubscriptions(EventSettings(), {}), 64)
     asked = {"endpoint": "/v1/completions", **HUGE}
     with pytest.raises(Rejected) as caught:
         await intake.accept(json.dumps(asked).encode(), "huge")
@@ -210,7 +210,7 @@ async def test_a_message_that_never_fits_is_rejected(small: Wire) -> None:
 
 
 @pytest.fixture
-async def begin(small: Wire, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+async def begin(small: RedisClient, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Makes a turn at a batch of lines that may need so many MiB each, on the store of 32 MB."""
     begun: list[Lines] = []
     headroom, monitor = Headroom(small), StoreMonitor(small)
@@ -236,8 +236,8 @@ async def begin(small: Wire, tmp_path: Path) -> AsyncIterator[Callable[..., Any]
             id=f"batch_00{len(begun):030x}", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
             input_file="f", window="none", output_keep_ms=1000,
         )  # fmt: skip
-        hold = Hold(batch, 2, 0, BatchState.IN_PROGRESS, False, 0, 0, Progress(total=len(sizes)))
-        lines = Lines(Tools(small, headroom, monitor, ("sim",), BatchSettings(window=window), 64), hold, folder)
+        hold = BatchLease(batch, 2, 0, BatchState.IN_PROGRESS, False, 0, 0, BatchProgress(total=len(sizes)))
+        lines = Lines(BatchTools(small, headroom, monitor, ("sim",), BatchSettings(window=window), 64), hold, folder)
         begun.append(lines)
         await lines.open()
         await headroom.look()
@@ -261,7 +261,7 @@ async def end(lines: Lines, *which: int) -> None:
     await lines._tools.headroom.look()
 
 
-async def test_a_line_that_waits_for_room_lets_smaller_ones_pass(small: Wire, begin: Callable[..., Any]) -> None:
+async def test_a_line_that_waits_for_room_lets_smaller_ones_pass(small: RedisClient, begin: Callable[..., Any]) -> None:
     """It keeps its place in front of all others, and is put as soon as there is room; the others keep their order."""
     lines: Lines = await begin(12, 12, 1, 12, 1, 1)
     assert await lines.feed() == 0
@@ -276,7 +276,7 @@ async def test_a_line_that_waits_for_room_lets_smaller_ones_pass(small: Wire, be
     assert queued(lines) == [2, 3, 4, 5] and not lines._waiting
 
 
-async def test_lines_that_wait_take_no_place_in_the_window(small: Wire, begin: Callable[..., Any]) -> None:
+async def test_lines_that_wait_take_no_place_in_the_window(small: RedisClient, begin: Callable[..., Any]) -> None:
     """More of them than the window has places, and smaller ones behind them, are put in one round."""
     lines: Lines = await begin(15, *[15] * 20, *[0.01] * 8, window=4)
     await lines.feed()
@@ -284,7 +284,7 @@ async def test_lines_that_wait_take_no_place_in_the_window(small: Wire, begin: C
 
 
 async def test_lines_that_wait_are_not_read_again(
-    small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor encoded and tried, while what they need is not there: they may be large, and are looked at often. No more
     than LOOK_AHEAD are ever passed over."""
@@ -301,7 +301,7 @@ async def test_lines_that_wait_are_not_read_again(
 
 
 async def test_smaller_lines_do_not_keep_a_larger_one_waiting_for_ever(
-    small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After so many the batch's lines in the queue end without new ones behind them, and the larger one has its turn
     long before the last of them."""
@@ -320,7 +320,7 @@ async def test_smaller_lines_do_not_keep_a_larger_one_waiting_for_ever(
 
 
 async def test_lines_pass_one_that_others_keep_from_its_room(
-    small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the queue has no line of the batch and there is still no room for the larger one, waiting is no use: the
     smaller ones go on, to the last."""
@@ -338,7 +338,7 @@ async def test_lines_pass_one_that_others_keep_from_its_room(
 
 
 async def test_lines_that_are_being_put_when_the_store_goes_away_keep_their_order(
-    small: Wire, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were passed over, those on their way, and those behind them."""
     lines: Lines = await begin(15, 15, 1, 1, 15, 1)

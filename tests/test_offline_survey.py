@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from batching import jsonl, line
 
-from offline.batch.survey import MAX_FAULTS, Interrupted, Survey, Terms, survey
-from streaming.batches.ledger import Answers, Ledger, Outcome, Segment
+from offline.batch.survey import MAX_FAULTS, Survey, SurveyInterrupted, Terms, survey
+from streaming.batches.ledger import AnswerReader, Ledger, LineOutcome, Segment
 
 TERMS = Terms("/v1/chat/completions", {"sim", "other"}, 1000)
 
@@ -74,7 +74,7 @@ def test_a_heavy_line_is_answered_with_the_error(tmp_path: Path) -> None:
     nested = jsonl([deep]).replace(b'"DEEP"', b"[" * 250 + b"]" * 250)
     found, ledger = surveyed(tmp_path, jsonl([line(0), heavy]) + nested + jsonl([line(3)]))
     assert (found.faults, found.refused, list(found.plan.order)) == ([], 2, [0, 3])
-    with Answers(tmp_path) as answers:
+    with AnswerReader(tmp_path) as answers:
         kept = [json.loads(answers.read(end)) for end in ledger.ends if end]
     codes = [each["response"]["body"]["error"]["code"] for each in kept]
     assert codes == ["body_too_complex", "invalid_request_error"]
@@ -101,7 +101,7 @@ def test_a_wrong_request_is_that_lines_answer(tmp_path: Path) -> None:
     lines = [line(0), line(1, model="gone"), line(2, temperature=9), line(3, messages=[]), line(4)]
     found, ledger = surveyed(tmp_path, jsonl(lines))
     assert (found.faults, found.refused, list(found.plan.order)) == ([], 3, [0, 4])
-    assert [end.outcome if end else None for end in ledger.ends] == [None, *[Outcome.FAILED] * 3, None]
+    assert [end.outcome if end else None for end in ledger.ends] == [None, *[LineOutcome.FAILED] * 3, None]
 
 
 def test_equal_lines_are_computed_once_if_their_answer_is_sure(tmp_path: Path) -> None:
@@ -133,5 +133,5 @@ def test_lines_that_begin_alike_follow_each_other(tmp_path: Path) -> None:
 
 def test_it_stops_when_it_is_to(tmp_path: Path) -> None:
     """In the middle of a long input."""
-    with pytest.raises(Interrupted):
+    with pytest.raises(SurveyInterrupted):
         surveyed(tmp_path, jsonl([line(number) for number in range(500)]), go_on=lambda: False)

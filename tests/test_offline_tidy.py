@@ -16,15 +16,15 @@ from house import House, eventually, redis_process
 from openai import OpenAI
 from redis import Redis
 
-from offline.batch.desk import Desk
-from offline.batch.lines import Tools
-from offline.batch.turn import Bench
-from streaming.batches.file_store import DAY_S, STRAY_S, Shelf
+from offline.batch.desk import BatchRunner
+from offline.batch.lines import BatchTools
+from offline.batch.turn import TurnContext
+from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, FileStore
 from streaming.batches.files import Files
 from streaming.jobs.messages import StoredFile
 from streaming.jobs.quotas import Quotas
 from streaming.keys import fleet_key, partition_key
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings
 from streaming.store.identity import disagreement, enter_store, identify
 from streaming.store.memory import Headroom
@@ -32,7 +32,7 @@ from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 
 KEEP_S = 90 * DAY_S
-LONG_AGO = 2 * STRAY_S
+LONG_AGO = 2 * ORPHAN_AGE_S
 
 
 def age(path: Path, seconds: float = LONG_AGO) -> Path:
@@ -50,23 +50,23 @@ def metrics() -> Iterator[Metrics]:
 
 
 @pytest.fixture
-async def desk(wire: Wire, metrics: Metrics, tmp_path: Path) -> Desk:
+async def desk(wire: RedisClient, metrics: Metrics, tmp_path: Path) -> BatchRunner:
     """A store and an empty folder that have found each other."""
     await enter_store(wire)
-    tools = Tools(wire, Headroom(wire), StoreMonitor(wire), (), BatchSettings(), 64)
-    shelf = Shelf(tmp_path / "files")
+    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), (), BatchSettings(), 64)
+    shelf = FileStore(tmp_path / "files")
     shelf.prepare()
-    desk = Desk(Bench(tools, shelf, metrics, 3600, 1.0), KEEP_S)
+    desk = BatchRunner(TurnContext(tools, shelf, metrics, 3600, 1.0), KEEP_S)
     await desk.tidy()
     return desk
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "files")
+def shelf(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "files")
 
 
-async def kept(wire: Wire, shelf: Shelf, *, lives_ms: int = 3_600_000) -> StoredFile:
+async def kept(wire: RedisClient, shelf: FileStore, *, lives_ms: int = 3_600_000) -> StoredFile:
     """A file as it is uploaded, long ago."""
     files, now_ms = Files(wire), await wire.now_ms()
     incoming = shelf.open_incoming()
@@ -81,11 +81,11 @@ async def kept(wire: Wire, shelf: Shelf, *, lives_ms: int = 3_600_000) -> Stored
     return file
 
 
-def quarantined(shelf: Shelf) -> list[str]:
+def quarantined(shelf: FileStore) -> list[str]:
     return sorted(path.name for path in (shelf.folder / "quarantine").glob("*/*/*"))
 
 
-async def test_what_the_store_forgot_is_quarantined(wire: Wire, desk: Desk, shelf: Shelf) -> None:
+async def test_what_the_store_forgot_is_quarantined(wire: RedisClient, desk: BatchRunner, shelf: FileStore) -> None:
     """As after a restore to an earlier moment: files and batches without a record; what has one stays in place."""
     known, forgotten, batch = await kept(wire, shelf), await kept(wire, shelf), "batch_00" + 30 * "a"
     work = shelf.work(batch)
@@ -102,7 +102,7 @@ async def test_what_the_store_forgot_is_quarantined(wire: Wire, desk: Desk, shel
 
 
 async def test_files_whose_records_are_lost_end_with_their_time(
-    wire: Wire, desk: Desk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    wire: RedisClient, desk: BatchRunner, shelf: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be read and one that is gone: nobody is charged for them for ever, and however many there are,
     they keep no other from being forgotten."""
@@ -121,7 +121,7 @@ async def test_files_whose_records_are_lost_end_with_their_time(
     assert not any(shelf.path(file.id).exists() for file in files) and quarantined(shelf) == []
 
 
-async def test_what_is_young_is_left_alone(wire: Wire, desk: Desk, shelf: Shelf) -> None:
+async def test_what_is_young_is_left_alone(wire: RedisClient, desk: BatchRunner, shelf: FileStore) -> None:
     """Its record may be on its way: a file that is being uploaded, a batch that is being created."""
     file, work = await kept(wire, shelf), shelf.work("batch_00" + 30 * "b")
     work.mkdir()
@@ -134,7 +134,7 @@ async def test_what_is_young_is_left_alone(wire: Wire, desk: Desk, shelf: Shelf)
     assert not work.exists() and quarantined(shelf) == [work.name]
 
 
-async def test_an_emptied_store_touches_nothing(wire: Wire, desk: Desk, shelf: Shelf) -> None:
+async def test_an_emptied_store_touches_nothing(wire: RedisClient, desk: BatchRunner, shelf: FileStore) -> None:
     """Not even what is expired or half uploaded, until a person adopts the folder; then it is quarantined."""
     file, batch = await kept(wire, shelf), shelf.work("batch_00" + 30 * "b")
     batch.mkdir()
@@ -158,7 +158,7 @@ async def test_an_emptied_store_touches_nothing(wire: Wire, desk: Desk, shelf: S
 
 
 async def test_a_store_that_is_emptied_while_it_is_asked(
-    wire: Wire, desk: Desk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    wire: RedisClient, desk: BatchRunner, shelf: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knew the deployment, and then no file any more."""
     file, ask = await kept(wire, shelf), Files.known
@@ -172,18 +172,20 @@ async def test_a_store_that_is_emptied_while_it_is_asked(
     assert shelf.path(file.id).exists()
 
 
-async def test_a_folder_with_files_of_nobody_is_not_taken(wire: Wire, desk: Desk, shelf: Shelf) -> None:
+async def test_a_folder_with_files_of_nobody_is_not_taken(
+    wire: RedisClient, desk: BatchRunner, shelf: FileStore
+) -> None:
     """As one of an earlier version is; an empty one is taken by the first that comes, and by nobody after that."""
     file = await kept(wire, shelf)
     await wire.redis.delete(partition_key(0, "file", file.id))
     (shelf.folder / "deployment").unlink()
     await desk.tidy()
     assert shelf.owner == "" and shelf.path(file.id).exists()
-    empty = Shelf(shelf.folder / "other")
+    empty = FileStore(shelf.folder / "other")
     assert [empty.claim("dep_a"), empty.claim("dep_b"), empty.owner] == ["dep_a"] * 3
 
 
-def test_the_quarantine_ends(shelf: Shelf) -> None:
+def test_the_quarantine_ends(shelf: FileStore) -> None:
     """A day's at once, when all of it has been there for long enough; other people's folders stay."""
     shelf.prepare()
     now = time.time()
@@ -198,7 +200,7 @@ def test_the_quarantine_ends(shelf: Shelf) -> None:
     assert len(names) == 2 and names[0] == "young" and names[1].startswith("young.")
 
 
-def test_the_quarantine_keeps_the_end_of_a_day_for_as_long_as_its_beginning(shelf: Shelf) -> None:
+def test_the_quarantine_keeps_the_end_of_a_day_for_as_long_as_its_beginning(shelf: FileStore) -> None:
     """What is set aside in a day's last second is kept for all of the time that is documented."""
     shelf.prepare()
     midnight = datetime(2026, 3, 2, tzinfo=UTC).timestamp()
@@ -209,7 +211,7 @@ def test_the_quarantine_keeps_the_end_of_a_day_for_as_long_as_its_beginning(shel
     assert shelf.end_quarantine(KEEP_S, midnight + KEEP_S + 1) == ["2026-03-01"] and quarantined(shelf) == []
 
 
-def test_what_lies_in_the_quarantine_ends_no_emptying(shelf: Shelf, tmp_path: Path) -> None:
+def test_what_lies_in_the_quarantine_ends_no_emptying(shelf: FileStore, tmp_path: Path) -> None:
     """Plain files beside the days and in one, even one named as a day is, and a day that cannot be removed."""
     shelf.prepare()
     shelf.path("old").write_bytes(b"x")

@@ -12,18 +12,18 @@ from flow import until
 from msgspec.structs import replace
 
 from offline.batch import turn as turns
-from offline.batch.lines import Tools
+from offline.batch.lines import BatchTools
 from offline.batch.survey import Terms, survey
-from offline.batch.turn import Bench, Turn
-from streaming.batches.file_store import Shelf
-from streaming.batches.ledger import Outcome, Segment
-from streaming.batches.store import Batches, Hold, Verdict
+from offline.batch.turn import BatchTurn, TurnContext
+from streaming.batches.file_store import FileStore
+from streaming.batches.ledger import LineOutcome, Segment
+from streaming.batches.store import Batches, BatchLease, SaveResult
 from streaming.errors import Fenced
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import Batch, BatchState, Progress, State, Terminal
+from streaming.jobs.messages import Batch, BatchProgress, BatchState, JobState, Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
@@ -48,14 +48,14 @@ BATCH = Batch(
     ],
 )
 async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
-    wire: Wire, tmp_path: Path, expires_ms: int, now_ms: int, state: BatchState, why: str
+    wire: RedisClient, tmp_path: Path, expires_ms: int, now_ms: int, state: BatchState, why: str
 ) -> None:
     """From the very millisecond in which its window ends, when no line is put any more; never, without a window."""
-    tools = Tools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(), 64)
+    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(), 64)
     metrics = Metrics.start("", "offline")
-    hold = Hold(BATCH, 1, 0, GOING_ON, False, 0, expires_ms, Progress())
-    turn = Turn(Bench(tools, Shelf(tmp_path), metrics, 10, 1.0), hold, asyncio.Event())
-    turn._verdict = Verdict(now_ms, state, False)
+    hold = BatchLease(BATCH, 1, 0, GOING_ON, False, 0, expires_ms, BatchProgress())
+    turn = BatchTurn(TurnContext(tools, FileStore(tmp_path), metrics, 10, 1.0), hold, asyncio.Event())
+    turn._verdict = SaveResult(now_ms, state, False)
     assert turn._called_off() == why
     metrics.close()
 
@@ -63,8 +63,8 @@ async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
 class Desk:
     """A batch of two lines, of which the second has its answer, and turns at it."""
 
-    def __init__(self, wire: Wire, folder: Path, metrics: Metrics) -> None:
-        self.wire, self.batches, self.shelf, self.metrics = wire, Batches(wire), Shelf(folder), metrics
+    def __init__(self, wire: RedisClient, folder: Path, metrics: Metrics) -> None:
+        self.wire, self.batches, self.shelf, self.metrics = wire, Batches(wire), FileStore(folder), metrics
         self.batch = replace(BATCH, id=self.batches.new_id("t"), window="none")
         self.monitor, self.telling = StoreMonitor(wire), 0
 
@@ -75,18 +75,18 @@ class Desk:
         (work / "input").write_bytes(jsonl([line(number) for number in range(2)]))
         segment = Segment(work, 1)
         survey(work / "input", Terms(self.batch.endpoint, {"sim"}, 10), segment).plan.save(work)
-        segment.add(1, Outcome.DONE, 0, b"{}")
+        segment.add(1, LineOutcome.DONE, 0, b"{}")
         segment.commit()
         segment.close()
         await self.batches.create(self.batch, "digest")
         ((_, self.telling, _),) = await self.batches.due(1)
 
-    async def turn(self, say_s: float) -> Turn:
+    async def turn(self, say_s: float) -> BatchTurn:
         """It has the batch from now on, whoever had it before."""
         await self.wire.redis.hset(partition_key(0, "batch", self.batch.id), "lease", 0)
         hold = await self.batches.hold(self.batch.id, self.telling)
-        tools = Tools(self.wire, Headroom(self.wire), self.monitor, ("sim",), BatchSettings(), 64)
-        return Turn(Bench(tools, self.shelf, self.metrics, 10, 60.0, say_s), hold, asyncio.Event())
+        tools = BatchTools(self.wire, Headroom(self.wire), self.monitor, ("sim",), BatchSettings(), 64)
+        return BatchTurn(TurnContext(tools, self.shelf, self.metrics, 10, 60.0, say_s), hold, asyncio.Event())
 
     async def found(self) -> tuple[BatchState, set[str]]:
         """How the batch stands, and the files it is said to have left."""
@@ -100,7 +100,7 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(wire: Wire, tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Desk]:
     metrics = Metrics.start("", "offline")
     desk = Desk(wire, tmp_path, metrics)
     await desk.open()
@@ -110,7 +110,7 @@ async def desk(wire: Wire, tmp_path: Path) -> AsyncIterator[Desk]:
 
 @pytest.mark.parametrize("stops", [True, False])
 async def test_a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_time(
-    desk: Desk, wire: Wire, monkeypatch: pytest.MonkeyPatch, stops: bool
+    desk: Desk, wire: RedisClient, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     """It is not kept waiting for a worker that has said so, nor for ever by one that says nothing."""
     monkeypatch.setattr(turns, "STOPPING_S", 600.0 if stops else 0.1)
@@ -120,7 +120,7 @@ async def test_a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_t
     await desk.batches.steer(desk.batch.id, "cancel")
     if stops:
         await until(lambda: is_cancelled(lease))
-        end = Terminal(claimed.job.id, State.CANCELLED, 0)
+        end = Terminal(claimed.job.id, JobState.CANCELLED, 0)
         await lease.calls([lease.finish_call(Finish(end, claimed.number, True))])
     async with asyncio.timeout(20):
         await turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offline.batch.urgency import FEWEST, Standing, lane_of, window_of
+from offline.batch.urgency import FEWEST, BatchStanding, lane_of, window_of
 from streaming.priority import Priority
 
 DAY = 86_400.0
@@ -13,25 +13,29 @@ DAY = 86_400.0
 @pytest.mark.parametrize(
     ("standing", "lane", "reason"),
     [
-        (Standing(1000, 1.0, None, None), Priority.BATCH, "no deadline"),
-        (Standing(1000, 0.0, DAY / 2, DAY), Priority.BATCH, "in time"),
-        (Standing(1000, 1.0, DAY / 2, DAY), Priority.BATCH, "in time"),
-        (Standing(1000, 1.0, 2001, 3600), Priority.BATCH, "in time"),
-        (Standing(1000, 1.0, 1999, 3600), Priority.STANDARD, "1000 s of work at the present pace, 1999 s are left"),
-        (Standing(1, 100.0, 90, 900), Priority.STANDARD, "90 s are left of 900 s"),
-        (Standing(1, 0.0, -5, 900), Priority.STANDARD, "0 s are left of 900 s"),
+        (BatchStanding(1000, 1.0, None, None), Priority.BATCH, "no deadline"),
+        (BatchStanding(1000, 0.0, DAY / 2, DAY), Priority.BATCH, "in time"),
+        (BatchStanding(1000, 1.0, DAY / 2, DAY), Priority.BATCH, "in time"),
+        (BatchStanding(1000, 1.0, 2001, 3600), Priority.BATCH, "in time"),
+        (
+            BatchStanding(1000, 1.0, 1999, 3600),
+            Priority.STANDARD,
+            "1000 s of work at the present pace, 1999 s are left",
+        ),
+        (BatchStanding(1, 100.0, 90, 900), Priority.STANDARD, "90 s are left of 900 s"),
+        (BatchStanding(1, 0.0, -5, 900), Priority.STANDARD, "0 s are left of 900 s"),
     ],
 )
-def test_lanes(standing: Standing, lane: Priority, reason: str) -> None:
+def test_lanes(standing: BatchStanding, lane: Priority, reason: str) -> None:
     """Nearer the deadline the lane is higher, and the reason says what was compared."""
     assert lane_of(standing, Priority.INTERACTIVE) == (lane, reason)
 
 
 def test_the_keys_ceiling_holds() -> None:
     """However late it is."""
-    lane, reason = lane_of(Standing(1, 0.0, 1, 900), Priority.BATCH)
+    lane, reason = lane_of(BatchStanding(1, 0.0, 1, 900), Priority.BATCH)
     assert lane is Priority.BATCH and "no higher lane than batch" in reason
-    assert lane_of(Standing(1, 0.0, 1, 900), Priority.STANDARD)[0] is Priority.STANDARD
+    assert lane_of(BatchStanding(1, 0.0, 1, 900), Priority.STANDARD)[0] is Priority.STANDARD
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from offline.webhooks.postman import Endpoint, Postman
 from offline.webhooks.signature import signed_headers
 from runtime.config import ConfigError, build
 from streaming.events.outbox import Event
-from streaming.events.webhooks import Errand, Webhooks
+from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.keys import partition_key
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import ENDS, WebhookSettings, signing_key
 from telemetry.metrics import Metrics
 
@@ -45,12 +45,12 @@ def settings_of(**more: Any) -> WebhookSettings:
     return build(WebhookSettings, {"url": "https://example.com/hook", "secret": SECRET, **more}, "webhooks.test")
 
 
-def an_errand(**more: Any) -> Errand:
+def an_errand(**more: Any) -> DeliveryAttempt:
     fields: dict[str, Any] = {
         "id": "msg_00" + "a" * 30, "attempt": 1, "tries": 1, "age_ms": 0, "now_ms": 1_700_000_000_000,
         "event": "evt_1", "type": "job.completed", "subject": "job_1", "at_ms": 1_700_000_000_000,
     }  # fmt: skip
-    return Errand(**fields | more)
+    return DeliveryAttempt(**fields | more)
 
 
 # --- signatures ------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
     assert len(receiver.got) == 2
 
 
-async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: Wire) -> None:
+async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: RedisClient) -> None:
     """While the endpoint takes its time, no other process is given the message."""
     looked = threading.Event()
 

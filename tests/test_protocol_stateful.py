@@ -29,17 +29,17 @@ from hypothesis.stateful import (
 from redis import Redis
 
 from streaming.errors import Fenced, KeyReused
-from streaming.jobs.lease import SILENT, Claim, Finish, Held, Lease
-from streaming.jobs.messages import Delta, Frame, Job, Opening, Run, State, Terminal, Text, decode_reply
+from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease
+from streaming.jobs.messages import Delta, Frame, Job, JobState, Opening, Run, Terminal, Text, decode_reply
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal, Record
+from streaming.jobs.records import JobReader, JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.reservation import owed_bytes
 from streaming.keys import channel, partition_key, prefix
 from streaming.priority import Priority
-from streaming.redis.client import Call, Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import Call, RedisClient
+from streaming.settings import RedisSettings
 
 MODEL = "m"
 HOUR_MS = 3_600_000
@@ -79,7 +79,7 @@ class Expected:
     job: Job
     key: str
     digest: str
-    state: State = State.QUEUED
+    state: JobState = JobState.QUEUED
     rows: list[Delta] = field(default_factory=list)
     authors: list[Run] = field(default_factory=list)
     """Of the rows, one each."""
@@ -128,8 +128,8 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize(attempts=st.integers(2, 3), workers=st.integers(1, 3), jobs=st.lists(PRIORITIES, max_size=4))
     def open(self, attempts: int, workers: int, jobs: list[Priority]) -> None:
         """Some workers and some jobs are there already."""
-        self.wire = Wire.open(WireSettings(url=self.url, lease_ms=HOUR_MS, max_attempts=attempts))
-        self.queue, self.journal, self.reaper = Queue(self.wire), Journal(self.wire), Reaper(self.wire)
+        self.wire = RedisClient.open(RedisSettings(url=self.url, lease_ms=HOUR_MS, max_attempts=attempts))
+        self.queue, self.journal, self.reaper = Queue(self.wire), JobReader(self.wire), Reaper(self.wire)
         self.attempts = attempts
         self.pubsub = self.wire.redis.pubsub()
         self.run(self._listen())
@@ -235,9 +235,9 @@ class QueueMachine(RuleBasedStateMachine):
         """A waiting job has ended when the answer comes, a running one will, an ended one stays."""
         job = self._some_job(data)
         assert self.run(self.queue.cancel(job.job.id)) is job.state
-        if job.state is State.QUEUED:
-            self._ended(job, State.CANCELLED, "job_cancelled")
-        elif job.state is State.RUNNING:
+        if job.state is JobState.QUEUED:
+            self._ended(job, JobState.CANCELLED, "job_cancelled")
+        elif job.state is JobState.RUNNING:
             job.cancelled = True
 
     @precondition(lambda self: self.jobs)
@@ -253,8 +253,8 @@ class QueueMachine(RuleBasedStateMachine):
         job.abandoned = True
         if self.keys.get((job.job.tenant, job.key)) is job:
             del self.keys[job.job.tenant, job.key]
-        if job.state is State.QUEUED:
-            self._ended(job, State.CANCELLED, "job_cancelled")
+        if job.state is JobState.QUEUED:
+            self._ended(job, JobState.CANCELLED, "job_cancelled")
         else:
             job.cancelled = True
 
@@ -316,7 +316,7 @@ class QueueMachine(RuleBasedStateMachine):
         claims = [claim for claim in answer.jobs if isinstance(claim, Claim)]
         assert [claim.job for claim in claims] == [job.job for job in taken]
         for job, claim in zip(taken, claims, strict=True):
-            job.state, job.holder, job.alone, job.begun = State.RUNNING, worker, alone, True
+            job.state, job.holder, job.alone, job.begun = JobState.RUNNING, worker, alone, True
             (worker.held if heard else worker.unheard)[job.job.id] = claim
             worker.claims[job.job.id] = claim
         if heard:
@@ -324,7 +324,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _waiting(self, *kinds: str) -> Iterator[Expected]:
         """By priority, lost ones before new ones, oldest entry first."""
-        waiting = [job for job in self.jobs.values() if job.state is State.QUEUED and job.lane[0] in kinds]
+        waiting = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.lane[0] in kinds]
         return iter(sorted(waiting, key=lambda job: (job.job.priority.rank, kinds.index(job.lane[0]), job.entry)))
 
     def _take(self, waiting: Iterator[Expected], want: int) -> list[Expected]:
@@ -332,7 +332,7 @@ class QueueMachine(RuleBasedStateMachine):
         taken: list[Expected] = []
         while len(taken) < want and (job := next(waiting, None)) is not None:
             if job.overdue:
-                self._ended(job, State.EXPIRED, "deadline_exceeded_in_queue")
+                self._ended(job, JobState.EXPIRED, "deadline_exceeded_in_queue")
             else:
                 taken.append(job)
                 self.touched.add(job.job.id)
@@ -379,16 +379,16 @@ class QueueMachine(RuleBasedStateMachine):
         return addresses or [SILENT]
 
     @precondition(lambda self: self.busy())
-    @rule(data=st.data(), state=st.sampled_from([State.COMPLETED, State.COMPLETED, State.FAILED]))
-    def finish(self, data: st.DataObject, state: State) -> None:
+    @rule(data=st.data(), state=st.sampled_from([JobState.COMPLETED, JobState.COMPLETED, JobState.FAILED]))
+    def finish(self, data: st.DataObject, state: JobState) -> None:
         """The end of a job, once, with all that was shown; a cancel may come too late."""
         worker = data.draw(st.sampled_from(self.busy()))
         job = self.jobs[data.draw(st.sampled_from(list(worker.held)))]
         if job.cancelled and data.draw(st.booleans()):
-            state = State.CANCELLED
+            state = JobState.CANCELLED
         self._finish(worker, job, state)
 
-    def _finish(self, worker: Worker, job: Expected, state: State) -> None:
+    def _finish(self, worker: Worker, job: Expected, state: JobState) -> None:
         claim = worker.held.pop(job.job.id)
         worker.last = [worker.lease.finish_call(self._end(job, claim.number, state))]
         self.run(worker.lease.calls(worker.last))
@@ -396,7 +396,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._ended(job, state)
 
     @staticmethod
-    def _end(job: Expected, number: int, state: State) -> Finish:
+    def _end(job: Expected, number: int, state: JobState) -> Finish:
         sections, rows = sections_of(job.authors), tuple(job.rows)
         return Finish(Terminal(job.job.id, state, len(rows), ("stop",), sections=sections, rows=rows), number, False)
 
@@ -413,8 +413,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.touched |= self.jobs.keys()
 
     @precondition(lambda self: any(worker.claims for worker in self.live()))
-    @rule(data=st.data(), state=st.sampled_from([State.COMPLETED, State.FAILED]))
-    def finish_too_late(self, data: st.DataObject, state: State) -> None:
+    @rule(data=st.data(), state=st.sampled_from([JobState.COMPLETED, JobState.FAILED]))
+    def finish_too_late(self, data: st.DataObject, state: JobState) -> None:
         """A job that this worker ended or handed back, or that it holds under another run, is not ended by it."""
         worker = data.draw(st.sampled_from([worker for worker in self.live() if worker.claims]))
         job_id, claim = data.draw(st.sampled_from(list(worker.claims.items())))
@@ -440,7 +440,7 @@ class QueueMachine(RuleBasedStateMachine):
         job = data.draw(st.sampled_from([job for job in self.jobs.values() if job.holder]))
         worker = data.draw(st.sampled_from([worker for worker in self.live() if worker is not job.holder]))
         assert job.holder is not None
-        end = self._end(job, job.holder.claims[job.job.id].number, State.COMPLETED)
+        end = self._end(job, job.holder.claims[job.job.id].number, JobState.COMPLETED)
         self.run(worker.lease.calls([worker.lease.finish_call(end)]))
         self.touched.add(job.job.id)
 
@@ -455,7 +455,7 @@ class QueueMachine(RuleBasedStateMachine):
         claim = worker.held.pop(job.job.id, None) or worker.unheard.pop(job.job.id)
         self.run(worker.lease.release(job.job.id, claim.number))
         if job.cancelled:
-            self._ended(job, State.CANCELLED, "job_cancelled")
+            self._ended(job, JobState.CANCELLED, "job_cancelled")
         else:
             self._queued(job, *(["retry", "suspects"] if job.alone else ["retry"]))
 
@@ -465,7 +465,7 @@ class QueueMachine(RuleBasedStateMachine):
         """A worker hears what the store counts as its own, and hands back what it does not know."""
         worker = data.draw(st.sampled_from(self.live()))
         claims = worker.held | worker.unheard
-        mine = {job_id: Held(claim.number, self.jobs[job_id].cancelled) for job_id, claim in claims.items()}
+        mine = {job_id: HeldJob(claim.number, self.jobs[job_id].cancelled) for job_id, claim in claims.items()}
         assert self.run(worker.lease.beat(0)) == mine
         assert mine.keys() == {job_id for job_id, job in self.jobs.items() if job.holder is worker}
         for job_id in list(worker.unheard):
@@ -493,7 +493,7 @@ class QueueMachine(RuleBasedStateMachine):
         lease = worker.lease
         tries = {
             "append": lambda: lease.calls([append(lease, rows, opening)]),
-            "finish": lambda: lease.calls([lease.finish_call(self._end(job, number, State.COMPLETED))]),
+            "finish": lambda: lease.calls([lease.finish_call(self._end(job, number, JobState.COMPLETED))]),
             "release": lambda: lease.release(job.job.id, number),
             "claim": lambda: lease.claim(0, 3),
             "beat": lambda: lease.beat(0),
@@ -515,7 +515,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker.fenced = True
         lost = [job for job in self.jobs.values() if job.holder is worker]
         back = [job for job in lost if self._lost(job)]
-        given_up = [job for job in lost if job.state is State.FAILED]
+        given_up = [job for job in lost if job.state is JobState.FAILED]
         self.dead += len(given_up)
         self._sweep((1, len(back), len(given_up)), back)
 
@@ -523,9 +523,9 @@ class QueueMachine(RuleBasedStateMachine):
         """Whether a job whose worker was lost is tried again."""
         job.losses += 1
         if job.cancelled:
-            self._ended(job, State.CANCELLED, "job_cancelled")
+            self._ended(job, JobState.CANCELLED, "job_cancelled")
         elif job.alone or job.losses >= self.attempts:
-            self._ended(job, State.FAILED, "poison" if job.alone else "attempts_exhausted")
+            self._ended(job, JobState.FAILED, "poison" if job.alone else "attempts_exhausted")
         return not job.state.final
 
     @rule()
@@ -534,18 +534,18 @@ class QueueMachine(RuleBasedStateMachine):
         self._sweep((0, 0, 0), [])
 
     def _sweep(self, lapsed_requeued_given_up: tuple[int, int, int], back: list[Expected]) -> None:
-        overdue = [job for job in self.jobs.values() if job.overdue and job.state is State.QUEUED]
+        overdue = [job for job in self.jobs.values() if job.overdue and job.state is JobState.QUEUED]
         swept = self.run(self.reaper.sweep())
         assert (swept.lapsed_workers, swept.requeued, swept.given_up) == lapsed_requeued_given_up
         for job in back:
-            if not (job.overdue and self._record(job).state is State.EXPIRED):
+            if not (job.overdue and self._record(job).state is JobState.EXPIRED):
                 self._queued(job, "suspects" if job.losses == self.attempts - 1 else "retry")
         # Of a job that was begun and lost the time may be noticed at its next claim only.
-        expired = [job for job in overdue if not job.begun or self._record(job).state is State.EXPIRED]
-        expired += [job for job in back if job.state is not State.QUEUED]
+        expired = [job for job in overdue if not job.begun or self._record(job).state is JobState.EXPIRED]
+        expired += [job for job in back if job.state is not JobState.QUEUED]
         assert swept.expired == len(expired)
         for job in expired:
-            self._ended(job, State.EXPIRED, "deadline_exceeded_in_queue")
+            self._ended(job, JobState.EXPIRED, "deadline_exceeded_in_queue")
 
     @precondition(lambda self: self.limited())
     @rule(data=st.data())
@@ -567,19 +567,19 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- what the model learns ---------------------------------------------------------------------------------------
 
-    def _record(self, job: Expected) -> Record:
+    def _record(self, job: Expected) -> JobRecord:
         return self.run(self.journal.record(job.job.id))
 
     def _queued(self, job: Expected, *kinds: str) -> None:
         """Only the store knows the number of the new entry; in whose lane it is, is known before."""
         record = self._record(job)
         lanes = {partition_key(0, kind, MODEL, job.job.priority): kind for kind in kinds}
-        assert record.state is State.QUEUED and record.lane in lanes
-        job.state, job.holder, job.alone = State.QUEUED, None, False
+        assert record.state is JobState.QUEUED and record.lane in lanes
+        job.state, job.holder, job.alone = JobState.QUEUED, None, False
         job.lane, job.entry = (lanes[record.lane], record.lane), tuple(map(int, record.entry.split("-")))
         self.touched.add(job.job.id)
 
-    def _ended(self, job: Expected, state: State, reason: str = "") -> None:
+    def _ended(self, job: Expected, state: JobState, reason: str = "") -> None:
         assert not job.state.final, "a final state never changes"
         job.state, job.holder, job.reason = state, None, reason
         self.touched.add(job.job.id)
@@ -646,7 +646,7 @@ class QueueMachine(RuleBasedStateMachine):
             self._claim(fresh, 3)
             for job_id in list(fresh.held):
                 self._append(fresh, [self.jobs[job_id]])
-                self._finish(fresh, self.jobs[job_id], State.COMPLETED)
+                self._finish(fresh, self.jobs[job_id], JobState.COMPLETED)
         assert all(job.state.final for job in self.jobs.values())
         assert self.run(fresh.lease.leave()) == 0
 

@@ -25,8 +25,8 @@ from streaming.settings import (
     EventSettings,
     FilesSettings,
     ModelSettings,
+    RedisSettings,
     WebhookSettings,
-    WireSettings,
 )
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
@@ -37,7 +37,7 @@ ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSet
 KINDS = {
     "webhooks": WebhookSettings, "events": EventSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
-    "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings, "models": ModelSettings,
+    "up": UpSettings, "api": ApiSettings, "redis": RedisSettings, "worker": WorkerSettings, "models": ModelSettings,
     "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "keys": KeySettings, **ENGINES,
 }  # fmt: skip
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from scheduler.policy.demand import Demand, Flow, asking, in_slots, keep_s, learn, tight
 from scheduler.policy.forecast import Ahead, clear_s, constraints, wait_s, workers_for
-from scheduler.policy.limits import Limits
-from scheduler.policy.rush import BEYOND, BUCKET_S, Lens, Rush, follow, highest, noted, quantile
-from scheduler.policy.snapshot import Due, Lane, Served, Snapshot, Worker
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.rush import BUCKET_S, PEAK_CAP, BurstConfig, Rush, follow, highest, noted, quantile
+from scheduler.policy.snapshot import DueJob, LaneLoad, ServedCount, Snapshot, WorkerLoad
 from scheduler.policy.starts import Starts, ordered, seen
 
-LIMITS = Limits(0, 8)
+LIMITS = ScalingLimits(0, 8)
 KNOWN = Demand(slots=4, held_s=10.0, flows={"standard": Flow(jobs=10, tokens=1000.0)})
 """Four slots a worker, jobs of 100 tokens, 100 tokens a second of each slot."""
 
@@ -31,19 +31,19 @@ def looked_at(*looks: tuple[float, Snapshot]) -> Demand:
 
 def test_arrivals_are_counted_between_looks() -> None:
     """Two jobs a second for ten minutes are two a second; what was there before the first look is not counted."""
-    looks = [(float(now), Snapshot("m", (Lane("standard", added=500 + 2 * now),))) for now in range(600)]
+    looks = [(float(now), Snapshot("m", (LaneLoad("standard", added=500 + 2 * now),))) for now in range(600)]
     assert looked_at(*looks).rate("standard") == pytest.approx(2, rel=0.01)
-    lost = (601.0, Snapshot("m", (Lane("standard", added=3),)))
+    lost = (601.0, Snapshot("m", (LaneLoad("standard", added=3),)))
     assert 1.9 < looked_at(*looks, lost).rate("standard") < 2, "a store that lost data has not given negative arrivals"
 
 
 def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
     """Workers with three running jobs that end one of 300 tokens every second: 100 tokens a second of each slot."""
 
-    def worker(now: int) -> Worker:
-        return Worker("w", slots=4, running=3, served={"standard": Served(now, 300 * now)})
+    def worker(now: int) -> WorkerLoad:
+        return WorkerLoad("w", slots=4, running=3, served={"standard": ServedCount(now, 300 * now)})
 
-    looks = [(float(now), Snapshot("m", (Lane("standard"),), (worker(now),))) for now in range(300)]
+    looks = [(float(now), Snapshot("m", (LaneLoad("standard"),), (worker(now),))) for now in range(300)]
     demand = looked_at(*looks)
     assert demand.pace == pytest.approx(100, rel=0.01)
     assert demand.size("standard") == pytest.approx(300)
@@ -52,8 +52,10 @@ def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
 
 def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
     """Its counters are remembered."""
-    here = Snapshot("m", (Lane("standard"),), (Worker("w", slots=4, served={"standard": Served(50, 500)}),))
-    away = Snapshot("m", (Lane("standard"),))
+    here = Snapshot(
+        "m", (LaneLoad("standard"),), (WorkerLoad("w", slots=4, served={"standard": ServedCount(50, 500)}),)
+    )
+    away = Snapshot("m", (LaneLoad("standard"),))
     demand = looked_at((0.0, here), (1.0, away), (2.0, here))
     assert demand.flows["standard"].jobs == 0
 
@@ -61,23 +63,23 @@ def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
 @pytest.mark.parametrize("slots", [1, 2, 64])
 def test_a_worker_runs_as_many_jobs_as_it_has_slots(slots: int) -> None:
     """One alone where it has one."""
-    assert looked_at((0.0, Snapshot("m", workers=(Worker("w", slots=slots),)))).capacity == slots
+    assert looked_at((0.0, Snapshot("m", workers=(WorkerLoad("w", slots=slots),)))).capacity == slots
 
 
 def test_prefetched_jobs_take_no_slot() -> None:
     """Six jobs held in four slots are four, in the lanes' proportion."""
-    lanes = (Lane("interactive", 1, 2), Lane("standard", 0, 4))
-    held = in_slots(Snapshot("m", lanes, (Worker("w", slots=4),)), Demand(slots=4))
+    lanes = (LaneLoad("interactive", 1, 2), LaneLoad("standard", 0, 4))
+    held = in_slots(Snapshot("m", lanes, (WorkerLoad("w", slots=4),)), Demand(slots=4))
     assert held == {"interactive": 2 * 4 / 6, "standard": 4 * 4 / 6}
 
 
 def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
     """Four slots, each of whose jobs ends within a tick with one chance in two, and five new jobs a tick: ten at once
     would run. After twenty ticks there is to be room for those ten, not for the sixty that wait."""
-    limits, demand, waiting, added = Limits(1, 9), Demand(), 0, 0
-    worker = Worker("w", slots=4, running=4)
+    limits, demand, waiting, added = ScalingLimits(1, 9), Demand(), 0, 0
+    worker = WorkerLoad("w", slots=4, running=4)
     for tick in range(21):
-        look = Snapshot("m", (Lane("interactive", waiting, 4, 0.0, added),), (worker,))
+        look = Snapshot("m", (LaneLoad("interactive", waiting, 4, 0.0, added),), (worker,))
         demand = learn(demand, look, limits, 5.0 * tick)
         waiting, added = waiting + 3, added + 5  # two have ended
     assert look.waiting == 60
@@ -91,11 +93,11 @@ def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
 
 def test_a_rush_is_not_expected_far_beyond_the_highest_of_the_past() -> None:
     """Calm at 10 with rushes to 40: room for 40 while it is calm, and within a rush for little more than that."""
-    rush, lens = Rush(), Lens(60.0, 60.0, 1.0, each=1)
+    rush, lens = Rush(), BurstConfig(60.0, 60.0, 1.0, each=1)
     for tick in range(400):
         rush = follow(rush, 40 if tick % 40 == 39 else 10, lens, 60.0 * tick)
     assert rush.usual == 40 and rush.growth > 3
-    assert rush.room == BEYOND * 40
+    assert rush.room == PEAK_CAP * 40
 
 
 def test_only_lanes_that_cannot_wait_for_a_start_are_tight() -> None:
@@ -146,7 +148,7 @@ def test_the_quantile_leaves_its_share_below(past: list[tuple[float, float]], sh
 @given(st.floats(1.2, 4), st.integers(5, 200))
 def test_a_rush_that_comes_again_and_again_is_met(factor: float, jobs: int) -> None:
     """Demand that jumps by a factor every ten minutes finds, after a while, room for the jump before it comes."""
-    rush, lens = Rush(), Lens(60.0, 120.0, 1.0, 8)
+    rush, lens = Rush(), BurstConfig(60.0, 120.0, 1.0, 8)
     room_before = 0.0
     for tick in range(720):
         now = 10.0 * tick
@@ -159,7 +161,7 @@ def test_a_rush_that_comes_again_and_again_is_met(factor: float, jobs: int) -> N
 
 def test_a_calm_past_needs_no_more_than_its_peak() -> None:
     """Constant demand is met exactly, once it has been constant for a while; until then with some reserve."""
-    rush, lens = Rush(), Lens(60.0, 300.0, 0.99, 8)
+    rush, lens = Rush(), BurstConfig(60.0, 300.0, 0.99, 8)
     for tick in range(30):
         rush = follow(rush, 20, lens, 10.0 * tick)
     assert rush.room > 25
@@ -193,8 +195,8 @@ def test_more_workers_never_clear_later(jobs: int, within_s: float, overtaking: 
 
 def test_a_job_put_now_waits_for_everything_above_it() -> None:
     """And an empty lane of a busy model for the next free slot."""
-    lanes = (Lane("interactive"), Lane("standard", 39, 8))
-    snapshot = Snapshot("m", lanes, (Worker("v", slots=4, running=4), Worker("w", slots=4, running=4)))
+    lanes = (LaneLoad("interactive"), LaneLoad("standard", 39, 8))
+    snapshot = Snapshot("m", lanes, (WorkerLoad("v", slots=4, running=4), WorkerLoad("w", slots=4, running=4)))
     waits = wait_s(snapshot, KNOWN, 2)
     assert waits == {"interactive": 100 / 800, "standard": 4000 / 800}
 
@@ -204,8 +206,8 @@ def test_each_lanes_jobs_are_of_its_own_size() -> None:
     be done within the target of each, and before a deadline."""
     flows = {"standard": Flow(jobs=10, tokens=1000.0), "batch": Flow(jobs=10, tokens=9000.0)}
     demand = Demand(slots=4, held_s=100.0, flows=flows)
-    lanes = (Lane("standard", 10, 4), Lane("batch", 10, 0, due=(Due(60.0, 4),)))
-    snapshot = Snapshot("m", lanes, (Worker("w", slots=4, running=4),))
+    lanes = (LaneLoad("standard", 10, 4), LaneLoad("batch", 10, 0, due=(DueJob(60.0, 4),)))
+    snapshot = Snapshot("m", lanes, (WorkerLoad("w", slots=4, running=4),))
     assert wait_s(snapshot, demand, 1) == {"standard": 11 * 100 / 400, "batch": (10 * 100 + 11 * 900) / 400}
     tokens = [(ahead.lane, ahead.jobs, ahead.tokens) for ahead in constraints(snapshot, demand, LIMITS)]
     assert tokens == [("standard", 10, 1000), ("batch", 20, 10_000), ("batch", 15, 5500)]

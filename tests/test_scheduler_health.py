@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from scheduler.policy.health import Health, judge, usual_step
-from scheduler.policy.snapshot import Served, Worker
+from scheduler.policy.health import PoolHealth, judge, usual_step
+from scheduler.policy.snapshot import ServedCount, WorkerLoad
 
 
 class Team:
@@ -21,11 +21,11 @@ class Team:
         self.failing: set[int] = set()
         self.idle: set[int] = set()
         self.steps, self.seconds, self.tokens = [0.0] * count, [0.0] * count, [0.0] * count
-        self.served = [Served()] * count
-        self.health = Health()
+        self.served = [ServedCount()] * count
+        self.health = PoolHealth()
         self.now = 0.0
 
-    def pass_by(self, seconds: float, tick_s: float = 2.0) -> Health:
+    def pass_by(self, seconds: float, tick_s: float = 2.0) -> PoolHealth:
         """Work and be judged; batches are other each tick, and long prompts hold a few of them up."""
         end = self.now + seconds
         while self.now < end:
@@ -38,13 +38,15 @@ class Team:
                 self.seconds[number] += tick_s
                 self.tokens[number] += batch * tick_s / took
                 past, fails = self.served[number], number in self.failing
-                self.served[number] = Served(past.jobs + 2, past.tokens + 200, past.failed + 2 * fails)
+                self.served[number] = ServedCount(past.jobs + 2, past.tokens + 200, past.failed + 2 * fails)
             self.health = judge(self.health, self.workers(), self.now)
         return self.health
 
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerLoad]:
         return [
-            Worker(f"w{number}", served={"standard": served}, steps=int(steps), step_s=seconds, step_tokens=int(tokens))
+            WorkerLoad(
+                f"w{number}", served={"standard": served}, steps=int(steps), step_s=seconds, step_tokens=int(tokens)
+            )
             for number, (steps, seconds, tokens, served) in enumerate(
                 zip(self.steps, self.seconds, self.tokens, self.served, strict=True)
             )
@@ -114,10 +116,10 @@ def test_a_worker_whose_jobs_fail_is_cordoned() -> None:
 
 def test_an_idle_worker_is_not_judged_and_does_not_judge() -> None:
     """Counters that stand still say nothing, however old the last window."""
-    health = Health()
+    health = PoolHealth()
     for second in range(0, 300, 2):
-        busy = Worker("busy", steps=second * 25, step_s=float(second), step_tokens=second * 100)
-        health = judge(health, [busy, Worker("idle")], float(second))
+        busy = WorkerLoad("busy", steps=second * 25, step_s=float(second), step_tokens=second * 100)
+        health = judge(health, [busy, WorkerLoad("idle")], float(second))
     assert health.cordons == () and health.records["idle"].window is None
 
 

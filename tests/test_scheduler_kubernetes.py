@@ -15,7 +15,7 @@ from scheduler.settings import KubernetesSettings
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
 from streaming.jobs.messages import Process
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 MODEL = "Llama-3.1_8B"
 NAME = "penstock-worker-llama-3-1-8b"
@@ -198,7 +198,7 @@ async def test_without_a_cluster_it_says_so(
     await pool.close()
 
 
-async def test_leaving_pods_are_remembered_over_leaders(kube: Kube, pool: KubernetesPool, wire: Wire) -> None:
+async def test_leaving_pods_are_remembered_over_leaders(kube: Kube, pool: KubernetesPool, wire: RedisClient) -> None:
     """They stand in the published plan: the next leader goes on draining the same ones."""
     kube.deploy(NAME, 2)
     leadership, plans = Leadership(wire), Plans(wire)

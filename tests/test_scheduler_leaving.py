@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.pools.leaving import Member, Step, next_step
+from scheduler.pools.leaving import LeavingStep, Member, next_step
 
 
 def member(name: str, running: int = 0, *, ready: bool = True, drained: bool = False, since: float = 0.0) -> Member:
@@ -14,48 +14,48 @@ def member(name: str, running: int = 0, *, ready: bool = True, drained: bool = F
 
 def test_enough_is_left_alone() -> None:
     """As many as wanted: nobody leaves."""
-    assert next_step([member("a"), member("b")], 2, ()) == Step((), 2)
+    assert next_step([member("a"), member("b")], 2, ()) == LeavingStep((), 2)
 
 
 def test_more_are_asked_for_at_once() -> None:
-    assert next_step([member("a")], 3, ()) == Step((), 3)
+    assert next_step([member("a")], 3, ()) == LeavingStep((), 3)
 
 
 def test_the_one_with_the_least_work_leaves_and_is_waited_for() -> None:
     """What is not ready goes first, then who has the fewest jobs, then the youngest; the scale stays meanwhile."""
     pods = [member("busy", 9), member("light", 2), member("starting", ready=False)]
     assert next_step(pods, 2, ()).leaving == ("starting",)
-    assert next_step(pods, 1, ()) == Step(("starting", "light"), 3)
+    assert next_step(pods, 1, ()) == LeavingStep(("starting", "light"), 3)
     twins = [member("old", 1, since=1.0), member("young", 1, since=2.0)]
     assert next_step(twins, 1, ()).leaving == ("young",)
 
 
 def test_a_drained_one_is_made_the_cheapest_and_the_scale_lowered() -> None:
     pods = [member("a", 3), member("b", 0, drained=True), member("c", 1)]
-    assert next_step(pods, 1, ("b", "c")) == Step(("b", "c"), 2, cheapest=("b",))
+    assert next_step(pods, 1, ("b", "c")) == LeavingStep(("b", "c"), 2, cheapest=("b",))
 
 
 def test_a_drained_one_is_removed_by_name_while_others_start() -> None:
     """A lowering would take the starting one instead."""
     pods = [member("a"), member("new", ready=False), member("b", drained=True)]
-    assert next_step(pods, 2, ("b",)) == Step(("b",), 2, remove=("b",))
+    assert next_step(pods, 2, ("b",)) == LeavingStep(("b",), 2, remove=("b",))
 
 
 def test_a_drained_one_makes_room_when_more_are_wanted_again() -> None:
     """It cannot come back: it is removed and another takes its place."""
-    assert next_step([member("a"), member("b", drained=True)], 2, ("b",)) == Step(("b",), 2, remove=("b",))
+    assert next_step([member("a"), member("b", drained=True)], 2, ("b",)) == LeavingStep(("b",), 2, remove=("b",))
 
 
 def test_a_cordoned_one_is_replaced_before_it_goes() -> None:
     """One more than wanted for as long as it drains."""
     pods = [member("a"), member("slow", 4)]
-    assert next_step(pods, 2, (), ("slow",)) == Step(("slow",), 3)
+    assert next_step(pods, 2, (), ("slow",)) == LeavingStep(("slow",), 3)
     pods = [member("a"), member("slow", drained=True), member("new")]
-    assert next_step(pods, 2, ("slow",)) == Step(("slow",), 2, cheapest=("slow",))
+    assert next_step(pods, 2, ("slow",)) == LeavingStep(("slow",), 2, cheapest=("slow",))
 
 
 def test_whoever_is_gone_is_forgotten() -> None:
-    assert next_step([member("a")], 1, ("b",)) == Step((), 1)
+    assert next_step([member("a")], 1, ("b",)) == LeavingStep((), 1)
 
 
 MEMBERS = st.lists(

@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 import pytest
 from redis import Redis
 
-from scheduler.loop import Loop, Me, Parts
-from scheduler.policy.limits import Limits
+from scheduler.loop import Loop, SchedulerIdentity, SchedulerStores
+from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.shapes import Shape
 from scheduler.pools.base import DryRunPool, LocalPool, Move, Pool
 from streaming.errors import Unavailable
@@ -20,45 +20,47 @@ from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plan, Plans
 from streaming.jobs.lease import Lease
-from streaming.jobs.messages import Chat, Control, Cordon, Hold, Job, Process, Turn, decode_control, encode
+from streaming.jobs.messages import Chat, ChatTurn, Control, Cordon, Hold, Job, Process, decode_control, encode
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import channel, fleet_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 
 MODEL = "m"
-LIMITS = {MODEL: Limits(min=0, max=4, cold_start_s=7.0)}
-ME, OTHER = Me("scheduler-1", 1, "here"), Me("scheduler-2", 2, "there")
+LIMITS = {MODEL: ScalingLimits(min=0, max=4, cold_start_s=7.0)}
+ME, OTHER = SchedulerIdentity("scheduler-1", 1, "here"), SchedulerIdentity("scheduler-2", 2, "there")
 
 
 class Hand:
     """A scheduler on a clock of ours, and what can be seen of it."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self.wire, self.now = wire, 1_000.0
         self.metrics = Metrics.start("", "scheduler")
         self.leadership, self.plans, self.overrides = Leadership(wire), Plans(wire), Overrides(wire)
-        self.queue, self.parts = Queue(wire), Parts.on(wire, self.metrics)
+        self.queue, self.parts = Queue(wire), SchedulerStores.on(wire, self.metrics)
 
     def loop(
         self,
-        me: Me = ME,
+        me: SchedulerIdentity = ME,
         pool: Pool | None = None,
-        parts: Parts | None = None,
-        limits: Mapping[str, Limits] = LIMITS,
+        parts: SchedulerStores | None = None,
+        limits: Mapping[str, ScalingLimits] = LIMITS,
         **more: object,
     ) -> Loop:
         return Loop(parts or self.parts, limits, pool or LocalPool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
 
-    def with_reaper(self, reaper: Reaper) -> Parts:
+    def with_reaper(self, reaper: Reaper) -> SchedulerStores:
         parts = self.parts
-        return Parts(parts.fleet, parts.backlog, reaper, self.leadership, self.plans, self.overrides, self.wire.now_ms)
+        return SchedulerStores(
+            parts.fleet, parts.backlog, reaper, self.leadership, self.plans, self.overrides, self.wire.now_ms
+        )
 
     async def put(self, jobs: int = 1) -> None:
         for _ in range(jobs):
-            prompt = Chat((Turn("user", "hello"),))
+            prompt = Chat((ChatTurn("user", "hello"),))
             await self.queue.put(
                 Job(id=self.queue.new_id("t"), model=MODEL, tenant="t", priority=Priority.INTERACTIVE, prompt=prompt)
             )
@@ -90,7 +92,7 @@ class Hand:
 
 
 @pytest.fixture
-def hand(wire: Wire) -> Hand:
+def hand(wire: RedisClient) -> Hand:
     return Hand(wire)
 
 
@@ -381,11 +383,11 @@ async def test_it_leaves_cleanly(hand: Hand) -> None:
 # --- several shapes --------------------------------------------------------------------------------------------------
 
 SHAPED = {
-    MODEL: Limits(
+    MODEL: ScalingLimits(
         0,
         4,
         shapes=(Shape("wide", 6.0), Shape("narrow")),
-        pools={"wide": Limits(0, 1, cold_start_s=7.0), "narrow": Limits(0, 4, cold_start_s=3.0)},
+        pools={"wide": ScalingLimits(0, 1, cold_start_s=7.0), "narrow": ScalingLimits(0, 4, cold_start_s=3.0)},
     )
 }
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from scheduler.policy.decide import REGRET_S, decide
 from scheduler.policy.demand import PATIENCE_S, RATE_S, Demand, Flow
-from scheduler.policy.limits import TARGETS, Limits
-from scheduler.policy.plan import Plan, State
-from scheduler.policy.snapshot import Due, Lane, Served, Snapshot, Worker
+from scheduler.policy.limits import TARGETS, ScalingLimits
+from scheduler.policy.plan import PolicyState, PoolPlan
+from scheduler.policy.snapshot import DueJob, LaneLoad, ServedCount, Snapshot, WorkerLoad
 
-LIMITS = Limits(min=1, max=4)
+LIMITS = ScalingLimits(min=1, max=4)
 LANES = tuple(TARGETS)
 
 counts = st.integers(0, 400)
@@ -23,9 +23,9 @@ seconds = st.floats(0, 1e6)
 
 
 @st.composite
-def limits(draw: st.DrawFn) -> Limits:
+def limits(draw: st.DrawFn) -> ScalingLimits:
     low = draw(st.integers(0, 6))
-    return Limits(
+    return ScalingLimits(
         low,
         low + draw(st.integers(0, 10)),
         idle_s=draw(st.floats(0, 120)),
@@ -40,28 +40,28 @@ def limits(draw: st.DrawFn) -> Limits:
 
 
 @st.composite
-def lanes(draw: st.DrawFn) -> tuple[Lane, ...]:
+def lanes(draw: st.DrawFn) -> tuple[LaneLoad, ...]:
     found = []
     for name in LANES:
         waiting = draw(counts)
         age = draw(st.floats(0, 3 * PATIENCE_S)) if waiting else 0.0
-        due = (Due(draw(st.floats(0, 100)), draw(st.integers(0, 400))),) if waiting and draw(st.booleans()) else ()
-        found.append(Lane(name, waiting, draw(counts), age, draw(st.integers(0, 10_000)), due))
+        due = (DueJob(draw(st.floats(0, 100)), draw(st.integers(0, 400))),) if waiting and draw(st.booleans()) else ()
+        found.append(LaneLoad(name, waiting, draw(counts), age, draw(st.integers(0, 10_000)), due))
     return tuple(found)
 
 
 @st.composite
-def workers(draw: st.DrawFn) -> tuple[Worker, ...]:
+def workers(draw: st.DrawFn) -> tuple[WorkerLoad, ...]:
     slots, kv = draw(st.integers(1, 64)), draw(st.sampled_from((0, 8192)))
     return tuple(
-        Worker(
+        WorkerLoad(
             f"w{number}",
             draw(st.sampled_from(("ready", "ready", "starting", "draining"))),
             slots,
             draw(st.integers(0, slots)),
             kv_tokens=kv,
             kv_used=draw(st.integers(0, kv)),
-            served={lane: Served(draw(counts), draw(st.integers(0, 10_000))) for lane in LANES[:2]},
+            served={lane: ServedCount(draw(counts), draw(st.integers(0, 10_000))) for lane in LANES[:2]},
         )
         for number in range(draw(st.integers(0, 6)))
     )
@@ -71,24 +71,24 @@ snapshots = st.builds(Snapshot, st.just("m"), lanes(), workers())
 
 
 @st.composite
-def states(draw: st.DrawFn) -> State | None:
+def states(draw: st.DrawFn) -> PolicyState | None:
     """None, or what is left after some looks at the world."""
-    state: State | None = draw(st.none() | st.builds(State, st.integers(0, 20)))
+    state: PolicyState | None = draw(st.none() | st.builds(PolicyState, st.integers(0, 20)))
     now = 0.0
     for seen in draw(st.lists(snapshots, max_size=4)):
         now += draw(st.floats(0, 100))
-        state = decide(seen, Limits(0, 20), state, now).state
+        state = decide(seen, ScalingLimits(0, 20), state, now).state
     return state
 
 
 def seen(waiting: int = 0, oldest_s: float = 0.0, running: int = 0, ready: int = 1, slots: int = 4) -> Snapshot:
     """Standard jobs, and workers that each hold as many as the others."""
     each = min(slots, running // ready) if ready else 0
-    lane = Lane("standard", waiting, running, oldest_s)
-    return Snapshot("m", (lane,), tuple(Worker(f"w{n}", "ready", slots, each) for n in range(ready)))
+    lane = LaneLoad("standard", waiting, running, oldest_s)
+    return Snapshot("m", (lane,), tuple(WorkerLoad(f"w{n}", "ready", slots, each) for n in range(ready)))
 
 
-def follow(state: State | None, limits: Limits, world: list[tuple[float, Snapshot]]) -> list[Plan]:
+def follow(state: PolicyState | None, limits: ScalingLimits, world: list[tuple[float, Snapshot]]) -> list[PoolPlan]:
     """A decision for each (time, snapshot)."""
     plans = []
     for now, snapshot in world:
@@ -99,7 +99,7 @@ def follow(state: State | None, limits: Limits, world: list[tuple[float, Snapsho
 
 @given(snapshots, limits(), states(), seconds)
 def test_want_is_within_the_limits_and_says_why(
-    snapshot: Snapshot, limits: Limits, state: State | None, later: float
+    snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, later: float
 ) -> None:
     """Whatever is seen, the answer respects minimum, maximum and budget, explains itself, and is what the next decision
     starts from."""
@@ -114,7 +114,7 @@ def test_want_is_within_the_limits_and_says_why(
 
 @given(snapshots, limits(), states(), seconds)
 def test_the_same_question_has_the_same_answer(
-    snapshot: Snapshot, limits: Limits, state: State | None, later: float
+    snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, later: float
 ) -> None:
     """Nothing is remembered but the state."""
     assert decide(snapshot, limits, state, 1000.0 + later) == decide(snapshot, limits, state, 1000.0 + later)
@@ -122,7 +122,7 @@ def test_the_same_question_has_the_same_answer(
 
 @given(snapshots, limits(), states(), seconds, counts, st.sampled_from(LANES))
 def test_more_backlog_never_wants_fewer(
-    snapshot: Snapshot, limits: Limits, state: State | None, later: float, more: int, where: str
+    snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, later: float, more: int, where: str
 ) -> None:
     """With all else equal, more waiting jobs never lead to fewer workers."""
     heavier = tuple(replace(x, waiting=x.waiting + more * (x.name == where)) for x in snapshot.lanes)
@@ -131,7 +131,7 @@ def test_more_backlog_never_wants_fewer(
 
 
 @given(snapshots, limits(), states())
-def test_constant_input_settles(snapshot: Snapshot, limits: Limits, state: State | None) -> None:
+def test_constant_input_settles(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None) -> None:
     """Seeing the same again and again, the number of workers goes one way and then stays, once arrivals and peaks of
     before are forgotten."""
     snapshot = replace(snapshot, lanes=tuple(replace(lane, due=()) for lane in snapshot.lanes))
@@ -144,10 +144,10 @@ def test_constant_input_settles(snapshot: Snapshot, limits: Limits, state: State
 
 @given(st.integers(1, 400), limits().filter(lambda limits: limits.most > 0), st.floats(0, 10), states())
 def test_the_first_waiting_job_wakes_a_sleeping_model(
-    waiting: int, limits: Limits, oldest_s: float, state: State | None
+    waiting: int, limits: ScalingLimits, oldest_s: float, state: PolicyState | None
 ) -> None:
     """From zero workers, any waiting job wants one, at once, whatever was before."""
-    asleep = State(0) if state is None else replace(state, want=0)
+    asleep = PolicyState(0) if state is None else replace(state, want=0)
     awake = replace(limits, pinned=None, paused=False)
     assert decide(seen(waiting, oldest_s, ready=0), awake, asleep, 1000.0).want >= 1
 
@@ -165,7 +165,7 @@ def test_a_constant_load_does_not_rock_the_number_of_workers(
     offered: int, slots: int, really: int, prefetch: int, start_ticks: int, most: int
 ) -> None:
     """In a closed loop of jobs, workers that take time to start and hold less than they claim, growth ends for good."""
-    limits = Limits(0, most, idle_s=3.0, cold_start_s=1.0)
+    limits = ScalingLimits(0, most, idle_s=3.0, cold_start_s=1.0)
     each = min(slots, really) + prefetch
     state, ready_at, age, wants = None, [0] * limits.min, 0.0, []
     for tick in range(300):
@@ -184,10 +184,10 @@ def test_a_constant_load_does_not_rock_the_number_of_workers(
 def test_noise_moves_the_number_at_most_twice_in_an_hour(chance: Random, slots: int) -> None:
     """Three hours of a load that jumps between 20 and 28 jobs, looked at every 18 s: once the first half hour has shown
     the noise, no more than two changes of direction in any hour."""
-    limits = Limits(0, 60, cold_start_s=10.0)
+    limits = ScalingLimits(0, 60, cold_start_s=10.0)
     ready = -(-28 // slots) + 3
     world = [(18.0 * n, seen(0, 0, chance.randint(20, 28), ready, slots)) for n in range(600)]
-    plans = follow(State(1), limits, world)
+    plans = follow(PolicyState(1), limits, world)
     changes = [(18.0 * n, b.want - a.want) for n, (a, b) in enumerate(pairwise(plans), 1) if a.want != b.want]
     turns = [at for (_, one), (at, other) in pairwise(changes) if (one > 0) != (other > 0) and at > 1800]
     assert all(third - first >= REGRET_S for first, third in zip(turns, turns[2:], strict=False))
@@ -195,20 +195,20 @@ def test_noise_moves_the_number_at_most_twice_in_an_hour(chance: Random, slots: 
 
 def test_after_a_turn_upwards_few_are_not_given_back_for_an_hour() -> None:
     """Noise that needs a fourth worker every eight minutes: given back once, missed once, and then kept."""
-    limits = Limits(0, 9, cold_start_s=10.0)
+    limits = ScalingLimits(0, 9, cold_start_s=10.0)
     world = [(10.0 * n, seen(0, 0, 16 if n % 48 < 3 else 12, ready=5)) for n in range(720)]
-    wants = [plan.want for plan in follow(State(1), limits, world)]
+    wants = [plan.want for plan in follow(PolicyState(1), limits, world)]
     turns = [n for n, (a, b) in enumerate(pairwise(wants)) if a != b]
     ups = [n for n in turns if wants[n + 1] > wants[n]]
     assert len([n for n in ups if 10.0 * n > 60]) <= 2, "two hours"
 
 
-def batch_of_ten_seconds(waiting: int, *due: Due) -> Plan:
+def batch_of_ten_seconds(waiting: int, *due: DueJob) -> PoolPlan:
     """One worker of four slots, in which four batch jobs of 1,000 tokens have just ended after ten seconds."""
-    served, later = ({"batch": Served(jobs, jobs * 1000)} for jobs in (100, 104))
-    before = Snapshot("m", (Lane("batch"),), (Worker("w", slots=4, running=4, served=served),))
-    lane = Lane("batch", waiting, 4, 60.0, due=due)
-    now = Snapshot("m", (lane,), (Worker("w", slots=4, running=4, served=later),))
+    served, later = ({"batch": ServedCount(jobs, jobs * 1000)} for jobs in (100, 104))
+    before = Snapshot("m", (LaneLoad("batch"),), (WorkerLoad("w", slots=4, running=4, served=served),))
+    lane = LaneLoad("batch", waiting, 4, 60.0, due=due)
+    now = Snapshot("m", (lane,), (WorkerLoad("w", slots=4, running=4, served=later),))
     return decide(now, LIMITS, decide(before, LIMITS, None, 0.0).state, 10.0)
 
 
@@ -222,7 +222,7 @@ def test_jobs_that_can_wait_are_fitted_into_the_slots_there_are() -> None:
 
 def test_a_near_deadline_is_met_by_more_workers() -> None:
     """The same backlog with a job at its end that is due in 30 s: as many workers as begin all before it by then."""
-    plan = batch_of_ten_seconds(35, Due(30.0, 34))
+    plan = batch_of_ten_seconds(35, DueJob(30.0, 34))
     assert plan.want == 3
     assert plan.reason == "35 must be begun within 30 s for a deadline: 3 workers do that"
 
@@ -232,12 +232,12 @@ def test_a_rush_is_expected_where_there_was_one() -> None:
 
     Eight jobs at once, sixteen for a minute every 90 minutes; a worker of five slots takes a minute to start.
     """
-    limits = Limits(0, 20, cold_start_s=60.0, cover=1.0)
-    lane = Lane("interactive")
+    limits = ScalingLimits(0, 20, cold_start_s=60.0, cover=1.0)
+    lane = LaneLoad("interactive")
 
     def at(now: float, *, rushes: bool) -> tuple[float, Snapshot]:
         jobs = 16 if rushes and now % 5400 >= 5340 else 8
-        return now, Snapshot("m", (replace(lane, running=jobs),), tuple(Worker(f"w{n}", slots=5) for n in range(6)))
+        return now, Snapshot("m", (replace(lane, running=jobs),), tuple(WorkerLoad(f"w{n}", slots=5) for n in range(6)))
 
     rushing = follow(None, limits, [at(10.0 * n, rushes=True) for n in range(2100)])
     quiet = follow(rushing[-1].state, limits, [at(10.0 * n, rushes=False) for n in range(2100, 3600)])
@@ -250,24 +250,24 @@ def test_free_slots_are_believed_until_jobs_grow_old() -> None:
     """Jobs that just arrived fit into free slots; the same jobs, long waiting, show that the slots cannot be had."""
     fresh = seen(waiting=10, oldest_s=0.1, running=10, slots=64)
     stuck = seen(waiting=10, oldest_s=PATIENCE_S, running=10, slots=64)
-    assert decide(fresh, LIMITS, State(1), 0.0).want == 1
-    assert decide(stuck, LIMITS, State(1), 0.0).want == 2
+    assert decide(fresh, LIMITS, PolicyState(1), 0.0).want == 1
+    assert decide(stuck, LIMITS, PolicyState(1), 0.0).want == 2
 
 
 def test_spare_workers_are_given_back_once_the_last_peak_is_long_ago() -> None:
     """Three workers are kept for five cold starts after the last moment that needed them, then go together."""
-    limits = Limits(1, 4, idle_s=60, cold_start_s=14)
+    limits = ScalingLimits(1, 4, idle_s=60, cold_start_s=14)
     busy, idle = seen(running=12, ready=3), seen(running=1, ready=3)
     world = [(float(now), busy if now <= 30 else idle) for now in range(0, 200, 10)]
-    wants = [plan.want for plan in follow(State(3), limits, world)]
+    wants = [plan.want for plan in follow(PolicyState(3), limits, world)]
     assert wants == [3] * 10 + [1] * 10, "30 s and 5 * 14 s"
 
 
 def test_it_sleeps_when_no_job_came_for_a_while_and_wakes_at_once() -> None:
     """With min 0 the last worker goes sleep_s after the last job, and the first job wants one again at once."""
-    limits = Limits(0, 4, sleep_s=120)
+    limits = ScalingLimits(0, 4, sleep_s=120)
     idle, first = seen(), seen(waiting=1, ready=0)
-    plans = follow(State(1), limits, [(float(now), idle) for now in range(0, 200, 10)])
+    plans = follow(PolicyState(1), limits, [(float(now), idle) for now in range(0, 200, 10)])
     assert [plan.want for plan in plans] == [1] * 12 + [0] * 8
     woken = decide(first, limits, plans[-1].state, 200.0)
     assert woken.want == 1 and woken.wake_s == limits.cold_start_s
@@ -277,26 +277,28 @@ def test_it_sleeps_when_no_job_came_for_a_while_and_wakes_at_once() -> None:
 
 def test_the_start_of_a_worker_is_measured() -> None:
     """From the decision to the worker being there, whatever lies between."""
-    limits = Limits(0, 4, cold_start_s=10)
-    plans = follow(State(0), limits, [(0.0, seen(waiting=1, ready=0)), (42.0, seen(running=1, ready=1))])
+    limits = ScalingLimits(0, 4, cold_start_s=10)
+    plans = follow(PolicyState(0), limits, [(0.0, seen(waiting=1, ready=0)), (42.0, seen(running=1, ready=1))])
     assert (plans[0].cold_start_s, plans[1].cold_start_s) == (10, 42)
 
 
 def test_work_that_cannot_be_attributed_keeps_every_worker() -> None:
     """While all workers are silent but jobs run, nothing is given back however long it lasts."""
-    known = decide(seen(running=9, ready=3), LIMITS, State(3), 0.0).state
+    known = decide(seen(running=9, ready=3), LIMITS, PolicyState(3), 0.0).state
     plans = follow(known, LIMITS, [(now, seen(running=9, ready=0)) for now in (100.0, 200.0, 3000.0)])
     assert [plan.want for plan in plans] == [3, 3, 3]
 
 
 def test_prefetched_jobs_are_no_reason_to_grow() -> None:
     """A worker of 4 slots that holds 6 jobs, none waiting, needs no second worker."""
-    assert decide(seen(running=6), LIMITS, State(1), 0.0).want == 1
+    assert decide(seen(running=6), LIMITS, PolicyState(1), 0.0).want == 1
 
 
 def test_what_a_worker_holds_is_learned_and_corrected() -> None:
     """Long waits teach how much a worker really takes; seeing it take more corrects that upwards, not downwards."""
-    first = decide(seen(waiting=9, oldest_s=PATIENCE_S, running=8, ready=2, slots=64), LIMITS, State(2), 0.0).state
+    first = decide(
+        seen(waiting=9, oldest_s=PATIENCE_S, running=8, ready=2, slots=64), LIMITS, PolicyState(2), 0.0
+    ).state
     second = decide(seen(running=12, ready=2, slots=64), LIMITS, first, 1.0).state
     third = decide(seen(running=2, ready=2, slots=64), LIMITS, second, 2.0).state
     assert [state.demand.capacity for state in (first, second, third)] == [4, 6, 6]
@@ -304,29 +306,29 @@ def test_what_a_worker_holds_is_learned_and_corrected() -> None:
 
 def test_a_full_cache_limits_what_a_worker_takes() -> None:
     """Three jobs that take half of the cache of a worker with 64 slots: it runs five, not 64."""
-    worker = Worker("w", slots=64, running=3, kv_tokens=8000, kv_used=4000)
-    plan = decide(Snapshot("m", (Lane("standard", 9, 3, 0.1),), (worker,)), LIMITS, State(1), 0.0)
+    worker = WorkerLoad("w", slots=64, running=3, kv_tokens=8000, kv_used=4000)
+    plan = decide(Snapshot("m", (LaneLoad("standard", 9, 3, 0.1),), (worker,)), LIMITS, PolicyState(1), 0.0)
     assert plan.state.demand.capacity == 5
     assert plan.want == 3, "12 jobs, 5 to a worker"
 
 
 def test_new_limits_apply_at_once() -> None:
     """A plan above the maximum is cut without waiting, and the reason says so."""
-    plan = decide(seen(running=36, ready=9), LIMITS, State(9), 0.0)
+    plan = decide(seen(running=36, ready=9), LIMITS, PolicyState(9), 0.0)
     assert (plan.want, plan.reason) == (4, "the limits are 1 to 4")
 
 
 def test_the_budget_is_a_limit() -> None:
     """At 2.5 an hour for each, 6 an hour pay for two workers, whatever waits."""
-    plan = decide(seen(waiting=99, oldest_s=9), replace(LIMITS, cost=2.5, budget=6.0), State(1), 0.0)
+    plan = decide(seen(waiting=99, oldest_s=9), replace(LIMITS, cost=2.5, budget=6.0), PolicyState(1), 0.0)
     assert (plan.want, plan.cost) == (2, 5.0)
 
 
 def test_a_hand_on_the_gate_overrides() -> None:
     """A pinned number is what is wanted; a pause changes nothing; both say so and end without a trace."""
     busy = seen(waiting=99, oldest_s=9)
-    pinned = decide(busy, replace(LIMITS, pinned=2), State(1), 0.0)
-    paused = decide(busy, replace(LIMITS, paused=True), State(1), 0.0)
+    pinned = decide(busy, replace(LIMITS, pinned=2), PolicyState(1), 0.0)
+    paused = decide(busy, replace(LIMITS, paused=True), PolicyState(1), 0.0)
     assert (pinned.want, pinned.reason) == (2, "2 set by hand")
     assert (paused.want, paused.reason) == (1, "paused: nothing is changed")
     assert decide(busy, LIMITS, pinned.state, 1.0).want == 4
@@ -335,12 +337,14 @@ def test_a_hand_on_the_gate_overrides() -> None:
 def test_the_first_decision_keeps_the_workers_there_are() -> None:
     """Without a state, running and starting workers are taken over instead of being stopped."""
     snapshot = seen(running=8, ready=2)
-    assert decide(replace(snapshot, workers=(*snapshot.workers, Worker("s", "starting"))), LIMITS, None, 0.0).want == 3
+    assert (
+        decide(replace(snapshot, workers=(*snapshot.workers, WorkerLoad("s", "starting"))), LIMITS, None, 0.0).want == 3
+    )
 
 
 def test_a_model_with_no_workers_allowed_stays_at_zero() -> None:
     """With max 0 even waiting jobs start nothing, and the reason names the limit."""
-    plan = decide(seen(waiting=5, ready=0), Limits(0, 0), None, 0.0)
+    plan = decide(seen(waiting=5, ready=0), ScalingLimits(0, 0), None, 0.0)
     assert plan.want == 0 and plan.reason.startswith("0 is the most allowed")
     assert plan.outlook["standard"].wait_s == float("inf")
 
@@ -358,8 +362,8 @@ def test_what_has_faded_for_days_is_not_known_any_more() -> None:
 
 def test_what_comes_between_two_looks_at_nearly_the_same_time_is_a_rate() -> None:
     """However near they are."""
-    first, then = (Snapshot("m", (Lane("standard", 0, 0, 0.0, added),), ()) for added in (0, 60))
+    first, then = (Snapshot("m", (LaneLoad("standard", 0, 0, 0.0, added),), ()) for added in (0, 60))
     for apart in (1e-308, 1e-12, 1e-3):
-        state = decide(first, Limits(0, 1), None, 0.0).state
-        rate = decide(then, Limits(0, 1), state, apart).state.demand.rate("standard")
+        state = decide(first, ScalingLimits(0, 1), None, 0.0).state
+        rate = decide(then, ScalingLimits(0, 1), state, apart).state.demand.rate("standard")
         assert abs(rate - 60 / RATE_S) < 0.01

@@ -24,10 +24,10 @@ from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Noted, Plans
 from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Chat, Job, Process, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Job, Process
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class Schedulers:
     """Processes that share one server, and what they do there."""
 
-    def __init__(self, redis_url: str, wire: Wire, folder: Path) -> None:
+    def __init__(self, redis_url: str, wire: RedisClient, folder: Path) -> None:
         self.folder, self.wire = folder, wire
         self.settings = folder / "settings.json"
         self.plans, self.leadership, self.overrides = Plans(wire), Leadership(wire), Overrides(wire)
@@ -93,7 +93,7 @@ class Schedulers:
 
 
 @pytest.fixture
-async def schedulers(redis_url: str, wire: Wire, tmp_path: Path) -> AsyncIterator[Schedulers]:
+async def schedulers(redis_url: str, wire: RedisClient, tmp_path: Path) -> AsyncIterator[Schedulers]:
     schedulers = Schedulers(redis_url, wire, tmp_path)
     await enter_store(wire)
     yield schedulers
@@ -146,10 +146,10 @@ def test_two_pools_of_one_deployment_are_refused(deployment: str, models: dict[s
     Settings.read(Config({"models": {"a": {"engine": "sim"}}, "scheduler": {"pool": "kubernetes"}}))
 
 
-async def test_one_alone(schedulers: Schedulers, wire: Wire) -> None:
+async def test_one_alone(schedulers: Schedulers, wire: RedisClient) -> None:
     """It sees a put job, publishes one worker, is in the fleet, and SIGTERM ends it with 0 and the lead free."""
     queue, fleet = Queue(wire), Fleet(wire)
-    turn = Chat((Turn("user", "hello"),))
+    turn = Chat((ChatTurn("user", "hello"),))
     await queue.put(Job(id=queue.new_id("t"), model=MODEL, tenant="t", priority=Priority.STANDARD, prompt=turn))
     process = schedulers.start("scheduler-7")
     plan = await schedulers.until(lambda: _plan(schedulers))

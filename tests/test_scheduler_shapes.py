@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.config import ConfigError
 from scheduler.policy.packing import USABLE, Footprint, pack, replicas_for
 from scheduler.policy.ratio import EVERY_S, Sides, balance
-from scheduler.policy.shapes import DWELL_S, Route, Shape, calibrated, reshaping_pays, route, threshold
+from scheduler.policy.shapes import DWELL_S, Shape, ShapeChoice, calibrated, reshaping_pays, route, threshold
 from scheduler.settings import shapes_of
 from streaming.settings import ModelSettings, ShapeSettings
 
@@ -61,7 +61,7 @@ def test_one_noisy_point_is_no_crossing() -> None:
 @given(st.lists(st.integers(1, 256), min_size=2, max_size=400), st.floats(0.05, 2))
 def test_switches_are_never_closer_than_the_dwell(jobs: list[int], tick: float) -> None:
     """Whatever the load does."""
-    state: Route | None = None
+    state: ShapeChoice | None = None
     switches = []
     for number, load in enumerate(jobs):
         before, state = state, route(state, LOW_HIGH, load, number * tick)
@@ -72,7 +72,7 @@ def test_switches_are_never_closer_than_the_dwell(jobs: list[int], tick: float) 
 
 def test_a_ramp_switches_once_each_way() -> None:
     """1 -> 256 -> 1: up at 64, down below 51."""
-    state: Route | None = None
+    state: ShapeChoice | None = None
     loads = [*range(1, 257), *range(256, 0, -1)]
     shapes = []
     for number, load in enumerate(loads):
@@ -86,7 +86,7 @@ def test_a_ramp_switches_once_each_way() -> None:
 def test_load_between_the_bounds_stays_where_it_is() -> None:
     """Anything from 52 to 63 belongs to whoever has it."""
     for shape in ("low", "high"):
-        state: Route | None = Route(shape, 58.0, 0.0, 0.0)
+        state: ShapeChoice | None = ShapeChoice(shape, 58.0, 0.0, 0.0)
         for second in range(1, 600):
             state = route(state, LOW_HIGH, 52 + second % 12, float(second))
         assert state is not None and state.shape == shape
@@ -94,7 +94,7 @@ def test_load_between_the_bounds_stays_where_it_is() -> None:
 
 def test_shapes_that_were_renamed_are_chosen_anew() -> None:
     """A state of other shapes is no obstacle."""
-    assert route(Route("gone", 100.0, 0.0, 0.0), LOW_HIGH, 100, 1.0).shape == "high"
+    assert route(ShapeChoice("gone", 100.0, 0.0, 0.0), LOW_HIGH, 100, 1.0).shape == "high"
 
 
 def test_reloading_must_pay() -> None:

@@ -9,17 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.policy import decide as policy
-from scheduler.policy.limits import Limits
-from scheduler.policy.plan import State
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.plan import PolicyState
 from scheduler.policy.shapes import Shape, takers
-from scheduler.policy.snapshot import Lane, Served, Snapshot, Worker
-from scheduler.policy.switch import Decision, Switch, decide
+from scheduler.policy.snapshot import LaneLoad, ServedCount, Snapshot, WorkerLoad
+from scheduler.policy.switch import Switch, SwitchDecision, decide
 
 NAMES = ("wide", "narrow")
 SLOTS = {"wide": 16, "narrow": 8}
 IDLE_S = 10.0
-EACH = {"wide": Limits(0, 1, idle_s=IDLE_S, cold_start_s=4.0), "narrow": Limits(0, 6, idle_s=IDLE_S, cold_start_s=4.0)}
-LIMITS = Limits(0, 6, shapes=(Shape("wide", 16.0), Shape("narrow")), pools=EACH)
+EACH = {
+    "wide": ScalingLimits(0, 1, idle_s=IDLE_S, cold_start_s=4.0),
+    "narrow": ScalingLimits(0, 6, idle_s=IDLE_S, cold_start_s=4.0),
+}
+LIMITS = ScalingLimits(0, 6, shapes=(Shape("wide", 16.0), Shape("narrow")), pools=EACH)
 START_TICKS = 3
 
 counts = st.dictionaries(st.sampled_from("abc"), st.integers(0, 3))
@@ -55,7 +58,7 @@ class Plant:
     workers: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in NAMES})
     """By shape: the tick count each has been there for."""
 
-    def tick(self, jobs: int, limits: Limits = LIMITS) -> Decision:
+    def tick(self, jobs: int, limits: ScalingLimits = LIMITS) -> SwitchDecision:
         decision = decide(self.seen(jobs), limits, self.state, self.now)
         self.state = decision.state
         for shape, plan in decision.pools.items():
@@ -81,9 +84,9 @@ class Plant:
                 runs = min(left, SLOTS[shape]) if age >= START_TICKS and shape in takes else 0
                 left -= runs
                 state = "ready" if age >= START_TICKS else "starting"
-                served = {"interactive": Served(10 * age, 1000 * age)}
-                workers.append(Worker(f"{shape}{number}", state, SLOTS[shape], runs, served=served, shape=shape))
-        lane = Lane("interactive", left, jobs - left, 0.5 if left else 0.0, int(10 * self.now))
+                served = {"interactive": ServedCount(10 * age, 1000 * age)}
+                workers.append(WorkerLoad(f"{shape}{number}", state, SLOTS[shape], runs, served=served, shape=shape))
+        lane = LaneLoad("interactive", left, jobs - left, 0.5 if left else 0.0, int(10 * self.now))
         return Snapshot("m", (lane,), tuple(workers))
 
 
@@ -140,7 +143,7 @@ def test_pinned_counts_for_the_shape_with_the_jobs_and_paused_changes_nothing() 
     for _ in range(10):
         plant.tick(5)
 
-    def held(**what: object) -> Limits:
+    def held(**what: object) -> ScalingLimits:
         pools = {name: replace(each, **what) for name, each in EACH.items()}  # type: ignore[arg-type]
         return replace(LIMITS, pools=pools, **what)  # type: ignore[arg-type]
 
@@ -154,11 +157,11 @@ def test_pinned_counts_for_the_shape_with_the_jobs_and_paused_changes_nothing() 
 
 def test_what_a_held_shape_does_not_take_says_nothing_of_it() -> None:
     """Narrow leaves jobs that wait long to wide: it is not taken for a shape that can hold only what it has left."""
-    state = Switch({"narrow": State(2)}, takes=("wide",))
-    waiting = Lane("standard", 9, 17, 30.0)
+    state = Switch({"narrow": PolicyState(2)}, takes=("wide",))
+    waiting = LaneLoad("standard", 9, 17, 30.0)
     workers = (
-        Worker("w", "ready", 16, 16, shape="wide"),
-        Worker("n", "ready", 8, 1, shape="narrow"),
+        WorkerLoad("w", "ready", 16, 16, shape="wide"),
+        WorkerLoad("n", "ready", 8, 1, shape="narrow"),
     )
     decision = decide(Snapshot("m", (waiting,), workers), LIMITS, state, 0.0)
     assert decision.pools["narrow"].state.demand.learned is None
@@ -168,9 +171,9 @@ def test_what_a_held_shape_does_not_take_says_nothing_of_it() -> None:
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 4), st.floats(0, 100))
 def test_a_model_of_one_pool_is_decided_on_as_ever(waiting: int, running: int, ready: int, age: float) -> None:
     """Its decision is the policy's own, word for word."""
-    workers = tuple(Worker(f"w{number}", slots=8, running=running // max(1, ready)) for number in range(ready))
-    snapshot = Snapshot("m", (Lane("standard", waiting, running, age if waiting else 0.0),), workers)
-    limits = Limits(0, 9)
+    workers = tuple(WorkerLoad(f"w{number}", slots=8, running=running // max(1, ready)) for number in range(ready))
+    snapshot = Snapshot("m", (LaneLoad("standard", waiting, running, age if waiting else 0.0),), workers)
+    limits = ScalingLimits(0, 9)
     one, state = decide(snapshot, limits, None, 1.0), None
     for now in (1.0, 2.0, 40.0):
         plan = policy.decide(snapshot, limits, state, now)
@@ -182,6 +185,6 @@ def test_a_model_of_one_pool_is_decided_on_as_ever(waiting: int, running: int, r
 
 def test_shapes_that_are_gone_from_the_settings_are_forgotten() -> None:
     """A state of other shapes is no obstacle: the load chooses anew."""
-    state = decide(Snapshot("m", (Lane("interactive", 50),)), LIMITS, None, 0.0).state
+    state = decide(Snapshot("m", (LaneLoad("interactive", 50),)), LIMITS, None, 0.0).state
     limits = replace(LIMITS, shapes=(Shape("wide", 16.0), Shape("new")), pools={**EACH, "new": EACH["narrow"]})
-    assert decide(Snapshot("m", (Lane("interactive", 50),)), limits, state, 1.0).takes == ("new",)
+    assert decide(Snapshot("m", (LaneLoad("interactive", 50),)), limits, state, 1.0).takes == ("new",)

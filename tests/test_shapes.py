@@ -25,8 +25,8 @@ from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.messages import Process
 from streaming.keys import channel
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 WAIT_S = 60.0
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}
@@ -93,7 +93,7 @@ class Site:
     """A scheduler, an API process, and workers of both shapes that nobody restarts."""
 
     def __init__(self, house: House) -> None:
-        self.house, self.wire = house, Wire.open(WireSettings(url=house.redis_url, lease_ms=1000))
+        self.house, self.wire = house, RedisClient.open(RedisSettings(url=house.redis_url, lease_ms=1000))
         self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
         one_each = TWO | {"shapes.narrow.max_workers": 1}
         rows = ["[models.m]", 'engine = "sim"', *(f"{key} = {value}" for key, value in one_each.items())]

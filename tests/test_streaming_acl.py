@@ -28,15 +28,15 @@ from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.messages import Chat, Job, StoredFile, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Job, StoredFile
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import BROKER, fleet_key, partition_key
 from streaming.priority import Priority
 from streaming.redis import scripts
-from streaming.redis.batcher import Bundle
-from streaming.redis.client import Wire
-from streaming.settings import QuotaSettings, WireSettings
+from streaming.redis.batcher import ScriptBatcher
+from streaming.redis.client import RedisClient
+from streaming.settings import QuotaSettings, RedisSettings
 from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom
@@ -271,11 +271,11 @@ def looked_after(house: GuardedHouse) -> None:
 
 JOB, FILE, BATCH, TENANT = "job_00" + "0" * 30, "file-00" + "0" * 30, "batch_00" + "0" * 30, "t"
 
-PLAIN: dict[str, Callable[[Wire], list[Awaitable[Any]]]] = {
+PLAIN: dict[str, Callable[[RedisClient], list[Awaitable[Any]]]] = {
     "api": lambda wire: [
         Files(wire).recent(TENANT, stored(), 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
         Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]), Webhooks(wire).recent(5),
-        Journal(wire).was_known(TENANT, JOB), DeadLetters(wire).recent(5), Plans(wire).actions(5), Plans(wire).read(),
+        JobReader(wire).was_known(TENANT, JOB), DeadLetters(wire).recent(5), Plans(wire).actions(5), Plans(wire).read(),
         Overrides(wire).of(["m"]), Fleet(wire).processes(), Fleet(wire).cards(), wire.memory(), wire.run_ids(),
         wire.homes(), wire.now_ms(), read_identity(wire), fresh(wire),
     ],
@@ -287,7 +287,8 @@ PLAIN: dict[str, Callable[[Wire], list[Awaitable[Any]]]] = {
     ],
     "offline": lambda wire: [
         Redeliveries(wire).begin("q", "m"), Redeliveries(wire).settle("q", "m"), Files(wire).known([FILE]),
-        Queue(wire, Headroom(wire)).known([JOB]), Queue(wire, Headroom(wire)).fade([JOB], 5), Files(wire).expired(5),
+        Queue(wire, Headroom(wire)).known([JOB]), Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
+        Files(wire).expired(5),
         Batches(wire).forget_expired(5), Batches(wire).states([BATCH]), wire.memory(), Fleet(wire).processes(),
         fresh(wire),
     ],
@@ -299,7 +300,7 @@ def stored() -> StoredFile:
     return StoredFile(id=FILE, tenant=TENANT, name="n", size=1, purpose="batch", created_ms=1, expires_ms=2)
 
 
-async def fresh(wire: Wire) -> None:
+async def fresh(wire: RedisClient) -> None:
     """As a process that finds an empty store."""
     with Redis.from_url(as_user(wire.settings.url, "root")) as root:
         root.flushall()
@@ -310,7 +311,7 @@ async def fresh(wire: Wire) -> None:
 async def test_plain_commands_are_allowed(store: GuardedHouse, role: str) -> None:
     """Whatever the client library makes of them."""
     store.denied()
-    wire = Wire.open(WireSettings(url=as_user(store.redis_url, role)))
+    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, role)))
     try:
         for each in PLAIN[role](wire):
             await each
@@ -326,12 +327,12 @@ async def test_jobs_are_put_under_a_quota(store: GuardedHouse, role: str, partit
     with user(store, "root") as root:
         root.flushall()
     store.denied()
-    wire = Wire.open(WireSettings(url=as_user(store.redis_url, role), partitions=partitions))
+    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, role), partitions=partitions))
     queue, quota = Queue(wire), QuotaSettings(jobs=100, job_bytes=100_000, result_bytes=100_000)
     try:
         for number in range(4):
             fields: dict[str, Any] = {"id": queue.new_id(TENANT), "model": "m", "tenant": TENANT}
-            job = Job(**fields, priority=Priority.STANDARD, prompt=Chat((Turn("user", f"hello {number}"),)))
+            job = Job(**fields, priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", f"hello {number}"),)))
             await queue.put(job, quota=quota)
     finally:
         await wire.close()
@@ -340,11 +341,11 @@ async def test_jobs_are_put_under_a_quota(store: GuardedHouse, role: str, partit
 
 async def test_a_right_that_lacks_is_the_stores_refusal(store: GuardedHouse) -> None:
     """In a script too: whoever brings a job keeps it and tries again, and is told what to look at."""
-    wire = Wire.open(WireSettings(url=as_user(store.redis_url, "scheduler")))
+    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, "scheduler")))
     try:
         with pytest.raises(Unavailable, match=r"no permissions to run the 'z\w+' command.*penstock store acl"):
             await wire.call("usage", 0, TENANT, 60, 0, 0)
-        bundle = Bundle(wire, "usage")
+        bundle = ScriptBatcher(wire, "usage")
         with pytest.raises(Unavailable, match="penstock store acl"):
             await bundle.call(0, TENANT, 60, 0, 0)
     finally:
@@ -361,8 +362,8 @@ async def test_a_promise_of_a_replica_may_be_asked_for(store: GuardedHouse, role
         "offline": ["cancel", "job_00" + "0" * 30],
     }[role]
     store.denied()
-    settings = WireSettings(url=as_user(store.redis_url, role), durability="D3", timeout_s=0.5)
-    wire = Wire.open(settings)
+    settings = RedisSettings(url=as_user(store.redis_url, role), durability="D3", timeout_s=0.5)
+    wire = RedisClient.open(settings)
     try:
         with pytest.raises(Unavailable, match="no replica has it yet"):
             await wire.call(script, 0, *args)

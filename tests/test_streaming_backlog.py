@@ -8,39 +8,44 @@ from collections.abc import AsyncIterator
 import pytest
 from flow import until
 
-from streaming.jobs.backlog import Backlog, Lane
+from streaming.jobs.backlog import Backlog, LaneDepth
 from streaming.jobs.lease import Claim, Lease
-from streaming.jobs.messages import Chat, Job, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Job
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 
 @pytest.fixture
-async def wide(redis_url: str) -> AsyncIterator[Wire]:
+async def wide(redis_url: str) -> AsyncIterator[RedisClient]:
     """A wire of several partitions."""
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, partitions=4))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=4))
     yield wire
     await wire.close()
 
 
-async def put(wire: Wire, priority: Priority, **limits: int) -> str:
+async def put(wire: RedisClient, priority: Priority, **limits: int) -> str:
     """A waiting job of model m."""
     queue = Queue(wire)
     job = Job(
-        id=queue.new_id("t"), model="m", tenant="t", priority=priority, prompt=Chat((Turn("user", "hello"),)), **limits
+        id=queue.new_id("t"),
+        model="m",
+        tenant="t",
+        priority=priority,
+        prompt=Chat((ChatTurn("user", "hello"),)),
+        **limits,
     )
     await queue.put(job)
     return job.id
 
 
-async def lane_of(wire: Wire, priority: Priority) -> Lane:
+async def lane_of(wire: RedisClient, priority: Priority) -> LaneDepth:
     (lane,) = [lane for lane in await Backlog(wire).lanes(["m"]) if lane.priority is priority]
     return lane
 
 
-async def test_jobs_ever_put_are_counted(wire: Wire) -> None:
+async def test_jobs_ever_put_are_counted(wire: RedisClient) -> None:
     """By lane; a claim changes what waits, not what came; nor does a job that is handed back come again."""
     for _ in range(3):
         await put(wire, Priority.STANDARD)
@@ -59,7 +64,7 @@ async def test_jobs_ever_put_are_counted(wire: Wire) -> None:
     assert (await lane_of(wire, Priority.INTERACTIVE)).added == 0
 
 
-async def test_the_nearest_deadlines_are_told(wire: Wire) -> None:
+async def test_the_nearest_deadlines_are_told(wire: RedisClient) -> None:
     """With their lane and age, nearest first; claimed jobs and jobs without one are left out."""
     assert (await Backlog(wire).look([])).due == []
     await put(wire, Priority.INTERACTIVE, deadline_ms=30_000)
@@ -75,7 +80,7 @@ async def test_the_nearest_deadlines_are_told(wire: Wire) -> None:
     assert all(0 <= each.age_ms < 20_000 for each in due)
 
 
-async def test_a_look_is_one_call_for_each_partition(wide: Wire) -> None:
+async def test_a_look_is_one_call_for_each_partition(wide: RedisClient) -> None:
     """However many models there are, and whatever waits; the partitions' counts are one lane's."""
     for _ in range(12):
         await put(wide, Priority.STANDARD, deadline_ms=60_000)
@@ -97,7 +102,7 @@ async def test_a_look_is_one_call_for_each_partition(wide: Wire) -> None:
     assert (scripts, clocks) == (2 * len(wide.partitions), 2 * len(wide.partitions))  # nobody asked for the time beside
 
 
-async def test_what_is_put_back_counts_as_waiting_and_keeps_its_lanes_age(wire: Wire) -> None:
+async def test_what_is_put_back_counts_as_waiting_and_keeps_its_lanes_age(wire: RedisClient) -> None:
     """In whichever stream it waits; its place there is younger than the lane's oldest."""
     for _ in range(2):
         await put(wire, Priority.STANDARD)
@@ -114,7 +119,7 @@ async def test_what_is_put_back_counts_as_waiting_and_keeps_its_lanes_age(wire: 
     assert (lane.waiting, lane.running, lane.added) == (1, 1, 2) and 50 <= lane.oldest_ms < 10_000
 
 
-async def test_the_oldest_waiting_job_is_none_that_runs(wire: Wire) -> None:
+async def test_the_oldest_waiting_job_is_none_that_runs(wire: RedisClient) -> None:
     """What a worker was given stays in the lane until its end, before all that wait."""
     lease = Lease(wire, "m")
     await lease.register()
@@ -128,5 +133,5 @@ async def test_the_oldest_waiting_job_is_none_that_runs(wire: Wire) -> None:
     assert (waiting, running) == (1, 1) and oldest_ms > given_ms
 
 
-async def _later(wire: Wire, than_ms: int) -> bool:
+async def _later(wire: RedisClient, than_ms: int) -> bool:
     return await wire.now_ms() > than_ms

@@ -10,13 +10,13 @@ from flow import until
 from msgspec.structs import replace
 
 from streaming.batches.files import Files
-from streaming.batches.store import LEASES_HELD, LEASES_TOLD, Batches, Hold, Wish
-from streaming.errors import Fenced, KeyReused, Stale, UnknownBatch
-from streaming.jobs.messages import Batch, BatchState, Progress, StoredFile
+from streaming.batches.store import LEASES_HELD, LEASES_TOLD, BatchCommand, Batches, BatchLease
+from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
+from streaming.jobs.messages import Batch, BatchProgress, BatchState, StoredFile
 from streaming.keys import line_job_id, partition_of
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 LEASE_MS = 400
 
@@ -24,13 +24,13 @@ LEASE_MS = 400
 @pytest.fixture
 async def wire(redis_url: str) -> Any:
     """Leases short enough to wait for."""
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=LEASE_MS, partitions=3))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=LEASE_MS, partitions=3))
     yield wire
     await wire.close()
 
 
 @pytest.fixture
-def batches(wire: Wire) -> Batches:
+def batches(wire: RedisClient) -> Batches:
     return Batches(wire)
 
 
@@ -49,7 +49,7 @@ async def made(batches: Batches, tenant: str = "t", *, key: str = "", **more: An
     return batch
 
 
-async def held(batches: Batches) -> Hold:
+async def held(batches: Batches) -> BatchLease:
     """The next batch that is due."""
     ((batch_id, telling, _),) = await until(lambda: batches.due(10))
     return await batches.hold(batch_id, telling)
@@ -63,7 +63,7 @@ async def test_a_new_batch_is_due_once(batches: Batches) -> None:
     began = asyncio.get_running_loop().time()
     assert await until(lambda: batches.due(10)) == [(batch.id, 2, "unanswered")]
     assert asyncio.get_running_loop().time() - began > LEASES_TOLD * LEASE_MS / 1000 * 0.8
-    with pytest.raises(Stale, match="stale"):
+    with pytest.raises(Superseded, match="stale"):
         await batches.hold(batch.id, 1)  # a message that came late
     assert (await batches.hold(batch.id, 2)).batch == batch
 
@@ -74,37 +74,39 @@ async def test_one_works_on_it_at_a_time(batches: Batches) -> None:
     first = await held(batches)
     for _ in range(6):
         await asyncio.sleep(LEASE_MS / 2000)
-        await batches.save(first, BatchState.IN_PROGRESS, Progress(total=5))
+        await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(total=5))
         assert await batches.due(10) == []
     second = await held(batches)
     assert second.epoch == first.epoch + 1 and second.progress.total == 5
     assert second.now_ms - first.now_ms > LEASES_HELD * LEASE_MS
     with pytest.raises(Fenced):
-        await batches.save(first, BatchState.COMPLETED, Progress())
-    await batches.save(second, BatchState.IN_PROGRESS, Progress(total=6))
+        await batches.save(first, BatchState.COMPLETED, BatchProgress())
+    await batches.save(second, BatchState.IN_PROGRESS, BatchProgress(total=6))
 
 
 async def test_a_turn_that_ends_hands_it_on_when_it_says(batches: Batches) -> None:
     """At once, or later if it is paused."""
     batch = await made(batches)
     first = await held(batches)
-    await batches.save(first, BatchState.IN_PROGRESS, Progress(), rest_ms=0)
+    await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
     await batches.steer(batch.id, "pause")
     second = await held(batches)
-    await batches.save(second, BatchState.IN_PROGRESS, Progress(), rest_ms=3_600_000)
+    await batches.save(second, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)
     await asyncio.sleep(LEASES_TOLD * LEASE_MS / 1000)
     assert await batches.due(10) == []
 
 
 @pytest.mark.parametrize("wish", ["resume", "cancel"])
-async def test_a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through(batches: Batches, wish: Wish) -> None:
+async def test_a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through(
+    batches: Batches, wish: BatchCommand
+) -> None:
     """Whoever works on it has heard of the pause and not of this yet when it lays it aside for long."""
     batch = await made(batches)
     hold = await held(batches)
     await batches.steer(batch.id, "pause")
-    assert (await batches.save(hold, BatchState.IN_PROGRESS, Progress())).paused
+    assert (await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress())).paused
     await batches.steer(batch.id, wish)
-    assert not (await batches.save(hold, BatchState.IN_PROGRESS, Progress(), rest_ms=3_600_000)).paused
+    assert not (await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)).paused
     assert [telling.batch_id for telling in await batches.due(10)] == [batch.id]
 
 
@@ -112,7 +114,7 @@ async def test_it_is_said_why_somebody_is_told(batches: Batches) -> None:
     """A turn that ended in good order, one whose worker was lost, and a message that led to nothing are told apart."""
     await made(batches)
     first = await held(batches)
-    await batches.save(first, BatchState.IN_PROGRESS, Progress(), rest_ms=0)
+    await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
     ((batch_id, number, reason),) = await batches.due(10)
     assert reason == "due"
     await batches.hold(batch_id, number)
@@ -120,20 +122,20 @@ async def test_it_is_said_why_somebody_is_told(batches: Batches) -> None:
     assert reason == "lapsed"
     ((batch_id, number, reason),) = await until(lambda: batches.due(10))
     assert reason == "unanswered"
-    await batches.save(await batches.hold(batch_id, number), BatchState.IN_PROGRESS, Progress(), rest_ms=0)
+    await batches.save(await batches.hold(batch_id, number), BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
     assert [telling.reason for telling in await batches.due(10)] == ["due"]
 
 
-async def test_the_end_is_the_end(batches: Batches, wire: Wire) -> None:
+async def test_the_end_is_the_end(batches: Batches, wire: RedisClient) -> None:
     """A final state never changes, its files are known with it, and it is due no more."""
     batch = await made(batches, token_limit=10)
     hold = await held(batches)
     assert await batches.reserve(hold, 10) == (True, 0)
     file = StoredFile(id=Files(wire).new_id("t"), tenant="t", name="o", size=1, purpose="batch_output",
                       created_ms=hold.now_ms, expires_ms=hold.now_ms + 60_000)  # fmt: skip
-    await batches.save(hold, BatchState.COMPLETED, Progress(total=1, completed=1), keep_s=60, files=[file])
+    await batches.save(hold, BatchState.COMPLETED, BatchProgress(total=1, completed=1), keep_s=60, files=[file])
     with pytest.raises(Fenced):
-        await batches.save(hold, BatchState.FINALIZING, Progress())
+        await batches.save(hold, BatchState.FINALIZING, BatchProgress())
     assert await Files(wire).get(file.id, "t") == file
     assert (await batches.get(batch.id, "t")).state is BatchState.COMPLETED
     assert await batches.steer(batch.id, "cancel") is BatchState.COMPLETED
@@ -147,18 +149,18 @@ async def test_what_the_owner_wants_is_heard(batches: Batches) -> None:
     batch = await made(batches)
     hold = await held(batches)
     assert await batches.steer(batch.id, "pause") is BatchState.VALIDATING
-    verdict = await batches.save(hold, BatchState.IN_PROGRESS, Progress())
+    verdict = await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress())
     assert verdict.paused and verdict.state is BatchState.IN_PROGRESS
-    await batches.save(hold, BatchState.IN_PROGRESS, Progress(), rest_ms=3_600_000)
+    await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)
     await batches.steer(batch.id, "resume")
     hold = await held(batches)
     assert not hold.paused
     await batches.steer(batch.id, "cancel")
     for state in (BatchState.IN_PROGRESS, BatchState.FINALIZING):
-        assert (await batches.save(hold, state, Progress())).state is BatchState.CANCELLING
+        assert (await batches.save(hold, state, BatchProgress())).state is BatchState.CANCELLING
     record = await batches.get(batch.id, "t")
     assert record.state is BatchState.CANCELLING and record.cancelling_ms > 0
-    assert (await batches.save(hold, BatchState.CANCELLED, Progress())).state is BatchState.CANCELLED
+    assert (await batches.save(hold, BatchState.CANCELLED, BatchProgress())).state is BatchState.CANCELLED
 
 
 async def test_the_quota_counts_all_batches_of_a_tenant(batches: Batches) -> None:
@@ -171,7 +173,7 @@ async def test_the_quota_counts_all_batches_of_a_tenant(batches: Batches) -> Non
     assert await batches.reserve(first, 60) == (True, 0)
     assert await batches.reserve(first, 60) == (True, 0)  # once more after a lost answer
     assert await batches.reserve(second, 60) == (False, 60)
-    await batches.save(first, BatchState.IN_PROGRESS, Progress(), tokens=30)
+    await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(), tokens=30)
     assert await batches.reserve(second, 60) == (True, 30)
     await made(batches, "somebody else", token_limit=100)
     assert await batches.reserve(await held(batches), 100) == (True, 0)
@@ -209,7 +211,7 @@ async def test_nobody_sees_anothers(batches: Batches) -> None:
 
 async def test_one_that_is_gone_is_no_work(batches: Batches) -> None:
     """Whoever was told of it too late leaves it alone, as one that another works on."""
-    with pytest.raises(Stale):
+    with pytest.raises(Superseded):
         await batches.hold(batches.new_id("t"), 1)
 
 
@@ -227,7 +229,7 @@ async def test_lists_come_in_pages(batches: Batches) -> None:
     assert times == sorted(times, reverse=True)
 
 
-async def test_what_expired_is_forgotten(batches: Batches, wire: Wire) -> None:
+async def test_what_expired_is_forgotten(batches: Batches, wire: RedisClient) -> None:
     """Records of ended batches and of files, and nothing else."""
     batch = await made(batches)
     hold = await held(batches)
@@ -237,7 +239,7 @@ async def test_what_expired_is_forgotten(batches: Batches, wire: Wire) -> None:
         id=files.new_id("t"), tenant="t", name="f", size=1, purpose="batch", created_ms=now, expires_ms=now
     )
     await files.put(file)
-    await batches.save(hold, BatchState.FAILED, Progress(), keep_s=0)
+    await batches.save(hold, BatchState.FAILED, BatchProgress(), keep_s=0)
     running = await made(batches)
     assert await until(lambda: files.expired(10)) == [(file.id, "t")]
     await files.forget(file.id, "t")

@@ -16,11 +16,11 @@ from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.batcher import MANY, MAX_CALLS
-from streaming.redis.client import Call, Then, Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import Call, RedisClient, Then
+from streaming.settings import RedisSettings
 
 
-class Counted(Wire):
+class Counted(RedisClient):
     """Counts the calls of each round trip, and can be made to wait or to fail."""
 
     def __init__(self, *args: Any) -> None:
@@ -40,7 +40,7 @@ class Counted(Wire):
 
 @pytest.fixture
 async def wire(redis_url: str) -> AsyncIterator[Counted]:
-    wire = Counted.open(WireSettings(url=redis_url, lane_limit=3))
+    wire = Counted.open(RedisSettings(url=redis_url, lane_limit=3))
     assert isinstance(wire, Counted)
     yield wire
     await wire.close()
@@ -95,7 +95,7 @@ async def test_a_connection_lost_under_many_is_told_to_each_and_none_is_sent_aga
     wire.trips.clear()
     lost = asyncio.get_running_loop().create_future()
     lost.set_exception(RedisConnectionError("lost"))
-    wire._topology.say_scripts = lambda _: lost  # type: ignore[method-assign]
+    wire._topology.send_scripts = lambda _: lost  # type: ignore[method-assign]
     puts = (queue.put(a_job(queue, f"m{number}")) for number in range(MANY))
     assert {type(each) for each in await asyncio.gather(*puts, return_exceptions=True)} == {Unavailable}
     assert wire.trips == []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.messages import Capabilities, Chat, Job, Prompt, Sampling, Text, Tokens, Turn
+from streaming.jobs.messages import Capabilities, Chat, ChatTurn, Job, Prompt, Sampling, Text, Tokens
 from streaming.priority import Priority
 
-CHAT = Chat((Turn("user", "hello"),))
+CHAT = Chat((ChatTurn("user", "hello"),))
 TEXT = Text(("hello",))
 TOKENS = Tokens(((1, 2),))
 ALL = Capabilities(chat=True, logprobs=20, json_schema=True, penalties=True, token_prompts=True)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from streaming.jobs.deliveries import MAX_AT_ONCE, Deliveries
 from streaming.jobs.messages import Delivered, Job, Text
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import partition_key, partition_of
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock, Offset, better, measured
 
 
@@ -36,7 +36,7 @@ def test_the_narrower_of_two_is_gone_by_until_it_is_contradicted() -> None:
     assert better(narrow, Offset(900_000, 400, 0), 0).value == 900_000
 
 
-async def test_it_tells_the_servers_time(wire: Wire) -> None:
+async def test_it_tells_the_servers_time(wire: RedisClient) -> None:
     """Before and after a question to the server, within its bound; and nothing before it was ever compared."""
     clock = Clock(wire)
     assert clock.at(time.monotonic(), 0) == 0 == clock.error_us(0)
@@ -54,9 +54,9 @@ def a_job(queue: Queue) -> Job:
     return Job(id=queue.new_id("t"), model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
 
 
-async def test_deliveries_are_noted_once_and_only_for_jobs_that_are_kept(wire: Wire) -> None:
+async def test_deliveries_are_noted_once_and_only_for_jobs_that_are_kept(wire: RedisClient) -> None:
     """More than go into one script; a second note changes nothing; a job that is gone does not come back as a key."""
-    queue, deliveries, journal = Queue(wire), Deliveries(wire), Journal(wire)
+    queue, deliveries, journal = Queue(wire), Deliveries(wire), JobReader(wire)
     jobs = [a_job(queue) for _ in range(MAX_AT_ONCE + 3)]
     for job in jobs[:3]:
         await queue.put(job)
@@ -73,7 +73,7 @@ async def test_deliveries_are_noted_once_and_only_for_jobs_that_are_kept(wire: W
     assert not await wire.redis.exists(partition_key(partition_of(gone) or 0, "job", gone))
 
 
-async def test_times_divide_a_millisecond(wire: Wire) -> None:
+async def test_times_divide_a_millisecond(wire: RedisClient) -> None:
     """Accepted in microseconds of the server's own clock, and still in whole milliseconds for everybody else."""
     queue, clock = Queue(wire), Clock(wire)
     await clock.renew()
@@ -81,6 +81,6 @@ async def test_times_divide_a_millisecond(wire: Wire) -> None:
     job = a_job(queue)
     accepted = await queue.put(job)
     after = clock.at(time.monotonic(), 0) + clock.error_us(0)
-    record = await Journal(wire).record(job.id)
+    record = await JobReader(wire).record(job.id)
     assert record.stamps.accepted is not None and before <= record.stamps.accepted <= after
     assert accepted.created_ms == record.created_ms == record.stamps.accepted // 1000

@@ -24,17 +24,17 @@ from streaming.fleet.plans import Plan, Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.lease import Claim, Held, Lease
-from streaming.jobs.messages import Capabilities, ModelCard, Process, State
+from streaming.jobs.lease import Claim, HeldJob, Lease
+from streaming.jobs.messages import Capabilities, JobState, ModelCard, Process
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.summaries import Summaries
 from streaming.keys import partition_key, partition_of, prefix
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
-from streaming.settings import WireSettings
+from streaming.settings import RedisSettings
 from streaming.store.durability import check_level
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom
@@ -115,8 +115,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 @asynccontextmanager
-async def opened(nodes: Nodes, **settings: Any) -> AsyncIterator[Wire]:
-    wire = Wire.open(WireSettings(url=nodes.url, timeout_s=1.0, **settings))
+async def opened(nodes: Nodes, **settings: Any) -> AsyncIterator[RedisClient]:
+    wire = RedisClient.open(RedisSettings(url=nodes.url, timeout_s=1.0, **settings))
     try:
         yield wire
     finally:
@@ -124,7 +124,7 @@ async def opened(nodes: Nodes, **settings: Any) -> AsyncIterator[Wire]:
 
 
 @pytest.fixture
-async def wire(nodes: Nodes) -> AsyncIterator[Wire]:
+async def wire(nodes: Nodes) -> AsyncIterator[RedisClient]:
     for port in nodes.ports:
         ask(port, "FLUSHALL")
     async with opened(nodes, partitions=PARTITIONS) as wire:
@@ -135,10 +135,10 @@ def job_id(partition: int, number: int = 1) -> str:
     return f"job_{partition:02x}{number:030x}"
 
 
-async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: Wire) -> None:
+async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisClient) -> None:
     """Put, listed, counted, claimed, followed, appended, finished, cancelled: on whichever node the partition lies."""
     assert {nodes.owner(partition) for partition in wire.partitions} == set(nodes.ports)
-    queue, journal, lease = Queue(wire), Journal(wire), Lease(wire, MODEL)
+    queue, journal, lease = Queue(wire), JobReader(wire), Lease(wire, MODEL)
     jobs = [a_job(queue, job_id=job_id(partition)) for partition in wire.partitions]
     for job in jobs:
         await queue.put(job, idempotency_key=job.id, digest="d")
@@ -150,16 +150,16 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: Wire) ->
     assert {found.id for found in listed.jobs} == {job.id for job in jobs} and listed.behind is None
     (lane,) = [lane for lane in await Backlog(wire).lanes([MODEL]) if lane.priority is Priority.STANDARD]
     assert (lane.waiting, lane.running) == (PARTITIONS, 0)
-    assert await queue.cancel(jobs[0].id) is State.QUEUED
+    assert await queue.cancel(jobs[0].id) is JobState.QUEUED
     await lease.register()
     numbers = {}
     for job in jobs[1:]:
         (claim,) = (await lease.claim(partition_of(job.id) or 0, 1)).jobs
         assert isinstance(claim, Claim) and claim.job.id == job.id
         numbers[job.id] = claim.number
-        assert await queue.follow(job.id, "somewhere") is State.RUNNING
+        assert await queue.follow(job.id, "somewhere") is JobState.RUNNING
     for job in jobs[1:]:
-        assert await lease.beat(partition_of(job.id) or 0) == {job.id: Held(numbers[job.id], False)}
+        assert await lease.beat(partition_of(job.id) or 0) == {job.id: HeldJob(numbers[job.id], False)}
         await lease.release(job.id, numbers[job.id])
     assert await lease.leave() == 0
     assert await DeadLetters(wire).recent(10) == []
@@ -168,12 +168,12 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: Wire) ->
     async with flow.working():
         records = await flow.all_done()
     assert [tokens_of(record) for record in records] == [list(range(1, TOKENS + 1))] * 5
-    assert (await journal.record(jobs[0].id)).state is State.CANCELLED
+    assert (await journal.record(jobs[0].id)).state is JobState.CANCELLED
     with Redis(port=nodes.owner(3)) as client:
         assert all(key.startswith((prefix(3).encode(), b"penstock:{fleet}")) for key in client.scan_iter())
 
 
-async def test_each_partition_goes_by_its_own_servers_clock(nodes: Nodes, wire: Wire) -> None:
+async def test_each_partition_goes_by_its_own_servers_clock(nodes: Nodes, wire: RedisClient) -> None:
     """Every node is asked once for all its partitions, and each partition's time is right by its node."""
     homes = await wire.homes()
     assert len(homes) == len(nodes.ports)
@@ -187,7 +187,7 @@ async def test_each_partition_goes_by_its_own_servers_clock(nodes: Nodes, wire: 
             assert before <= server <= clock.at(time.monotonic(), partition) + clock.error_us(partition)
 
 
-async def test_the_fleet_shares_one_slot(wire: Wire) -> None:
+async def test_the_fleet_shares_one_slot(wire: RedisClient) -> None:
     """Processes, cards, plans and the leader are written and read through any process's wire."""
     fleet = Fleet(wire)
     processes = [
@@ -211,7 +211,7 @@ async def test_the_fleet_shares_one_slot(wire: Wire) -> None:
     assert await overrides.of([MODEL, "other"]) == {MODEL: override}
 
 
-async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: Wire) -> None:
+async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: RedisClient) -> None:
     """All three nodes; what is not Penstock's stays."""
     ask(nodes.owner(0), "SET", "{0}user", "x")
     queue = Queue(wire)
@@ -226,7 +226,7 @@ async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: Wir
     assert (await enter_store(wire)).partitions == PARTITIONS
 
 
-async def test_every_primary_is_looked_at(nodes: Nodes, wire: Wire) -> None:
+async def test_every_primary_is_looked_at(nodes: Nodes, wire: RedisClient) -> None:
     """Facts and memory come from all three; one that cannot keep the level is named."""
     assert {facts["place"] for facts in await wire.servers()} == {f"127.0.0.1:{port}" for port in nodes.ports}
     assert all("maxmemory is 0" in warning for warning in await check_level(wire))
@@ -240,7 +240,7 @@ async def test_every_primary_is_looked_at(nodes: Nodes, wire: Wire) -> None:
     ask(nodes.ports[1], "CONFIG", "SET", "maxmemory", "0")
 
 
-async def test_frames_reach_a_reader_from_every_node(nodes: Nodes, wire: Wire) -> None:
+async def test_frames_reach_a_reader_from_every_node(nodes: Nodes, wire: RedisClient) -> None:
     """The reader's process listens to one node; its jobs lie on all three, and its subscription is cut meanwhile."""
     queue, relay = Queue(wire), Relay(wire)
     await relay.start()
@@ -263,13 +263,13 @@ async def test_frames_reach_a_reader_from_every_node(nodes: Nodes, wire: Wire) -
 
 async def test_a_node_given_as_the_only_server_says_so(nodes: Nodes) -> None:
     """With the address of one server where a cluster is, the error tells what it must begin with."""
-    wire = Wire.open(WireSettings(url=f"redis://127.0.0.1:{nodes.owner(0)}", partitions=PARTITIONS))
+    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{nodes.owner(0)}", partitions=PARTITIONS))
     with pytest.raises(Unavailable, match=r"redis\.url must begin with redis\+cluster://"):
         await Lease(wire, MODEL).register()
     await wire.close()
 
 
-async def test_a_script_one_node_has_forgotten_is_loaded_there(nodes: Nodes, wire: Wire) -> None:
+async def test_a_script_one_node_has_forgotten_is_loaded_there(nodes: Nodes, wire: RedisClient) -> None:
     """A new primary knows no scripts: the calls of all partitions are answered all the same."""
     lease = Lease(wire, MODEL)
     await lease.register()
@@ -277,7 +277,7 @@ async def test_a_script_one_node_has_forgotten_is_loaded_there(nodes: Nodes, wir
     assert await lease.leave() == 0
 
 
-async def test_a_slot_moves_under_a_steady_flow(nodes: Nodes, wire: Wire) -> None:
+async def test_a_slot_moves_under_a_steady_flow(nodes: Nodes, wire: RedisClient) -> None:
     """Key by key to another node: that partition is Unavailable while it moves, nothing is torn, then all goes on."""
     partition = 3
     slot, source = key_slot(prefix(partition).encode()), nodes.owner(partition)

@@ -23,16 +23,16 @@ from streaming.settings import (
     FilesSettings,
     ModelSettings,
     QuotaSettings,
+    RedisSettings,
     Resources,
     ShapeSettings,
     WebhookSettings,
-    WireSettings,
     served_models,
 )
 from telemetry.settings import TelemetrySettings
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
 
-KINDS = {"api": ApiSettings, "redis": WireSettings, "models": ModelSettings, "keys": KeySettings}
+KINDS = {"api": ApiSettings, "redis": RedisSettings, "models": ModelSettings, "keys": KeySettings}
 
 
 def written(folder: Path, text: str) -> Path:
@@ -103,12 +103,12 @@ def test_merged_settings_reach_a_child_process_and_nobody_else(tmp_path: Path) -
     """Saved settings read back the same, and only their owner may read them: they may hold a password."""
     config = load(KINDS, environ={"PENSTOCK_REDIS_URL": "redis://:secret@127.0.0.1/0"})
     config.save(tmp_path / "settings.json")
-    assert Config.saved(tmp_path / "settings.json").section("redis", WireSettings).url.startswith("redis://:secret")
+    assert Config.saved(tmp_path / "settings.json").section("redis", RedisSettings).url.startswith("redis://:secret")
     assert (tmp_path / "settings.json").stat().st_mode & 0o077 == 0
 
 
 DOCUMENTED: dict[str, type[msgspec.Struct]] = {
-    "up": UpSettings, "api": ApiSettings, "redis": WireSettings, "worker": WorkerSettings,
+    "up": UpSettings, "api": ApiSettings, "redis": RedisSettings, "worker": WorkerSettings,
     "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
     "models.<name>.shapes.<shape>": ShapeSettings,

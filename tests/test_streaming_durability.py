@@ -16,12 +16,12 @@ from redis import Redis
 from runtime.config import ConfigError
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.jobs.messages import Batch, BatchState, State
+from streaming.jobs.messages import Batch, BatchState, JobState
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import Durability, WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import Durability, RedisSettings
 from streaming.store.durability import check_level, shortfalls
 
 GOOD = {
@@ -82,8 +82,8 @@ def test_what_a_server_does_not_say_is_unknown(fact: str) -> None:
 
 
 @asynccontextmanager
-async def opened(url: str, level: Durability) -> AsyncIterator[Wire]:
-    wire = Wire.open(WireSettings(url=url, durability=level, timeout_s=0.5))
+async def opened(url: str, level: Durability) -> AsyncIterator[RedisClient]:
+    wire = RedisClient.open(RedisSettings(url=url, durability=level, timeout_s=0.5))
     try:
         yield wire
     finally:
@@ -137,7 +137,7 @@ async def test_at_d3_nothing_is_promised_without_a_replica(redis_url: str) -> No
         assert again.joined and again.id == job.id
         with pytest.raises(Unavailable, match="no replica has it yet"):
             await Queue(careful).cancel(job.id)
-        assert (await Journal(careful).record(job.id)).state is State.CANCELLED
+        assert (await JobReader(careful).record(job.id)).state is JobState.CANCELLED
         batch = Batch(
             id=Batches(careful).new_id("t"), tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
             input_file="f", window="none", output_keep_ms=1,
@@ -173,7 +173,7 @@ async def test_at_d3_a_repetition_is_no_proof(tmp_path: Path) -> None:
             job, flow = a_job(Queue(wire)), Flow(wire)
 
             async def ended() -> bool:
-                return (await Journal(wire).record(job.id)).state.final
+                return (await JobReader(wire).record(job.id)).state.final
 
             os.kill(replica, signal.SIGSTOP)
             try:
@@ -188,4 +188,4 @@ async def test_at_d3_a_repetition_is_no_proof(tmp_path: Path) -> None:
             finally:
                 os.kill(replica, signal.SIGCONT)
             assert (await Queue(other).put(job)).id == job.id
-            assert tokens_of(await Journal(other).record(job.id))
+            assert tokens_of(await JobReader(other).record(job.id))

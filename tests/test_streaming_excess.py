@@ -26,10 +26,10 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import read_log
 from streaming.jobs.messages import StoredFile
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import CATALOGUE, FLEET, FLEET_SLOT, fleet_key, partition_key, prefix
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom
@@ -40,12 +40,12 @@ AFTER = StoredFile(id=FILE, tenant=TENANT, name="n", size=1, purpose="batch", cr
 LIBRARY = {"hello", "auth", "client"}
 """What the client library sends to be let in; `client` with a subcommand is in CONNECTION."""
 
-Calls = Callable[[Wire], list[Awaitable[Any]]]
+Calls = Callable[[RedisClient], list[Awaitable[Any]]]
 SENT: Mapping[str, Calls] = {
     "api": lambda wire: [
         Files(wire).recent(TENANT, AFTER, 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
         Files(wire).get(FILE, TENANT), Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]),
-        Webhooks(wire).recent(5), Journal(wire).was_known(TENANT, JOB), drained(Journal(wire).frames(0, "w", 1)),
+        Webhooks(wire).recent(5), JobReader(wire).was_known(TENANT, JOB), drained(JobReader(wire).frames(0, "w", 1)),
         DeadLetters(wire).recent(5), DeadLetters(wire).get(LETTER), DeadLetters(wire).drop(LETTER),
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
@@ -60,7 +60,8 @@ SENT: Mapping[str, Calls] = {
     ],
     "offline": lambda wire: [
         Redeliveries(wire).begin("q", "m"), Redeliveries(wire).settle("q", "m"), Files(wire).known([FILE]),
-        Files(wire).expired(5), Queue(wire, Headroom(wire)).known([JOB]), Queue(wire, Headroom(wire)).fade([JOB], 5),
+        Files(wire).expired(5), Queue(wire, Headroom(wire)).known([JOB]),
+        Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
         Batches(wire).forget_expired(5), Batches(wire).states([BATCH]), wire.memory(), Fleet(wire).processes(),
         Fleet(wire).cards(), read_identity(wire),
     ],
@@ -106,7 +107,7 @@ def rows(table: Mapping[str, frozenset[str]]) -> set[tuple[str, str]]:
 async def heard(store: GuardedHouse, role: str) -> set[tuple[str, str]]:
     """The commands that a role sent outside of scripts, each with the kinds of key in it."""
     found: set[tuple[str, str]] = set()
-    wire = Wire.open(WireSettings(url=as_user(store.redis_url, role)))
+    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, role)))
     with Redis.from_url(store.redis_url, decode_responses=True) as root:
         root.flushall()
         await enter_store(wire)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from runtime.rounds import Rounds
 from streaming.errors import Unavailable
 from streaming.jobs import history
-from streaming.jobs.history import Histories, Logged, LoggedRun, Wanted, by_log, deal, history_of
+from streaming.jobs.history import Histories, HistoryRequest, Logged, LoggedRun, by_log, deal, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
 from streaming.jobs.messages import Delta, Frame, Run, Section
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
-from streaming.redis.client import Wire
+from streaming.jobs.records import JobReader
+from streaming.redis.client import RedisClient
 
 STEPS = st.lists(st.lists(st.integers(1, 6), max_size=6, unique=True), max_size=30)
 
@@ -59,10 +59,10 @@ def test_each_log_is_read_from_the_first_frame_that_anybody_wants() -> None:
     """Also where one worker has run a job twice."""
     runs = [LoggedRun(Run(worker, number), frame) for number, (worker, frame) in enumerate([("v", 5), ("w", 3)])]
     again = [LoggedRun(Run("w", 7), 2), LoggedRun(Run("w", 8), 9)]
-    assert by_log([Wanted("a", runs), Wanted("b", again), Wanted("c", ())]) == {"v": 5, "w": 2}
+    assert by_log([HistoryRequest("a", runs), HistoryRequest("b", again), HistoryRequest("c", ())]) == {"v": 5, "w": 2}
 
 
-async def running(wire: Wire, jobs: int, steps: int) -> tuple[Lease, list[Claim]]:
+async def running(wire: RedisClient, jobs: int, steps: int) -> tuple[Lease, list[Claim]]:
     """A worker that has run so many jobs for so many steps."""
     queue, lease = Queue(wire), Lease(wire, MODEL)
     await lease.register()
@@ -75,15 +75,15 @@ async def running(wire: Wire, jobs: int, steps: int) -> tuple[Lease, list[Claim]
     return lease, claims
 
 
-async def reads(wire: Wire) -> int:
+async def reads(wire: RedisClient) -> int:
     stats = await wire.redis.info("commandstats")
     return int(stats.get("cmdstat_xrange", {"calls": 0})["calls"])
 
 
-async def test_one_pass_serves_all_jobs_of_a_claim(wire: Wire) -> None:
+async def test_one_pass_serves_all_jobs_of_a_claim(wire: RedisClient) -> None:
     """However many there are, a log is read once; each job gets all of its own."""
     lease, claims = await running(wire, 24, 2 * history.PAGE)
-    journal, before = Journal(wire), await reads(wire)
+    journal, before = JobReader(wire), await reads(wire)
     records = await journal.records([claim.job.id for claim in claims], bodies=False)
     found = await asyncio.gather(*(journal.history(record.job.id, record.runs) for record in records if record))
     assert await reads(wire) - before == 3  # two whole pages, and one that says that there is no more
@@ -92,10 +92,10 @@ async def test_one_pass_serves_all_jobs_of_a_claim(wire: Wire) -> None:
         assert each.sections == (Section(1, Run(lease.id, claim.number)),)
 
 
-async def test_who_asks_at_the_same_time_is_read_together(wire: Wire) -> None:
+async def test_who_asks_at_the_same_time_is_read_together(wire: RedisClient) -> None:
     """Different jobs, and the same job behind different deltas."""
     _, claims = await running(wire, 8, 10)
-    journal = Journal(wire)
+    journal = JobReader(wire)
     records = [await journal.record(claim.job.id) for claim in claims]
     before = await reads(wire)
     found = await asyncio.gather(*(deltas_of(journal, record, after) for record in records for after in (0, 4, 10)))
@@ -103,7 +103,7 @@ async def test_who_asks_at_the_same_time_is_read_together(wire: Wire) -> None:
     assert [[row.seq for row in rows] for rows in found] == [list(range(after + 1, 11)) for after in (0, 4, 10)] * 8
 
 
-async def test_others_have_their_turn_while_a_log_is_read(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page with very many rows is decoded in slices."""
     _, claims = await running(wire, 20, 40)
     monkeypatch.setattr(history, "ROWS_AT_ONCE", 100)
@@ -123,8 +123,8 @@ async def test_others_have_their_turn_while_a_log_is_read(wire: Wire, monkeypatc
 
     monkeypatch.setattr(wire.redis, "xrange", noted)
     counting = asyncio.create_task(count())
-    record = await Journal(wire).record(claims[0].job.id)
-    rows = (await Histories(wire).read(Wanted(record.job.id, record.runs))).rows
+    record = await JobReader(wire).record(claims[0].job.id)
+    rows = (await Histories(wire).read(HistoryRequest(record.job.id, record.runs))).rows
     counting.cancel()
     assert len(rows) == 40 and len(at_answer) == 1
     assert turns - at_answer[0] >= 20 * 40 // 100 - 1

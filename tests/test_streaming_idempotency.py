@@ -12,37 +12,37 @@ from hypothesis import strategies as st
 
 from streaming.errors import Abandoned, KeyReused
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import Chat, Job, State, Terminal, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Job, JobState, Terminal
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import CATALOGUE, idempotency_digest, joined, partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 RETENTION_S = 1
 HERE, THERE = "penstock:api:here", "penstock:api:there"
 
 
 @pytest.fixture
-async def brief(redis_url: str) -> AsyncIterator[Wire]:
+async def brief(redis_url: str) -> AsyncIterator[RedisClient]:
     """A wire whose results and keys are kept for a second."""
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, retention_s=RETENTION_S, max_attempts=1))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, retention_s=RETENTION_S, max_attempts=1))
     yield wire
     await wire.close()
 
 
 def a_job(queue: Queue, key: str, tenant: str = "t", **changes: object) -> Job:
     fields = {"id": queue.new_id(tenant, key), "model": "m", "tenant": tenant, "priority": Priority.STANDARD}
-    return Job(**{**fields, "prompt": Chat((Turn("user", "hello"),)), **changes})  # type: ignore[arg-type]
+    return Job(**{**fields, "prompt": Chat((ChatTurn("user", "hello"),)), **changes})  # type: ignore[arg-type]
 
 
 async def put(queue: Queue, key: str, tenant: str = "t", **changes: object) -> Accepted:
     return await queue.put(a_job(queue, key, tenant, **changes), idempotency_key=key, digest="d")
 
 
-async def claim_one(wire: Wire) -> tuple[Lease, Claim]:
+async def claim_one(wire: RedisClient) -> tuple[Lease, Claim]:
     lease = Lease(wire, "m")
     await lease.register()
     (claim,) = (await lease.claim(0, 1)).jobs
@@ -51,16 +51,16 @@ async def claim_one(wire: Wire) -> tuple[Lease, Claim]:
 
 
 async def finish(lease: Lease, claim: Claim) -> None:
-    end = Terminal(claim.job.id, State.COMPLETED, 0, ("stop",))
+    end = Terminal(claim.job.id, JobState.COMPLETED, 0, ("stop",))
     await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
 
 
-async def ttl_ms(wire: Wire, key: str, tenant: str = "t") -> int:
+async def ttl_ms(wire: RedisClient, key: str, tenant: str = "t") -> int:
     """Of a stored key: -1 if it has no expiry, -2 if it is not there."""
     return int(await wire.redis.pttl(partition_key(0, "idem", idempotency_digest(tenant, key))))
 
 
-async def test_a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs(brief: Wire) -> None:
+async def test_a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs(brief: RedisClient) -> None:
     """Longer than the retention time, which only begins with the job's end; then the key goes with the job's record."""
     queue = Queue(brief)
     first = await put(queue, "k")
@@ -72,7 +72,7 @@ async def test_a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs(brief: 
     assert (await put(queue, "k")).id == first.id
     await finish(lease, claim)
     again = await put(queue, "k")
-    assert (again.id, again.joined, again.state) == (first.id, True, State.COMPLETED)
+    assert (again.id, again.joined, again.state) == (first.id, True, JobState.COMPLETED)
     assert 0 < await ttl_ms(brief, "k") <= 1000 * RETENTION_S
     assert await brief.redis.pexpiretime(partition_key(0, "job", first.id)) == await brief.redis.pexpiretime(
         partition_key(0, "idem", idempotency_digest("t", "k"))
@@ -84,7 +84,7 @@ async def test_a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs(brief: 
     await until(is_new)
 
 
-async def test_whatever_ends_a_job_bounds_the_life_of_its_key(brief: Wire) -> None:
+async def test_whatever_ends_a_job_bounds_the_life_of_its_key(brief: RedisClient) -> None:
     """Cancelled or expired in the queue, given up, cancelled while it runs: no key is left for ever."""
     queue, reaper = Queue(brief), Reaper(brief)
     await put(queue, "given up")
@@ -102,7 +102,7 @@ async def test_whatever_ends_a_job_bounds_the_life_of_its_key(brief: Wire) -> No
     await until(all_bounded)
 
 
-async def test_a_key_whose_job_is_gone_is_free(wire: Wire) -> None:
+async def test_a_key_whose_job_is_gone_is_free(wire: RedisClient) -> None:
     """Whoever took the record away by hand: the key leads nowhere, so the next request with it computes."""
     queue = Queue(wire)
     first = await put(queue, "k")
@@ -112,14 +112,14 @@ async def test_a_key_whose_job_is_gone_is_free(wire: Wire) -> None:
     assert (await put(queue, "k")).id == second.id
 
 
-async def test_no_key_leads_to_another_tenants_job(wire: Wire) -> None:
+async def test_no_key_leads_to_another_tenants_job(wire: RedisClient) -> None:
     """Wherever the border between a tenant's name and its key lies."""
     queue = Queue(wire)
     ids = {(await put(queue, key, tenant)).id for tenant, key in (("a", "b:K"), ("a:b", "K"), ("", "a:b:K"))}
     assert len(ids) == 3
 
 
-async def test_a_stored_key_of_another_tenants_job_delivers_nothing(wire: Wire) -> None:
+async def test_a_stored_key_of_another_tenants_job_delivers_nothing(wire: RedisClient) -> None:
     """The job found is compared with the caller, too."""
     queue = Queue(wire)
     first = await put(queue, "k", "owner")
@@ -129,13 +129,13 @@ async def test_a_stored_key_of_another_tenants_job_delivers_nothing(wire: Wire) 
         await put(queue, "k", "thief")
 
 
-async def test_a_job_that_lost_its_client_leaves_its_key_free(wire: Wire) -> None:
+async def test_a_job_that_lost_its_client_leaves_its_key_free(wire: RedisClient) -> None:
     """Waiting or running: the next request with the key is a new job, and the end of the old one does not touch it."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     waiting = await put(queue, "k", reply_to=HERE)
     assert await queue.abandon(waiting.id, HERE)
     running = await put(queue, "k", reply_to=HERE)
-    assert not running.joined and (await journal.record(waiting.id)).state is State.CANCELLED
+    assert not running.joined and (await journal.record(waiting.id)).state is JobState.CANCELLED
     lease, claim = await claim_one(wire)
     assert await queue.abandon(running.id, HERE)
     third = await put(queue, "k", reply_to=HERE)
@@ -144,16 +144,16 @@ async def test_a_job_that_lost_its_client_leaves_its_key_free(wire: Wire) -> Non
     assert await ttl_ms(wire, "k") == -1 and (await put(queue, "k", reply_to=HERE)).id == third.id
 
 
-async def test_a_cancel_that_somebody_asked_for_keeps_the_key(wire: Wire) -> None:
+async def test_a_cancel_that_somebody_asked_for_keeps_the_key(wire: RedisClient) -> None:
     """Its owner said so: the same key finds the cancelled job."""
     queue = Queue(wire)
     first = await put(queue, "k", reply_to=HERE)
     await queue.cancel(first.id)
     again = await put(queue, "k", reply_to=HERE)
-    assert (again.id, again.state) == (first.id, State.CANCELLED)
+    assert (again.id, again.state) == (first.id, JobState.CANCELLED)
 
 
-async def test_a_lost_client_ends_no_job_that_others_wait_for(wire: Wire) -> None:
+async def test_a_lost_client_ends_no_job_that_others_wait_for(wire: RedisClient) -> None:
     """Until the last process whose clients followed it has lost them too."""
     queue = Queue(wire)
     job = await put(queue, "k", reply_to=HERE)
@@ -164,7 +164,7 @@ async def test_a_lost_client_ends_no_job_that_others_wait_for(wire: Wire) -> Non
 
 
 @pytest.mark.parametrize("first", ["", HERE])
-async def test_a_lost_client_ends_no_job_whose_id_was_answered(wire: Wire, first: str) -> None:
+async def test_a_lost_client_ends_no_job_whose_id_was_answered(wire: RedisClient, first: str) -> None:
     """A 202 says that it is kept, whichever of two requests with the same key had made the job."""
     queue = Queue(wire)
     job = await put(queue, "k", reply_to=first)
@@ -172,10 +172,10 @@ async def test_a_lost_client_ends_no_job_whose_id_was_answered(wire: Wire, first
     assert again.id == job.id
     await queue.follow(job.id, HERE, joining=True)
     assert not await queue.abandon(job.id, HERE)
-    assert (await Journal(wire).record(job.id)).state is State.QUEUED
+    assert (await JobReader(wire).record(job.id)).state is JobState.QUEUED
 
 
-async def test_whoever_joins_too_late_is_told(wire: Wire) -> None:
+async def test_whoever_joins_too_late_is_told(wire: RedisClient) -> None:
     """Between a put that joined and its follow the job may have lost its client: then it must not be waited for."""
     queue = Queue(wire)
     first = await put(queue, "k", reply_to=HERE)
@@ -183,13 +183,13 @@ async def test_whoever_joins_too_late_is_told(wire: Wire) -> None:
     assert await queue.abandon(first.id, HERE)
     with pytest.raises(Abandoned):
         await queue.follow(first.id, THERE, joining=True)
-    assert await queue.follow(first.id, THERE) is State.CANCELLED
+    assert await queue.follow(first.id, THERE) is JobState.CANCELLED
     assert not (await put(queue, "k", reply_to=THERE)).joined
 
 
-async def test_a_put_says_all_that_its_answer_needs(wire: Wire) -> None:
+async def test_a_put_says_all_that_its_answer_needs(wire: RedisClient) -> None:
     """State, time and epoch of a job that was there, as its record has them."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     await wire.redis.set(partition_key(0, "epoch"), 4)
     first = await put(queue, "k")
     again = await put(queue, "k")
@@ -197,7 +197,7 @@ async def test_a_put_says_all_that_its_answer_needs(wire: Wire) -> None:
     assert first == Accepted(first.id, 0, record.created_ms, epoch=5) and record.epoch == 5
     assert again == Accepted(first.id, 0, record.created_ms, joined=True, epoch=5)
     await claim_one(wire)
-    assert (await put(queue, "k")).state is State.RUNNING
+    assert (await put(queue, "k")).state is JobState.RUNNING
 
 
 names = st.text(alphabet="ab:1", max_size=6)

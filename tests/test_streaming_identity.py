@@ -20,7 +20,7 @@ from house import House, redis_process
 from redis import Redis
 
 from runtime.config import ConfigError
-from streaming import keys
+from streaming import keys, priority
 from streaming.fleet import overrides, plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs import messages
@@ -28,16 +28,16 @@ from streaming.jobs.messages import Process
 from streaming.jobs.reaper import Reaper
 from streaming.keys import new_life
 from streaming.redis import scripts
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from streaming.store import identity
 from streaming.store.identity import FORMAT, FORMAT_DIGEST, Identity, enter_store, identify, read_identity
 from streaming.store.monitor import StoreMonitor
 
 
 @asynccontextmanager
-async def opened(url: str, partitions: int = 1) -> AsyncIterator[Wire]:
-    wire = Wire.open(WireSettings(timeout_s=30, url=url, partitions=partitions))
+async def opened(url: str, partitions: int = 1) -> AsyncIterator[RedisClient]:
+    wire = RedisClient.open(RedisSettings(timeout_s=30, url=url, partitions=partitions))
     try:
         yield wire
     finally:
@@ -107,7 +107,7 @@ async def test_an_emptied_store_has_another_deployment(redis_url: str, monkeypat
     """A process that runs writes a new identity, and one that starts just then looks for it until it is there."""
     found: list[Identity | None] = []
 
-    async def look(wire: Wire) -> Identity | None:
+    async def look(wire: RedisClient) -> Identity | None:
         found.append(await read_identity(wire))
         return found[-1]
 
@@ -206,7 +206,7 @@ def _closed(text: str, start: int) -> int:
 
 def shapes() -> Iterator[str]:
     """Every struct and enumeration that is written into the store or sent through it, field by field."""
-    for module in (messages, plans, overrides):
+    for module in (messages, plans, overrides, priority):
         for name, kind in sorted(inspect.getmembers(module, inspect.isclass)):
             if kind.__module__ != module.__name__:
                 continue

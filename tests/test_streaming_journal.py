@@ -11,15 +11,15 @@ from flow import until
 
 from streaming.errors import UnknownJob
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
-from streaming.redis.client import Wire
+from streaming.jobs.records import JobReader
+from streaming.redis.client import RedisClient
 
 
-async def test_a_read_that_nobody_waits_for_fails_in_silence(wire: Wire) -> None:
+async def test_a_read_that_nobody_waits_for_fails_in_silence(wire: RedisClient) -> None:
     """The last of those who asked has left, and the job is gone: there is nothing to complain of."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    journal, gone = Journal(wire), Queue(wire).new_id("t")
+    journal, gone = JobReader(wire), Queue(wire).new_id("t")
     asking = asyncio.create_task(journal.ended(gone))
     await asyncio.sleep(0)
     asking.cancel()

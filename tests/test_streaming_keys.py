@@ -18,8 +18,8 @@ from redis import Redis
 
 from streaming.jobs.reaper import Reaper
 from streaming.keys import BROKER, CATALOGUE, FLEET, ROOT, Key, partition_key
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 RETENTION_S, PARTITIONS = 2, 2
 TEXT: Any = {"decode_responses": True}
@@ -95,7 +95,7 @@ def soak(house: House) -> None:
 
 async def workers_lapse(url: str, store: Any) -> None:
     """The processes were killed: whoever comes next fences their leases."""
-    wire = Wire.open(WireSettings(url=url, lease_ms=1000, partitions=PARTITIONS))
+    wire = RedisClient.open(RedisSettings(url=url, lease_ms=1000, partitions=PARTITIONS))
     reaper = Reaper(wire)
 
     async def nobody_left() -> bool:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from streaming.batches.ledger import ROW_BYTES, Answers, Ledger, Outcome, Plan, Segment, lines_of
+from streaming.batches.ledger import ROW_BYTES, AnswerReader, InputPlan, Ledger, LineOutcome, Segment, lines_of
 from streaming.jobs.messages import Usage
 
 
-def written(folder: Path, epoch: int, rows: dict[int, bytes], outcome: Outcome = Outcome.DONE) -> None:
+def written(folder: Path, epoch: int, rows: dict[int, bytes], outcome: LineOutcome = LineOutcome.DONE) -> None:
     segment = Segment(folder, epoch)
     for line, answer in rows.items():
         segment.add(line, outcome, 0, answer, Usage(3, 2, 1))
@@ -21,21 +21,21 @@ def written(folder: Path, epoch: int, rows: dict[int, bytes], outcome: Outcome =
 
 def read(folder: Path, lines: int) -> list[bytes | None]:
     ledger = Ledger.load(folder, lines)
-    with Answers(folder) as answers:
+    with AnswerReader(folder) as answers:
         return [None if end is None else answers.read(end) for end in ledger.ends]
 
 
 def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     """Every column; a missing plan is no plan."""
     with pytest.raises(FileNotFoundError):
-        Plan.load(tmp_path)
-    plan = Plan()
+        InputPlan.load(tmp_path)
+    plan = InputPlan()
     for number in (1, 3, 4):
         plan.add(number, 100 * number, number)
     plan.twins[2], plan.tokens[0] = 0, 7
     plan.order.extend([1, 0])
     plan.save(tmp_path)
-    again = Plan.load(tmp_path)
+    again = InputPlan.load(tmp_path)
     assert [list(again.numbers), list(again.offsets), list(again.lengths)] == [[1, 3, 4], [100, 300, 400], [1, 3, 4]]
     assert [list(again.order), list(again.twins), list(again.tokens)] == [[1, 0], [0, 1, 0], [7, 0, 0]]
     assert list(again.copies()) == [2, 1, 0]
@@ -68,10 +68,10 @@ def test_a_spoilt_row_and_what_follows_do_not_count(tmp_path: Path, at: int) -> 
 def test_what_was_not_committed_does_not_count(tmp_path: Path) -> None:
     """Rows in memory are nothing."""
     segment = Segment(tmp_path, 1)
-    segment.add(0, Outcome.DONE, 0, b"x")
+    segment.add(0, LineOutcome.DONE, 0, b"x")
     assert read(tmp_path, 1) == [None]
     segment.commit()
-    segment.add(0, Outcome.DONE, 0, b"y")
+    segment.add(0, LineOutcome.DONE, 0, b"y")
     segment.close()
     assert read(tmp_path, 1) == [b"x"]
 
@@ -79,10 +79,10 @@ def test_what_was_not_committed_does_not_count(tmp_path: Path) -> None:
 def test_the_first_turn_that_ended_a_line_is_right(tmp_path: Path) -> None:
     """One that was overtaken and still writes changes no answer that was given."""
     overtaken = Segment(tmp_path, 1)
-    overtaken.add(0, Outcome.DONE, 0, b"first")
+    overtaken.add(0, LineOutcome.DONE, 0, b"first")
     overtaken.commit()
     written(tmp_path, 2, {0: b"later", 1: b"second's"})
-    overtaken.add(2, Outcome.DONE, 0, b"late but alone")
+    overtaken.add(2, LineOutcome.DONE, 0, b"late but alone")
     overtaken.commit()
     overtaken.close()
     assert read(tmp_path, 3) == [b"first", b"second's", b"late but alone"]
@@ -91,9 +91,9 @@ def test_the_first_turn_that_ended_a_line_is_right(tmp_path: Path) -> None:
 def test_attempts_and_failures_are_counted(tmp_path: Path) -> None:
     """A withdrawn line gets a new job without having failed."""
     segment = Segment(tmp_path, 1)
-    segment.add(0, Outcome.RETRIED, 1)
-    segment.add(0, Outcome.WITHDRAWN, 2)
-    segment.add(1, Outcome.WITHDRAWN, 1)
+    segment.add(0, LineOutcome.RETRIED, 1)
+    segment.add(0, LineOutcome.WITHDRAWN, 2)
+    segment.add(1, LineOutcome.WITHDRAWN, 1)
     segment.commit()
     segment.close()
     ledger = Ledger.load(tmp_path, 2)

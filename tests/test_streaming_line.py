@@ -21,22 +21,22 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streaming.errors import Unavailable
 from streaming.jobs.lease import Lease
-from streaming.redis.client import Wire
-from streaming.redis.connection import Line, refusal
+from streaming.redis.client import RedisClient
+from streaming.redis.connection import SharedConnection, refusal
 from streaming.redis.topology import _connected
-from streaming.settings import WireSettings
+from streaming.settings import RedisSettings
 
 
 @pytest.fixture
-async def line(redis_url: str) -> AsyncIterator[Line]:
+async def line(redis_url: str) -> AsyncIterator[SharedConnection]:
     pool = BlockingConnectionPool.from_url(redis_url, protocol=2)
-    line = Line(pool.get_connection, pool.release, 5)
+    line = SharedConnection(pool.get_connection, pool.release, 5)
     yield line
     await line.close()
     await pool.aclose()
 
 
-async def test_many_tasks_share_it_and_each_gets_its_own_answers(line: Line) -> None:
+async def test_many_tasks_share_it_and_each_gets_its_own_answers(line: SharedConnection) -> None:
     """In any number, small and large, begun before there is a connection."""
 
     async def ask(number: int) -> None:
@@ -48,7 +48,7 @@ async def test_many_tasks_share_it_and_each_gets_its_own_answers(line: Line) -> 
     assert len(await line.run([("CLIENT", "LIST", "TYPE", "normal")])) == 1
 
 
-async def test_an_error_is_an_answer_like_others(line: Line) -> None:
+async def test_an_error_is_an_answer_like_others(line: SharedConnection) -> None:
     """What follows it in the same round trip is run and answered."""
     error, pong = await line.run([("EVALSHA", "0" * 40, 0), ("PING",)])
     assert isinstance(error, NoScriptError) and pong == b"PONG"
@@ -69,7 +69,7 @@ class Closed:
         raise RuntimeError("unable to perform operation; the handler is closed")
 
 
-async def test_one_that_is_closed_without_a_word_counts_as_lost(line: Line) -> None:
+async def test_one_that_is_closed_without_a_word_counts_as_lost(line: SharedConnection) -> None:
     """Whoever sends just then is told that the server does not answer, and the next one gets a new connection."""
     await line.run([("PING",)])
     assert line._talk is not None
@@ -79,7 +79,7 @@ async def test_one_that_is_closed_without_a_word_counts_as_lost(line: Line) -> N
     assert await line.run([("PING",)]) == [b"PONG"]
 
 
-async def test_who_leaves_disturbs_nobody(line: Line) -> None:
+async def test_who_leaves_disturbs_nobody(line: SharedConnection) -> None:
     """The answers of a cancelled task are dropped, those behind them are not."""
     await line.run([("PING",)])
     for number in range(50):
@@ -102,7 +102,7 @@ async def test_who_waits_while_it_is_closed_goes_on(redis_url: str) -> None:
         await slow.wait()
         return await pool.get_connection()
 
-    line = Line(acquire, pool.release, 5)
+    line = SharedConnection(acquire, pool.release, 5)
     waiting = [asyncio.create_task(line.run([("PING",)])) for _ in range(3)]
     leaving = waiting.pop()
     await asyncio.sleep(0)
@@ -151,7 +151,7 @@ async def test_one_that_was_lost_before_it_was_used_is_not_waited_for(node: Clus
     async def release(connection: AbstractConnection) -> None:
         node.release(connection)  # type: ignore[arg-type]
 
-    line = Line(acquire, release, 60)
+    line = SharedConnection(acquire, release, 60)
     with pytest.raises(RedisConnectionError, match="before it was used"):
         await asyncio.wait_for(line.run([("PING",)]), 20)
     assert await line.run([("PING",)]) == [b"PONG"]
@@ -168,7 +168,9 @@ async def test_a_connection_lost_at_rest_is_not_given_again(node: ClusterNode, r
     node.release(given)
 
 
-async def test_a_lost_connection_fails_what_is_under_way_and_the_next_is_new(line: Line, redis_url: str) -> None:
+async def test_a_lost_connection_fails_what_is_under_way_and_the_next_is_new(
+    line: SharedConnection, redis_url: str
+) -> None:
     """Nothing is repeated by itself."""
     await line.run([("PING",)])
     with Redis.from_url(redis_url) as client:
@@ -198,7 +200,7 @@ async def test_a_lost_connection_is_given_back_before_the_next_is_taken(redis_ur
         out.remove(connection)
         await pool.release(connection)
 
-    line = Line(acquire, release, 5)
+    line = SharedConnection(acquire, release, 5)
     with Redis.from_url(redis_url) as client:
         for _ in range(3):
             assert await line.run([("PING",)]) == [b"PONG"]
@@ -214,7 +216,7 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time(tmp_path: Path)
     """Stopped, it keeps the connection open: all who wait hear of it at once, and work goes on when it does."""
     with redis_process(tmp_path) as url, Redis.from_url(url) as client:
         pid = client.info()["process_id"]
-        wire = Wire.open(WireSettings(url=url, timeout_s=0.5))
+        wire = RedisClient.open(RedisSettings(url=url, timeout_s=0.5))
         lease = Lease(wire, "m")
         await lease.register()
         os.kill(pid, signal.SIGSTOP)
@@ -235,7 +237,7 @@ async def test_a_server_that_is_gone_is_asked_once_for_all(tmp_path: Path) -> No
     """However many wait for the connection, each hears that there is none; later there is one again."""
     with redis_process(tmp_path) as url:
         port = int(url.rpartition(":")[2].partition("/")[0])
-    wire = Wire.open(WireSettings(url=url))
+    wire = RedisClient.open(RedisSettings(url=url))
     lease = Lease(wire, "m")
     answers = await asyncio.gather(*(lease.beat(0) for _ in range(100)), return_exceptions=True)
     assert all(isinstance(answer, Unavailable) for answer in answers)
@@ -248,7 +250,7 @@ async def test_a_server_that_is_gone_is_asked_once_for_all(tmp_path: Path) -> No
 async def test_a_timeout_ends_the_connection(redis_url: str) -> None:
     """Late answers are never taken for those of later commands."""
     pool = BlockingConnectionPool.from_url(redis_url, protocol=2)
-    line = Line(pool.get_connection, pool.release, 0.2)
+    line = SharedConnection(pool.get_connection, pool.release, 0.2)
     with pytest.raises(RedisTimeoutError):
         await line.run([("BLPOP", "nothing", 0)])
     assert await line.run([("ECHO", "later")]) == [b"later"]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from streaming.batches.files import UNREADABLE, Files
 from streaming.batches.store import Batches
-from streaming.errors import MalformedJob, Stale, UnknownFile
+from streaming.errors import MalformedJob, Superseded, UnknownFile
 from streaming.events.outbox import Event, Outbox
 from streaming.events.webhooks import Webhooks
 from streaming.fleet.leader import Leadership
@@ -21,16 +21,16 @@ from streaming.fleet.plans import Action, Plan, Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.lease import Broken, Claim, Finish, Lease
+from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.messages import (
     Batch,
     BatchState,
     Capabilities,
+    JobState,
     ModelCard,
     Process,
     Run,
     Section,
-    State,
     StoredFile,
     Terminal,
     Wake,
@@ -38,13 +38,13 @@ from streaming.jobs.messages import (
 )
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay
-from streaming.jobs.reorder_buffer import Inbox
+from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.summaries import Summaries
 from streaming.keys import channel, fleet_key, idempotency_digest, message_id, partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 FAULTS = {
     "state": b"\xffno state",
@@ -61,7 +61,7 @@ NO_HASH = "(no hash)"
 
 
 @pytest.fixture
-async def relay(wire: Wire) -> AsyncIterator[Relay]:
+async def relay(wire: RedisClient) -> AsyncIterator[Relay]:
     relay = Relay(wire)
     await relay.start()
     await asyncio.wait_for(relay.connected.wait(), 20)
@@ -69,13 +69,13 @@ async def relay(wire: Wire) -> AsyncIterator[Relay]:
     await relay.stop()
 
 
-async def a_lease(wire: Wire) -> Lease:
+async def a_lease(wire: RedisClient) -> Lease:
     lease = Lease(wire, "m")
     await lease.register()
     return lease
 
 
-async def spoil(wire: Wire, job_id: str, fault: str) -> None:
+async def spoil(wire: RedisClient, job_id: str, fault: str) -> None:
     """Put something into a job's record that cannot be read."""
     key = partition_key(0, "job", job_id)
     if fault == NO_HASH:
@@ -85,7 +85,7 @@ async def spoil(wire: Wire, job_id: str, fault: str) -> None:
         await wire.redis.hset(key, fault, FAULTS[fault])
 
 
-async def end_of(inbox: Inbox) -> tuple[list[int], Terminal]:
+async def end_of(inbox: ReorderBuffer) -> tuple[list[int], Terminal]:
     """What a reader gets, to its end."""
     seen: list[int] = []
     async with asyncio.timeout(20):
@@ -96,7 +96,7 @@ async def end_of(inbox: Inbox) -> tuple[list[int], Terminal]:
                 return seen, terminal
 
 
-async def reasons(wire: Wire) -> dict[str, str]:
+async def reasons(wire: RedisClient) -> dict[str, str]:
     """Why each job that is a dead letter is one."""
     return {letter.job: letter.reason for letter in await DeadLetters(wire).recent(100)}
 
@@ -104,7 +104,7 @@ async def reasons(wire: Wire) -> dict[str, str]:
 async def finish(lease: Lease, claim: Claim, rows: int) -> None:
     end = Terminal(
         claim.job.id,
-        State.COMPLETED,
+        JobState.COMPLETED,
         rows,
         ("stop",),
         rows=tuple(delta(claim, 1 + n) for n in range(rows)),
@@ -114,7 +114,7 @@ async def finish(lease: Lease, claim: Claim, rows: int) -> None:
 
 
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane", NO_HASH])
-async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: Wire, relay: Relay, fault: str) -> None:
+async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: RedisClient, relay: Relay, fault: str) -> None:
     """Of two running jobs one record is spoiled. Its reader gets an error; the other reads what only the log holds."""
     queue, lease = Queue(wire), await a_lease(wire)
     jobs = [a_job(queue, reply_to=relay.address) for _ in range(2)]
@@ -131,19 +131,21 @@ async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: Wire, rela
         while inboxes[1].seq < 3:
             await asyncio.sleep(0.01)
     seen, terminal = await end_of(inboxes[0])
-    assert terminal.state is State.FAILED and terminal.failure is not None and terminal.failure.code == "malformed_job"
+    assert (
+        terminal.state is JobState.FAILED and terminal.failure is not None and terminal.failure.code == "malformed_job"
+    )
     assert seen == [] and "unreadable" in (await reasons(wire))[bad.id]
     await finish(lease, claims[good.id], 3)
     seen, terminal = await end_of(inboxes[1])
-    assert (seen, terminal.state) == ([1, 2, 3], State.COMPLETED)
-    await lease.calls([lease.finish_call(Finish(Terminal(bad.id, State.COMPLETED, 0), 1, True))])  # it had ended
-    records = await Journal(wire).records([bad.id, good.id])
-    assert [record and record.state for record in records] == [State.FAILED, State.COMPLETED]
+    assert (seen, terminal.state) == ([1, 2, 3], JobState.COMPLETED)
+    await lease.calls([lease.finish_call(Finish(Terminal(bad.id, JobState.COMPLETED, 0), 1, True))])  # it had ended
+    records = await JobReader(wire).records([bad.id, good.id])
+    assert [record and record.state for record in records] == [JobState.FAILED, JobState.COMPLETED]
     assert set(await reasons(wire)) == {bad.id} and len(await DeadLetters(wire).recent(100)) == 1
 
 
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane", "deadline", "keep"])
-async def test_a_record_spoiled_before_its_end_has_one_end(wire: Wire, relay: Relay, fault: str) -> None:
+async def test_a_record_spoiled_before_its_end_has_one_end(wire: RedisClient, relay: Relay, fault: str) -> None:
     """Nobody has read it since; who waits for the job is told the same end as who asks for it later."""
     queue, lease = Queue(wire), await a_lease(wire)
     job = a_job(queue, reply_to=relay.address)
@@ -153,30 +155,30 @@ async def test_a_record_spoiled_before_its_end_has_one_end(wire: Wire, relay: Re
     await spoil(wire, job.id, fault)
     await finish(lease, claim, 0)
     _, told = await end_of(inbox)
-    record = await Journal(wire).record(job.id)
+    record = await JobReader(wire).record(job.id)
     assert record.terminal is not None and record.terminal.failure is not None
     assert (told.state, told.failure) == (record.state, record.terminal.failure)
     assert record.terminal.failure.code == "malformed_job"
 
 
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane"])
-async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: Wire, fault: str) -> None:
+async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: RedisClient, fault: str) -> None:
     """Who waits for a job's end by its time is told it, and until when it is kept: the same at every look and list."""
     queue = Queue(wire)
     job = a_job(queue)
     await queue.put(job)
     await spoil(wire, job.id, fault)
     before = await wire.now_ms()
-    looks = [await Journal(wire).record(job.id) for _ in range(2)]
+    looks = [await JobReader(wire).record(job.id) for _ in range(2)]
     (listed,) = (await Summaries(wire).recent(job.tenant, None, 10)).jobs
     for found in (*looks, listed):
-        assert found.state is State.FAILED and before <= found.done_ms <= await wire.now_ms()
+        assert found.state is JobState.FAILED and before <= found.done_ms <= await wire.now_ms()
         assert (found.done_ms, found.keep_s) == (looks[0].done_ms, wire.settings.retention_s)
     assert listed.created_ms > 0
 
 
 @pytest.mark.parametrize("fault", ["state", "attempt", "queue_deadline", "deadline", NO_HASH])
-async def test_a_claim_gives_the_other_jobs(wire: Wire, fault: str) -> None:
+async def test_a_claim_gives_the_other_jobs(wire: RedisClient, fault: str) -> None:
     """A waiting job whose record is spoiled becomes a dead letter; the one behind it is claimed."""
     queue, lease = Queue(wire), await a_lease(wire)
     bad, good = a_job(queue), a_job(queue)
@@ -186,13 +188,13 @@ async def test_a_claim_gives_the_other_jobs(wire: Wire, fault: str) -> None:
     claimed = await lease.claim(0, 2)
     assert [claim.job.id for claim in claimed.jobs if isinstance(claim, Claim)] == [good.id]
     assert "unreadable" in (await reasons(wire))[bad.id]
-    record = await Journal(wire).record(bad.id)
-    assert record.state is State.FAILED and record.terminal is not None and record.terminal.failure is not None
+    record = await JobReader(wire).record(bad.id)
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.code == "malformed_job"
     assert (await lease.claim(0, 2)).jobs == []
 
 
-async def test_a_claimed_job_with_numbers_that_are_none_is_the_workers_to_fail(wire: Wire) -> None:
+async def test_a_claimed_job_with_numbers_that_are_none_is_the_workers_to_fail(wire: RedisClient) -> None:
     """What the server hands on unread the worker finds; it is told which job and which attempt."""
     queue, lease = Queue(wire), await a_lease(wire)
     bad, good = a_job(queue), a_job(queue)
@@ -201,11 +203,13 @@ async def test_a_claimed_job_with_numbers_that_are_none_is_the_workers_to_fail(w
     await wire.redis.hset(partition_key(0, "job", bad.id), "runs", b"\xff:x;")
     await lease.release(bad.id, 1)
     await queue.put(good)
-    claimed = {each.id if isinstance(each, Broken) else each.job.id: each for each in (await lease.claim(0, 2)).jobs}
-    assert isinstance(claimed[bad.id], Broken) and isinstance(claimed[good.id], Claim)
+    claimed = {
+        each.id if isinstance(each, UnreadableClaim) else each.job.id: each for each in (await lease.claim(0, 2)).jobs
+    }
+    assert isinstance(claimed[bad.id], UnreadableClaim) and isinstance(claimed[good.id], Claim)
 
 
-async def test_a_malformed_job_leaves_nothing_behind(wire: Wire) -> None:
+async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
     """What it may still have written is not owed any more, its idempotency key is free, and the log of a lost worker
     that ran it goes. It fails as its record is read, or as it is claimed."""
     queue, lost = Queue(wire), await a_lease(wire)
@@ -218,7 +222,7 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: Wire) -> None:
     assert (await Reaper(wire).sweep()).requeued == 2
     assert await wire.redis.scard(partition_key(0, "heirs", lost.id)) == 2  # type: ignore[misc]
     await spoil(wire, read.id, "created")
-    await Journal(wire).record(read.id)
+    await JobReader(wire).record(read.id)
     await spoil(wire, claimed.id, "attempt")
     await (await a_lease(wire)).claim(0, 1)
     assert set(await reasons(wire)) == {read.id, claimed.id}
@@ -228,7 +232,7 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: Wire) -> None:
     assert await wire.redis.keys(partition_key(0, "idem", "*")) == []
 
 
-async def test_people_are_told_what_is_wrong_with_a_job_that_could_not_be_given_out(wire: Wire) -> None:
+async def test_people_are_told_what_is_wrong_with_a_job_that_could_not_be_given_out(wire: RedisClient) -> None:
     queue, job = Queue(wire), a_job(Queue(wire))
     await queue.put(job)
     await spoil(wire, job.id, "deadline")
@@ -236,14 +240,14 @@ async def test_people_are_told_what_is_wrong_with_a_job_that_could_not_be_given_
     assert await reasons(wire) == {job.id: "unreadable: its deadline is none"}
 
 
-async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: Wire) -> None:
+async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: RedisClient) -> None:
     """The half that is there names all entries of that millisecond, the job's own among them: it is no place."""
     queue, job = Queue(wire), a_job(Queue(wire))
     await queue.put(job)
-    ms, _, _ = (await Journal(wire).record(job.id)).entry.partition("-")
+    ms, _, _ = (await JobReader(wire).record(job.id)).entry.partition("-")
     await wire.redis.hset(partition_key(0, "job", job.id), "entry", ms)  # type: ignore[misc]
     assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
-    assert (await Journal(wire).record(job.id)).state is State.FAILED and set(await reasons(wire)) == {job.id}
+    assert (await JobReader(wire).record(job.id)).state is JobState.FAILED and set(await reasons(wire)) == {job.id}
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,7 @@ async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: Wir
     ],
 )
 async def test_a_word_about_a_job_that_cannot_be_read_changes_nothing(
-    wire: Wire, script: str, args: tuple[str | int, ...]
+    wire: RedisClient, script: str, args: tuple[str | int, ...]
 ) -> None:
     """The worker is answered so, as about a job that is not its own; people are told what is wrong, and no more."""
     queue, lease, job = Queue(wire), await a_lease(wire), a_job(Queue(wire))
@@ -268,18 +272,18 @@ async def test_a_word_about_a_job_that_cannot_be_read_changes_nothing(
     assert await reasons(wire) == {job.id: "unreadable: its state is none"}
 
 
-async def test_the_event_of_a_job_that_cannot_be_read_is_its_tenants(wire: Wire) -> None:
+async def test_the_event_of_a_job_that_cannot_be_read_is_its_tenants(wire: RedisClient) -> None:
     queue, job = Queue(wire), replace(a_job(Queue(wire)), tenant="mine", events="w")
     await queue.put(job)
     await spoil(wire, job.id, "attempt")
-    await Journal(wire).record(job.id)
+    await JobReader(wire).record(job.id)
     events = await Outbox(wire, "webhooks").collect("me", 10)
     assert [(event.subject, event.tenant, event.type) for event in events] == [(job.id, "mine", "job.failed")]
 
 
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", NO_HASH])
-async def test_a_key_that_leads_to_what_cannot_be_read_is_free(wire: Wire, fault: str, ended: bool) -> None:
+async def test_a_key_that_leads_to_what_cannot_be_read_is_free(wire: RedisClient, fault: str, ended: bool) -> None:
     """A retry is computed anew, whether its first job waited or had ended; the key then leads to the new one."""
     queue = Queue(wire)
     first, second, third = (a_job(queue) for _ in range(3))
@@ -294,7 +298,7 @@ async def test_a_key_that_leads_to_what_cannot_be_read_is_free(wire: Wire, fault
         assert "unreadable" in (await reasons(wire))[first.id]
 
 
-async def test_a_key_that_holds_something_else_is_free(wire: Wire) -> None:
+async def test_a_key_that_holds_something_else_is_free(wire: RedisClient) -> None:
     """Another type, or no job's id."""
     queue = Queue(wire)
     key = partition_key(0, "idem", idempotency_digest("t", "k"))
@@ -306,7 +310,7 @@ async def test_a_key_that_holds_something_else_is_free(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("fault", ["lane", NO_HASH])
-async def test_a_sweep_puts_the_other_jobs_back(wire: Wire, fault: str) -> None:
+async def test_a_sweep_puts_the_other_jobs_back(wire: RedisClient, fault: str) -> None:
     """A dead worker held a job whose record is spoiled: it fails, the others move, and the next sweep runs too."""
     queue, lost = Queue(wire), await a_lease(wire)
     jobs = [a_job(queue) for _ in range(3)]
@@ -325,7 +329,7 @@ async def test_a_sweep_puts_the_other_jobs_back(wire: Wire, fault: str) -> None:
     assert {claim.job.id for claim in claimed if isinstance(claim, Claim)} == {job.id for job in good}
 
 
-async def test_a_job_that_is_kept_for_no_number_of_seconds_ends_all_the_same(wire: Wire) -> None:
+async def test_a_job_that_is_kept_for_no_number_of_seconds_ends_all_the_same(wire: RedisClient) -> None:
     """Cancelled or completed, it is kept for an hour."""
     queue, lease = Queue(wire), await a_lease(wire)
     waiting, running = a_job(queue), a_job(queue)
@@ -341,7 +345,7 @@ async def test_a_job_that_is_kept_for_no_number_of_seconds_ends_all_the_same(wir
         assert 0 < await wire.redis.ttl(partition_key(0, "job", job.id)) <= 3600
 
 
-async def test_a_time_that_has_come_for_no_hash_ends_no_sweep(wire: Wire) -> None:
+async def test_a_time_that_has_come_for_no_hash_ends_no_sweep(wire: RedisClient) -> None:
     """The index of deadlines names a key of another type, and one that is due."""
     queue, reaper = Queue(wire), Reaper(wire)
     bad, good = (msgspec.structs.replace(a_job(queue), max_queue_ms=10) for _ in range(2))
@@ -349,13 +353,13 @@ async def test_a_time_that_has_come_for_no_hash_ends_no_sweep(wire: Wire) -> Non
         await queue.put(job)
     await spoil(wire, bad.id, NO_HASH)
     async with asyncio.timeout(20):
-        while (await Journal(wire).record(good.id)).state is not State.EXPIRED:
+        while (await JobReader(wire).record(good.id)).state is not JobState.EXPIRED:
             await reaper.sweep()
             await asyncio.sleep(0.01)
     assert "unreadable" in (await reasons(wire))[bad.id]
 
 
-async def test_a_lease_is_renewed_whatever_a_held_job_looks_like(wire: Wire) -> None:
+async def test_a_lease_is_renewed_whatever_a_held_job_looks_like(wire: RedisClient) -> None:
     """Heartbeat, hand-back and end of a job that is no hash do no harm."""
     queue, lease = Queue(wire), await a_lease(wire)
     bad = a_job(queue)
@@ -364,12 +368,12 @@ async def test_a_lease_is_renewed_whatever_a_held_job_looks_like(wire: Wire) -> 
     await spoil(wire, bad.id, NO_HASH)
     assert set(await lease.beat(0)) == {bad.id}
     await lease.release(bad.id, 1)
-    await lease.calls([lease.finish_call(Finish(Terminal(bad.id, State.COMPLETED, 0), 1, True))])
+    await lease.calls([lease.finish_call(Finish(Terminal(bad.id, JobState.COMPLETED, 0), 1, True))])
     assert (await Queue(wire).ended([bad.id])) == [bad.id]
 
 
 @pytest.mark.parametrize("data", [b"\xc1", b"", encode(Wake()), b"\x92\xa1f\x01"])
-async def test_a_frame_that_cannot_be_read_is_left_out(wire: Wire, relay: Relay, data: bytes) -> None:
+async def test_a_frame_that_cannot_be_read_is_left_out(wire: RedisClient, relay: Relay, data: bytes) -> None:
     """In the middle of a log that several readers fill their gaps from."""
     queue, lease = Queue(wire), await a_lease(wire)
     job = a_job(queue, reply_to=relay.address)
@@ -387,11 +391,11 @@ async def test_a_frame_that_cannot_be_read_is_left_out(wire: Wire, relay: Relay,
             await asyncio.sleep(0.01)
     await finish(lease, claim, 2)
     seen, terminal = await end_of(inbox)
-    assert (seen, terminal.state) == ([1, 2], State.COMPLETED)
-    assert [row.seq for row in await deltas_of(Journal(wire), await Journal(wire).record(job.id))] == [1, 2]
+    assert (seen, terminal.state) == ([1, 2], JobState.COMPLETED)
+    assert [row.seq for row in await deltas_of(JobReader(wire), await JobReader(wire).record(job.id))] == [1, 2]
 
 
-async def test_a_log_that_is_no_stream_deafens_nobody_else(wire: Wire, relay: Relay) -> None:
+async def test_a_log_that_is_no_stream_deafens_nobody_else(wire: RedisClient, relay: Relay) -> None:
     """The key of one worker's log holds something else; the readers of another worker's go on."""
     queue = Queue(wire)
     first, second = await a_lease(wire), await a_lease(wire)
@@ -409,7 +413,7 @@ async def test_a_log_that_is_no_stream_deafens_nobody_else(wire: Wire, relay: Re
             await asyncio.sleep(0.01)
 
 
-async def test_a_message_that_cannot_be_read_ends_no_subscription(wire: Wire) -> None:
+async def test_a_message_that_cannot_be_read_ends_no_subscription(wire: RedisClient) -> None:
     """Nothing sent to a worker behind it is lost, and neither is what comes at once after it."""
     lease = await a_lease(wire)
     controls = lease.controls()
@@ -426,7 +430,7 @@ async def test_a_message_that_cannot_be_read_ends_no_subscription(wire: Wire) ->
 # --- newer versions --------------------------------------------------------------------------------------------------
 
 
-async def test_the_readers_of_a_newer_worker_are_told_so(wire: Wire, relay: Relay) -> None:
+async def test_the_readers_of_a_newer_worker_are_told_so(wire: RedisClient, relay: Relay) -> None:
     """A frame of a version that this process does not know: its job goes on, the reader here ends with an error."""
     queue, newer, ours = Queue(wire), await a_lease(wire), await a_lease(wire)
     job, other = (a_job(queue, reply_to=relay.address) for _ in range(2))
@@ -444,10 +448,10 @@ async def test_the_readers_of_a_newer_worker_are_told_so(wire: Wire, relay: Rela
     async with asyncio.timeout(20):
         while inboxes[1].seq < 1:
             await asyncio.sleep(0.01)
-    assert (await Journal(wire).record(job.id)).state is State.RUNNING and await reasons(wire) == {}
+    assert (await JobReader(wire).record(job.id)).state is JobState.RUNNING and await reasons(wire) == {}
 
 
-async def test_a_result_of_a_newer_version_is_not_lost(wire: Wire) -> None:
+async def test_a_result_of_a_newer_version_is_not_lost(wire: RedisClient) -> None:
     """The job has completed, and whoever cannot read its record says so; nothing is changed."""
     queue, lease = Queue(wire), await a_lease(wire)
     job = a_job(queue)
@@ -455,8 +459,8 @@ async def test_a_result_of_a_newer_version_is_not_lost(wire: Wire) -> None:
     await lease.claim(0, 1)
     record = msgspec.msgpack.encode(["t2", job.id, "completed", {"seq": 1}])
     await wire.call("finish", 0, lease.id, job.id, 1, "completed", record, record, "1", "")
-    found = await Journal(wire).record(job.id)
-    assert found.state is State.COMPLETED and found.newer and await reasons(wire) == {}
+    found = await JobReader(wire).record(job.id)
+    assert found.state is JobState.COMPLETED and found.newer and await reasons(wire) == {}
     assert await wire.redis.hget(partition_key(0, "job", job.id), "record") == record
 
 
@@ -466,7 +470,7 @@ BAD = [b"\xff", b"", b"{}", b"[1]", b'{"model": 3}']
 
 
 @pytest.mark.parametrize("bad", BAD)
-async def test_an_entry_of_the_fleet_that_cannot_be_read_is_left_out(wire: Wire, bad: bytes) -> None:
+async def test_an_entry_of_the_fleet_that_cannot_be_read_is_left_out(wire: RedisClient, bad: bytes) -> None:
     """Processes, cards, plans, cold starts and actions: the others are there."""
     fleet, plans = Fleet(wire), Plans(wire)
     process = Process(role="worker", id="w", life="w", pid=1, host="h", state="ready", since=0.0)
@@ -488,7 +492,7 @@ async def test_an_entry_of_the_fleet_that_cannot_be_read_is_left_out(wire: Wire,
     assert [noted.action for noted in await plans.actions(10)] == [action]
 
 
-async def test_an_override_that_cannot_be_read_is_a_pause(wire: Wire) -> None:
+async def test_an_override_that_cannot_be_read_is_a_pause(wire: RedisClient) -> None:
     """Somebody has decided something: the scheduler is not to decide otherwise."""
     await wire.redis.set(fleet_key("override", "m"), b"\xff")
     await Overrides(wire).put("other", 2, "me")
@@ -496,7 +500,7 @@ async def test_an_override_that_cannot_be_read_is_a_pause(wire: Wire) -> None:
     assert found["m"].paused and found["other"].want == 2 and len(found) == 2
 
 
-async def test_lanes_and_deadlines_are_counted_without_what_cannot_be_read(wire: Wire) -> None:
+async def test_lanes_and_deadlines_are_counted_without_what_cannot_be_read(wire: RedisClient) -> None:
     """What the scheduler looks at once a second."""
     queue = Queue(wire)
     jobs = [msgspec.structs.replace(a_job(queue), deadline_ms=60_000) for _ in range(4)]
@@ -514,7 +518,7 @@ async def test_lanes_and_deadlines_are_counted_without_what_cannot_be_read(wire:
     assert (await Leadership(wire).claim("s", 1000)).holder == "s"
 
 
-async def test_a_file_that_cannot_be_read_is_shown_as_that(wire: Wire) -> None:
+async def test_a_file_that_cannot_be_read_is_shown_as_that(wire: RedisClient) -> None:
     """In the list it stands in its place; alone it is not there; when its time is over it is tidied up."""
     files = Files(wire)
     now = await wire.now_ms()
@@ -537,7 +541,7 @@ async def test_a_file_that_cannot_be_read_is_shown_as_that(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("field", ["asked", "progress", "status", "created", "expires"])
-async def test_a_batch_that_cannot_be_read_fails_and_is_shown(wire: Wire, field: str) -> None:
+async def test_a_batch_that_cannot_be_read_fails_and_is_shown(wire: RedisClient, field: str) -> None:
     """It is told of once, ends as failed, and neither the list nor the tidying up stumbles over it."""
     batches = Batches(wire)
     ids = []
@@ -552,7 +556,7 @@ async def test_a_batch_that_cannot_be_read_fails_and_is_shown(wire: Wire, field:
     await wire.redis.hset(partition_key(0, "batch", bad), field, b"\xc1x")
     turns = {name: turn for name, turn, _ in await batches.due(10)}
     if field not in {"created", "expires"}:
-        with pytest.raises(Stale):
+        with pytest.raises(Superseded):
             await batches.hold(bad, turns[bad])
         assert await wire.redis.zscore(partition_key(0, "due"), bad) is None
     await batches.hold(good, turns[good])
@@ -563,7 +567,7 @@ async def test_a_batch_that_cannot_be_read_fails_and_is_shown(wire: Wire, field:
     await batches.forget_expired(10)
 
 
-async def test_a_webhook_message_that_cannot_be_read_is_given_up(wire: Wire) -> None:
+async def test_a_webhook_message_that_cannot_be_read_is_given_up(wire: RedisClient) -> None:
     """The others go out; it is not due again, and the list shows it as failed."""
     webhooks, events = Webhooks(wire), []
     for number in range(4):
@@ -584,7 +588,7 @@ async def test_a_webhook_message_that_cannot_be_read_is_given_up(wire: Wire) -> 
     )
 
 
-async def test_an_event_that_cannot_be_read_is_dropped(wire: Wire) -> None:
+async def test_an_event_that_cannot_be_read_is_dropped(wire: RedisClient) -> None:
     """It is taken out of the outbox, and the one behind it is passed on."""
     box = partition_key(0, "outbox", "broker")
     for subject in (b"\xff", b"job_1"):
@@ -593,15 +597,15 @@ async def test_an_event_that_cannot_be_read_is_dropped(wire: Wire) -> None:
     assert await wire.redis.xlen(box) == 1
 
 
-async def test_a_dead_letter_without_a_body_is_not_replayed(wire: Wire) -> None:
+async def test_a_dead_letter_without_a_body_is_not_replayed(wire: RedisClient) -> None:
     """A job with an empty prompt is nothing that anybody asked for."""
     queue, lease = Queue(wire), await a_lease(wire)
     job = a_job(queue)
     await queue.put(job)
     await wire.redis.hset(partition_key(0, "job", job.id), "body", b"\xc1")
     (broken,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(broken, Broken)
-    end = Terminal(job.id, State.FAILED, 0)
+    assert isinstance(broken, UnreadableClaim)
+    end = Terminal(job.id, JobState.FAILED, 0)
     await lease.calls([lease.finish_call(Finish(end, 1, True, dead="unreadable"))])
     (letter,) = await DeadLetters(wire).recent(10)
     with pytest.raises(MalformedJob):
@@ -609,14 +613,14 @@ async def test_a_dead_letter_without_a_body_is_not_replayed(wire: Wire) -> None:
     assert await DeadLetters(wire).recent(10) == [letter]
 
 
-async def test_a_dead_letter_replayed_twice_is_one_job(wire: Wire) -> None:
+async def test_a_dead_letter_replayed_twice_is_one_job(wire: RedisClient) -> None:
     """By several at the same time; a process lost between the put and the end of its letter is the same case."""
     queue, letters = Queue(wire), DeadLetters(wire)
     job = a_job(queue)
     await queue.put(job)
     lease = await a_lease(wire)
     await lease.claim(0, 1)
-    end = Terminal(job.id, State.FAILED, 0)
+    end = Terminal(job.id, JobState.FAILED, 0)
     await lease.calls([lease.finish_call(Finish(end, 1, True, dead="poison"))])
     (letter,) = await letters.recent(10)
     accepted = await asyncio.gather(*(letters.replay(letter.id) for _ in range(3)))

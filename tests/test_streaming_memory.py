@@ -21,25 +21,25 @@ from streaming.jobs.messages import (
     Capabilities,
     Delta,
     Job,
+    JobState,
     Logprob,
     ModelCard,
     Process,
     Run,
     Sampling,
     Section,
-    State,
     Terminal,
     Text,
 )
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.jobs.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, owed_bytes
 from streaming.jobs.work import UNKNOWN_OUTPUT
 from streaming.keys import new_job_id, partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Memory, Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient, ServerMemory
+from streaming.settings import RedisSettings
 from streaming.store.memory import ADMISSION_SHARE, Headroom, full_reason, next_look_s
 
 MIB = 1 << 20
@@ -49,15 +49,15 @@ MIB = 1 << 20
     ("memories", "full"),
     [
         ([], False),
-        ([Memory(10**12, 0)], False),
-        ([Memory(79 * MIB, 100 * MIB)], False),
-        ([Memory(80 * MIB, 100 * MIB)], True),
-        ([Memory(9 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], False),
-        ([Memory(10 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], True),
-        ([Memory(1, 100 * MIB), Memory(99 * MIB, 100 * MIB), Memory(10**12, 0)], True),
+        ([ServerMemory(10**12, 0)], False),
+        ([ServerMemory(79 * MIB, 100 * MIB)], False),
+        ([ServerMemory(80 * MIB, 100 * MIB)], True),
+        ([ServerMemory(9 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], False),
+        ([ServerMemory(10 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], True),
+        ([ServerMemory(1, 100 * MIB), ServerMemory(99 * MIB, 100 * MIB), ServerMemory(10**12, 0)], True),
     ],
 )
-def test_the_fullest_server_decides(memories: list[Memory], full: bool) -> None:
+def test_the_fullest_server_decides(memories: list[ServerMemory], full: bool) -> None:
     """By what is in use and what accepted jobs may still write together; one without a limit is never full."""
     assert bool(full_reason(memories)) is full
 
@@ -66,13 +66,15 @@ def test_the_fullest_server_decides(memories: list[Memory], full: bool) -> None:
     ("memories", "seconds"),
     [
         ([], 2.0),
-        ([Memory(10**12, 0)], 2.0),
-        ([Memory(0, 100 * MIB)], 0.8),
-        ([Memory(0, 100 * MIB, {0: 40 * MIB})], 0.4),
-        ([Memory(0, 1000 * MIB), Memory(75 * MIB, 100 * MIB)], 0.2),
+        ([ServerMemory(10**12, 0)], 2.0),
+        ([ServerMemory(0, 100 * MIB)], 0.8),
+        ([ServerMemory(0, 100 * MIB, {0: 40 * MIB})], 0.4),
+        ([ServerMemory(0, 1000 * MIB), ServerMemory(75 * MIB, 100 * MIB)], 0.2),
     ],
 )
-def test_the_next_look_comes_before_a_flood_can_have_filled_a_server(memories: list[Memory], seconds: float) -> None:
+def test_the_next_look_comes_before_a_flood_can_have_filled_a_server(
+    memories: list[ServerMemory], seconds: float
+) -> None:
     assert next_look_s(memories) == pytest.approx(seconds)
 
 
@@ -81,7 +83,7 @@ async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) 
     are Unavailable, a running job is finished. With room again, admission goes on."""
     options = ("--maxmemory", "24mb", "--maxmemory-policy", "noeviction")
     with redis_process(tmp_path, None, *options) as url, Redis.from_url(url) as client:
-        wire = Wire.open(WireSettings(url=url))
+        wire = RedisClient.open(RedisSettings(url=url))
         queue, lease, headroom = Queue(wire), Lease(wire, MODEL), Headroom(wire)
         looking = asyncio.create_task(headroom.keep_looking())
         job = a_job(queue)
@@ -102,9 +104,9 @@ async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) 
         client.config_set("maxmemory", used // 2)
         with pytest.raises(Unavailable, match="OOM"):
             await queue.put(a_job(queue))
-        end = Terminal(job.id, State.COMPLETED, 0, ("stop",))
+        end = Terminal(job.id, JobState.COMPLETED, 0, ("stop",))
         await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
-        assert (await Journal(wire).record(job.id)).state is State.COMPLETED
+        assert (await JobReader(wire).record(job.id)).state is JobState.COMPLETED
 
         client.config_set("maxmemory", 4 * most)
         await until(lambda: not headroom.full)
@@ -151,7 +153,7 @@ def a_job_of(sampling: Sampling) -> Job:
 
 
 @pytest.mark.parametrize("alternatives", [None, 0, 5])
-async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: Wire, alternatives: int | None) -> None:
+async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: RedisClient, alternatives: int | None) -> None:
     """Measured: a job that is alone in its worker's steps, 1,000 tokens in the log and in the record."""
     queue, lease = Queue(wire), Lease(wire, MODEL)
     job = a_job(queue, reply_to="penstock:api:0123456789ab")
@@ -167,7 +169,7 @@ async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: Wire, altern
         await lease.calls([append(lease, {job.reply_to: [row]}, *([claim] if row.seq == 1 else []))])
     end = Terminal(
         job.id,
-        State.COMPLETED,
+        JobState.COMPLETED,
         len(rows),
         ("length",),
         sections=(Section(1, Run(lease.id, claim.number)),),
@@ -180,25 +182,25 @@ async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: Wire, altern
     assert reserved / 2 < grown <= reserved
 
 
-async def weight(wire: Wire, name: str, which: str) -> int:
+async def weight(wire: RedisClient, name: str, which: str) -> int:
     return await wire.redis.memory_usage(partition_key(0, name, which), samples=0) or 0
 
 
-async def owed_now(wire: Wire, partition: int = 0) -> int:
+async def owed_now(wire: RedisClient, partition: int = 0) -> int:
     redis: Any = wire.redis
     return sum(map(int, await redis.hvals(partition_key(partition, "owed"))))
 
 
 @pytest.fixture
-async def small(tmp_path: Path) -> AsyncIterator[tuple[Wire, Redis]]:
+async def small(tmp_path: Path) -> AsyncIterator[tuple[RedisClient, Redis]]:
     """The wire to a server with a memory limit, and a client of it."""
     with redis_process(tmp_path, None, "--maxmemory-policy", "noeviction") as url, Redis.from_url(url) as client:
-        wire = Wire.open(WireSettings(url=url, lease_ms=600, partitions=2))
+        wire = RedisClient.open(RedisSettings(url=url, lease_ms=600, partitions=2))
         yield wire, client
         await wire.close()
 
 
-async def test_what_is_accepted_leaves_room_for_its_output(small: tuple[Wire, Redis]) -> None:
+async def test_what_is_accepted_leaves_room_for_its_output(small: tuple[RedisClient, Redis]) -> None:
     """Jobs are accepted only as long as all their outputs fit beside what is in use: by one process that looked once,
     by many processes, in two partitions that share a server. What has ended gives its reservation back."""
     wire, client = small
@@ -241,7 +243,7 @@ def again(queue: Queue, job: Job) -> Job:
     return msgspec.structs.replace(job, id=queue.new_id("t"))
 
 
-async def test_what_brings_nothing_into_the_store_takes_no_room(small: tuple[Wire, Redis]) -> None:
+async def test_what_brings_nothing_into_the_store_takes_no_room(small: tuple[RedisClient, Redis]) -> None:
     """A put that finds the job of its key, another body under it, a full lane or no worker with room: between two looks
     it may come any number of times, and so may lines that find their lane full."""
     wire, client = small
@@ -259,7 +261,7 @@ async def test_what_brings_nothing_into_the_store_takes_no_room(small: tuple[Wir
     for _ in range(200):
         with pytest.raises(NoCapacity):
             await queue.put(again(queue, job), must_run=True)
-    narrow_wire = Wire.open(msgspec.structs.replace(wire.settings, lane_limit=1))
+    narrow_wire = RedisClient.open(msgspec.structs.replace(wire.settings, lane_limit=1))
     narrow = Queue(narrow_wire, headroom)
     other = msgspec.structs.replace(job, priority=Priority.BATCH)
     for partition in (0, 1):
@@ -277,7 +279,7 @@ def keyed(queue: Queue, job: Job) -> Job:
     return msgspec.structs.replace(job, id=queue.new_id("t", "k"))
 
 
-async def test_a_full_store_answers_a_key_whose_job_it_has(small: tuple[Wire, Redis]) -> None:
+async def test_a_full_store_answers_a_key_whose_job_it_has(small: tuple[RedisClient, Redis]) -> None:
     """Whoever comes back for an accepted job is led to it while nothing new is accepted, over maxmemory too; its id is
     kept for a request that does not wait, though the client that streams it leaves. Another body, and a key that leads
     nowhere, are refused."""
@@ -295,7 +297,7 @@ async def test_a_full_store_answers_a_key_whose_job_it_has(small: tuple[Wire, Re
 
     async def come_back(refusal: str) -> None:
         found = await queue.put(keyed(queue, job), idempotency_key="k", digest="d", refusal=refusal)
-        assert (found.id, found.joined, found.state, found.epoch) == (first.id, True, State.QUEUED, 1)
+        assert (found.id, found.joined, found.state, found.epoch) == (first.id, True, JobState.QUEUED, 1)
         with pytest.raises(KeyReused):
             await queue.put(keyed(queue, job), idempotency_key="k", digest="another", refusal=refusal)
         new = msgspec.structs.replace(job, id=queue.new_id("t", "unknown"))
@@ -309,10 +311,10 @@ async def test_a_full_store_answers_a_key_whose_job_it_has(small: tuple[Wire, Re
     await headroom.look()
     await come_back(headroom.reason)
     assert not await queue.abandon(first.id, streamer), "others were told its id"
-    assert (await Journal(wire).record(first.id)).state is State.QUEUED
+    assert (await JobReader(wire).record(first.id)).state is JobState.QUEUED
 
 
-async def test_lines_of_a_batch_leave_room_for_others(small: tuple[Wire, Redis]) -> None:
+async def test_lines_of_a_batch_leave_room_for_others(small: tuple[RedisClient, Redis]) -> None:
     """Lines are put until a tenth of the memory is left below what new jobs may take; who asks at the door has that."""
     wire, client = small
     client.config_set("maxmemory", "64mb")
@@ -330,7 +332,7 @@ async def test_lines_of_a_batch_leave_room_for_others(small: tuple[Wire, Redis])
         await queue.put(again(queue, job))
 
 
-async def test_what_ends_gives_its_reservation_back(wire: Wire) -> None:
+async def test_what_ends_gives_its_reservation_back(wire: RedisClient) -> None:
     """Completed, cancelled in the queue, handed back and ended by another: each once, whatever is repeated."""
     queue, lease = Queue(wire), Lease(wire, MODEL)
     jobs = [a_job(queue) for _ in range(3)]
@@ -341,7 +343,7 @@ async def test_what_ends_gives_its_reservation_back(wire: Wire) -> None:
     await lease.register()
     claims = {claim.job.id: claim for claim in (await lease.claim(0, 2)).jobs if isinstance(claim, Claim)}
     first, second = claims.values()
-    end = lease.finish_call(Finish(Terminal(first.job.id, State.COMPLETED, 0), first.number, False))
+    end = lease.finish_call(Finish(Terminal(first.job.id, JobState.COMPLETED, 0), first.number, False))
     await lease.calls([end])
     await lease.calls([end])
     await lease.release(second.job.id, second.number)
@@ -349,11 +351,11 @@ async def test_what_ends_gives_its_reservation_back(wire: Wire) -> None:
     assert isinstance(again, Claim) and again.job == second.job
     assert await owed_now(wire) == 2 * owed_bytes(jobs[0])
     await queue.cancel(next(job.id for job in jobs if job.id not in claims))
-    await lease.calls([lease.finish_call(Finish(Terminal(again.job.id, State.FAILED, 0), again.number, False))])
+    await lease.calls([lease.finish_call(Finish(Terminal(again.job.id, JobState.FAILED, 0), again.number, False))])
     assert await owed_now(wire) == 0
 
 
-async def test_a_sum_that_outlived_its_jobs_is_forgotten(wire: Wire) -> None:
+async def test_a_sum_that_outlived_its_jobs_is_forgotten(wire: RedisClient) -> None:
     """Where no job is left nothing is owed, whatever the store lost: the next sweep says so."""
     queue, redis = Queue(wire), wire.redis
     kept, lost = a_job(queue), msgspec.structs.replace(a_job(queue), priority=Priority.BATCH)
@@ -368,7 +370,7 @@ async def test_a_sum_that_outlived_its_jobs_is_forgotten(wire: Wire) -> None:
     assert not await redis.exists(partition_key(0, "owed"))
 
 
-async def test_what_drains_a_full_store_runs(small: tuple[Wire, Redis]) -> None:
+async def test_what_drains_a_full_store_runs(small: tuple[RedisClient, Redis]) -> None:
     """Over maxmemory, when every plain write is refused: a worker takes its lease and says who it is, claims, logs,
     takes a reader on, hands back, ends and leaves; a lost one's jobs are taken over. Only new jobs are refused."""
     wire, client = small
@@ -389,9 +391,9 @@ async def test_what_drains_a_full_store_runs(small: tuple[Wire, Redis]) -> None:
     held = await first.beat(0)
     assert held.keys() == {job.id for job in jobs}
     await first.calls([append(first, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
-    assert await queue.follow(jobs[0].id, "penstock:api:late") is State.RUNNING
+    assert await queue.follow(jobs[0].id, "penstock:api:late") is JobState.RUNNING
     await queue.cancel(jobs[1].id)
-    await first.calls([first.finish_call(Finish(Terminal(jobs[0].id, State.COMPLETED, 1), claims[0].number, False))])
+    await first.calls([first.finish_call(Finish(Terminal(jobs[0].id, JobState.COMPLETED, 1), claims[0].number, False))])
     await first.release(jobs[1].id, claims[1].number)
     lapse = "#!lua flags=allow-oom\nreturn redis.call('ZADD', KEYS[1], 'XX', 1, ARGV[1])"
     client.eval(lapse, 1, partition_key(0, "leases"), first.id)
@@ -399,17 +401,19 @@ async def test_what_drains_a_full_store_runs(small: tuple[Wire, Redis]) -> None:
     await second.register()
     (taken,) = (await second.claim(0, 3)).jobs
     assert isinstance(taken, Claim) and taken.job == jobs[2] and taken.attempt == 2
-    rows = await deltas_of(Journal(wire), await Journal(wire).record(jobs[2].id))
+    rows = await deltas_of(JobReader(wire), await JobReader(wire).record(jobs[2].id))
     assert [row.seq for row in rows] == [1]
-    await second.calls([second.finish_call(Finish(Terminal(jobs[2].id, State.COMPLETED, 1), taken.number, False))])
+    await second.calls([second.finish_call(Finish(Terminal(jobs[2].id, JobState.COMPLETED, 1), taken.number, False))])
     assert await second.leave() == 0
-    states = [record.state for record in await Journal(wire).records([job.id for job in jobs]) if record]
-    assert states == [State.COMPLETED, State.CANCELLED, State.COMPLETED]
+    states = [record.state for record in await JobReader(wire).records([job.id for job in jobs]) if record]
+    assert states == [JobState.COMPLETED, JobState.CANCELLED, JobState.COMPLETED]
     assert client.info("memory")["used_memory"] > client.info("memory")["maxmemory"]
 
 
 @pytest.mark.parametrize("refusing", ["maxmemory 1", "min-replicas-to-write 1"])
-async def test_a_store_that_refuses_writes_costs_no_job_an_attempt(small: tuple[Wire, Redis], refusing: str) -> None:
+async def test_a_store_that_refuses_writes_costs_no_job_an_attempt(
+    small: tuple[RedisClient, Redis], refusing: str
+) -> None:
     """For several leases, again and again: a worker that lives and tries keeps its jobs, and no loss is counted."""
     wire, client = small
     queue, lease, reaper = Queue(wire), Lease(wire, MODEL), Reaper(wire)

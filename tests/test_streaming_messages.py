@@ -19,16 +19,16 @@ from streaming.jobs.messages import (
     JOB_VERSION,
     TAGS,
     Chat,
+    ChatTurn,
     Delta,
     Frame,
     Job,
+    JobState,
     Opening,
     Run,
     Sampling,
     Section,
-    State,
     Terminal,
-    Turn,
     Usage,
     decode_control,
     decode_job,
@@ -68,7 +68,7 @@ def test_frames_and_terminals_survive_the_wire(
 ) -> None:
     """Any text in any delta."""
     frame = Frame(worker, 7, rows, openings)
-    end = Terminal("j", State.COMPLETED, len(rows), ("stop",), Usage(1, 2, 3), None, worker, 5, sections, rows)
+    end = Terminal("j", JobState.COMPLETED, len(rows), ("stop",), Usage(1, 2, 3), None, worker, 5, sections, rows)
     assert decode_reply(encode(frame)) == frame
     assert decode_terminal(encode(end)) == end and decode_reply(encode(end)) == end
 
@@ -77,7 +77,7 @@ def test_frames_and_terminals_survive_the_wire(
 def test_jobs_survive_the_wire(text: str, priority: Priority, n: int) -> None:
     """Any prompt in any lane."""
     job = Job(
-        id="j", model="m", tenant="t", priority=priority, prompt=Chat((Turn("user", text),)), sampling=Sampling(n=n)
+        id="j", model="m", tenant="t", priority=priority, prompt=Chat((ChatTurn("user", text),)), sampling=Sampling(n=n)
     )
     assert decode_job(encode(job)) == job and job.choices == n
 
@@ -105,7 +105,7 @@ def test_a_tag_that_is_not_known_is_a_newer_message(tag: str, fields: list[int |
 
 def test_a_job_says_its_version() -> None:
     """An older one, which did not, is read; a newer one is told from garbage, whatever is in it."""
-    job = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Chat((Turn("user", "x"),)))
+    job = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Chat((ChatTurn("user", "x"),)))
     fields = msgspec.msgpack.decode(encode(job))
     assert fields.pop("v") == JOB_VERSION and decode_job(msgspec.msgpack.encode(fields)) == job
     for newer in ({"v": JOB_VERSION + 1}, fields | {"v": JOB_VERSION + 1}, fields | {"v": 9, "prompt": 7}):

@@ -14,8 +14,8 @@ from redis import Redis
 from runtime.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.keys import fleet_key
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from streaming.store import monitor as monitors
 from streaming.store.identity import enter_store
 from streaming.store.monitor import StoreMonitor
@@ -52,7 +52,7 @@ def test_a_server_that_came_back_unfit_is_given_nothing(tmp_path: Path) -> None:
 async def test_settings_that_change_are_seen_a_little_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is the same: it is asked again after CHECK_S, and not with every look."""
     with redis_process(tmp_path, None, "--appendonly", "yes") as url, Redis.from_url(url) as client:
-        wire = Wire.open(WireSettings(url=url))
+        wire = RedisClient.open(RedisSettings(url=url))
         try:
             monitor = StoreMonitor(wire)
             assert "not been checked" in monitor.reason
@@ -75,7 +75,7 @@ async def test_settings_that_change_are_seen_a_little_later(tmp_path: Path, monk
 
 
 async def test_a_store_that_was_replaced_by_another_is_refused(
-    redis_url: str, wire: Wire, caplog: pytest.LogCaptureFixture
+    redis_url: str, wire: RedisClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another deployment's data under the same address: told; with another number of partitions: refused."""
     monitor = StoreMonitor(wire)
@@ -95,8 +95,8 @@ async def test_a_store_that_was_replaced_by_another_is_refused(
 async def test_a_process_that_found_no_store_enters_late(tmp_path: Path) -> None:
     """It refuses work until then; and goes on refusing where the store is not its own."""
     port = free_port()
-    wire = Wire.open(WireSettings(url=f"redis://127.0.0.1:{port}/0"))
-    other = Wire.open(WireSettings(url=f"redis://127.0.0.1:{port}/0", partitions=2))
+    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{port}/0"))
+    other = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{port}/0", partitions=2))
     monitor = StoreMonitor(wire)
     try:
         await monitor.try_to_enter()

@@ -12,25 +12,25 @@ from streaming.errors import Unavailable
 from streaming.jobs import places
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
-from streaming.redis.client import Wire
+from streaming.jobs.records import JobReader
+from streaming.redis.client import RedisClient
 
 
-async def waiting(wire: Wire, count: int) -> list[str]:
+async def waiting(wire: RedisClient, count: int) -> list[str]:
     queue, ids = Queue(wire), []
     for _ in range(count):
         ids.append((await queue.put(a_job(queue))).id)
     return ids
 
 
-async def looks(wire: Wire) -> int:
+async def looks(wire: RedisClient) -> int:
     stats = await wire.redis.info("commandstats")
     return int(stats.get("cmdstat_xrange", {"calls": 0})["calls"])
 
 
-async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: Wire) -> None:
+async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: RedisClient) -> None:
     """Claims and cancels bring a job forward; a job that does not wait is at no place."""
-    ids, journal, lease = await waiting(wire, 8), Journal(wire), Lease(wire, MODEL)
+    ids, journal, lease = await waiting(wire, 8), JobReader(wire), Lease(wire, MODEL)
 
     async def positions() -> list[int]:
         return [await journal.position(await journal.record(job)) for job in ids]
@@ -42,9 +42,9 @@ async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: Wire) -> N
     assert await positions() == [0, 0, 0, 0, 1, 0, 2, 3]
 
 
-async def test_one_look_serves_all_who_ask_at_the_same_time(wire: Wire) -> None:
+async def test_one_look_serves_all_who_ask_at_the_same_time(wire: RedisClient) -> None:
     """And for a while: but never somebody whose job was put after it."""
-    ids, journal = await waiting(wire, 50), Journal(wire)
+    ids, journal = await waiting(wire, 50), JobReader(wire)
     records = [await journal.record(job) for job in ids]
     before = await looks(wire)
     for _ in range(3):
@@ -55,20 +55,20 @@ async def test_one_look_serves_all_who_ask_at_the_same_time(wire: Wire) -> None:
     assert await journal.position(later) == 51
 
 
-async def test_beyond_the_bound_every_place_is_the_bound(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beyond_the_bound_every_place_is_the_bound(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long lane is not read to its end, however often somebody there asks."""
     monkeypatch.setattr(places, "MAX_COUNTED", 10)
-    ids, journal = await waiting(wire, 15), Journal(wire)
+    ids, journal = await waiting(wire, 15), JobReader(wire)
     records = [await journal.record(job) for job in ids]
     before = await looks(wire)
     assert [await journal.position(each, 60) for each in records] == [*range(10), *[10] * 5]
     assert await looks(wire) - before == 1
 
 
-async def test_a_look_that_failed_is_not_handed_on(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_that_failed_is_not_handed_on(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """All who waited for it are told; the next one looks anew."""
     (job,) = await waiting(wire, 1)
-    journal = Journal(wire)
+    journal = JobReader(wire)
     record = await journal.record(job)
 
     async def unavailable(*_: object) -> None:
@@ -81,9 +81,9 @@ async def test_a_look_that_failed_is_not_handed_on(wire: Wire, monkeypatch: pyte
     assert await journal.position(record, 60) == 0
 
 
-async def test_a_job_is_looked_at_again_without_its_body(wire: Wire) -> None:
+async def test_a_job_is_looked_at_again_without_its_body(wire: RedisClient) -> None:
     """While it waits, with its new place after it was handed back; then its whole record."""
-    ids, journal, lease = await waiting(wire, 2), Journal(wire), Lease(wire, MODEL)
+    ids, journal, lease = await waiting(wire, 2), JobReader(wire), Lease(wire, MODEL)
     record = await journal.record(ids[0])
     assert await journal.again(record) == record
     await lease.register()
@@ -95,9 +95,9 @@ async def test_a_job_is_looked_at_again_without_its_body(wire: Wire) -> None:
     assert back.state == "queued" and back.lane != record.lane and await journal.position(back) == 0
 
 
-async def test_records_may_be_read_without_their_bodies(wire: Wire) -> None:
+async def test_records_may_be_read_without_their_bodies(wire: RedisClient) -> None:
     """All else is the same; a job that is not kept is still none."""
-    ids, journal = await waiting(wire, 2), Journal(wire)
+    ids, journal = await waiting(wire, 2), JobReader(wire)
     whole = await journal.records([*ids, "job_00" + 30 * "0"])
     bare = await journal.records([*ids, "job_00" + 30 * "0"], bodies=False)
     assert whole[2] is bare[2] is None

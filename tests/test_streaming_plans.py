@@ -11,12 +11,12 @@ from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Action, Cordoned, Plan, Plans, Prospect, told
 from streaming.jobs.lease import Lease
-from streaming.jobs.messages import Chat, Cordon, Job, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Cordon, Job
 from streaming.jobs.queue import Queue
 from streaming.keys import channel
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 MODEL = "m"
 LONG_MS = 60_000
@@ -32,7 +32,11 @@ def an_action(kind: str = "up", **more: object) -> Action:
 
 def a_job(queue: Queue) -> Job:
     return Job(
-        id=queue.new_id("t"), model=MODEL, tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "hi"),))
+        id=queue.new_id("t"),
+        model=MODEL,
+        tenant="t",
+        priority=Priority.STANDARD,
+        prompt=Chat((ChatTurn("user", "hi"),)),
     )
 
 
@@ -42,7 +46,7 @@ LAST_WORD = b"that was all"
 class Ears:
     """Counts what is told on a channel, and that it is listened to."""
 
-    def __init__(self, wire: Wire, kind: str, name: str) -> None:
+    def __init__(self, wire: RedisClient, kind: str, name: str) -> None:
         self.heard = 0
         self._wire, self._channel = wire, channel(kind, name)
         self._task = asyncio.create_task(self._listen())
@@ -72,7 +76,7 @@ class Ears:
 # --- the lead --------------------------------------------------------------------------------------------------------
 
 
-async def test_one_leads_and_keeps_leading(wire: Wire) -> None:
+async def test_one_leads_and_keeps_leading(wire: RedisClient) -> None:
     """The second is told who leads; renewing changes no epoch; leaving lets the next in, under a greater one."""
     leadership = Leadership(wire)
     assert (await leadership.current()).holder == ""
@@ -87,7 +91,7 @@ async def test_one_leads_and_keeps_leading(wire: Wire) -> None:
     assert second.holder == "b" and second.epoch > first.epoch
 
 
-async def test_a_lapsed_lead_is_another_epoch_even_for_the_same_holder(wire: Wire) -> None:
+async def test_a_lapsed_lead_is_another_epoch_even_for_the_same_holder(wire: RedisClient) -> None:
     """Whoever was silent for too long begins anew: what it decided before is stale."""
     leadership = Leadership(wire)
     first = await leadership.claim("a", 1)
@@ -95,7 +99,7 @@ async def test_a_lapsed_lead_is_another_epoch_even_for_the_same_holder(wire: Wir
     assert (await leadership.claim("a", LONG_MS)).epoch > first.epoch
 
 
-async def test_epochs_grow_over_a_loss_of_data(wire: Wire, redis_url: str) -> None:
+async def test_epochs_grow_over_a_loss_of_data(wire: RedisClient, redis_url: str) -> None:
     """A store that forgot everything must not make an old epoch current again."""
     leadership, plans = Leadership(wire), Plans(wire)
     first = await leadership.claim("a", LONG_MS)
@@ -111,7 +115,7 @@ async def test_epochs_grow_over_a_loss_of_data(wire: Wire, redis_url: str) -> No
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_plan_is_taken_from_the_leader_only(wire: Wire) -> None:
+async def test_a_plan_is_taken_from_the_leader_only(wire: RedisClient) -> None:
     """Another holder, an older epoch, a lead given up: each is refused whole, and pools hear nothing."""
     leadership, plans = Leadership(wire), Plans(wire)
     old = await leadership.claim("a", LONG_MS)
@@ -145,7 +149,7 @@ async def test_a_plan_is_taken_from_the_leader_only(wire: Wire) -> None:
     assert await ears.all() == 3, "a plan that says the same wakes nobody"
 
 
-async def test_a_pool_acts_only_under_the_current_epoch(wire: Wire) -> None:
+async def test_a_pool_acts_only_under_the_current_epoch(wire: RedisClient) -> None:
     """From the moment another leads, what an older plan asked for is refused; so it is while nobody has led yet."""
     leadership, plans = Leadership(wire), Plans(wire)
     assert not await plans.act(0, an_action("start"))
@@ -164,7 +168,7 @@ async def test_a_pool_acts_only_under_the_current_epoch(wire: Wire) -> None:
     assert len(await plans.actions(1)) == 1
 
 
-async def test_a_cordoned_worker_is_told(wire: Wire) -> None:
+async def test_a_cordoned_worker_is_told(wire: RedisClient) -> None:
     """The message reaches it by its lease, with the reason, every time the plan is published."""
     lead, plans = await Leadership(wire).claim("a", LONG_MS), Plans(wire)
     lease = Lease(wire, MODEL)
@@ -182,7 +186,7 @@ async def test_a_cordoned_worker_is_told(wire: Wire) -> None:
 # --- waking ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: Wire) -> None:
+async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: RedisClient) -> None:
     """The first job of an empty lane does, and only while no live worker reads it; one that is handed back does too."""
     queue, lease = Queue(wire), Lease(wire, MODEL)
     ears = Ears(wire, "scheduler", "wake")
@@ -202,7 +206,7 @@ async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: Wire) -> None
 
 async def test_a_wire_that_was_cut_is_listened_to_again(redis_url: str) -> None:
     """Whoever listens gets an error, and at the next try a first sign at once: something may have been missed."""
-    wire = Wire.open(WireSettings(url=redis_url))
+    wire = RedisClient.open(RedisSettings(url=redis_url))
     messages = told(wire, "pools", "plan")
     await anext(messages)
     await wire.redis.publish(channel("pools", "plan"), b"")
@@ -218,7 +222,7 @@ async def test_a_wire_that_was_cut_is_listened_to_again(redis_url: str) -> None:
 # --- people ----------------------------------------------------------------------------------------------------------
 
 
-async def test_overrides_hold_until_ended_or_over(wire: Wire) -> None:
+async def test_overrides_hold_until_ended_or_over(wire: RedisClient) -> None:
     """By Redis time; each wakes the scheduler and stands among the actions with whoever made it."""
     overrides, plans = Overrides(wire), Plans(wire)
     ears = Ears(wire, "scheduler", "wake")

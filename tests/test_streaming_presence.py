@@ -13,7 +13,7 @@ from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet
 from streaming.jobs.messages import Process
 from streaming.keys import fleet_key, new_life
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.store.reset import live_processes
 
 
@@ -37,7 +37,7 @@ async def states(fleet: Fleet) -> list[str]:
     return [process.state for process in await fleet.processes()]
 
 
-async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wire: Wire) -> None:
+async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wire: RedisClient) -> None:
     fleet, telling = Fleet(wire), Telling()
     async with present(fleet, telling) as changed:
         async with asyncio.timeout(20):
@@ -50,7 +50,7 @@ async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wir
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_it_ends_although_it_was_told_something_just_before(wire: Wire, turns: int) -> None:
+async def test_it_ends_although_it_was_told_something_just_before(wire: RedisClient, turns: int) -> None:
     """However many turns of the event loop lie between: the cancellation may come as the wait for news ends."""
     telling = Telling()
     async with asyncio.timeout(20):
@@ -62,7 +62,7 @@ async def test_it_ends_although_it_was_told_something_just_before(wire: Wire, tu
                 await asyncio.sleep(0)
 
 
-async def test_machines_may_use_the_same_name(wire: Wire) -> None:
+async def test_machines_may_use_the_same_name(wire: RedisClient) -> None:
     """Both are seen and both count, one leaves alone, and one that is started anew does not pass for the old one."""
     fleet = Fleet(wire)
     here, there = (
@@ -79,7 +79,7 @@ async def test_machines_may_use_the_same_name(wire: Wire) -> None:
         assert await fleet.processes() == [here]
 
 
-async def test_who_was_seen_lately_counts_as_there(wire: Wire) -> None:
+async def test_who_was_seen_lately_counts_as_there(wire: RedisClient) -> None:
     """Whoever wants to delete the store asks, of whatever version the processes are."""
     here = Process(role="worker", id="w1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
     assert await live_processes(wire) == []
@@ -93,7 +93,7 @@ async def until(fleet: Fleet, expected: list[Process]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_names_of_processes_that_ended_long_ago_are_removed(wire: Wire) -> None:
+async def test_names_of_processes_that_ended_long_ago_are_removed(wire: RedisClient) -> None:
     """Every report removes the entries whose processes ended an hour ago, so that their set does not grow for ever."""
     fleet, now_s = Fleet(wire), await wire.now_ms() / 1000
     here = Process(role="worker", id="w1", life=new_life(), pid=1, host="h", state="ready", since=0.0)

@@ -13,24 +13,24 @@ from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, U
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.lease import Claim, Claimed, Finish, Held, Lease
-from streaming.jobs.messages import Chat, Delta, Job, Run, Section, State, Terminal, Turn
+from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease
+from streaming.jobs.messages import Chat, ChatTurn, Delta, Job, JobState, Run, Section, Terminal
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import new_job_id, partition_key, prefix
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics
 
 
 def a_job(queue: Queue, priority: Priority = Priority.STANDARD, **changes: object) -> Job:
     fields = {"id": queue.new_id("t"), "model": "m", "tenant": "t", "priority": priority}
-    return Job(**{**fields, "prompt": Chat((Turn("user", "hello"),)), **changes})  # type: ignore[arg-type]
+    return Job(**{**fields, "prompt": Chat((ChatTurn("user", "hello"),)), **changes})  # type: ignore[arg-type]
 
 
-async def a_lease(wire: Wire) -> Lease:
+async def a_lease(wire: RedisClient) -> Lease:
     lease = Lease(wire, "m")
     await lease.register()
     return lease
@@ -43,18 +43,18 @@ async def claim_one(lease: Lease) -> Claim:
 
 
 def a_finish(claim: Claim, seq: int, rows: tuple[Delta, ...] = ()) -> Finish:
-    return Finish(Terminal(claim.job.id, State.COMPLETED, seq, ("stop",), rows=rows), claim.number, True)
+    return Finish(Terminal(claim.job.id, JobState.COMPLETED, seq, ("stop",), rows=rows), claim.number, True)
 
 
-async def lapse(wire: Wire, lease: Lease) -> Swept:
+async def lapse(wire: RedisClient, lease: Lease) -> Swept:
     """Make a lease old, then sweep."""
     await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
     return await Reaper(wire).sweep()
 
 
-async def test_a_job_is_put_claimed_logged_and_finished(wire: Wire) -> None:
+async def test_a_job_is_put_claimed_logged_and_finished(wire: RedisClient) -> None:
     """The whole life of a job leaves one record, an empty lane and no claim."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     job = a_job(queue)
     assert (await queue.put(job)).waiting == 0
     lease = await a_lease(wire)
@@ -65,13 +65,13 @@ async def test_a_job_is_put_claimed_logged_and_finished(wire: Wire) -> None:
     assert await deltas_of(journal, await journal.record(job.id)) == rows
     await lease.calls([lease.finish_call(a_finish(claim, 2, tuple(rows)))])
     record = await journal.record(job.id)
-    assert record.state is State.COMPLETED and record.done_ms >= record.started_ms >= record.created_ms > 0
+    assert record.state is JobState.COMPLETED and record.done_ms >= record.started_ms >= record.created_ms > 0
     assert await deltas_of(journal, record, after=1) == rows[1:]
     assert await wire.redis.xlen(partition_key(0, "lane", "m", "standard")) == 0
     assert await lease.leave() == 0
 
 
-async def test_the_highest_lane_is_read_first_and_lost_jobs_before_new_ones(wire: Wire) -> None:
+async def test_the_highest_lane_is_read_first_and_lost_jobs_before_new_ones(wire: RedisClient) -> None:
     """Priority decides, then age; a job that lost its worker does not queue again behind newer ones."""
     queue = Queue(wire)
     batch, first, second = a_job(queue, Priority.BATCH), a_job(queue), a_job(queue)
@@ -87,7 +87,7 @@ async def test_the_highest_lane_is_read_first_and_lost_jobs_before_new_ones(wire
     assert [claim.job.id for claim in claims if isinstance(claim, Claim)] == [urgent.id, first.id, second.id, batch.id]
 
 
-async def test_a_fenced_worker_can_write_nothing(wire: Wire) -> None:
+async def test_a_fenced_worker_can_write_nothing(wire: RedisClient) -> None:
     """After its lease was taken a worker's append, finish, claim, beat and release are all refused."""
     queue = Queue(wire)
     job = a_job(queue)
@@ -105,8 +105,8 @@ async def test_a_fenced_worker_can_write_nothing(wire: Wire) -> None:
     for attempt in attempts:
         with pytest.raises(Fenced):
             await attempt
-    record = await Journal(wire).record(job.id)
-    assert record.state is State.QUEUED and await deltas_of(Journal(wire), record) == []
+    record = await JobReader(wire).record(job.id)
+    assert record.state is JobState.QUEUED and await deltas_of(JobReader(wire), record) == []
 
 
 async def test_a_run_shares_its_number_with_none_of_another_partition(
@@ -114,7 +114,7 @@ async def test_a_run_shares_its_number_with_none_of_another_partition(
 ) -> None:
     """A worker claims from two partitions at once, and the claim that began first is answered last: readers know a run
     by worker and number alone."""
-    wire = Wire.open(WireSettings(url=redis_url, partitions=2))
+    wire = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
     queue, lease, call = Queue(wire), await a_lease(wire), wire.call
     for partition in (0, 1, 1, 1):
         await queue.put(a_job(queue, id=new_job_id(partition)))
@@ -137,9 +137,9 @@ async def test_a_run_shares_its_number_with_none_of_another_partition(
     assert len({claim.number for claim in claims}) == len(claims) == 4
 
 
-async def test_the_next_worker_finds_what_the_lost_one_logged(wire: Wire) -> None:
+async def test_the_next_worker_finds_what_the_lost_one_logged(wire: RedisClient) -> None:
     """A second attempt names the first run, whose deltas are all in the log."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     lost = await a_lease(wire)
@@ -157,9 +157,9 @@ async def test_the_next_worker_finds_what_the_lost_one_logged(wire: Wire) -> Non
     assert history.sections == (Section(1, Run(lost.id, first.number)), Section(3, Run(heir.id, claim.number)))
 
 
-async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wire: Wire) -> None:
+async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wire: RedisClient) -> None:
     """Sent before its frame is there, by another worker, or for an earlier run, it changes nothing; twice is once."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     lease, other = await a_lease(wire), await a_lease(wire)
@@ -182,9 +182,9 @@ async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wi
     assert (await journal.history(job.id, (await journal.record(job.id)).runs)).rows == rows
 
 
-async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: Wire) -> None:
+async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: RedisClient) -> None:
     """Once it has ended its worker no longer keeps the frames, and the first of them says whose tokens these are."""
-    queue, journal, lease = Queue(wire), Journal(wire), await a_lease(wire)
+    queue, journal, lease = Queue(wire), JobReader(wire), await a_lease(wire)
     job = a_job(queue)
     await queue.put(job)
     claim = await claim_one(lease)
@@ -199,9 +199,9 @@ async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: Wire) -
     assert await deltas_of(journal, running, after=2) == rows[2:]
 
 
-async def test_repeated_writes_change_nothing(wire: Wire) -> None:
+async def test_repeated_writes_change_nothing(wire: RedisClient) -> None:
     """A put, append or finish whose answer was lost may be sent again."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     await queue.put(job)
@@ -216,7 +216,7 @@ async def test_repeated_writes_change_nothing(wire: Wire) -> None:
     assert await wire.redis.xlen(partition_key(0, "log", lease.id)) == 1
 
 
-async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(wire: Wire) -> None:
+async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(wire: RedisClient) -> None:
     """More than one command takes at once: each is back in its lane, and nothing of the worker is left."""
     queue, lost = Queue(wire), await a_lease(wire)
     jobs = [a_job(queue) for _ in range(1500)]
@@ -230,7 +230,7 @@ async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(wire: Wire) 
     assert await wire.redis.xlen(partition_key(0, "lane", "m", "standard")) == 0
 
 
-async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire: Wire) -> None:
+async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire: RedisClient) -> None:
     """It fails with its reason instead of killing workers for ever."""
     queue = Queue(wire)
     job = a_job(queue)
@@ -243,31 +243,31 @@ async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire:
     assert (await lease.claim(0, 5)) == Claimed([], suspects=True)
     assert len((await lease.claim(0, 5, alone=True)).jobs) == 1
     swept = await lapse(wire, lease)
-    record = await Journal(wire).record(job.id)
-    assert swept.given_up == 1 and record.state is State.FAILED
+    record = await JobReader(wire).record(job.id)
+    assert swept.given_up == 1 and record.state is JobState.FAILED
     assert record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.code == "poison"
     assert await wire.redis.xlen(partition_key(0, "dead")) == 1
 
 
-async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: Wire) -> None:
+async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: RedisClient) -> None:
     """A waiting job is never claimed after its cancel; a running one is told, and beat repeats it."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     waiting, running = a_job(queue), a_job(queue, Priority.INTERACTIVE)
     await queue.put(waiting)
     await queue.put(running)
     lease = await a_lease(wire)
     await claim_one(lease)
-    assert await queue.cancel(waiting.id) is State.QUEUED
-    assert await queue.cancel(running.id) is State.RUNNING
-    assert (await journal.record(waiting.id)).state is State.CANCELLED
+    assert await queue.cancel(waiting.id) is JobState.QUEUED
+    assert await queue.cancel(running.id) is JobState.RUNNING
+    assert (await journal.record(waiting.id)).state is JobState.CANCELLED
     assert (await lease.claim(0, 5)).jobs == []
-    assert await lease.beat(0) == {running.id: Held(1, True)}
+    assert await lease.beat(0) == {running.id: HeldJob(1, True)}
     with pytest.raises(UnknownJob):
         await queue.cancel(queue.new_id("t"))
 
 
-async def test_a_released_job_is_not_counted_as_a_loss(wire: Wire) -> None:
+async def test_a_released_job_is_not_counted_as_a_loss(wire: RedisClient) -> None:
     """A drained worker's job goes to the next worker, in its next attempt, and may be handed on for ever."""
     queue = Queue(wire)
     await queue.put(a_job(queue))
@@ -279,23 +279,23 @@ async def test_a_released_job_is_not_counted_as_a_loss(wire: Wire) -> None:
         assert await leaving.leave() == 0
 
 
-async def test_time_in_the_queue_is_limited_by_the_servers_clock(wire: Wire) -> None:
+async def test_time_in_the_queue_is_limited_by_the_servers_clock(wire: RedisClient) -> None:
     """An expired job is never given to a worker, and the reaper ends it even when no worker is there."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     at_claim, by_reaper = a_job(queue, max_queue_ms=1), a_job(queue, deadline_ms=1)
     for job in (at_claim, by_reaper):
         await queue.put(job)
     deadline = time.monotonic() + 10
     while (await Reaper(wire).sweep()).expired < 2 and time.monotonic() < deadline:
         states = {(await journal.record(job.id)).state for job in (at_claim, by_reaper)}
-        if states == {State.EXPIRED}:
+        if states == {JobState.EXPIRED}:
             break
         await asyncio.sleep(0.01)
-    assert {(await journal.record(job.id)).state for job in (at_claim, by_reaper)} == {State.EXPIRED}
+    assert {(await journal.record(job.id)).state for job in (at_claim, by_reaper)} == {JobState.EXPIRED}
     assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
 
 
-async def test_an_idempotency_key_leads_to_one_job(wire: Wire) -> None:
+async def test_an_idempotency_key_leads_to_one_job(wire: RedisClient) -> None:
     """Equal keys join the first job; another body under the same key is refused; other tenants are others."""
     queue = Queue(wire)
     first, again = a_job(queue), a_job(queue)
@@ -309,7 +309,7 @@ async def test_an_idempotency_key_leads_to_one_job(wire: Wire) -> None:
 
 async def test_a_full_lane_refuses_and_keeps_what_it_has(redis_url: str) -> None:
     """The bound is on waiting jobs of one lane; running ones and other lanes do not count."""
-    wire = Wire.open(WireSettings(url=redis_url, lane_limit=2))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lane_limit=2))
     queue = Queue(wire)
     lease = await a_lease(wire)
     await queue.put(a_job(queue))
@@ -324,7 +324,7 @@ async def test_a_full_lane_refuses_and_keeps_what_it_has(redis_url: str) -> None
     await wire.close()
 
 
-async def test_a_job_that_must_not_queue_needs_an_idle_worker(wire: Wire) -> None:
+async def test_a_job_that_must_not_queue_needs_an_idle_worker(wire: RedisClient) -> None:
     """It is refused unless a worker said a moment ago that it has room."""
     queue = Queue(wire)
     with pytest.raises(NoCapacity):
@@ -333,7 +333,7 @@ async def test_a_job_that_must_not_queue_needs_an_idle_worker(wire: Wire) -> Non
     await queue.put(a_job(queue), must_run=True)
 
 
-async def test_a_put_wakes_a_worker_that_has_room(wire: Wire) -> None:
+async def test_a_put_wakes_a_worker_that_has_room(wire: RedisClient) -> None:
     """The worker need not poll."""
     lease = await a_lease(wire)
     controls = lease.controls()
@@ -348,7 +348,7 @@ async def test_a_put_wakes_a_worker_that_has_room(wire: Wire) -> None:
     await controls.aclose()  # type: ignore[attr-defined]
 
 
-async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: Wire) -> None:
+async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: RedisClient) -> None:
     """A missing consumer group is made again; an entry that is not ours becomes a dead letter."""
     queue = Queue(wire)
     lane = partition_key(0, "lane", "m", "standard")
@@ -364,7 +364,7 @@ async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: Wire) -> N
     assert (letter.lane, letter.entry, letter.job) == (lane, junk.decode(), "")
 
 
-async def test_all_keys_of_a_partition_share_a_hash_tag(wire: Wire) -> None:
+async def test_all_keys_of_a_partition_share_a_hash_tag(wire: RedisClient) -> None:
     """Nothing of a job's life is written outside its partition's slot, so the same scripts run on a cluster."""
     queue = Queue(wire)
     await queue.put(a_job(queue, deadline_ms=10_000), idempotency_key="k")
@@ -375,9 +375,9 @@ async def test_all_keys_of_a_partition_share_a_hash_tag(wire: Wire) -> None:
     assert keys and all(key.startswith(prefix(0)) for key in keys)
 
 
-async def test_a_store_that_was_set_back_begins_a_new_epoch_once(wire: Wire) -> None:
+async def test_a_store_that_was_set_back_begins_a_new_epoch_once(wire: RedisClient) -> None:
     """Whoever saw a later tick says so; several who saw it make one epoch of it."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     first, second = Reaper(wire), Reaper(wire)
@@ -391,7 +391,7 @@ async def test_a_store_that_was_set_back_begins_a_new_epoch_once(wire: Wire) -> 
     assert (await journal.record(job.id)).epoch == 2
 
 
-async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(wire: Wire) -> None:
+async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(wire: RedisClient) -> None:
     """A log with a hole in it is never written on as if nothing had been."""
     queue = Queue(wire)
     await queue.put(a_job(queue))
@@ -403,11 +403,11 @@ async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(w
         await lease.calls([append(lease, {"-": [delta(claim, 2)]})])
     rows = [delta(claim, 1), delta(claim, 2)]
     await lease.calls([append(lease, {"-": rows}, claim, forced=True)])
-    record = await Journal(wire).record(claim.job.id)
-    assert await deltas_of(Journal(wire), record) == rows
+    record = await JobReader(wire).record(claim.job.id)
+    assert await deltas_of(JobReader(wire), record) == rows
 
 
-async def test_sweeps_are_counted(wire: Wire) -> None:
+async def test_sweeps_are_counted(wire: RedisClient) -> None:
     """What a sweep did is on the metrics page of the process that did it."""
     queue, metrics = Queue(wire), Metrics.start("", "scheduler")
     await queue.put(a_job(queue))
@@ -419,7 +419,7 @@ async def test_sweeps_are_counted(wire: Wire) -> None:
     assert "penstock_lapsed_workers_total 1.0" in page and "penstock_lease_reclaims_total 1.0" in page
 
 
-async def test_a_suspect_that_is_handed_back_stays_one(wire: Wire) -> None:
+async def test_a_suspect_that_is_handed_back_stays_one(wire: RedisClient) -> None:
     """A drained worker's suspect is run alone by the next worker too, and the drained one is its runner no more."""
     queue = Queue(wire)
     await queue.put(a_job(queue))
@@ -437,9 +437,9 @@ async def test_a_suspect_that_is_handed_back_stays_one(wire: Wire) -> None:
     assert len((await heir.claim(0, 1, alone=True)).jobs) == 1
 
 
-async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: Wire) -> None:
+async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClient) -> None:
     """A job whose worker was lost is not expired by max_queue_ms, and its deadline still ends it in the queue."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     begun, late = a_job(queue, max_queue_ms=400), a_job(queue, deadline_ms=400)
     for job in (begun, late):
         await queue.put(job)
@@ -447,16 +447,16 @@ async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: Wire) -> 
     assert len((await lease.claim(0, 2)).jobs) == 2
     await lapse(wire, lease)
     deadline = time.monotonic() + 10
-    while (await journal.record(late.id)).state is not State.EXPIRED and time.monotonic() < deadline:
+    while (await journal.record(late.id)).state is not JobState.EXPIRED and time.monotonic() < deadline:
         await Reaper(wire).sweep()
         await asyncio.sleep(0.02)
-    assert (await journal.record(late.id)).state is State.EXPIRED
+    assert (await journal.record(late.id)).state is JobState.EXPIRED
     assert (await claim_one(await a_lease(wire))).job.id == begun.id
 
 
-async def test_resets_that_know_the_same_epoch_begin_one_new_epoch(wire: Wire) -> None:
+async def test_resets_that_know_the_same_epoch_begin_one_new_epoch(wire: RedisClient) -> None:
     """Two readers that miss the same deltas ask for a reset with the same number: the job's epoch rises once."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     before = (await journal.record(job.id)).epoch
@@ -465,7 +465,7 @@ async def test_resets_that_know_the_same_epoch_begin_one_new_epoch(wire: Wire) -
     assert [await queue.reset(job.id, known) for known in (1, 1)] == [2, 2]
 
 
-async def test_a_job_expires_at_the_earlier_of_its_two_times(wire: Wire) -> None:
+async def test_a_job_expires_at_the_earlier_of_its_two_times(wire: RedisClient) -> None:
     """`deadline_ms` and `max_queue_ms` both bound the wait: the sweep ends the job when the first of them is over."""
     queue, reaper = Queue(wire), Reaper(wire)
     jobs = [a_job(queue, deadline_ms=1, max_queue_ms=600_000), a_job(queue, deadline_ms=600_000, max_queue_ms=1)]
@@ -474,12 +474,12 @@ async def test_a_job_expires_at_the_earlier_of_its_two_times(wire: Wire) -> None
 
     async def all_expired() -> bool:
         await reaper.sweep()
-        return all([(await Journal(wire).record(job.id)).state is State.EXPIRED for job in jobs])
+        return all([(await JobReader(wire).record(job.id)).state is JobState.EXPIRED for job in jobs])
 
     await until(all_expired, 10)
 
 
-async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: Wire) -> None:
+async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: RedisClient) -> None:
     """A suspect may run for longer than the key of its runner lives: no other worker is told to take suspects."""
     queue = Queue(wire)
     for _ in range(2):
@@ -499,9 +499,9 @@ async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: Wire) -> None:
     assert not (await other.claim(0, 1)).suspects
 
 
-async def test_a_worker_unfollows_its_own_jobs_only(wire: Wire) -> None:
+async def test_a_worker_unfollows_its_own_jobs_only(wire: RedisClient) -> None:
     """A worker that names a job of another worker changes nothing: its readers go on getting its deltas."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     job = a_job(queue, stream=True, reply_to="penstock:api:here")
     await queue.put(job)
     owner, other = await a_lease(wire), await a_lease(wire)
@@ -512,7 +512,7 @@ async def test_a_worker_unfollows_its_own_jobs_only(wire: Wire) -> None:
     assert (await journal.record(job.id)).addresses == ()
 
 
-async def test_the_oldest_waiting_job_of_a_lane_may_be_one_that_was_put_back(wire: Wire) -> None:
+async def test_the_oldest_waiting_job_of_a_lane_may_be_one_that_was_put_back(wire: RedisClient) -> None:
     """The age of a lane is that of whichever waits longest, in whichever of its streams it waits."""
     queue, lease = Queue(wire), await a_lease(wire)
     await queue.put(a_job(queue))

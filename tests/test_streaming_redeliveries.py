@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from streaming.events.redeliveries import Redeliveries
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 
-async def test_each_message_of_each_queue_is_counted_by_itself(wire: Wire) -> None:
+async def test_each_message_of_each_queue_is_counted_by_itself(wire: RedisClient) -> None:
     """Wherever the border between the names lies, and whatever characters they have."""
     redeliveries = Redeliveries(wire)
     messages = [("a\0b", "c"), ("a", "b\0c"), ("q", "\ud800"), ("q", "\udfff"), ("q", "?"), ("q", "m")]

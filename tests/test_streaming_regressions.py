@@ -10,19 +10,19 @@ import pytest
 from flow import a_job, append, delta
 
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.lease import SILENT, Broken, Claim, Finish, Held, Lease, without_rows
-from streaming.jobs.messages import Run, Section, State, Terminal, decode_reply
+from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
+from streaming.jobs.messages import JobState, Run, Section, Terminal, decode_reply
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import GROUP, channel, partition_key
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 LANE = partition_key(0, "lane", "m", "standard")
 RETRY = partition_key(0, "retry", "m", "standard")
 
 
-async def a_lease(wire: Wire) -> Lease:
+async def a_lease(wire: RedisClient) -> Lease:
     lease = Lease(wire, "m")
     await lease.register()
     return lease
@@ -35,15 +35,15 @@ async def claim_one(lease: Lease) -> Claim:
 
 
 async def finish(lease: Lease, job_id: str, run: int) -> None:
-    end = Terminal(job_id, State.COMPLETED, 0, ("stop",))
+    end = Terminal(job_id, JobState.COMPLETED, 0, ("stop",))
     await lease.calls([lease.finish_call(Finish(end, run, True))])
 
 
-async def state_of(wire: Wire, job_id: str) -> State:
-    return (await Journal(wire).record(job_id)).state
+async def state_of(wire: RedisClient, job_id: str) -> JobState:
+    return (await JobReader(wire).record(job_id)).state
 
 
-async def test_a_job_is_ended_by_its_holder_and_its_run_only(wire: Wire) -> None:
+async def test_a_job_is_ended_by_its_holder_and_its_run_only(wire: RedisClient) -> None:
     """Another live worker's finish, or the holder's own of another run, changes nothing."""
     queue, holder = Queue(wire), await a_lease(wire)
     other = await a_lease(wire)
@@ -51,12 +51,12 @@ async def test_a_job_is_ended_by_its_holder_and_its_run_only(wire: Wire) -> None
     run = (await claim_one(holder)).number
     for lease, number in ((other, run), (holder, run + 1)):
         await finish(lease, job_id, number)
-        assert await state_of(wire, job_id) is State.RUNNING
+        assert await state_of(wire, job_id) is JobState.RUNNING
     await finish(holder, job_id, run)
-    assert await state_of(wire, job_id) is State.COMPLETED
+    assert await state_of(wire, job_id) is JobState.COMPLETED
 
 
-async def test_a_finish_behind_the_hand_back_leaves_the_job_in_the_queue(wire: Wire) -> None:
+async def test_a_finish_behind_the_hand_back_leaves_the_job_in_the_queue(wire: RedisClient) -> None:
     """Refused is refused: the job's new entry is still there for the next worker."""
     queue, leaving = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
@@ -66,7 +66,7 @@ async def test_a_finish_behind_the_hand_back_leaves_the_job_in_the_queue(wire: W
     assert (await claim_one(await a_lease(wire))).job.id == job_id
 
 
-async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: Wire) -> None:
+async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: RedisClient) -> None:
     """The same worker has claimed the job again: what it sent before, of the attempt before, hands nothing back."""
     queue, lease = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
@@ -75,27 +75,29 @@ async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: W
     second = await claim_one(lease)
     assert (second.job.id, second.attempt) == (job_id, first.attempt + 1)
     await lease.release(job_id, first.number)
-    assert await state_of(wire, job_id) is State.RUNNING and await lease.beat(0) == {job_id: Held(second.number, False)}
+    assert await state_of(wire, job_id) is JobState.RUNNING and await lease.beat(0) == {
+        job_id: HeldJob(second.number, False)
+    }
     await finish(lease, job_id, first.number)  # its end neither
-    assert await state_of(wire, job_id) is State.RUNNING
+    assert await state_of(wire, job_id) is JobState.RUNNING
     await lease.release(job_id, second.number)
-    assert await state_of(wire, job_id) is State.QUEUED and await lease.beat(0) == {}
+    assert await state_of(wire, job_id) is JobState.QUEUED and await lease.beat(0) == {}
 
 
-async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: Wire) -> None:
+async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient) -> None:
     """Its first sending has been claimed, and then has ended: there is no second entry and the record stays."""
     queue, lease = Queue(wire), await a_lease(wire)
     job = a_job(queue)
     await queue.put(job)
     claim = await claim_one(lease)
     await queue.put(job)
-    assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is State.RUNNING
+    assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.RUNNING
     await finish(lease, job.id, claim.number)
     await queue.put(job)
-    assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is State.COMPLETED
+    assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.COMPLETED
 
 
-async def test_a_lost_worker_leaves_no_entry_behind(wire: Wire) -> None:
+async def test_a_lost_worker_leaves_no_entry_behind(wire: RedisClient) -> None:
     """Its job moves: the old entry and the dead consumer go, and after the job's end the new ones go too."""
     queue, lost = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
@@ -111,7 +113,7 @@ async def test_a_lost_worker_leaves_no_entry_behind(wire: Wire) -> None:
         assert (group["pending"], group["consumers"]) == (0, 0)
 
 
-async def test_a_consumer_with_pending_entries_is_never_deleted(wire: Wire) -> None:
+async def test_a_consumer_with_pending_entries_is_never_deleted(wire: RedisClient) -> None:
     """A store that has lost a worker's claims, but not what was delivered to it, keeps what can still be found."""
     queue, lease = Queue(wire), await a_lease(wire)
     await queue.put(a_job(queue))
@@ -122,20 +124,20 @@ async def test_a_consumer_with_pending_entries_is_never_deleted(wire: Wire) -> N
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clients_clock_decides_nothing(wire: Wire, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+async def test_a_clients_clock_decides_nothing(wire: RedisClient, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     """An hour fast or slow here: no lease lapses before its time, and one that has lapsed is found."""
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
     lease, queue = await a_lease(wire), Queue(wire)
     job_id = (await queue.put(a_job(queue, job_id=queue.new_id("t")))).id
     await claim_one(lease)
-    assert await lease.beat(0) == {job_id: Held(1, False)}
+    assert await lease.beat(0) == {job_id: HeldJob(1, False)}
     assert not await Reaper(wire).sweep()
     await wire.redis.zadd(partition_key(0, "leases"), {lease.id: await wire.now_ms() - 1})
     assert (await Reaper(wire).sweep()).requeued == 1
 
 
-async def test_the_time_the_store_was_away_ends_no_lease(wire: Wire) -> None:
+async def test_the_time_the_store_was_away_ends_no_lease(wire: RedisClient) -> None:
     """Who could not renew a lease has it once more, and only once; one that had lapsed before was over anyway."""
     living, dead, queue, reaper = await a_lease(wire), await a_lease(wire), Queue(wire), Reaper(wire)
     leases = partition_key(0, "leases")
@@ -153,7 +155,7 @@ async def test_the_time_the_store_was_away_ends_no_lease(wire: Wire) -> None:
     await wire.redis.zadd(leases, {dead.id: 1})
     swept = await reaper.sweep()
     assert (swept.spared, swept.lapsed_workers, swept.requeued) == (1, 1, 0)
-    assert await living.beat(0) == {job_id: Held(1, False)}
+    assert await living.beat(0) == {job_id: HeldJob(1, False)}
     await away()
     assert (await reaper.sweep()).spared == 1
     await away()
@@ -163,7 +165,7 @@ async def test_the_time_the_store_was_away_ends_no_lease(wire: Wire) -> None:
     assert (swept.spared, swept.lapsed_workers, swept.requeued) == (0, 1, 1)
 
 
-async def test_a_spared_lease_that_was_renewed_at_once_may_be_spared_again(wire: Wire) -> None:
+async def test_a_spared_lease_that_was_renewed_at_once_may_be_spared_again(wire: RedisClient) -> None:
     """A heartbeat in the very millisecond of the sweep that spared it is a renewal like any other."""
     living, reaper, lease_ms = await a_lease(wire), Reaper(wire), wire.settings.lease_ms
     leases, swept = partition_key(0, "leases"), partition_key(0, "swept")
@@ -180,7 +182,7 @@ async def test_a_spared_lease_that_was_renewed_at_once_may_be_spared_again(wire:
     assert (found.spared, found.lapsed_workers) == (1, 0)
 
 
-async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: Wire) -> None:
+async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: RedisClient) -> None:
     """At most a day while a job it was lost with goes on elsewhere; from the end of the last one, or if there is none,
     a minute. A drained worker's too."""
     queue, lost, reaper = Queue(wire), await a_lease(wire), Reaper(wire)
@@ -201,7 +203,7 @@ async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: Wire) -> None:
     assert await wire.redis.ttl(partition_key(0, "log", drained.id)) > 3600
     last = await a_lease(wire)
     claim = await claim_one(last)
-    rows = (await Journal(wire).history(claim.job.id, claim.past)).rows
+    rows = (await JobReader(wire).history(claim.job.id, claim.past)).rows
     assert [row.seq for row in rows] == [1, 2]
     await last.calls([append(last, {SILENT: [delta(claim, 3)]}, claim)])
     await finish(last, claim.job.id, claim.number)
@@ -213,7 +215,7 @@ async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: Wire) -> None:
     assert 0 < await wire.redis.ttl(partition_key(0, "log", last.id)) <= 60
 
 
-async def test_the_log_of_a_worker_that_still_works_does_not_expire(wire: Wire) -> None:
+async def test_the_log_of_a_worker_that_still_works_does_not_expire(wire: RedisClient) -> None:
     """A draining worker handed one job back and still runs another: where the first ends elsewhere, the log stays."""
     queue, draining, heir = Queue(wire), await a_lease(wire), await a_lease(wire)
     for _ in range(2):
@@ -228,7 +230,7 @@ async def test_the_log_of_a_worker_that_still_works_does_not_expire(wire: Wire) 
     assert await wire.redis.ttl(partition_key(0, "log", draining.id)) == -1
 
 
-async def test_a_list_of_jobs_is_as_long_as_its_time(wire: Wire) -> None:
+async def test_a_list_of_jobs_is_as_long_as_its_time(wire: RedisClient) -> None:
     """It is trimmed as jobs are put, and goes when nothing more is put; nobody need look at it."""
     queue, jobs = Queue(wire), partition_key(0, "jobs", "t")
     now, keep_s = await wire.now_ms(), 2 * wire.settings.retention_s
@@ -241,7 +243,7 @@ async def test_a_list_of_jobs_is_as_long_as_its_time(wire: Wire) -> None:
     assert 0 < await wire.redis.ttl(jobs) <= keep_s
 
 
-async def test_a_clock_that_is_set_back_keeps_no_dead_worker(wire: Wire) -> None:
+async def test_a_clock_that_is_set_back_keeps_no_dead_worker(wire: RedisClient) -> None:
     """A lease that ends ten minutes from now was made by a clock that was ahead: it ends within one lease."""
     dead, queue, reaper = await a_lease(wire), Queue(wire), Reaper(wire)
     job_id = (await queue.put(a_job(queue, job_id=queue.new_id("t")))).id
@@ -253,10 +255,10 @@ async def test_a_clock_that_is_set_back_keeps_no_dead_worker(wire: Wire) -> None
     assert ends_in <= wire.settings.lease_ms
     await wire.redis.zadd(leases, {dead.id: 1})
     assert (await reaper.sweep()).requeued == 1
-    assert await state_of(wire, job_id) is State.QUEUED
+    assert await state_of(wire, job_id) is JobState.QUEUED
 
 
-async def test_a_job_whose_time_is_over_is_not_claimed(wire: Wire) -> None:
+async def test_a_job_whose_time_is_over_is_not_claimed(wire: RedisClient) -> None:
     """The claim itself looks: no reaper has come by."""
     queue, lease = Queue(wire), await a_lease(wire)
     late, fine = a_job(queue), a_job(queue)
@@ -264,12 +266,12 @@ async def test_a_job_whose_time_is_over_is_not_claimed(wire: Wire) -> None:
         await queue.put(job)
     await wire.redis.hset(partition_key(0, "job", late.id), "deadline", "1")
     assert (await claim_one(lease)).job.id == fine.id
-    assert await state_of(wire, late.id) is State.EXPIRED
+    assert await state_of(wire, late.id) is JobState.EXPIRED
 
 
-async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: Wire) -> None:
+async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClient) -> None:
     """From there on nobody reads what earlier runs logged, and its events have another epoch."""
-    queue, journal, lost = Queue(wire), Journal(wire), await a_lease(wire)
+    queue, journal, lost = Queue(wire), JobReader(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     await claim_one(lost)
     await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
@@ -284,16 +286,16 @@ async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: Wire) -> 
     assert (after.runs, after.epoch) == (before.runs[1:], before.epoch + 1)
 
 
-async def test_a_job_that_was_cancelled_is_not_put_back_for_a_newer_worker(wire: Wire) -> None:
+async def test_a_job_that_was_cancelled_is_not_put_back_for_a_newer_worker(wire: RedisClient) -> None:
     queue, lease = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     run = (await claim_one(lease)).number
     await queue.cancel(job_id)
-    await lease.decline([Broken(job_id, run, "", newer=True)])
-    assert await state_of(wire, job_id) is State.CANCELLED and await lease.leave() == 0
+    await lease.decline([UnreadableClaim(job_id, run, "", newer=True)])
+    assert await state_of(wire, job_id) is JobState.CANCELLED and await lease.leave() == 0
 
 
-async def test_workers_lost_at_once_leave_each_its_own_jobs(wire: Wire) -> None:
+async def test_workers_lost_at_once_leave_each_its_own_jobs(wire: RedisClient) -> None:
     """The log of one lives as long as the jobs it was lost with, and not as long as those of another."""
     queue, lost, held = Queue(wire), [await a_lease(wire) for _ in range(3)], {}
     for lease in lost:
@@ -307,19 +309,19 @@ async def test_workers_lost_at_once_leave_each_its_own_jobs(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("with_rows", [False, True])
-async def test_the_end_of_a_job_is_sent_to_those_who_wait_for_it(wire: Wire, with_rows: bool) -> None:
+async def test_the_end_of_a_job_is_sent_to_those_who_wait_for_it(wire: RedisClient, with_rows: bool) -> None:
     """They need not look for it: with its rows, or without them for readers that have had these."""
     queue, lease, address = Queue(wire), await a_lease(wire), channel("api", "here")
     job_id = (await queue.put(a_job(queue, reply_to=address))).id
     claim = await claim_one(lease)
     run = Section(1, Run(lease.id, claim.number))
-    end = Terminal(job_id, State.COMPLETED, 1, ("stop",), rows=(delta(claim, 1),), sections=(run,))
+    end = Terminal(job_id, JobState.COMPLETED, 1, ("stop",), rows=(delta(claim, 1),), sections=(run,))
     async with wire.subscribe(address) as heard, asyncio.timeout(20):
         await lease.calls([lease.finish_call(Finish(end, claim.number, with_rows))])
         assert decode_reply(await heard.message()) == (end if with_rows else without_rows(end))
 
 
-async def test_a_second_entry_of_a_job_is_dropped_and_the_job_is_claimed_where_it_stands(wire: Wire) -> None:
+async def test_a_second_entry_of_a_job_is_dropped_and_the_job_is_claimed_where_it_stands(wire: RedisClient) -> None:
     """The other one is read first, as of a job that was put back: it is neither this job's place nor its fault."""
     queue, job = Queue(wire), a_job(Queue(wire))
     await queue.put(job)
@@ -328,7 +330,7 @@ async def test_a_second_entry_of_a_job_is_dropped_and_the_job_is_claimed_where_i
     assert await wire.redis.xlen(RETRY) == 0 and await DeadLetters(wire).recent(10) == []
 
 
-async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: Wire) -> None:
+async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: RedisClient) -> None:
     """A job whose claim fails half-way takes no number away: no two jobs of a worker ever share one."""
     queue, lease = Queue(wire), await a_lease(wire)
     bad = a_job(queue)
@@ -348,7 +350,7 @@ async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: Wire
 
 
 @pytest.mark.parametrize("fault", ["gone", "no hash"])
-async def test_a_worker_leaves_though_the_store_has_lost_its_job(wire: Wire, fault: str) -> None:
+async def test_a_worker_leaves_though_the_store_has_lost_its_job(wire: RedisClient, fault: str) -> None:
     """What it hands back is nobody's: it holds nothing more."""
     queue, leaving = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id

@@ -16,30 +16,30 @@ from streaming.errors import UnknownJob
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.messages import (
     Chat,
+    ChatTurn,
     Delta,
     Ended,
     Frame,
     Job,
+    JobState,
     Opening,
     Run,
     Section,
-    State,
     Terminal,
-    Turn,
     author,
     encode,
 )
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import NEWER, Journal, Record
+from streaming.jobs.records import NEWER, JobReader, JobRecord
 from streaming.jobs.relay import Relay
-from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, Inbox
+from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, ReorderBuffer
 from streaming.keys import partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 
 @pytest.fixture
-async def relay(wire: Wire) -> AsyncIterator[Relay]:
+async def relay(wire: RedisClient) -> AsyncIterator[Relay]:
     relay = Relay(wire)
     await relay.start()
     await asyncio.wait_for(relay.connected.wait(), 20)
@@ -56,10 +56,10 @@ class Running:
         """Addresses that know the job's number."""
 
     @classmethod
-    async def begin(cls, wire: Wire, relay: Relay, job_id: str, reply_to: str | None = None) -> Running:
+    async def begin(cls, wire: RedisClient, relay: Relay, job_id: str, reply_to: str | None = None) -> Running:
         queue, lease = Queue(wire), Lease(wire, "m")
         reply = relay.address if reply_to is None else reply_to
-        prompt = Chat((Turn("user", "x"),))
+        prompt = Chat((ChatTurn("user", "x"),))
         await queue.put(
             Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, stream=True, reply_to=reply)
         )
@@ -89,11 +89,11 @@ class Running:
 
     async def finish(self) -> None:
         rows, sections = tuple(self.rows), (Section(1, self.run),)
-        end = Terminal(self.claim.job.id, State.COMPLETED, len(rows), ("stop",), sections=sections, rows=rows)
+        end = Terminal(self.claim.job.id, JobState.COMPLETED, len(rows), ("stop",), sections=sections, rows=rows)
         await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.number, False))])
 
 
-async def read_all(inbox: Inbox) -> list[int]:
+async def read_all(inbox: ReorderBuffer) -> list[int]:
     seen: list[int] = []
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -106,25 +106,25 @@ async def read_all(inbox: Inbox) -> list[int]:
 
 def test_an_inbox_puts_what_comes_in_order_and_takes_each_once() -> None:
     """Any order, with repetitions: 1..n comes out."""
-    inbox, order = Inbox("j"), [*range(1, 51), *range(1, 51)]
+    inbox, order = ReorderBuffer("j"), [*range(1, 51), *range(1, 51)]
     random.Random(7).shuffle(order)
     for seq in order:
         inbox.push(delta(0, seq))
-    inbox.end(Terminal("j", State.COMPLETED, 50, sections=(Section(1, NO_RUN),)))
+    inbox.end(Terminal("j", JobState.COMPLETED, 50, sections=(Section(1, NO_RUN),)))
     assert inbox.terminal is not None and [row.seq for row in inbox._rows] == list(range(1, 51))
 
 
 def test_an_inbox_waits_for_what_is_missing_before_it_ends() -> None:
     """A terminal that knows more deltas than arrived is not shown yet."""
-    inbox = Inbox("j")
+    inbox = ReorderBuffer("j")
     inbox.push(delta(0, 1))
-    inbox.end(Terminal("j", State.COMPLETED, 2, sections=(Section(1, NO_RUN),)))
+    inbox.end(Terminal("j", JobState.COMPLETED, 2, sections=(Section(1, NO_RUN),)))
     assert inbox.terminal is None and inbox.stale
 
 
 def test_a_slow_reader_is_bounded_in_memory() -> None:
     """What it cannot take now is left in the log."""
-    inbox = Inbox("j")
+    inbox = ReorderBuffer("j")
     for seq in range(1, 3 * MAX_ROWS):
         inbox.push(delta(0, seq))
     assert inbox.seq == MAX_ROWS and inbox.stale and not inbox._early
@@ -132,7 +132,7 @@ def test_a_slow_reader_is_bounded_in_memory() -> None:
 
 def test_a_frame_that_is_begun_is_held_whole() -> None:
     """A job of many choices has more deltas in a step than are kept otherwise: they are not read from the log again."""
-    inbox = Inbox("j")
+    inbox = ReorderBuffer("j")
     for seq in range(1, 3 * MAX_ROWS):
         inbox.push(delta(0, seq), number=7)
     assert inbox.seq == 3 * MAX_ROWS - 1 and not inbox.stale
@@ -140,7 +140,7 @@ def test_a_frame_that_is_begun_is_held_whole() -> None:
     assert inbox.seq == 3 * MAX_ROWS - 1 and inbox.stale
 
 
-async def test_a_late_reader_reads_a_long_log_about_once(wire: Wire, relay: Relay) -> None:
+async def test_a_late_reader_reads_a_long_log_about_once(wire: RedisClient, relay: Relay) -> None:
     """Of what it cannot take yet nothing is read."""
     frames, rows = 80, MAX_ROWS // 4
     job_id = Queue(wire).new_id("t")
@@ -164,7 +164,7 @@ async def test_a_late_reader_reads_a_long_log_about_once(wire: Wire, relay: Rela
     assert frames <= count <= 2 * frames
 
 
-async def test_lost_frames_are_filled_from_the_log(wire: Wire, relay: Relay) -> None:
+async def test_lost_frames_are_filled_from_the_log(wire: RedisClient, relay: Relay) -> None:
     """Every second delta is logged but never published: the reader gets them all, in order."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -176,7 +176,7 @@ async def test_lost_frames_are_filled_from_the_log(wire: Wire, relay: Relay) -> 
     assert await read_all(inbox) == list(range(1, 41))
 
 
-async def test_a_lost_end_is_noticed_in_the_silence(wire: Wire, relay: Relay) -> None:
+async def test_a_lost_end_is_noticed_in_the_silence(wire: RedisClient, relay: Relay) -> None:
     """Nothing at all is published, not even the terminal's message."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -186,13 +186,13 @@ async def test_a_lost_end_is_noticed_in_the_silence(wire: Wire, relay: Relay) ->
     assert await read_all(inbox) == [1, 2, 3, 4, 5]
 
 
-async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: Wire, relay: Relay) -> None:
+async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: RedisClient, relay: Relay) -> None:
     """The put is answered, and tokens come, between the reading of the record and the look at it."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
     read = relay._journal.records
 
-    async def early(job_ids: Sequence[str], **options: Any) -> list[Record | None]:
+    async def early(job_ids: Sequence[str], **options: Any) -> list[JobRecord | None]:
         found = await read(job_ids, **options)
         inbox.accepted = True
         inbox.push(delta(0, 1))
@@ -206,7 +206,7 @@ async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: Wir
     assert inbox.terminal.failure.code == "job_lost"
 
 
-async def test_a_cut_subscription_loses_nothing(wire: Wire, relay: Relay) -> None:
+async def test_a_cut_subscription_loses_nothing(wire: RedisClient, relay: Relay) -> None:
     """The server drops every subscriber again and again while tokens flow."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -220,12 +220,12 @@ async def test_a_cut_subscription_loses_nothing(wire: Wire, relay: Relay) -> Non
 
 
 async def test_a_fault_nobody_expected_costs_no_reader(
-    wire: Wire, relay: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wire: RedisClient, relay: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The relay's own task breaks while it looks for what was lost: that is told, and it is begun again."""
-    records, broken = Journal.records, 0
+    records, broken = JobReader.records, 0
 
-    async def breaks_twice(journal: Journal, job_ids: Sequence[str], **options: Any) -> list[Record | None]:
+    async def breaks_twice(journal: JobReader, job_ids: Sequence[str], **options: Any) -> list[JobRecord | None]:
         nonlocal broken
         if broken < 2:
             broken += 1
@@ -237,13 +237,13 @@ async def test_a_fault_nobody_expected_costs_no_reader(
     running = await Running.begin(wire, relay, job_id)
     await running.write(2, relay.address)
     await running.write(1, "-")
-    monkeypatch.setattr(Journal, "records", breaks_twice)
+    monkeypatch.setattr(JobReader, "records", breaks_twice)
     await running.finish()
     assert await read_all(inbox) == [1, 2, 3]
     assert broken == 2 and "nobody thought of this" in caplog.text
 
 
-async def test_a_late_follower_gets_everything_and_then_the_rest(wire: Wire, relay: Relay) -> None:
+async def test_a_late_follower_gets_everything_and_then_the_rest(wire: RedisClient, relay: Relay) -> None:
     """Somebody else's running job: what was before comes from the log, what follows from the relay."""
     job_id = Queue(wire).new_id("t")
     running = await Running.begin(wire, relay, job_id, reply_to="")
@@ -257,7 +257,7 @@ async def test_a_late_follower_gets_everything_and_then_the_rest(wire: Wire, rel
         await relay.follow(relay.open(Queue(wire).new_id("t")))
 
 
-async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: Wire, relay: Relay) -> None:
+async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: RedisClient, relay: Relay) -> None:
     """Nothing of the second and third run was published: it comes from their logs while the job still runs."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -283,7 +283,9 @@ async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: W
     assert seen == [1, 2, 3, 4, 5, 6] and inbox.author(6) == before
 
 
-async def test_what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them_on(wire: Wire, relay: Relay) -> None:
+async def test_what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them_on(
+    wire: RedisClient, relay: Relay
+) -> None:
     """It handed the job back and was given it again: a late reader gets both runs while the job still runs."""
     job_id = Queue(wire).new_id("t")
     running = await Running.begin(wire, relay, job_id)
@@ -297,7 +299,9 @@ async def test_what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them
     assert await first_of(relay, job_id, 4) == [(1, first), (2, first), (3, second), (4, second)]
 
 
-async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone(wire: Wire, relay: Relay) -> None:
+async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone(
+    wire: RedisClient, relay: Relay
+) -> None:
     """The store lost frames, and the worker logged all of its job anew: a late reader is given all of it at once."""
     job_id = Queue(wire).new_id("t")
     running = await Running.begin(wire, relay, job_id)
@@ -329,25 +333,25 @@ async def first_of(relay: Relay, job_id: str, count: int) -> list[tuple[int, Run
     return [(seq, inbox.author(seq)) for seq in seen]
 
 
-async def test_a_cancel_in_the_queue_reaches_the_reader(wire: Wire, relay: Relay) -> None:
+async def test_a_cancel_in_the_queue_reaches_the_reader(wire: RedisClient, relay: Relay) -> None:
     """A script ended the job: the reader is told what the record says."""
     queue = Queue(wire)
     job_id = queue.new_id("t")
     inbox = relay.open(job_id)
-    prompt = Chat((Turn("user", "x"),))
+    prompt = Chat((ChatTurn("user", "x"),))
     job = Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, reply_to=relay.address)
     await queue.put(job)
     await queue.cancel(job_id)
     assert await read_all(inbox) == []
-    assert inbox.terminal is not None and inbox.terminal.state is State.CANCELLED
+    assert inbox.terminal is not None and inbox.terminal.state is JobState.CANCELLED
 
 
 FIRST, SECOND, THIRD = Run("a", 1), Run("b", 1), Run("a", 2)
 
 
-def reader(*openings: tuple[Run, Opening], given: int = 0) -> Inbox:
+def reader(*openings: tuple[Run, Opening], given: int = 0) -> ReorderBuffer:
     """An inbox that was given the first deltas of the first run."""
-    inbox = Inbox("j")
+    inbox = ReorderBuffer("j")
     inbox.openings |= {FIRST: Opening("j")} | dict(openings)
     for seq in range(1, given + 1):
         inbox.push(delta(0, seq), FIRST)
@@ -417,9 +421,9 @@ def test_an_end_that_does_not_begin_with_what_was_given_is_no_end_of_it(
     sections: tuple[Section, ...], seq: int, agrees: bool, with_rows: bool, resumed: bool
 ) -> None:
     """The terminal says who wrote which delta: also a reader who came back with a cursor is told."""
-    inbox = Inbox("j", 3, runs=[FIRST]) if resumed else reader(given=3)
+    inbox = ReorderBuffer("j", 3, runs=[FIRST]) if resumed else reader(given=3)
     rows = tuple(delta(0, number) for number in range(1, seq + 1)) if with_rows else ()
-    inbox.end(Terminal("j", State.COMPLETED, seq, ("stop",), sections=sections, rows=rows))
+    inbox.end(Terminal("j", JobState.COMPLETED, seq, ("stop",), sections=sections, rows=rows))
     assert inbox.rewound is not agrees
     assert (inbox.terminal is not None) is (agrees and (with_rows or seq == 3))
     if inbox.terminal is not None:
@@ -431,12 +435,12 @@ def test_a_result_with_a_hole_ends_its_reader_with_an_error() -> None:
     """It neither waits for ever nor is shown a shorter text."""
     inbox = reader(given=1)
     rows = (delta(0, 1), delta(0, 3))
-    inbox.end(Terminal("j", State.COMPLETED, 3, ("stop",), sections=(Section(1, FIRST),), rows=rows))
+    inbox.end(Terminal("j", JobState.COMPLETED, 3, ("stop",), sections=(Section(1, FIRST),), rows=rows))
     assert inbox.terminal is not None and inbox.terminal.failure is not None
-    assert (inbox.terminal.state, inbox.terminal.failure.code) == (State.FAILED, "result_incomplete")
+    assert (inbox.terminal.state, inbox.terminal.failure.code) == (JobState.FAILED, "result_incomplete")
 
 
-async def test_the_end_hands_over_every_delta_at_once(wire: Wire, relay: Relay) -> None:
+async def test_the_end_hands_over_every_delta_at_once(wire: RedisClient, relay: Relay) -> None:
     """A long answer in one piece: one reading of its record, however many deltas it has."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id, whole=True)
@@ -444,7 +448,7 @@ async def test_the_end_hands_over_every_delta_at_once(wire: Wire, relay: Relay) 
     running.rows = [delta(running.claim, seq) for seq in range(1, 40 * MAX_ROWS)]
     read, times = relay._journal.records, 0
 
-    async def counted(job_ids: Sequence[str], **options: Any) -> list[Record | None]:
+    async def counted(job_ids: Sequence[str], **options: Any) -> list[JobRecord | None]:
         nonlocal times
         times += 1
         return await read(job_ids, **options)
@@ -456,7 +460,7 @@ async def test_the_end_hands_over_every_delta_at_once(wire: Wire, relay: Relay) 
     assert times <= 2, "once to fetch them, and perhaps once in a tick before"
 
 
-async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(wire: Wire, relay: Relay) -> None:
+async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(wire: RedisClient, relay: Relay) -> None:
     """Lost frames included: they are poured from the log, in their place."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -469,18 +473,18 @@ async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(w
         ends.extend([terminal] if terminal else [])
         return True
 
-    pouring = asyncio.create_task(inbox.pour(sink))
+    pouring = asyncio.create_task(inbox.attach_sink(sink))
     for _ in range(10):
         await running.write(2, relay.address)
         await running.write(1, "-")
     await running.finish()
     await asyncio.wait_for(pouring, 20)
-    assert seen == list(range(1, 31)) and [end.state for end in ends] == [State.COMPLETED]
+    assert seen == list(range(1, 31)) and [end.state for end in ends] == [JobState.COMPLETED]
 
 
-async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: Wire, relay: Relay) -> None:
-    """A congested connection: what comes meanwhile waits for `take` or the next `pour`."""
-    inbox = Inbox("j")
+async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: RedisClient, relay: Relay) -> None:
+    """A congested connection: what comes meanwhile waits for `take` or the next `attach_sink`."""
+    inbox = ReorderBuffer("j")
     for seq in (1, 2):
         inbox.push(delta(0, seq))
     seen: list[int] = []
@@ -489,15 +493,15 @@ async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: Wire, rel
         seen.extend(row.seq for row in rows)
         return False
 
-    await asyncio.wait_for(inbox.pour(full), 20)
+    await asyncio.wait_for(inbox.attach_sink(full), 20)
     inbox.push(delta(0, 3))
-    inbox.tell()
+    inbox.flush()
     assert seen == [1, 2]
     rows, _ = await inbox.take(1)
     assert [row.seq for row in rows] == [3]
 
 
-async def test_a_sink_that_fails_fails_its_own_reader_alone(wire: Wire, relay: Relay) -> None:
+async def test_a_sink_that_fails_fails_its_own_reader_alone(wire: RedisClient, relay: Relay) -> None:
     """One frame for two readers: the fault of the first is raised where it pours, the second gets everything."""
     job_id = Queue(wire).new_id("t")
     first, second = relay.open(job_id), relay.open(job_id)
@@ -506,7 +510,7 @@ async def test_a_sink_that_fails_fails_its_own_reader_alone(wire: Wire, relay: R
     def faulty(rows: list[Delta], _: Terminal | None) -> bool:
         raise LookupError("rendering failed")
 
-    pouring = asyncio.create_task(first.pour(faulty))
+    pouring = asyncio.create_task(first.attach_sink(faulty))
     await asyncio.sleep(0)
     await running.write(3, relay.address)
     await running.finish()
@@ -516,15 +520,15 @@ async def test_a_sink_that_fails_fails_its_own_reader_alone(wire: Wire, relay: R
 
 
 async def test_a_reader_who_leaves_ends_the_pouring() -> None:
-    inbox = Inbox("j")
-    pouring = asyncio.create_task(inbox.pour(lambda *_: True))
+    inbox = ReorderBuffer("j")
+    pouring = asyncio.create_task(inbox.attach_sink(lambda *_: True))
     await asyncio.sleep(0)
     inbox.hang_up()
     await asyncio.wait_for(pouring, 20)
     assert inbox.hung_up and inbox.terminal is None
 
 
-async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wire: Wire, relay: Relay) -> None:
+async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wire: RedisClient, relay: Relay) -> None:
     """Lost frames, several deltas in a frame, another worker: each delta once and in order, whichever way it goes."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -541,7 +545,7 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
         seen.extend(row.seq for row in rows)
         return True
 
-    pouring = asyncio.create_task(inbox.pour(sink, direct))
+    pouring = asyncio.create_task(inbox.attach_sink(sink, direct))
     await running.write(10, relay.address)
     await until(lambda: len(seen) == 10)
     assert flowed == list(range(2, 11)), "the first shows who the worker is"
@@ -559,7 +563,7 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
     assert seen == list(range(1, 16)) and flowed[-1] == 13, "two in a frame are shown together"
 
 
-async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire: Wire, relay: Relay) -> None:
+async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire: RedisClient, relay: Relay) -> None:
     job_id = Queue(wire).new_id("t")
     first, second, third = (relay.open(job_id) for _ in range(3))
     running = await Running.begin(wire, relay, job_id)
@@ -567,8 +571,8 @@ async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire:
     def faulty(row: Delta, _: float) -> bool:
         raise LookupError("rendering failed")
 
-    full = asyncio.create_task(first.pour(lambda *_: True, lambda *_: False))
-    failing = asyncio.create_task(second.pour(lambda *_: True, faulty))
+    full = asyncio.create_task(first.attach_sink(lambda *_: True, lambda *_: False))
+    failing = asyncio.create_task(second.attach_sink(lambda *_: True, faulty))
     await asyncio.sleep(0)
     await running.write(2, relay.address)
     await asyncio.wait_for(full, 20)
@@ -581,7 +585,7 @@ async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire:
     assert [row.seq for row in rows] == [3]
 
 
-async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: Wire, relay: Relay) -> None:
+async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, relay: Relay) -> None:
     """Neither of its inboxes nor of the numbers its workers gave it."""
     job_id = Queue(wire).new_id("t")
     first, second = relay.open(job_id), relay.open(job_id)
@@ -602,7 +606,9 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: Wire, relay: Rel
     assert await read_all(late) == [1, 2, 3], "its name is in the log"
 
 
-async def test_a_reader_that_comes_to_miss_something_is_looked_at_without_waiting_for_the_tick(wire: Wire) -> None:
+async def test_a_reader_that_comes_to_miss_something_is_looked_at_without_waiting_for_the_tick(
+    wire: RedisClient,
+) -> None:
     """However long that still is: whoever looks after the readers is woken."""
     relay = Relay(wire)
     inbox = relay.open(Queue(wire).new_id("t"))
@@ -613,7 +619,7 @@ async def test_a_reader_that_comes_to_miss_something_is_looked_at_without_waitin
     relay.close(inbox)
 
 
-async def test_what_a_newer_worker_writes_ends_the_pouring(wire: Wire, relay: Relay) -> None:
+async def test_what_a_newer_worker_writes_ends_the_pouring(wire: RedisClient, relay: Relay) -> None:
     """It cannot be shown here: the reader is told to ask another process, without waiting for what may come."""
     job_id = Queue(wire).new_id("t")
     inbox = relay.open(job_id)
@@ -626,7 +632,7 @@ async def test_what_a_newer_worker_writes_ends_the_pouring(wire: Wire, relay: Re
 
     newer = msgspec.msgpack.encode(["f999", running.lease.id, {}])
     await wire.redis.xadd(partition_key(0, "log", running.lease.id), {relay.address: newer}, id="1-0")
-    await asyncio.wait_for(inbox.pour(sink), 20)
+    await asyncio.wait_for(inbox.attach_sink(sink), 20)
     assert [end and end.failure for end in ends] == [NEWER]
     relay.close(inbox)
 
@@ -652,7 +658,7 @@ def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:
 
 def test_a_stream_whose_deltas_come_is_not_looked_up() -> None:
     """Silence is what makes a reader doubt; a gap does so at once."""
-    inbox = Inbox("j")
+    inbox = ReorderBuffer("j")
     inbox.push(delta(0, 1))
     assert not inbox.is_due(100.0, 2.0)
     assert inbox.is_due(103.0, 2.0)

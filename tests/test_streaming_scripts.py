@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.redis.scripts import RARE, _script, load_scripts
 
 SHARED = """
@@ -29,7 +29,7 @@ def test_what_few_calls_need_is_not_made_with_every_call(name: str) -> None:
     assert "local function given_to(" in rest and "local function fail_malformed(id" in rest
 
 
-async def test_what_few_calls_need_is_made_once_and_keeps_its_state(wire: Wire) -> None:
+async def test_what_few_calls_need_is_made_once_and_keeps_its_state(wire: RedisClient) -> None:
     """It uses what the usual way uses, and what is its own; its answers pass through."""
     script = _script("test", "return usual(ARGV[1])", SHARED)
     assert "helper" not in script.source.partition("rarely = function")[0]

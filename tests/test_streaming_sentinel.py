@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 
 from streaming.jobs.queue import Queue
 from streaming.jobs.relay import Relay
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from streaming.store import monitor as monitors
 from streaming.store.durability import check_level
 from streaming.store.identity import read_identity
@@ -119,13 +119,13 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture
-async def wire(deployment: Deployment) -> AsyncIterator[Wire]:
-    wire = Wire.open(WireSettings(url=deployment.url, durability="D3", timeout_s=1.0))
+async def wire(deployment: Deployment) -> AsyncIterator[RedisClient]:
+    wire = RedisClient.open(RedisSettings(url=deployment.url, durability="D3", timeout_s=1.0))
     yield wire
     await wire.close()
 
 
-async def test_no_job_is_lost_with_a_killed_primary(deployment: Deployment, wire: Wire) -> None:
+async def test_no_job_is_lost_with_a_killed_primary(deployment: Deployment, wire: RedisClient) -> None:
     """kill -9 in a steady flow: puts are refused for a while, then go on; every accepted job ends, its tokens exact."""
     flow = Flow(wire)
     advice = await check_level(wire)
@@ -142,7 +142,7 @@ async def test_no_job_is_lost_with_a_killed_primary(deployment: Deployment, wire
 
 
 async def test_a_promoted_replica_is_checked(
-    deployment: Deployment, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, wire: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replicas without an append-only file, which nobody looks at before one of them is the primary. That it is
     another server is enough: nothing else would bring about a check here."""
@@ -166,7 +166,7 @@ async def test_a_promoted_replica_is_checked(
 
 async def test_no_sentinel_is_forgotten(deployment: Deployment) -> None:
     """One goes while many connections ask for the primary, and comes back: it is found when the others are gone."""
-    wire = Wire.open(WireSettings(url=deployment.url))
+    wire = RedisClient.open(RedisSettings(url=deployment.url))
     first, *others = deployment.sentinels
     await answers_many(wire, deployment.primary)
     os.kill(pid_of(first), signal.SIGKILL)
@@ -178,7 +178,7 @@ async def test_no_sentinel_is_forgotten(deployment: Deployment) -> None:
     await wire.close()
 
 
-async def answers_many(wire: Wire, primary: int) -> None:
+async def answers_many(wire: RedisClient, primary: int) -> None:
     """Forty connections at once, each new."""
 
     async def answers() -> bool:
@@ -190,7 +190,7 @@ async def answers_many(wire: Wire, primary: int) -> None:
     await asyncio.gather(*(until(answers) for _ in range(40)))
 
 
-async def test_nobody_waits_on_a_stopped_primary(deployment: Deployment, wire: Wire) -> None:
+async def test_nobody_waits_on_a_stopped_primary(deployment: Deployment, wire: RedisClient) -> None:
     """Stopped, it keeps its connections open but answers nothing: commands and subscriptions go to its successor, and
     when it wakes up again nobody is left to write to it."""
     queue, relay = Queue(wire), Relay(wire)

@@ -10,13 +10,13 @@ from redis import Redis
 
 from streaming.errors import Unavailable
 from streaming.redis import subscription as subject
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 SOME = [b"%d" % number for number in range(500)]
 
 
-async def test_messages_come_one_by_one_or_poured(wire: Wire) -> None:
+async def test_messages_come_one_by_one_or_poured(wire: RedisClient) -> None:
     """Those that came before the pouring too, large ones in parts, and nothing of other channels."""
     large = b"x" * 1_000_000
     got: list[bytes] = []
@@ -37,7 +37,7 @@ async def test_messages_come_one_by_one_or_poured(wire: Wire) -> None:
     assert got == [SOME[-1], large, b"last"]
 
 
-async def test_it_leaves_no_connection_behind(wire: Wire, redis_url: str) -> None:
+async def test_it_leaves_no_connection_behind(wire: RedisClient, redis_url: str) -> None:
     """Given up by its reader or cut by the server; a reader who waits is told, whichever way it waits."""
     with Redis.from_url(redis_url) as client:
         for _ in range(3):
@@ -53,7 +53,7 @@ async def test_it_leaves_no_connection_behind(wire: Wire, redis_url: str) -> Non
                 await asyncio.sleep(0.01)
 
 
-async def test_what_the_taker_raises_ends_it(wire: Wire) -> None:
+async def test_what_the_taker_raises_ends_it(wire: RedisClient) -> None:
     """A fault of ours is not taken for one of the server's."""
 
     def refuse(_data: bytes) -> None:
@@ -84,7 +84,7 @@ async def test_a_server_that_falls_silent_is_noticed(redis_url: str, monkeypatch
         await asyncio.gather(pass_on(reader, forth), pass_on(back, writer))
 
     server = await asyncio.start_server(between, "127.0.0.1", 0)
-    wire = Wire.open(WireSettings(url=f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"))
+    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"))
     try:
         with pytest.raises(Unavailable, match="heard nothing"):
             async with wire.subscribe("here") as subscription, asyncio.timeout(20):
@@ -102,7 +102,7 @@ async def test_a_refused_subscription_says_why(redis_url: str) -> None:
     """By its access rules, for example."""
     with Redis.from_url(redis_url) as client:
         client.acl_setuser("deaf", enabled=True, nopass=True, commands=["+@all"], keys=["*"], reset_channels=True)
-        wire = Wire.open(WireSettings(url=redis_url.replace("redis://", "redis://deaf:x@")))
+        wire = RedisClient.open(RedisSettings(url=redis_url.replace("redis://", "redis://deaf:x@")))
         try:
             with pytest.raises(Unavailable, match="NOPERM"):
                 async with wire.subscribe("here"):

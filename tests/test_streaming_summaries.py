@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import State, Terminal, Usage
+from streaming.jobs.messages import JobState, Terminal, Usage
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
-from streaming.jobs.summaries import Page, Part, Place, Summaries, Summary, merged
+from streaming.jobs.records import JobReader
+from streaming.jobs.summaries import JobPage, PagePart, Place, Summaries, Summary, merged
 from streaming.keys import partition_key, partition_of
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 
 def summary(place: Place) -> Summary:
-    return Summary(place[1], "m", Priority.BATCH, State.QUEUED, 0, place[0], 0, 0, 0, 1, None)
+    return Summary(place[1], "m", Priority.BATCH, JobState.QUEUED, 0, place[0], 0, 0, 0, 1, None)
 
 
 PLACES = st.lists(st.tuples(st.integers(0, 9), st.text("ab", min_size=1, max_size=3)), max_size=40, unique=True)
@@ -37,14 +37,14 @@ def test_pages_hold_every_job_once_in_order(partitions: list[list[Place]], limit
     def is_listed(place: Place) -> bool:
         return place[1].startswith("a")
 
-    def part(own: list[Place], before: Place | None) -> Part:
+    def part(own: list[Place], before: Place | None) -> PagePart:
         rest = [place for place in reversed(own) if before is None or place < before]
         found: list[Place] = []
         count = 0
         while count < min(looked, len(rest)) and len(found) < limit:
             found += [rest[count]] if is_listed(rest[count]) else []
             count += 1
-        return Part([(place, summary(place)) for place in found], rest[count - 1] if count < len(rest) else None)
+        return PagePart([(place, summary(place)) for place in found], rest[count - 1] if count < len(rest) else None)
 
     found: list[Place] = []
     before: Place | None = None
@@ -61,19 +61,19 @@ def test_pages_hold_every_job_once_in_order(partitions: list[list[Place]], limit
 
 def test_nothing_is_shown_behind_a_partition_that_stopped_looking() -> None:
     """It may have jobs there that come first; a page without any still leads on."""
-    fast = Part([((1, "a"), summary((1, "a")))], None)
-    assert merged([fast, Part([], (5, "z"))], 10) == Page([], (5, "z"))
+    fast = PagePart([((1, "a"), summary((1, "a")))], None)
+    assert merged([fast, PagePart([], (5, "z"))], 10) == JobPage([], (5, "z"))
 
 
 @pytest.fixture
-async def wide(redis_url: str) -> AsyncIterator[Wire]:
+async def wide(redis_url: str) -> AsyncIterator[RedisClient]:
     """A wire of several partitions."""
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, partitions=4))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=4))
     yield wire
     await wire.close()
 
 
-async def pages(wire: Wire, limit: int, state: State | None = None) -> list[str]:
+async def pages(wire: RedisClient, limit: int, state: JobState | None = None) -> list[str]:
     found: list[str] = []
     before = None
     while True:
@@ -83,7 +83,7 @@ async def pages(wire: Wire, limit: int, state: State | None = None) -> list[str]
             return found
 
 
-async def test_a_page_says_what_was_put_and_how_it_ended(wire: Wire) -> None:
+async def test_a_page_says_what_was_put_and_how_it_ended(wire: RedisClient) -> None:
     """Of a job that waits, one that runs, one that was cancelled, and one that ended with its answer."""
     queue, lease = Queue(wire), Lease(wire, MODEL)
     await lease.register()
@@ -92,7 +92,7 @@ async def test_a_page_says_what_was_put_and_how_it_ended(wire: Wire) -> None:
     await queue.put(jobs[0])
     (claim,) = (await lease.claim(0, 1)).jobs
     assert isinstance(claim, Claim)
-    end = Terminal(ended, State.COMPLETED, 3, ("stop",), Usage(1, 2, 0), worker=lease.id, first_ms=7)
+    end = Terminal(ended, JobState.COMPLETED, 3, ("stop",), Usage(1, 2, 0), worker=lease.id, first_ms=7)
     await lease.calls([lease.finish_call(Finish(end, claim.attempt, False))])
     await queue.put(jobs[1])
     await lease.claim(0, 1)
@@ -102,16 +102,21 @@ async def test_a_page_says_what_was_put_and_how_it_ended(wire: Wire) -> None:
     page = await Summaries(wire).recent("t", None, 10)
     shown = {each.id: each for each in page.jobs}
     assert [shown[job.id].metadata for job in jobs] == [{"n": str(number)} for number in range(4)]
-    assert [shown[job.id].state for job in jobs] == [State.COMPLETED, State.RUNNING, State.CANCELLED, State.QUEUED]
+    assert [shown[job.id].state for job in jobs] == [
+        JobState.COMPLETED,
+        JobState.RUNNING,
+        JobState.CANCELLED,
+        JobState.QUEUED,
+    ]
     assert {(each.model, each.priority) for each in page.jobs} == {(MODEL, Priority.STANDARD)}
     assert shown[ended].terminal == end and shown[ended].done_ms >= shown[ended].started_ms > 0
     cancelled = shown[jobs[2].id].terminal
     assert cancelled is not None and cancelled.failure is not None and cancelled.failure.code == "job_cancelled"
     assert shown[jobs[1].id].terminal is None and page.behind is None
-    assert [each.id for each in (await Summaries(wire).recent("t", None, 10, State.QUEUED)).jobs] == [jobs[3].id]
+    assert [each.id for each in (await Summaries(wire).recent("t", None, 10, JobState.QUEUED)).jobs] == [jobs[3].id]
 
 
-async def test_jobs_of_one_moment_are_told_apart(wide: Wire) -> None:
+async def test_jobs_of_one_moment_are_told_apart(wide: RedisClient) -> None:
     """Accepted in the same millisecond, in any partition, behind a job that is gone since: each is listed once."""
     queue = Queue(wide)
     jobs = [a_job(queue).id for _ in range(60)]
@@ -127,7 +132,7 @@ async def test_jobs_of_one_moment_are_told_apart(wide: Wire) -> None:
     assert [each.id for each in rest.jobs] == sorted(jobs, reverse=True)[7:]
 
 
-async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: Wire) -> None:
+async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: RedisClient) -> None:
     """A reader may pair any time with any id. A time before all jobs with the id of the newest one leads behind all of
     them, and the server does not walk there."""
     now, jobs = await wire.now_ms(), partition_key(0, "jobs", "t")
@@ -140,13 +145,13 @@ async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: Wire) -> None:
 
     before = await entries_read()
     for time, job in ((1, ids[-1]), (now, ids[0]), (now - 1, ids[-1]), (now, "")):
-        assert await Summaries(wire).recent("t", (time, job), 10) == Page([], None)
+        assert await Summaries(wire).recent("t", (time, job), 10) == JobPage([], None)
     assert await entries_read() - before < 60
     for place in ((now, ids[-1]), (now + 3, "job_ff" + 30 * "f"), (now + 4, "")):
         assert (await Summaries(wire).recent("t", place, 10)).behind is not None
 
 
-async def test_a_summary_nobody_can_read_spoils_no_list(wire: Wire) -> None:
+async def test_a_summary_nobody_can_read_spoils_no_list(wire: RedisClient) -> None:
     """What the list says of the job's end is what a look at the job says; the others are listed as they are."""
     queue = Queue(wire)
     jobs = [a_job(queue) for _ in range(3)]
@@ -162,7 +167,7 @@ async def test_a_summary_nobody_can_read_spoils_no_list(wire: Wire) -> None:
     assert unreadable.failure.code == "malformed_job"
 
 
-async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: Wire) -> None:
+async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: RedisClient) -> None:
     """One that a newer version wrote, and one that nobody can read."""
     queue = Queue(wire)
     codes = {"newer_version": msgspec.msgpack.encode(["t2", "x", {}]), "malformed_job": b"\xc1"}
@@ -174,20 +179,20 @@ async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: 
     listed = (await Summaries(wire).recent("t", None, 10)).jobs
     found = [each.terminal for each in listed]
     assert {end.failure.code for end in found if end and end.failure} == codes.keys()
-    assert found == [(await Journal(wire).record(each.id)).terminal for each in listed]
+    assert found == [(await JobReader(wire).record(each.id)).terminal for each in listed]
 
 
-async def test_a_job_that_a_list_fails_is_in_the_log(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_job_that_a_list_fails_is_in_the_log(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:
     queue = Queue(wire)
     job = a_job(queue)
     await queue.put(job)
     await wire.redis.hset(partition_key(0, "job", job.id), "created", b"yesterday")  # type: ignore[misc]
-    assert [each.state for each in (await Summaries(wire).recent("t", None, 10)).jobs] == [State.FAILED]
+    assert [each.state for each in (await Summaries(wire).recent("t", None, 10)).jobs] == [JobState.FAILED]
     assert [getattr(record, "job", "") for record in caplog.records if "cannot be read" in record.message] == [job.id]
 
 
 @pytest.mark.parametrize("jobs", [0, 3, 6])
-async def test_the_last_page_names_no_next_page(wire: Wire, jobs: int) -> None:
+async def test_the_last_page_names_no_next_page(wire: RedisClient, jobs: int) -> None:
     """Also where the jobs fill it exactly: a client that follows the cursor never gets an empty page."""
     queue = Queue(wire)
     for _ in range(jobs):

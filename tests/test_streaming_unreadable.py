@@ -20,15 +20,15 @@ from redis.exceptions import ResponseError
 
 from streaming.errors import Unavailable
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.lease import Broken, Claim, Finish, Lease
-from streaming.jobs.messages import Run, Section, State, Terminal
+from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.messages import JobState, Run, Section, Terminal
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal, malformed_keep_s
+from streaming.jobs.records import JobReader, malformed_keep_s
 from streaming.keys import partition_key, prefix
-from streaming.redis.client import REFUSALS, Wire
+from streaming.redis.client import REFUSALS, RedisClient
 from streaming.redis.scripts import load_scripts
-from streaming.settings import WireSettings
+from streaming.settings import RedisSettings
 from streaming.store.reset import reset_store
 
 FIELDS = (
@@ -38,18 +38,18 @@ FIELDS = (
 )
 """Of a job's hash before its end."""
 NOISE = {"words": b"zz;9,x", "bytes": b"\xff\xc1\x00;:,", "digits": b"9" * 30, "infinity": b"1e400", "empty": b""}
-FINAL = {state for state in State if state.final}
+FINAL = {state for state in JobState if state.final}
 
 
 class Desk:
     """Jobs of which one field each is spoiled, and three that are whole; all with one worker."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self.wire, self.queue, self.lease = wire, Queue(wire), Lease(wire, "m")
         self.reaper = Reaper(wire)
         self.whole: list[str] = []
         self.spoiled: dict[str, str] = {}
-        self.claims: dict[str, Claim | Broken] = {}
+        self.claims: dict[str, Claim | UnreadableClaim] = {}
 
     async def put(self, **settings: Any) -> None:
         """The whole ones stand before, between and behind the others."""
@@ -68,11 +68,11 @@ class Desk:
     async def _claimed(self, lease: Lease) -> None:
         claimed = await lease.claim(0, 50)
         for each in claimed.jobs:
-            self.claims[each.id if isinstance(each, Broken) else each.job.id] = each
+            self.claims[each.id if isinstance(each, UnreadableClaim) else each.job.id] = each
         while claimed.suspects:
             claimed = await lease.claim(0, 1, alone=True)
             for each in claimed.jobs:
-                self.claims[each.id if isinstance(each, Broken) else each.job.id] = each
+                self.claims[each.id if isinstance(each, UnreadableClaim) else each.job.id] = each
             if not claimed.jobs:
                 break
             await self.finish(lease)
@@ -86,7 +86,7 @@ class Desk:
         claims, self.claims = self.claims, {}
         for job_id, claim in claims.items():
             sections = (Section(1, Run(lease.id, claim.number)),)
-            end = Terminal(job_id, State.COMPLETED, 1, ("stop",), rows=(delta(claim.number, 1),), sections=sections)
+            end = Terminal(job_id, JobState.COMPLETED, 1, ("stop",), rows=(delta(claim.number, 1),), sections=sections)
             await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
         await self.hand_back_strays(lease)
 
@@ -136,7 +136,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(wire: Wire) -> Desk:
+def desk(wire: RedisClient) -> Desk:
     return Desk(wire)
 
 
@@ -229,7 +229,7 @@ async def test_a_claim_leaves_no_waiting_job_behind(desk: Desk, noise: str) -> N
     await desk.claim()
     assert "queued" not in await desk.states([*desk.whole, *desk.spoiled.values()])
     for claim in desk.claims.values():
-        assert isinstance(claim, Broken) or claim.attempt == 1
+        assert isinstance(claim, UnreadableClaim) or claim.attempt == 1
     await desk.finish(desk.lease)
     assert await desk.states(desk.whole) == {"completed"}
     await desk.all_end()
@@ -246,10 +246,12 @@ async def test_numbers_beyond_all_bounds_are_none(desk: Desk) -> None:
     await desk.lapse()
     heir = Lease(desk.wire, "m")
     await heir.register()
-    claims = {each.id if isinstance(each, Broken) else each.job.id: each for each in (await heir.claim(0, 50)).jobs}
-    assert desk.spoiled["attempt"] not in claims and isinstance(claims[desk.spoiled["runs"]], Broken)
-    records = await Journal(desk.wire).records([desk.spoiled[name] for name in ("attempt", "runs", "created")])
-    assert [record and record.state for record in records] == [State.FAILED] * 3
+    claims = {
+        each.id if isinstance(each, UnreadableClaim) else each.job.id: each for each in (await heir.claim(0, 50)).jobs
+    }
+    assert desk.spoiled["attempt"] not in claims and isinstance(claims[desk.spoiled["runs"]], UnreadableClaim)
+    records = await JobReader(desk.wire).records([desk.spoiled[name] for name in ("attempt", "runs", "created")])
+    assert [record and record.state for record in records] == [JobState.FAILED] * 3
 
 
 @each_noise
@@ -294,7 +296,7 @@ async def test_every_other_call_of_a_worker_bears_it(desk: Desk, noise: str) -> 
     for job_id, each in desk.claims.items():
         await lease.restart(job_id, each.number)
         await desk.queue.reset(job_id, 1)
-    await lease.decline([Broken(job_id, each.number, "") for job_id, each in desk.claims.items()])
+    await lease.decline([UnreadableClaim(job_id, each.number, "") for job_id, each in desk.claims.items()])
     desk.claims = {}
     assert await desk.states(desk.whole) == {"queued"}
     await desk.hand_back_strays(lease)
@@ -321,7 +323,7 @@ async def test_a_refusal_in_the_middle_of_a_claim_loses_no_job(desk: Desk, redis
     handed back: by the worker, which lives on, or by the sweep after its end."""
     redis: Any = desk.wire.redis
     await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-zrem")
-    narrow = Wire.open(WireSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
+    narrow = RedisClient.open(RedisSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
     try:
         for ends in (False, True):
             jobs = [a_job(desk.queue) for _ in range(5)]
@@ -345,7 +347,7 @@ async def test_a_refusal_in_the_middle_of_a_claim_loses_no_job(desk: Desk, redis
             claimed = [claim for claim in (await heir.claim(0, 10)).jobs if isinstance(claim, Claim)]
             assert {claim.job.id for claim in claimed} == {job.id for job in jobs}
             for claim in claimed:
-                end = Terminal(claim.job.id, State.COMPLETED, 0)
+                end = Terminal(claim.job.id, JobState.COMPLETED, 0)
                 await heir.calls([heir.finish_call(Finish(end, claim.number, True))])
         await desk.all_end()
         assert await DeadLetters(desk.wire).recent(10) == []
@@ -363,7 +365,7 @@ async def test_a_refusal_in_the_middle_of_a_sweep_is_made_good_by_the_next(desk:
     await desk.lease.claim(0, 3)
     await redis.zadd(partition_key(0, "leases"), {desk.lease.id: 1})
     await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-hincrby")
-    narrow = Wire.open(WireSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
+    narrow = RedisClient.open(RedisSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
     try:
         with pytest.raises((ResponseError, Unavailable)):
             await Reaper(narrow).sweep()
@@ -383,7 +385,7 @@ def test_scripts_and_processes_know_the_same_refusals() -> None:
     assert all(f"{code} = true" in table[: table.index("}")] for code in REFUSALS)
 
 
-async def _passed(wire: Wire) -> bool:
+async def _passed(wire: RedisClient) -> bool:
     """Whether all that waits has waited for too long."""
     latest = await wire.redis.zrange(partition_key(0, "timers"), -1, -1, withscores=True)
     return bool(latest) and await wire.now_ms() > latest[0][1]
@@ -494,7 +496,7 @@ async def test_a_full_store_is_reset(tmp_path: Path) -> None:
         redis.config_set("maxmemory", "4mb")
         with pytest.raises(ResponseError, match="maxmemory"):
             redis.set("more", b"x")
-        wire = Wire.open(WireSettings(url=url))
+        wire = RedisClient.open(RedisSettings(url=url))
         try:
             assert await reset_store(wire) == 2
         finally:

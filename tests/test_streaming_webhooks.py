@@ -5,10 +5,10 @@ from __future__ import annotations
 from streaming.events.outbox import Event
 from streaming.events.webhooks import Webhooks
 from streaming.keys import message_id, partition_key
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 
-async def dispatched(wire: Wire) -> str:
+async def dispatched(wire: RedisClient) -> str:
     """The id of a message for the endpoint `e`."""
     entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
     event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
@@ -16,13 +16,13 @@ async def dispatched(wire: Wire) -> str:
     return message_id(0, event.id, "e")
 
 
-async def test_messages_are_listed_for_twice_the_retention(wire: Wire) -> None:
+async def test_messages_are_listed_for_twice_the_retention(wire: RedisClient) -> None:
     await dispatched(wire)
     kept_ms, twice_ms = await wire.redis.pttl(partition_key(0, "hooks")), 2000 * wire.settings.retention_s
     assert twice_ms // 2 < kept_ms <= twice_ms
 
 
-async def test_a_long_problem_is_cut(wire: Wire) -> None:
+async def test_a_long_problem_is_cut(wire: RedisClient) -> None:
     """An endpoint may answer with whole pages, and each attempt notes what it said."""
     webhooks, message = Webhooks(wire), await dispatched(wire)
     (errand,) = await webhooks.outgoing("e", 1, 60_000)

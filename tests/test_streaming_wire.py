@@ -15,8 +15,8 @@ from runtime.config import ConfigError, build
 from streaming.address import Address, parse_address
 from streaming.errors import Unavailable
 from streaming.jobs.queue import Queue
-from streaming.redis.client import Wire, translated
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient, translated
+from streaming.settings import RedisSettings
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_an_address_is_taken_apart(url: str, expected: Address) -> None:
 def test_an_address_that_leads_nowhere_is_a_setting_at_fault(url: str) -> None:
     """The error names the section and never repeats the password."""
     with pytest.raises(ConfigError, match=r"^redis: url ") as caught:
-        build(WireSettings, {"url": url}, "redis")
+        build(RedisSettings, {"url": url}, "redis")
     assert "secret" not in str(caught.value)
 
 
 async def test_a_server_that_cannot_write_is_unavailable(tmp_path: Path) -> None:
     """Out of memory, too few replicas, a replica, without permission, gone: each with the server's own word for it."""
     with redis_process(tmp_path) as url, Redis.from_url(url) as client:
-        wire = Wire.open(WireSettings(url=url))
+        wire = RedisClient.open(RedisSettings(url=url))
         queue = Queue(wire)
         refusals = {
             "OOM": ("maxmemory 1", "maxmemory 0"),
@@ -106,7 +106,7 @@ async def test_a_server_that_cannot_write_is_unavailable(tmp_path: Path) -> None
     await wire.close()
 
 
-async def test_a_task_that_writes_without_pause_can_be_cancelled(wire: Wire) -> None:
+async def test_a_task_that_writes_without_pause_can_be_cancelled(wire: RedisClient) -> None:
     """Whenever the cancellation comes, even while the client is writing, it is not swallowed."""
     queue = Queue(wire)
 
@@ -137,7 +137,7 @@ async def test_a_cancellation_that_the_client_swallowed_is_let_through() -> None
     assert reached == []
 
 
-async def test_a_refused_pipeline_is_unavailable_and_does_not_repeat_what_was_sent(wire: Wire) -> None:
+async def test_a_refused_pipeline_is_unavailable_and_does_not_repeat_what_was_sent(wire: RedisClient) -> None:
     """NOREPLICAS comes behind the client's words about the command, which may hold a prompt."""
     await wire.redis.config_set("min-replicas-to-write", 1)
     try:
@@ -152,7 +152,7 @@ async def test_a_refused_pipeline_is_unavailable_and_does_not_repeat_what_was_se
     assert str(refused.value) == str(plain.value) == "Redis refuses: NOREPLICAS Not enough good replicas to write."
 
 
-async def test_a_server_without_its_replicas_is_asked_for_over_a_new_connection(wire: Wire) -> None:
+async def test_a_server_without_its_replicas_is_asked_for_over_a_new_connection(wire: RedisClient) -> None:
     """It may have been deposed without knowing: the Sentinels are asked again with each connection."""
 
     async def connections() -> int:

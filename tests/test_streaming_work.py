@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from api.openai.batch_lines import traits
 from api.openai.schemas import Kind, parse, to_job
-from streaming.jobs.messages import Capabilities, Chat, ModelCard, Prompt, Sampling, Text, Tokens, Turn
+from streaming.jobs.messages import Capabilities, Chat, ChatTurn, ModelCard, Prompt, Sampling, Text, Tokens
 from streaming.jobs.reservation import JOB, TOKEN, owed_bytes
 from streaming.jobs.work import UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, work_of
 from streaming.priority import Priority
@@ -21,7 +21,7 @@ CARD = ModelCard(
 NO_DEFAULT = ModelCard(
     name="m", engine="llamacpp", context=1000, max_output=1000, capabilities=CARD.capabilities, created=1
 )
-CHAT = Chat((Turn("user", "hello"),))
+CHAT = Chat((ChatTurn("user", "hello"),))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_sizes_of_prompts() -> None:
     """Counted where that is possible, else about four characters a token."""
     assert prompt_sizes(Tokens(((1, 2, 3), (4,)))) == [3, 1]
     assert prompt_sizes(Text(("x" * 40, "x" * 8))) == [10, 2]
-    assert prompt_sizes(Chat((Turn("user", "x" * 36),))) == [10]
+    assert prompt_sizes(Chat((ChatTurn("user", "x" * 36),))) == [10]
 
 
 BODIES = st.fixed_dictionaries(

@@ -20,14 +20,14 @@ from redis import Redis
 from severing import store_cut
 
 from streaming.batches.files import Files
-from streaming.batches.store import Batches, Hold
+from streaming.batches.store import Batches, BatchLease
 from streaming.errors import QuotaExceeded
-from streaming.jobs.messages import Batch, BatchState, Progress, StoredFile
+from streaming.jobs.messages import Batch, BatchProgress, BatchState, StoredFile
 from streaming.jobs.quotas import Quotas
 from streaming.keys import partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 TENANT = "t"
 LEAST_FILE = 4096
@@ -41,8 +41,8 @@ SETTINGS = "".join(
 
 
 @pytest.fixture
-async def wire(redis_url: str) -> AsyncIterator[Wire]:
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000))
+async def wire(redis_url: str) -> AsyncIterator[RedisClient]:
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000))
     yield wire
     await wire.close()
 
@@ -98,7 +98,7 @@ def test_a_deleted_input_is_counted_until_its_batch_has_ended(door: House) -> No
     openai.files.delete(upload(openai, data).id)
 
 
-async def begun(wire: Wire, file_id: str, size: int) -> Hold:
+async def begun(wire: RedisClient, file_id: str, size: int) -> BatchLease:
     """A batch made of this file, in somebody's hands."""
     batches = Batches(wire)
     batch = Batch(
@@ -110,7 +110,7 @@ async def begun(wire: Wire, file_id: str, size: int) -> Hold:
     return await batches.hold(batch.id, turns[batch.id])
 
 
-async def a_file(wire: Wire, size: int, tenant: str = TENANT, lives_ms: int = 3_600_000) -> StoredFile:
+async def a_file(wire: RedisClient, size: int, tenant: str = TENANT, lives_ms: int = 3_600_000) -> StoredFile:
     now_ms = await wire.now_ms()
     return StoredFile(
         id=Files(wire).new_id(tenant), tenant=tenant, name="f", size=size, purpose="batch", created_ms=now_ms,
@@ -118,39 +118,39 @@ async def a_file(wire: Wire, size: int, tenant: str = TENANT, lives_ms: int = 3_
     )  # fmt: skip
 
 
-async def test_an_input_is_counted_once_and_for_as_long_as_any_batch_has_it(wire: Wire) -> None:
+async def test_an_input_is_counted_once_and_for_as_long_as_any_batch_has_it(wire: RedisClient) -> None:
     """Two batches of one file that is deleted, and one of a file that is gone before the batch is there."""
     files, batches, quotas = Files(wire), Batches(wire), Quotas(wire)
     file = await a_file(wire, 9000)
     await files.put(file)
     first, second = await begun(wire, file.id, 9000), await begun(wire, file.id, 9000)
     await files.forget(file.id, TENANT)
-    await batches.save(first, BatchState.COMPLETED, Progress(), keep_s=60)
+    await batches.save(first, BatchState.COMPLETED, BatchProgress(), keep_s=60)
     assert await quotas.file_bytes(TENANT) == 9000
     late = await begun(wire, files.new_id(TENANT), 7000)
     assert await quotas.file_bytes(TENANT) == 16_000
-    await batches.save(second, BatchState.FAILED, Progress(), keep_s=60)
+    await batches.save(second, BatchState.FAILED, BatchProgress(), keep_s=60)
     assert await quotas.file_bytes(TENANT) == 7000
-    await batches.save(late, BatchState.CANCELLED, Progress(), keep_s=60)
+    await batches.save(late, BatchState.CANCELLED, BatchProgress(), keep_s=60)
     assert await quotas.file_bytes(TENANT) == 0
     left = [key for kind in ("held", "sizes", "readers") for key in await wire.redis.keys(f"*{kind}:*")]
     assert left == []
 
 
-async def test_a_batch_that_ends_before_its_input_is_deleted_takes_nothing_from_it(wire: Wire) -> None:
+async def test_a_batch_that_ends_before_its_input_is_deleted_takes_nothing_from_it(wire: RedisClient) -> None:
     """The file counts until it is deleted."""
     files, quotas = Files(wire), Quotas(wire)
     file = await a_file(wire, 9000)
     await files.put(file)
     hold = await begun(wire, file.id, 9000)
-    await Batches(wire).save(hold, BatchState.COMPLETED, Progress(), keep_s=60)
+    await Batches(wire).save(hold, BatchState.COMPLETED, BatchProgress(), keep_s=60)
     assert await quotas.file_bytes(TENANT) == 9000
     assert await wire.redis.exists(partition_key(0, "readers", file.id)) == 0
     await files.forget(file.id, TENANT)
     assert await quotas.file_bytes(TENANT) == 0
 
 
-async def test_an_input_of_a_lost_batch_is_not_counted_for_ever(wire: Wire) -> None:
+async def test_an_input_of_a_lost_batch_is_not_counted_for_ever(wire: RedisClient) -> None:
     """Its record is gone from the store: what it held is looked at again when that is due."""
     files, quotas = Files(wire), Quotas(wire)
     file = await a_file(wire, 9000)
@@ -270,7 +270,7 @@ def test_small_files_are_bounded_too(door: House) -> None:
     assert kept(door, "small") == (0, 0)
 
 
-async def commands(wire: Wire, limit: int | None) -> dict[str, int]:
+async def commands(wire: RedisClient, limit: int | None) -> dict[str, int]:
     """What the store does for one file: its commands and how often."""
     files = Files(wire)
     await wire.redis.config_resetstat()
@@ -280,7 +280,7 @@ async def commands(wire: Wire, limit: int | None) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("limit", [None, 10**9])
-async def test_a_file_costs_the_same_beside_many(wire: Wire, limit: int | None) -> None:
+async def test_a_file_costs_the_same_beside_many(wire: RedisClient, limit: int | None) -> None:
     """Nothing is added up, and nothing is read that grows with their number."""
     files = Files(wire)
     await commands(wire, limit)
@@ -292,7 +292,7 @@ async def test_a_file_costs_the_same_beside_many(wire: Wire, limit: int | None) 
     assert await Quotas(wire).file_bytes(TENANT) == 200 * LEAST_FILE + 3 * 5000
 
 
-async def test_a_sum_follows_what_is_put_again_and_forgotten_twice(wire: Wire) -> None:
+async def test_a_sum_follows_what_is_put_again_and_forgotten_twice(wire: RedisClient) -> None:
     """And is refused by exactly."""
     files, quotas = Files(wire), Quotas(wire)
     some = [await a_file(wire, size) for size in (5000, 6000, 1)]

@@ -24,14 +24,14 @@ from streaming.batches.files import Files
 from streaming.errors import QuotaExceeded
 from streaming.jobs import quotas as quotas_module
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import Chat, Job, State, StoredFile, Terminal, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Job, JobState, StoredFile, Terminal
 from streaming.jobs.queue import Queue
-from streaming.jobs.quotas import Quotas, Usage
+from streaming.jobs.quotas import Quotas, TenantUsage
 from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key, partition_of
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import QuotaSettings, WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import QuotaSettings, RedisSettings
 
 RETENTION_S = 48
 TENANT = "t"
@@ -39,19 +39,19 @@ LEAST_FILE = 4096
 
 
 @pytest.fixture
-async def wire(redis_url: str) -> AsyncIterator[Wire]:
+async def wire(redis_url: str) -> AsyncIterator[RedisClient]:
     """A wire of one partition whose spans are two seconds."""
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, retention_s=RETENTION_S))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, retention_s=RETENTION_S))
     yield wire
     await wire.close()
 
 
 def a_job(queue: Queue, tenant: str = TENANT, text: str = "hello", **changes: Any) -> Job:
     fields = {"id": queue.new_id(tenant), "model": "m", "tenant": tenant, "priority": Priority.STANDARD}
-    return Job(**{**fields, "prompt": Chat((Turn("user", text),)), **changes})
+    return Job(**{**fields, "prompt": Chat((ChatTurn("user", text),)), **changes})
 
 
-async def run(wire: Wire, count: int = 1) -> None:
+async def run(wire: RedisClient, count: int = 1) -> None:
     """Work off so many jobs."""
     lease = Lease(wire, "m")
     await lease.register()
@@ -60,12 +60,12 @@ async def run(wire: Wire, count: int = 1) -> None:
         assert isinstance(claim, Claim)
         rows = (delta(claim, 1, "answer"),)
         await lease.calls([append(lease, {"-": rows}, claim, oldest=claim.first_frame)])
-        terminal = Terminal(claim.job.id, State.COMPLETED, 1, ("stop",), rows=rows)
+        terminal = Terminal(claim.job.id, JobState.COMPLETED, 1, ("stop",), rows=rows)
         await lease.calls([lease.finish_call(Finish(terminal, claim.number, True))])
     await lease.leave()
 
 
-async def stored(wire: Wire, job_id: str) -> tuple[int, int]:
+async def stored(wire: RedisClient, job_id: str) -> tuple[int, int]:
     """Bytes of a job's request and of its result, as they lie in the store."""
     fields: dict[bytes, bytes] = await wire.redis.hgetall(partition_key(0, "job", job_id))  # type: ignore[misc]
     length = {name.decode(): len(value) for name, value in fields.items()}
@@ -75,7 +75,7 @@ async def stored(wire: Wire, job_id: str) -> tuple[int, int]:
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_tenant_has_as_many_jobs_as_it_may(wire: Wire) -> None:
+async def test_a_tenant_has_as_many_jobs_as_it_may(wire: RedisClient) -> None:
     """Waiting, running and ended alike; another tenant's are its own, and a request that comes again finds its job."""
     queue, quota = Queue(wire), QuotaSettings(jobs=3)
     first = a_job(queue)
@@ -96,7 +96,7 @@ async def test_a_tenant_has_as_many_jobs_as_it_may(wire: Wire) -> None:
     assert (await Quotas(wire).usage("other")).jobs == 1
 
 
-async def test_bytes_are_those_that_are_stored(wire: Wire) -> None:
+async def test_bytes_are_those_that_are_stored(wire: RedisClient) -> None:
     """Of requests from their acceptance, of results from their end, whichever way a job ends."""
     queue, quotas = Queue(wire), Quotas(wire)
     done, cancelled, waiting = (a_job(queue, text=text, metadata={"a": text}) for text in ("x" * 500, "y" * 70, "z"))
@@ -107,11 +107,11 @@ async def test_bytes_are_those_that_are_stored(wire: Wire) -> None:
     sizes = [await stored(wire, job.id) for job in (done, cancelled, waiting)]
     assert sizes[0][1] > 0 == sizes[1][1]
     usage = await quotas.usage(TENANT)
-    assert usage == Usage(3, sum(size for size, _ in sizes), sizes[0][1], waiting=1)
+    assert usage == TenantUsage(3, sum(size for size, _ in sizes), sizes[0][1], waiting=1)
 
 
 @pytest.mark.parametrize("name", ["job_bytes", "result_bytes"])
-async def test_bytes_are_bounded(wire: Wire, name: str) -> None:
+async def test_bytes_are_bounded(wire: RedisClient, name: str) -> None:
     """A request that does not fit is refused, and one that comes while results fill the quota."""
     queue = Queue(wire)
     await queue.put(a_job(queue))
@@ -124,7 +124,7 @@ async def test_bytes_are_bounded(wire: Wire, name: str) -> None:
     await queue.put(a_job(queue), quota=QuotaSettings(**{name: held + 10_000}))
 
 
-async def test_many_puts_at_once_share_what_is_left(wire: Wire) -> None:
+async def test_many_puts_at_once_share_what_is_left(wire: RedisClient) -> None:
     """They go to the server in one call, and each counts those before it."""
     queue, quota = Queue(wire), QuotaSettings(jobs=10)
 
@@ -141,7 +141,7 @@ async def test_many_puts_at_once_share_what_is_left(wire: Wire) -> None:
     assert (usage.jobs, usage.waiting) == (10, 10)
 
 
-async def test_no_loss_makes_a_count_drift(wire: Wire) -> None:
+async def test_no_loss_makes_a_count_drift(wire: RedisClient) -> None:
     """Jobs whose worker was killed, that were given up, expired, cancelled twice, put twice, or whose records cannot be
     read: what is counted is what is stored, and it is nothing when their time is over."""
     queue, quotas = Queue(wire), Quotas(wire)
@@ -170,7 +170,7 @@ async def test_no_loss_makes_a_count_drift(wire: Wire) -> None:
     assert all(now_s + RETENTION_S <= int(name.lstrip(b"r")) <= now_s + RETENTION_S + 4 for name in fields)
 
 
-async def test_bytes_are_counted_until_the_record_is_gone_and_no_longer(wire: Wire) -> None:
+async def test_bytes_are_counted_until_the_record_is_gone_and_no_longer(wire: RedisClient) -> None:
     """A span that is over counts no more, and its field is dropped with the next that begins."""
     queue, quotas = Queue(wire), Quotas(wire)
     key = partition_key(0, "kept", TENANT)
@@ -183,7 +183,7 @@ async def test_bytes_are_counted_until_the_record_is_gone_and_no_longer(wire: Wi
     assert all(int(name.lstrip(b"r")) > now_s for name in await wire.redis.hkeys(key))  # type: ignore[misc]
 
 
-async def test_a_request_moves_to_the_span_of_its_end(wire: Wire) -> None:
+async def test_a_request_moves_to_the_span_of_its_end(wire: RedisClient) -> None:
     """A job that took long is kept longer than its acceptance said: its request counts until then, once."""
     queue, quotas = Queue(wire), Quotas(wire)
     job = a_job(queue)
@@ -202,17 +202,17 @@ async def test_a_request_moves_to_the_span_of_its_end(wire: Wire) -> None:
     assert (await quotas.usage(TENANT)).job_bytes == size
 
 
-async def test_lines_of_batches_are_not_jobs_of_a_tenant(wire: Wire) -> None:
+async def test_lines_of_batches_are_not_jobs_of_a_tenant(wire: RedisClient) -> None:
     """They are counted as the file that their answers become."""
     queue = Queue(wire)
     await queue.put_parts([a_job(queue)])
     await run(wire)
-    assert await Quotas(wire).usage(TENANT) == Usage()
+    assert await Quotas(wire).usage(TENANT) == TenantUsage()
 
 
 async def test_partitions_share_a_limit(redis_url: str) -> None:
     """What other partitions hold is taken off, as it was a second ago at most; a process that just came knows it."""
-    wire = Wire.open(WireSettings(url=redis_url, partitions=4))
+    wire = RedisClient.open(RedisSettings(url=redis_url, partitions=4))
     queue = Queue(wire)
     for _ in range(20):
         await queue.put(a_job(queue))
@@ -234,7 +234,7 @@ async def test_what_other_partitions_hold_is_as_it_was_a_second_ago(
     """Not older: a tenant would exceed its limit by all that it brought since."""
     now_s, quota = 1000.0, QuotaSettings(jobs=10)
     monkeypatch.setattr(quotas_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    wire = Wire.open(WireSettings(url=redis_url, partitions=2))
+    wire = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
     quotas, queue = Quotas(wire), Queue(wire)
 
     async def left() -> int:
@@ -249,7 +249,7 @@ async def test_what_other_partitions_hold_is_as_it_was_a_second_ago(
     await wire.close()
 
 
-async def test_how_jobs_stand_is_counted_in_all_slices(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_how_jobs_stand_is_counted_in_all_slices(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few are looked at in one call."""
     monkeypatch.setattr(quotas_module, "MAX_LOOKED", 2)
     queue, lease = Queue(wire), Lease(wire, "m")
@@ -269,9 +269,9 @@ async def test_the_loss_of_one_partition_refuses_nobody_elsewhere(
 ) -> None:
     """Two servers with a partition each, of which one ends: what was known of it still counts, a tenant of which
     nothing was known is let in, and it is said once."""
-    here = Wire.open(WireSettings(url=redis_url, partitions=2))
+    here = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
     with redis_process(tmp_path) as address:
-        there = Wire.open(WireSettings(url=address, partitions=2, timeout_s=1))
+        there = RedisClient.open(RedisSettings(url=address, partitions=2, timeout_s=1))
         call = here.call
 
         async def split(script: str, partition: int, *args: str | bytes | int) -> Any:
@@ -312,7 +312,7 @@ def a_file(files: Files, size: int, tenant: str = TENANT) -> StoredFile:
     )
 
 
-async def test_files_are_bounded_by_their_bytes(wire: Wire) -> None:
+async def test_files_are_bounded_by_their_bytes(wire: RedisClient) -> None:
     """Exactly, each tenant's by itself; one that is deleted makes room; one put again is counted once."""
     files, quotas = Files(wire), Quotas(wire)
     first = a_file(files, 6000)
@@ -328,7 +328,7 @@ async def test_files_are_bounded_by_their_bytes(wire: Wire) -> None:
     assert (await quotas.usage(TENANT)).files == 1 and await quotas.file_bytes(TENANT) == 5000
 
 
-async def test_sizes_are_noted_anew_where_they_are_not_those_of_the_files(wire: Wire) -> None:
+async def test_sizes_are_noted_anew_where_they_are_not_those_of_the_files(wire: RedisClient) -> None:
     """Of files of an earlier version, or if the store lost them: the list of files and their records decide."""
     files, quotas = Files(wire), Quotas(wire)
     kept = [a_file(files, size) for size in (5000, 70_000, 900_000)]
@@ -488,8 +488,8 @@ def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureF
 def test_counts_follow_a_store_that_went_back(tmp_path: Path) -> None:
     """Restored to an earlier moment, the store counts what it holds then."""
 
-    async def keep(url: str, count: int) -> Usage:
-        wire = Wire.open(WireSettings(url=url))
+    async def keep(url: str, count: int) -> TenantUsage:
+        wire = RedisClient.open(RedisSettings(url=url))
         queue = Queue(wire)
         for _ in range(count):
             await queue.put(a_job(queue))

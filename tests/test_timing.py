@@ -18,8 +18,8 @@ import pytest
 from house import House, eventually
 
 from streaming.jobs.lease import Claimed, Lease
-from streaming.redis.client import Call, Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import Call, RedisClient
+from streaming.settings import RedisSettings
 from telemetry.latency import PARTS
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
@@ -51,7 +51,7 @@ def recorder() -> Recorder:
 class SlowLease(Lease):
     """Late with what one part consists of."""
 
-    def __init__(self, wire: Wire, slow: str) -> None:
+    def __init__(self, wire: RedisClient, slow: str) -> None:
         super().__init__(wire, "sim")
         self._slow = slow
         self._begun = False
@@ -93,7 +93,7 @@ async def _pause(wanted: bool) -> None:
 
 
 @asynccontextmanager
-async def working(wire: Wire, recorder: Recorder, slow: str = "", drain_s: float = 10) -> AsyncIterator[Worker]:
+async def working(wire: RedisClient, recorder: Recorder, slow: str = "", drain_s: float = 10) -> AsyncIterator[Worker]:
     """A worker that is late in one part. It polls so seldom that only a wake-up brings it its work."""
     late_ms = DELAY_S * 1000 if slow == "prefill" else 0.0
     engine = SlowEngine(SimSettings(step_ms=STEP_MS, prefill_ms=PREFILL_MS + late_ms), slow)
@@ -162,7 +162,7 @@ async def test_a_delay_shows_in_exactly_one_part(empty_house: House, recorder: R
     in the same round. And the parts are what the client waits."""
     house = empty_house
     house.start_api()
-    wire = Wire.open(WireSettings(url=house.redis_url, lease_ms=5_000))
+    wire = RedisClient.open(RedisSettings(url=house.redis_url, lease_ms=5_000))
     injected = ["", "ingress", "queue", "gate", "engine_wait", "prefill", "decode", "egress_first", "egress_tail"]
     samples: Samples = defaultdict(lambda: defaultdict(list))
     try:
@@ -292,7 +292,7 @@ async def test_a_job_that_was_handed_on_tells_of_its_earlier_attempt(empty_house
     """From the first worker's claim to the second's is a part of its own; the first worker's tokens have no stamp."""
     house = empty_house
     house.start_api()
-    wire = Wire.open(WireSettings(url=house.redis_url, lease_ms=5_000))
+    wire = RedisClient.open(RedisSettings(url=house.redis_url, lease_ms=5_000))
     async with working(wire, recorder, drain_s=0.05) as first:
         asking = asyncio.create_task(ask(house.port))
         await asyncio.to_thread(eventually, lambda: first.running)

@@ -13,7 +13,7 @@ import openai
 import pytest
 from house import House, eventually
 
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 
@@ -25,7 +25,7 @@ def client(house: House) -> Iterator[openai.OpenAI]:
 
 def said(text: str, tokens: int) -> str:
     """What the simulated model answers to one user turn."""
-    prompt = prompt_text((Turn("user", text),))
+    prompt = prompt_text((ChatTurn("user", text),))
     return "".join(token_text(prompt, index) for index in range(tokens))
 
 
@@ -64,7 +64,7 @@ def test_choices_stops_and_raw_completions(client: openai.OpenAI) -> None:
     assert [choice.text for choice in texts.choices] == [
         "".join(token_text(prompt, index) for index in range(3)) for prompt in ("one", "two")
     ]
-    word = token_text(prompt_text((Turn("user", "until"),)), 3)
+    word = token_text(prompt_text((ChatTurn("user", "until"),)), 3)
     cut = client.chat.completions.create(model="sim", messages=asked("until"), max_tokens=9, stop=[word])
     assert cut.choices[0].message.content == said("until", 3) and cut.choices[0].finish_reason == "stop"
 

@@ -13,6 +13,7 @@ from streaming.jobs.history import History
 from streaming.jobs.lease import Claim
 from streaming.jobs.messages import (
     Chat,
+    ChatTurn,
     Delta,
     Generated,
     Job,
@@ -22,7 +23,6 @@ from streaming.jobs.messages import (
     Sampling,
     Section,
     Text,
-    Turn,
     Usage,
     decode_terminal,
     encode,
@@ -52,7 +52,7 @@ def histories(draw: st.DrawFn) -> list[Delta]:
     ]
 
 
-CHAT, PLAIN = Chat((Turn("user", "hello"),)), Sampling()
+CHAT, PLAIN = Chat((ChatTurn("user", "hello"),)), Sampling()
 
 
 def attempt_with(history: list[Delta], prompt: Chat | Text = CHAT, sampling: Sampling = PLAIN) -> Attempt:

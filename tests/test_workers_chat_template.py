@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from workers.engines.base import Refused
 from workers.engines.llamacpp.chat_template import ChatTemplate, TemplateBroken
 
@@ -18,7 +18,7 @@ Be brief.{{ eos_token }}
 {% if add_generation_prompt %}{{ '<s>assistant|' }}{% endif %}"""
 
 
-def refusal(template: str, *turns: Turn) -> str:
+def refusal(template: str, *turns: ChatTurn) -> str:
     with pytest.raises(Refused) as caught:
         ChatTemplate(template).render(turns)
     assert (caught.value.failure.status, caught.value.failure.param) == (400, "messages")
@@ -28,7 +28,7 @@ def refusal(template: str, *turns: Turn) -> str:
 def test_turns_are_rendered_up_to_the_answer() -> None:
     """Blocks leave no blank lines or indentation behind, and the special tokens' texts are known."""
     template = ChatTemplate(CHATML, bos="<s>", eos="</s>")
-    turns = [Turn("user", "Hello"), Turn("assistant", "Hi"), Turn("user", "Bye")]
+    turns = [ChatTurn("user", "Hello"), ChatTurn("assistant", "Hi"), ChatTurn("user", "Bye")]
     assert template.render(turns) == (
         "<s>system\nBe brief.</s>\n<s>user|Hello</s>\n<s>assistant|Hi</s>\n<s>user|Bye</s>\n<s>assistant|"
     )
@@ -36,16 +36,16 @@ def test_turns_are_rendered_up_to_the_answer() -> None:
 
 def test_a_turn_is_text_and_never_a_template() -> None:
     """What a user writes is not executed."""
-    rendered = ChatTemplate(CHATML).render([Turn("user", "{{ 7 * 6 }}{% raise %}")])
+    rendered = ChatTemplate(CHATML).render([ChatTurn("user", "{{ 7 * 6 }}{% raise %}")])
     assert "{{ 7 * 6 }}{% raise %}" in rendered
 
 
 def test_json_is_not_escaped_for_html() -> None:
     """Models were trained on plain JSON, of one line or of several."""
-    assert ChatTemplate("{{ messages[0] | tojson }}").render([Turn("user", "<é>")]) == (
+    assert ChatTemplate("{{ messages[0] | tojson }}").render([ChatTurn("user", "<é>")]) == (
         '{"role": "user", "content": "<é>"}'
     )
-    assert ChatTemplate("{{ messages[0] | tojson(indent=2) }}").render([Turn("user", "<é>")]) == (
+    assert ChatTemplate("{{ messages[0] | tojson(indent=2) }}").render([ChatTurn("user", "<é>")]) == (
         '{\n  "role": "user",\n  "content": "<é>"\n}'
     )
 
@@ -53,14 +53,14 @@ def test_json_is_not_escaped_for_html() -> None:
 def test_loops_can_be_left_and_the_date_asked_for() -> None:
     """Two things templates in circulation rely on."""
     template = ChatTemplate("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}x{% endfor %}")
-    assert template.render([Turn("user", "a"), Turn("user", "b")]) == "x"
-    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render([Turn("user", "a")])) == 10
+    assert template.render([ChatTurn("user", "a"), ChatTurn("user", "b")]) == "x"
+    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render([ChatTurn("user", "a")])) == 10
 
 
 def test_a_template_may_refuse() -> None:
     """Its own words reach the requester."""
     template = "{% if messages[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    assert "roles must alternate" in refusal(template, Turn("system", "a"))
+    assert "roles must alternate" in refusal(template, ChatTurn("system", "a"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_template_may_refuse() -> None:
 )
 def test_a_template_that_fails_is_a_refusal(template: str) -> None:
     """Mistakes, and what the sandbox forbids, end this request and not the worker."""
-    assert "chat template fails" in refusal(template, Turn("user", "a"))
+    assert "chat template fails" in refusal(template, ChatTurn("user", "a"))
 
 
 def test_a_template_that_does_not_compile_is_named() -> None:

@@ -12,13 +12,13 @@ from flow import deltas_of
 from msgspec.structs import replace
 from test_workers_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
 
-from streaming.jobs.messages import Job, Sampling, State, Text
+from streaming.jobs.messages import Job, JobState, Sampling, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from workers.engines.base import EngineDead, Health, Piece, Request
+from streaming.redis.client import RedisClient
+from workers.engines.base import EngineDead, EngineHealth, Piece, Request
 from workers.engines.sim.engine import SimEngine, token_text
 from workers.settings import SimSettings, WorkerSettings
 
@@ -72,10 +72,10 @@ def said(prompt: str, tokens: int) -> str:
     return "".join(token_text(prompt, index) for index in range(tokens))
 
 
-async def exact(wire: Wire, job: Job, tokens: int) -> None:
+async def exact(wire: RedisClient, job: Job, tokens: int) -> None:
     """Every choice has its text, every delta its number, and each prompt is counted once."""
     record = await ended(wire, job.id)
-    assert record.state is State.COMPLETED and record.terminal is not None
+    assert record.state is JobState.COMPLETED and record.terminal is not None
     n, texts = job.sampling.n, job.prompt.texts  # type: ignore[union-attr]
     assert [text_of(record, at) for at in range(job.choices)] == [
         said(texts[at // n], tokens) for at in range(job.choices)
@@ -92,7 +92,7 @@ def nothing_left(running: Running) -> None:
 
 
 @pytest.mark.parametrize(("slots", "share"), [(8, 4), (3, 1), (1, 1)])
-async def test_one_request_has_half_of_the_slots(wire: Wire, start: Start, slots: int, share: int) -> None:
+async def test_one_request_has_half_of_the_slots(wire: RedisClient, start: Start, slots: int, share: int) -> None:
     """At least one; the other choices are started as its own end, in their order, and each with its own seed."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=slots), engine=Counted)
@@ -106,7 +106,7 @@ async def test_one_request_has_half_of_the_slots(wire: Wire, start: Start, slots
     nothing_left(running)
 
 
-async def test_others_are_claimed_and_run_beside_it(wire: Wire, start: Start) -> None:
+async def test_others_are_claimed_and_run_beside_it(wire: RedisClient, start: Start) -> None:
     """Jobs of other tenants end while the choices of the large one wait: also where there is one slot for all."""
     queue = Queue(wire)
     for slots in (8, 1):
@@ -117,10 +117,10 @@ async def test_others_are_claimed_and_run_beside_it(wire: Wire, start: Start) ->
         for number in range(3):
             other = a_job(queue, f"other {number}", 4, tenant="other")
             await queue.put(other)
-            assert (await ended(wire, other.id)).state is State.COMPLETED
+            assert (await ended(wire, other.id)).state is JobState.COMPLETED
         assert running.worker.running == 1 and running.worker._partial, "the large one was not done"
         await queue.cancel(large.id)
-        assert (await ended(wire, large.id)).state is State.CANCELLED
+        assert (await ended(wire, large.id)).state is JobState.CANCELLED
         running.stop.set()
         await running.task
 
@@ -129,7 +129,7 @@ async def _texts(running: Running, count: int) -> bool:
     return running.worker.texts == count
 
 
-async def test_it_has_half_of_the_cache(wire: Wire, start: Start) -> None:
+async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None:
     """Where the KV cache is smaller than the slots would need, half of that is the limit, by estimated sizes."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
@@ -138,13 +138,13 @@ async def test_it_has_half_of_the_cache(wire: Wire, start: Start) -> None:
     await until(lambda: _texts(running, 2))
     other = a_job(queue, "other", 4)
     await queue.put(other)
-    assert (await ended(wire, other.id)).state is State.COMPLETED
+    assert (await ended(wire, other.id)).state is JobState.COMPLETED
     assert running.worker._partial
     await exact(wire, job, 78)
     assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 2
 
 
-async def test_the_longest_prompt_is_what_counts(wire: Wire, start: Start) -> None:
+async def test_the_longest_prompt_is_what_counts(wire: RedisClient, start: Start) -> None:
     """Choices are not told apart: were the shortest taken for all, a few long ones would fill the cache."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
@@ -155,7 +155,7 @@ async def test_the_longest_prompt_is_what_counts(wire: Wire, start: Start) -> No
     assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 1
 
 
-async def test_several_of_them_fill_the_slots_and_no_more(wire: Wire, start: Start) -> None:
+async def test_several_of_them_fill_the_slots_and_no_more(wire: RedisClient, start: Start) -> None:
     """What is claimed together: every job has its first choice, the others are started where there is room; the engine
     never queues more than is kept at hand."""
     queue = Queue(wire)
@@ -178,7 +178,7 @@ async def test_several_of_them_fill_the_slots_and_no_more(wire: Wire, start: Sta
     nothing_left(running)
 
 
-async def test_lane_batch_leaves_the_reserved_slots_free(wire: Wire, start: Start) -> None:
+async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, start: Start) -> None:
     """Lines of many choices fill all other slots and not one more; a chat has one at once."""
     queue = Queue(wire)
     lines = [many(queue, 10, 400, priority=Priority.BATCH) for _ in range(6)]
@@ -189,7 +189,7 @@ async def test_lane_batch_leaves_the_reserved_slots_free(wire: Wire, start: Star
     assert running.worker.batch_texts == 6
     chat = a_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
     await queue.put(chat)
-    assert (await ended(wire, chat.id)).state is State.COMPLETED
+    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert running.worker.batch_texts == 6 and running.engine.stats().waiting == 0
     for line in lines[:3]:
         await queue.cancel(line.id)
@@ -198,7 +198,7 @@ async def test_lane_batch_leaves_the_reserved_slots_free(wire: Wire, start: Star
     assert running.worker.batch_texts == 6
 
 
-async def test_of_what_waits_the_highest_lane_goes_first(wire: Wire, start: Start) -> None:
+async def test_of_what_waits_the_highest_lane_goes_first(wire: RedisClient, start: Start) -> None:
     """A line of a batch that came first has to wait for the choices of a chat."""
     queue = Queue(wire)
     running = await start(
@@ -220,7 +220,7 @@ async def test_of_what_waits_the_highest_lane_goes_first(wire: Wire, start: Star
 
 
 @pytest.mark.parametrize("stop", ["cancel", "deadline"])
-async def test_its_end_before_its_time_starts_no_choice(wire: Wire, start: Start, stop: str) -> None:
+async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start: Start, stop: str) -> None:
     """A cancel and a deadline while choices wait: these are never started, and no reader hears of them."""
     queue = Queue(wire)
     running = await start(SLOW, engine=Counted)
@@ -230,14 +230,16 @@ async def test_its_end_before_its_time_starts_no_choice(wire: Wire, start: Start
     if stop == "cancel":
         await queue.cancel(job.id)
     record = await ended(wire, job.id)
-    assert record.state is (State.CANCELLED if stop == "cancel" else State.EXPIRED) and record.terminal is not None
+    assert (
+        record.state is (JobState.CANCELLED if stop == "cancel" else JobState.EXPIRED) and record.terminal is not None
+    )
     assert isinstance(running.engine, Counted) and len(running.engine.given) == 4
     assert {row.index for row in record.terminal.rows} <= {0, 1, 2, 3}
     assert record.terminal.usage.prompt == sum(len(f"prompt {at}") // 4 for at in range(4)), "of those that ran"
     nothing_left(running)
 
 
-async def test_one_choice_that_fails_ends_the_job(wire: Wire, start: Start) -> None:
+async def test_one_choice_that_fails_ends_the_job(wire: RedisClient, start: Start) -> None:
     """The engine fails one that had to wait: no other is started, and the job has failed once."""
     queue = Queue(wire)
     running = await start(replace(SLOW, faults=True, step_ms=2), engine=Counted)
@@ -245,13 +247,13 @@ async def test_one_choice_that_fails_ends_the_job(wire: Wire, start: Start) -> N
     job = a_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=10))
     await queue.put(job)
     record = await ended(wire, job.id)
-    assert record.state is State.FAILED and record.terminal is not None and record.terminal.failure is not None
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.code == "engine_error"
     assert isinstance(running.engine, Counted) and len(running.engine.given) < 12
     nothing_left(running)
 
 
-async def test_a_list_with_one_impossible_prompt_computes_nothing(wire: Wire, start: Start) -> None:
+async def test_a_list_with_one_impossible_prompt_computes_nothing(wire: RedisClient, start: Start) -> None:
     """Every prompt is looked at before the first choice is begun, also where that one would have to wait."""
     queue = Queue(wire)
     running = await start(replace(SLOW, step_ms=2), engine=Counted)
@@ -265,15 +267,15 @@ async def test_a_list_with_one_impossible_prompt_computes_nothing(wire: Wire, st
     await exact(wire, fine, 5)
 
 
-async def refused_with(wire: Wire, job: Job) -> int:
+async def refused_with(wire: RedisClient, job: Job) -> int:
     """A job that is too long: how many of its tokens were said."""
     record = await ended(wire, job.id)
-    assert record.state is State.FAILED and record.terminal is not None and record.terminal.failure is not None
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.code == "context_length_exceeded"
     return record.terminal.usage.completion
 
 
-async def test_one_choice_that_is_refused_ends_the_job(wire: Wire, start: Start) -> None:
+async def test_one_choice_that_is_refused_ends_the_job(wire: RedisClient, start: Start) -> None:
     """An engine that cannot say before it is given a prompt: the job fails when its turn comes."""
 
     class Unsure(Counted):
@@ -290,7 +292,7 @@ async def test_one_choice_that_is_refused_ends_the_job(wire: Wire, start: Start)
     await exact(wire, fine, 5)
 
 
-async def test_a_drain_hands_over_what_was_not_started(wire: Wire, start: Start) -> None:
+async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start: Start) -> None:
     """Some choices ended, some under way, some never begun: another worker, with other slots, does the rest."""
     queue = Queue(wire)
     first = await start(SLOW, WorkerSettings(drain_s=0.1))
@@ -300,17 +302,17 @@ async def test_a_drain_hands_over_what_was_not_started(wire: Wire, start: Start)
     first.stop.set()
     await first.task
     nothing_left(first)
-    assert (await Journal(wire).record(job.id)).state is State.QUEUED
+    assert (await JobReader(wire).record(job.id)).state is JobState.QUEUED
     await start(SimSettings(step_ms=1, prefill_ms=1, slots=3))
     await exact(wire, job, 25)
 
 
-async def _ended_choices(wire: Wire, job: Job) -> bool:
-    journal = Journal(wire)
+async def _ended_choices(wire: RedisClient, job: Job) -> bool:
+    journal = JobReader(wire)
     return any(row.finish for row in await deltas_of(journal, await journal.record(job.id)))
 
 
-async def test_a_lost_workers_choices_are_continued_or_begun(wire: Wire, start: Start) -> None:
+async def test_a_lost_workers_choices_are_continued_or_begun(wire: RedisClient, start: Start) -> None:
     """The same after a loss: every text is exact, each delta is there once, prompts are counted once."""
     queue = Queue(wire)
     lost = await start(SLOW)
@@ -328,10 +330,10 @@ async def test_a_lost_workers_choices_are_continued_or_begun(wire: Wire, start: 
     await until(reaped)
     await start(SimSettings(step_ms=1, prefill_ms=1, slots=4))
     await exact(wire, job, 25)
-    assert (await Journal(wire).record(job.id)).attempt == 2
+    assert (await JobReader(wire).record(job.id)).attempt == 2
 
 
-async def test_long_ones_are_checkpointed_while_choices_wait(wire: Wire, start: Start) -> None:
+async def test_long_ones_are_checkpointed_while_choices_wait(wire: RedisClient, start: Start) -> None:
     """The log in front of them is trimmed, and nothing is lost of what was said or waits."""
     queue = Queue(wire)
     running = await start(
@@ -350,7 +352,7 @@ async def test_long_ones_are_checkpointed_while_choices_wait(wire: Wire, start: 
     await exact(wire, job, 400)
 
 
-async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: Wire, start: Start) -> None:
+async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: RedisClient, start: Start) -> None:
     """Some of its texts were under way, which this engine cannot continue: every choice is computed from its first
     token, also those that had ended and those that had not begun."""
     queue = Queue(wire)
@@ -370,7 +372,7 @@ async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: 
     nothing_left(second)
 
 
-async def test_a_slot_that_becomes_free_is_taken_at_once(wire: Wire, start: Start) -> None:
+async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, start: Start) -> None:
     """A full worker claims the next job when one choice of a job ends, not only when a job does or at its next poll."""
     queue = Queue(wire)
     settings = WorkerSettings(prefetch=0, poll_ms=60_000)
@@ -382,11 +384,13 @@ async def test_a_slot_that_becomes_free_is_taken_at_once(wire: Wire, start: Star
     await until(lambda: _texts(running, 4))
     waits = a_job(queue, "waits", 4)
     await queue.put(waits)
-    assert (await ended(wire, waits.id)).state is State.COMPLETED
+    assert (await ended(wire, waits.id)).state is JobState.COMPLETED
     assert running.worker.running == 3
 
 
-async def test_an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker(wire: Wire, start: Start) -> None:
+async def test_an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker(
+    wire: RedisClient, start: Start
+) -> None:
     """Nobody hears what the event loop's callbacks raise."""
 
     class Dying(SimEngine):
@@ -398,8 +402,8 @@ async def test_an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker(
                 raise EngineDead("gone")
             super().submit(request)
 
-        def health(self) -> Health:
-            return Health(True)
+        def health(self) -> EngineHealth:
+            return EngineHealth(True)
 
     queue = Queue(wire)
     running = await start(SLOW, engine=Dying)

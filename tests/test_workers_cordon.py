@@ -17,14 +17,14 @@ from runtime.config import Config
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
 from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Failure, Process, Served, State, Terminal, Usage
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.jobs.messages import Failure, JobState, Process, Served, Terminal, Usage
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics
 from workers.__main__ import WorkerProcess
 from workers.engines.sim.engine import SimEngine
 from workers.settings import SimSettings
-from workers.tally import Tally
+from workers.tally import WorkCounters
 
 
 class Yard:
@@ -32,7 +32,7 @@ class Yard:
 
     def __init__(self, house: House) -> None:
         self.house = house
-        self.wire = Wire.open(WireSettings(url=house.redis_url))
+        self.wire = RedisClient.open(RedisSettings(url=house.redis_url))
         self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
 
     async def worker(self, **fields: object) -> Process:
@@ -125,7 +125,7 @@ def test_whoever_started_it_is_told_once_why_it_drains() -> None:
 
 def test_a_tally_counts_steps_not_pauses() -> None:
     """The first step after a pause has no time of its own."""
-    tally = Tally()
+    tally = WorkCounters()
     for now, more in ((1.0, True), (1.5, True), (2.0, False), (9.0, True), (9.25, False)):
         tally.step(3, now, more=more)
     assert (tally.steps, tally.step_s, tally.step_tokens) == (3, 1.25, 9)
@@ -133,10 +133,10 @@ def test_a_tally_counts_steps_not_pauses() -> None:
 
 def test_a_tally_counts_jobs_by_lane() -> None:
     """All tokens of a job; as failed, what the engine failed at, and not what was refused to its owner."""
-    tally = Tally()
-    ok = Terminal("j", State.COMPLETED, 1, usage=Usage(5, 7))
+    tally = WorkCounters()
+    ok = Terminal("j", JobState.COMPLETED, 1, usage=Usage(5, 7))
     tally.ended("batch", ok)
     for status in (400, 500):
-        tally.ended("batch", Terminal("j", State.FAILED, 0, failure=Failure("c", "m", status)))
+        tally.ended("batch", Terminal("j", JobState.FAILED, 0, failure=Failure("c", "m", status)))
     tally.ended("standard", ok)
     assert tally.served == {"batch": Served(3, 12, 1), "standard": Served(1, 12, 0)}

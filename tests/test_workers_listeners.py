@@ -12,14 +12,14 @@ from flow import numbers_read, until
 
 from streaming.errors import Unavailable
 from streaming.jobs.lease import SILENT
-from streaming.jobs.messages import Chat, Job, Sampling, State, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Job, JobState, Sampling
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay
-from streaming.jobs.reorder_buffer import Inbox
+from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import channel, partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers import worker as module
@@ -43,7 +43,7 @@ def test_an_address_is_given_up_after_silence_without_a_break() -> None:
 
 
 @asynccontextmanager
-async def at_work(wire: Wire) -> AsyncIterator[Worker]:
+async def at_work(wire: RedisClient) -> AsyncIterator[Worker]:
     """A worker with the simulated engine that takes three seconds for an answer."""
     engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1))
     card = await engine.start(lambda step: worker.on_step(step), lambda _: None)  # noqa: PLW0108 - it comes next
@@ -57,11 +57,11 @@ async def at_work(wire: Wire) -> AsyncIterator[Worker]:
         await engine.stop()
 
 
-async def streamed(wire: Wire, relay: Relay) -> Inbox:
+async def streamed(wire: RedisClient, relay: Relay) -> ReorderBuffer:
     """The inbox of a job that is being streamed to this relay."""
     queue = Queue(wire)
     job = Job(
-        id=queue.new_id("t"), model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((Turn("user", "hello"),)),
+        id=queue.new_id("t"), model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "hi"),)),
         sampling=Sampling(max_tokens=TOKENS), stream=True, reply_to=relay.address,
     )  # fmt: skip
     inbox = relay.open(job.id)
@@ -72,7 +72,7 @@ async def streamed(wire: Wire, relay: Relay) -> Inbox:
 
 
 @pytest.fixture
-async def relay(wire: Wire) -> AsyncIterator[Relay]:
+async def relay(wire: RedisClient) -> AsyncIterator[Relay]:
     relay = Relay(wire)
     await relay.start()
     await relay.connected.wait()
@@ -80,14 +80,14 @@ async def relay(wire: Wire) -> AsyncIterator[Relay]:
     await relay.stop()
 
 
-async def fields_of_the_newest_step(wire: Wire, worker: Worker) -> set[str]:
+async def fields_of_the_newest_step(wire: RedisClient, worker: Worker) -> set[str]:
     redis: Any = wire.redis
     ((_, fields),) = await redis.xrevrange(partition_key(0, "log", worker.lease.id), count=1)
     return {name.decode() for name in fields}
 
 
 async def test_an_address_nobody_listens_at_is_dropped(
-    wire: Wire, relay: Relay, monkeypatch: pytest.MonkeyPatch
+    wire: RedisClient, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows for a process that is gone are logged no more, those for the living one go on, and each comes once."""
     monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.1)
@@ -101,18 +101,18 @@ async def test_an_address_nobody_listens_at_is_dropped(
 
         await until(lambda: logged(relay.address, GONE))
         await until(lambda: logged(relay.address))
-        record = await Journal(wire).record(inbox.job_id)
-        assert record.addresses == (relay.address,) and record.state is State.RUNNING
+        record = await JobReader(wire).record(inbox.job_id)
+        assert record.addresses == (relay.address,) and record.state is JobState.RUNNING
         assert await reading == list(range(1, TOKENS + 1))
 
 
-async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: Wire, relay: Relay) -> None:
+async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: RedisClient, relay: Relay) -> None:
     """It misses nothing, and hears the rest as it comes."""
     async with at_work(wire) as worker:
         inbox = await streamed(wire, relay)
         reading = asyncio.create_task(numbers_read(inbox))
         await worker._unfollow(relay.address)
-        assert (await Journal(wire).record(inbox.job_id)).addresses == ()
+        assert (await JobReader(wire).record(inbox.job_id)).addresses == ()
 
         async def gone() -> bool:
             return await fields_of_the_newest_step(wire, worker) == {SILENT}
@@ -122,11 +122,11 @@ async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: Wire, re
 
         await until(gone)
         await until(back)
-        assert (await Journal(wire).record(inbox.job_id)).state is State.RUNNING
+        assert (await JobReader(wire).record(inbox.job_id)).state is JobState.RUNNING
         assert await reading == list(range(1, TOKENS + 1))
 
 
-async def test_a_drop_that_the_store_did_not_take_is_undone(wire: Wire, relay: Relay) -> None:
+async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, relay: Relay) -> None:
     """The record still names the address, so its rows go on until the store has forgotten it too."""
     async with at_work(wire) as worker:
         inbox = await streamed(wire, relay)
@@ -144,8 +144,8 @@ async def test_a_drop_that_the_store_did_not_take_is_undone(wire: Wire, relay: R
         with pytest.raises(Unavailable):
             await worker._unfollow(relay.address)
         assert worker._attempts[inbox.job_id].addresses == (relay.address,)
-        assert (await Journal(wire).record(inbox.job_id)).addresses == (relay.address,)
+        assert (await JobReader(wire).record(inbox.job_id)).addresses == (relay.address,)
         await worker._unfollow(relay.address)
         assert worker._attempts[inbox.job_id].addresses == (SILENT,)
-        assert (await Journal(wire).record(inbox.job_id)).addresses == ()
+        assert (await JobReader(wire).record(inbox.job_id)).addresses == ()
         assert await reading == list(range(1, TOKENS + 1))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streaming.jobs.messages import Failure, ModelCard, Sampling, Turn
+from streaming.jobs.messages import ChatTurn, Failure, ModelCard, Sampling
 from workers.engines.base import EngineDead, Piece, Refused, Request
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SLOTS, CONTEXT = 4, 512
 GREEDY: dict[str, Any] = {"temperature": 0.0}
-STORY = (Turn("user", "Tell me a long story about a river."),)
+STORY = (ChatTurn("user", "Tell me a long story about a river."),)
 
 
 class Desk:
@@ -40,7 +40,7 @@ class Desk:
     async def start(self) -> None:
         self.card = await self.engine.start(self._on_step, self.phases.append)
 
-    def send(self, prompt: Sequence[Turn] | str | Sequence[int], past: Any = (), **sampling: Any) -> str:
+    def send(self, prompt: Sequence[ChatTurn] | str | Sequence[int], past: Any = (), **sampling: Any) -> str:
         self._number += 1
         request = Request(f"r{self._number}", prompt, Sampling(**sampling), past)
         self._ended[request.id] = asyncio.Event()
@@ -52,7 +52,7 @@ class Desk:
         await asyncio.wait_for(self._ended[request_id].wait(), 60)
         return joined(request_id, self.pieces(request_id))
 
-    async def ask(self, prompt: Sequence[Turn] | str | Sequence[int], past: Any = (), **sampling: Any) -> Piece:
+    async def ask(self, prompt: Sequence[ChatTurn] | str | Sequence[int], past: Any = (), **sampling: Any) -> Piece:
         return await self.result(self.send(prompt, past, **sampling))
 
     def pieces(self, request_id: str) -> list[Piece]:
@@ -273,7 +273,7 @@ async def test_a_waiting_request_is_cancelled_at_once(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "param"), [("river " * 600, "prompt"), ((Turn("user", "river " * 600),), "messages")]
+    ("prompt", "param"), [("river " * 600, "prompt"), ((ChatTurn("user", "river " * 600),), "messages")]
 )
 async def test_a_prompt_over_the_context_fails_with_both_numbers(desk: Desk, prompt: Any, param: str) -> None:
     """Its length and the context, and which field to shorten."""
@@ -362,7 +362,7 @@ async def test_a_prompt_is_checked_before_it_is_given(desk: Desk) -> None:
     """Its tokens are counted as the engine counts them when it runs: the longest that fits, and one more token."""
     text = "Once upon a time " * 40
     counted = (await desk.ask(text, max_tokens=1, **GREEDY)).prompt_tokens
-    for prompt, tokens in ((text, counted), ((1,) * 60, 60), ((Turn("user", text),), 0)):
+    for prompt, tokens in ((text, counted), ((1,) * 60, 60), ((ChatTurn("user", text),), 0)):
         sampling = Sampling(max_tokens=CONTEXT - tokens)
         if tokens:
             await desk.engine.check(Request("r", prompt, sampling))

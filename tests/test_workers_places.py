@@ -14,7 +14,7 @@ from test_workers_worker import Start, a_job, recorder, start, until
 from streaming.jobs.messages import Job, Sampling
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from workers.engines.base import Piece, Request, Stats
 from workers.engines.sim.engine import SimEngine
 from workers.settings import SimSettings, WorkerSettings
@@ -65,7 +65,7 @@ class Manual(SimEngine):
 class Bench:
     """A worker of four slots and who brings it jobs. Those of sixteen choices are there before it is."""
 
-    def __init__(self, wire: Wire, start: Start) -> None:
+    def __init__(self, wire: RedisClient, start: Start) -> None:
         self.queue, self._start = Queue(wire), start
 
     async def begin(self, large: int, prefetch: int = 1, priority: Priority = Priority.STANDARD) -> list[Job]:
@@ -115,7 +115,7 @@ def _true(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
 
 
 @pytest.fixture
-def bench(wire: Wire, start: Start) -> Bench:
+def bench(wire: RedisClient, start: Start) -> Bench:
     return Bench(wire, start)
 
 

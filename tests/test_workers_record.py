@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streaming.jobs.lease import Claim
-from streaming.jobs.messages import Chat, Job, Sampling, Turn
+from streaming.jobs.messages import Chat, ChatTurn, Job, Sampling
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
@@ -14,7 +14,12 @@ from workers.attempt import Attempt
 from workers.record import MANY_ATTEMPTS, Recorder
 
 JOB = Job(
-    id="0-job", model="m", tenant="t", priority=Priority.BATCH, prompt=Chat((Turn("user", "hi"),)), sampling=Sampling()
+    id="0-job",
+    model="m",
+    tenant="t",
+    priority=Priority.BATCH,
+    prompt=Chat((ChatTurn("user", "hi"),)),
+    sampling=Sampling(),
 )
 
 

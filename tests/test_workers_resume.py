@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streaming.jobs.messages import Capabilities, Chat, Delta, Job, Sampling, Text, Turn
+from streaming.jobs.messages import Capabilities, Chat, ChatTurn, Delta, Job, Sampling, Text
 from streaming.priority import Priority
 from workers.resume import restart_reason
 
@@ -15,7 +15,7 @@ CAN = Capabilities(json_schema=True, json_resume=True)
 
 
 def a_job(prompts: int = 0, **sampling: Any) -> Job:
-    prompt = Text(("a",) * prompts) if prompts else Chat((Turn("user", "hi"),))
+    prompt = Text(("a",) * prompts) if prompts else Chat((ChatTurn("user", "hi"),))
     return Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=prompt, sampling=Sampling(**sampling))
 
 

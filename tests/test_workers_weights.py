@@ -346,7 +346,7 @@ def test_what_pip_cannot_do_is_named(
 ) -> None:
     """In pip's own last words."""
     answering(monkeypatch, code, out, err)
-    with pytest.raises(download.Interrupted, match=problem):
+    with pytest.raises(download.DownloadInterrupted, match=problem):
         download.locate("a==1")
 
 

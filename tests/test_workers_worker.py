@@ -25,32 +25,32 @@ from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Plans
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import NOTHING, History, LoggedRun
-from streaming.jobs.lease import Broken, Claim, Claimed, Finish, Held, Lease
+from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease, UnreadableClaim
 from streaming.jobs.messages import (
     Capabilities,
     Chat,
+    ChatTurn,
     Control,
     Failure,
     Follow,
     Frame,
     Job,
+    JobState,
     ModelCard,
     Opening,
     Sampling,
-    State,
     Terminal,
     Text,
-    Turn,
     decode_reply,
     encode,
 )
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal, Record
+from streaming.jobs.records import JobReader, JobRecord
 from streaming.keys import channel, new_job_id, partition_key
 from streaming.priority import Priority
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
@@ -82,7 +82,7 @@ Start = Callable[..., Awaitable[Running]]
 
 
 @pytest.fixture
-async def start(wire: Wire, recorder: Recorder) -> AsyncIterator[Start]:
+async def start(wire: RedisClient, recorder: Recorder) -> AsyncIterator[Start]:
     """Starts workers; ends them all after the test."""
     started: list[Running] = []
 
@@ -112,13 +112,13 @@ async def start(wire: Wire, recorder: Recorder) -> AsyncIterator[Start]:
 def a_job(queue: Queue, text: str = "hello", max_tokens: int = 10, **changes: object) -> Job:
     fields: dict[str, object] = {
         "id": queue.new_id("t"), "model": "m", "tenant": "t", "priority": Priority.STANDARD,
-        "prompt": Chat((Turn("user", text),)), "sampling": Sampling(max_tokens=max_tokens),
+        "prompt": Chat((ChatTurn("user", text),)), "sampling": Sampling(max_tokens=max_tokens),
     }  # fmt: skip
     return Job(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def expected(text: str, tokens: int) -> str:
-    prompt = prompt_text((Turn("user", text),))
+    prompt = prompt_text((ChatTurn("user", text),))
     return "".join(token_text(prompt, index) for index in range(tokens))
 
 
@@ -129,8 +129,8 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20) -
         await asyncio.sleep(0.01)
 
 
-async def ended(wire: Wire, job_id: str) -> Record:
-    journal = Journal(wire)
+async def ended(wire: RedisClient, job_id: str) -> JobRecord:
+    journal = JobReader(wire)
 
     async def final() -> bool:
         return (await journal.record(job_id)).state.final
@@ -139,12 +139,12 @@ async def ended(wire: Wire, job_id: str) -> Record:
     return await journal.record(job_id)
 
 
-def text_of(record: Record, index: int = 0) -> str:
+def text_of(record: JobRecord, index: int = 0) -> str:
     assert record.terminal is not None
     return "".join(row.text for row in record.terminal.rows if row.index == index)
 
 
-async def test_many_jobs_run_together_and_each_text_is_exact(wire: Wire, start: Start) -> None:
+async def test_many_jobs_run_together_and_each_text_is_exact(wire: RedisClient, start: Start) -> None:
     """More jobs than slots: all complete, byte for byte, and every delta is numbered without a gap."""
     queue = Queue(wire)
     await start()
@@ -152,13 +152,13 @@ async def test_many_jobs_run_together_and_each_text_is_exact(wire: Wire, start: 
     await asyncio.gather(*(queue.put(job) for job in jobs))
     for number, job in enumerate(jobs):
         record = await ended(wire, job.id)
-        assert record.state is State.COMPLETED and text_of(record) == expected(f"job {number}", 20)
+        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"job {number}", 20)
         assert record.terminal is not None and [row.seq for row in record.terminal.rows] == list(range(1, 21))
         assert record.terminal.usage.completion == 20 and record.terminal.finishes == ("length",)
         assert record.created_ms <= record.started_ms <= record.first_ms <= record.done_ms
 
 
-async def test_choices_prompts_and_stop_strings(wire: Wire, start: Start) -> None:
+async def test_choices_prompts_and_stop_strings(wire: RedisClient, start: Start) -> None:
     """Two prompts times two choices are four texts; a stop string cuts each before it."""
     queue = Queue(wire)
     await start()
@@ -177,7 +177,7 @@ async def test_choices_prompts_and_stop_strings(wire: Wire, start: Start) -> Non
     assert record.terminal is not None and record.terminal.finishes == ("stop",)
 
 
-async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: Wire, start: Start) -> None:
+async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: RedisClient, start: Start) -> None:
     """Too long, or an option this engine does not have: 400 in the record, and the next job runs."""
     queue = Queue(wire)
     await start()
@@ -190,12 +190,12 @@ async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: Wire,
         await queue.put(job)
     for job, code in ((too_long, "context_length_exceeded"), (odd, "invalid_request_error")):
         record = await ended(wire, job.id)
-        assert record.state is State.FAILED and record.terminal is not None and record.terminal.failure is not None
+        assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
         assert (record.terminal.failure.code, record.terminal.failure.status) == (code, 400)
-    assert (await ended(wire, fine.id)).state is State.COMPLETED
+    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
 
 
-async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Wire, start: Start) -> None:
+async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: RedisClient, start: Start) -> None:
     """The engine forgets the request; what was generated before stays readable."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=2))
@@ -208,8 +208,8 @@ async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Wir
 
     await until(both_run)
     await queue.cancel(cancelled.id)
-    assert (await ended(wire, cancelled.id)).state is State.CANCELLED
-    assert (await ended(wire, late.id)).state is State.EXPIRED
+    assert (await ended(wire, cancelled.id)).state is JobState.CANCELLED
+    assert (await ended(wire, late.id)).state is JobState.EXPIRED
 
     async def quiet() -> bool:
         return running.engine.stats().running == 0 and running.worker.running == 0
@@ -217,14 +217,14 @@ async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Wir
     await until(quiet)
 
 
-async def test_a_cancel_waits_for_no_heartbeat(wire: Wire, start: Start) -> None:
+async def test_a_cancel_waits_for_no_heartbeat(wire: RedisClient, start: Start) -> None:
     """The worker is told of it; that heartbeats say it too is for words that were lost."""
     queue = Queue(wire)
     running = await start(LONG)
     beat, job = running.worker.lease.beat, a_job(queue, max_tokens=8000)
 
-    async def silent(partition: int) -> dict[str, Held]:
-        return {job_id: Held(held.number, cancelled=False) for job_id, held in (await beat(partition)).items()}
+    async def silent(partition: int) -> dict[str, HeldJob]:
+        return {job_id: HeldJob(held.number, cancelled=False) for job_id, held in (await beat(partition)).items()}
 
     running.worker.lease.beat = silent  # type: ignore[method-assign]
     await queue.put(job)
@@ -234,10 +234,10 @@ async def test_a_cancel_waits_for_no_heartbeat(wire: Wire, start: Start) -> None
 
     await until(runs)
     await queue.cancel(job.id)
-    assert (await ended(wire, job.id)).state is State.CANCELLED
+    assert (await ended(wire, job.id)).state is JobState.CANCELLED
 
 
-async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire: Wire, start: Start) -> None:
+async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire: RedisClient, start: Start) -> None:
     """The worker hears of the cancel when it does not know the job yet."""
     queue, running = Queue(wire), await start()
     lease, job = running.worker.lease, a_job(queue)
@@ -255,11 +255,11 @@ async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire
 
     lease.claim = claimed  # type: ignore[method-assign]
     await queue.put(job)
-    assert (await ended(wire, job.id)).state is State.CANCELLED
+    assert (await ended(wire, job.id)).state is JobState.CANCELLED
     assert running.engine.stats().steps == 0 and not running.task.done()
 
 
-async def test_a_deadline_is_as_far_off_as_the_store_says(wire: Wire, start: Start) -> None:
+async def test_a_deadline_is_as_far_off_as_the_store_says(wire: RedisClient, start: Start) -> None:
     """By the store's clock, which may show any time; one that had passed before the claim ends the job at once."""
     running, loop = await start(LONG), asyncio.get_running_loop()
     for due_ms, in_s in ((10_001_000, 10_000.0), (0, 0.0)):
@@ -274,7 +274,7 @@ async def test_a_deadline_is_as_far_off_as_the_store_says(wire: Wire, start: Sta
         assert deadline is not None and before + in_s <= deadline.when() <= loop.time() + in_s
 
 
-async def test_a_drained_worker_finishes_or_hands_over(wire: Wire, start: Start) -> None:
+async def test_a_drained_worker_finishes_or_hands_over(wire: RedisClient, start: Start) -> None:
     """Short jobs finish within the grace time; a long one goes on elsewhere from its logged tokens, exactly."""
     queue = Queue(wire)
     first = await start(SimSettings(step_ms=2, prefill_ms=1), WorkerSettings(drain_s=0.3))
@@ -288,22 +288,22 @@ async def test_a_drained_worker_finishes_or_hands_over(wire: Wire, start: Start)
     await until(both_run)
     first.stop.set()
     await asyncio.wait_for(first.task, 20)
-    assert (await ended(wire, short.id)).state is State.COMPLETED
-    handed = await Journal(wire).record(long.id)
-    assert handed.state is State.QUEUED and handed.attempt == 1
+    assert (await ended(wire, short.id)).state is JobState.COMPLETED
+    handed = await JobReader(wire).record(long.id)
+    assert handed.state is JobState.QUEUED and handed.attempt == 1
     await start()
     record = await ended(wire, long.id)
     assert text_of(record) == expected("long", 600)
     assert len(record.runs) == 2
 
 
-async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: Wire, start: Start) -> None:
+async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, start: Start) -> None:
     """A worker that vanishes in mid-sentence is fenced after its lease, and another one completes the same text."""
     queue = Queue(wire)
     lost = await start(SimSettings(step_ms=5, prefill_ms=1))
     job = a_job(queue, "go on", 300)
     await queue.put(job)
-    journal = Journal(wire)
+    journal = JobReader(wire)
 
     async def has_tokens() -> bool:
         return len(await deltas_of(journal, await journal.record(job.id))) >= 20
@@ -323,7 +323,7 @@ async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: Wire, start: 
     assert record.terminal is not None and [row.seq for row in record.terminal.rows] == list(range(1, 301))
 
 
-async def test_an_unreadable_body_fails_its_job_alone(wire: Wire, start: Start) -> None:
+async def test_an_unreadable_body_fails_its_job_alone(wire: RedisClient, start: Start) -> None:
     """Garbage in the record becomes a failed job; the worker lives on."""
     queue = Queue(wire)
     broken, fine = a_job(queue), a_job(queue)
@@ -331,15 +331,15 @@ async def test_an_unreadable_body_fails_its_job_alone(wire: Wire, start: Start) 
     await wire.redis.hset(partition_key(0, "job", broken.id), "body", b"\xc1garbage")
     await queue.put(fine)
     await start()
-    assert (await ended(wire, fine.id)).state is State.COMPLETED
+    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
 
     record = await ended(wire, broken.id)
-    assert record.state is State.FAILED and record.job.tenant == "t"
+    assert record.state is JobState.FAILED and record.job.tenant == "t"
     (letter,) = await DeadLetters(wire).recent(10)
     assert letter.job == broken.id and "unreadable" in letter.reason
 
 
-async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: Wire, start: Start) -> None:
+async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: RedisClient, start: Start) -> None:
     """A job the server counts as this worker's, of which it knows nothing, does not wait for ever."""
     queue = Queue(wire)
     running = await start()
@@ -350,17 +350,17 @@ async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: Wire, start: S
     await wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000, "", "", 100)
 
     async def back() -> bool:
-        record = await Journal(wire).record(job.id)
-        return record.state is State.QUEUED and record.attempt == 1
+        record = await JobReader(wire).record(job.id)
+        return record.state is JobState.QUEUED and record.attempt == 1
 
     await until(back)
 
 
-async def _leased(wire: Wire, lease: str) -> bool:
+async def _leased(wire: RedisClient, lease: str) -> bool:
     return await wire.redis.zscore(partition_key(0, "leases"), lease) is not None
 
 
-async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: Wire, start: Start) -> None:
+async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: RedisClient, start: Start) -> None:
     """Reading what the job's last worker logged outlasts several heartbeats: the job is still begun once, by one."""
     queue, lost = Queue(wire), Lease(wire, "m")
     job = a_job(queue, "slow", 30)
@@ -374,7 +374,7 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
     read, beat = journal.history, worker.lease.beat
     several = asyncio.Event()
 
-    async def counted(partition: int) -> dict[str, Held]:
+    async def counted(partition: int) -> dict[str, HeldJob]:
         nonlocal beats
         held = await beat(partition)
         beats += job.id in held
@@ -389,11 +389,11 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: W
     worker.lease.beat = counted  # type: ignore[method-assign]
     journal.history = slow  # type: ignore[method-assign]
     record = await ended(wire, job.id)
-    assert record.state is State.COMPLETED and record.attempt == 2 and len(record.runs) == 2
+    assert record.state is JobState.COMPLETED and record.attempt == 2 and len(record.runs) == 2
     assert text_of(record) == expected("slow", 30)
 
 
-async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: Wire, start: Start) -> None:
+async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: RedisClient, start: Start) -> None:
     """A drained worker has left; a beat that comes after it is refused, and the drain still ends well."""
     running = await start()
     lease, refused = running.worker.lease, asyncio.Event()
@@ -405,7 +405,7 @@ async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: Wire, 
         await asyncio.wait_for(refused.wait(), 20)
         return held
 
-    async def beaten(partition: int) -> dict[str, Held]:
+    async def beaten(partition: int) -> dict[str, HeldJob]:
         try:
             return await beat(partition)
         except Fenced:
@@ -418,9 +418,9 @@ async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: Wire, 
     assert refused.is_set()
 
 
-async def test_a_store_that_lost_frames_gets_them_again(wire: Wire, start: Start) -> None:
+async def test_a_store_that_lost_frames_gets_them_again(wire: RedisClient, start: Start) -> None:
     """The worker still has every token of its running jobs: the log is made whole and the text stays exact."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1))
     job = a_job(queue, "set back", 200)
     await queue.put(job)
@@ -437,7 +437,7 @@ async def test_a_store_that_lost_frames_gets_them_again(wire: Wire, start: Start
     assert record.attempt == 1 and text_of(record) == expected("set back", 200)
 
 
-async def test_suspects_run_alone_and_the_innocent_complete(wire: Wire, start: Start) -> None:
+async def test_suspects_run_alone_and_the_innocent_complete(wire: RedisClient, start: Start) -> None:
     """Jobs that lost two workers are run one at a time; nothing runs beside them."""
     queue = Queue(wire)
     jobs = [a_job(queue, f"suspect {number}", 20) for number in range(3)]
@@ -451,21 +451,21 @@ async def test_suspects_run_alone_and_the_innocent_complete(wire: Wire, start: S
         await Reaper(wire).sweep()
     running = await start()
     most, deadline = 0, time.monotonic() + 30
-    while not all([(await Journal(wire).record(job.id)).state.final for job in jobs]):
+    while not all([(await JobReader(wire).record(job.id)).state.final for job in jobs]):
         assert not running.task.done() and time.monotonic() < deadline, running.task
         most = max(most, running.worker.running)
         await asyncio.sleep(0.002)
     for number, job in enumerate(jobs):
         record = await ended(wire, job.id)
-        assert record.state is State.COMPLETED and text_of(record) == expected(f"suspect {number}", 20)
+        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"suspect {number}", 20)
         assert record.attempt == 3
     assert most == 1
     after = a_job(queue, "after", 5)
     await queue.put(after)
-    assert (await ended(wire, after.id)).state is State.COMPLETED
+    assert (await ended(wire, after.id)).state is JobState.COMPLETED
 
 
-async def test_the_next_worker_numbers_on_where_the_log_ends(wire: Wire, start: Start) -> None:
+async def test_the_next_worker_numbers_on_where_the_log_ends(wire: RedisClient, start: Start) -> None:
     """No delta has two authors: what the lost worker has said is never said anew."""
     queue, lost = Queue(wire), Lease(wire, "m")
     job = a_job(queue, "on", 20)
@@ -473,22 +473,22 @@ async def test_the_next_worker_numbers_on_where_the_log_ends(wire: Wire, start: 
     await lost.register()
     (claim,) = (await lost.claim(0, 1)).jobs
     assert isinstance(claim, Claim)
-    prompt = prompt_text((Turn("user", "on"),))
+    prompt = prompt_text((ChatTurn("user", "on"),))
     rows = [delta(claim, index + 1, token_text(prompt, index)) for index in range(5)]
     await lost.calls([append(lost, {"-": rows}, claim)])
     await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
     assert (await Reaper(wire).sweep()).requeued == 1
     heir = await start()
     assert text_of(await ended(wire, job.id)) == expected("on", 20)
-    frames = [frame async for frame in Journal(wire).frames(0, heir.worker.lease.id, 1)]
+    frames = [frame async for frame in JobReader(wire).frames(0, heir.worker.lease.id, 1)]
     assert [row.seq for frame in frames for row in frame.rows] == list(range(6, 21))
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_long_job_does_not_keep_the_whole_log(wire: Wire, start: Start, stream: bool) -> None:
+async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: Start, stream: bool) -> None:
     """Its tokens are logged anew now and then and what lies before is trimmed, beside neighbours that come and go; a
     reader from the beginning, and the next worker, find all of them."""
-    queue, journal, settings = Queue(wire), Journal(wire), WorkerSettings(checkpoint_frames=150)
+    queue, journal, settings = Queue(wire), JobReader(wire), WorkerSettings(checkpoint_frames=150)
     first = await start(SimSettings(step_ms=1, prefill_ms=1), settings)
     earlier = a_job(queue, "before", 40)
     await queue.put(earlier)
@@ -517,9 +517,9 @@ async def test_a_long_job_does_not_keep_the_whole_log(wire: Wire, start: Start, 
     assert text_of(done) == expected("long", 3000) and done.attempt == 2 and done.epoch == record.epoch
 
 
-async def test_a_job_whose_log_has_a_hole_begins_anew(wire: Wire, start: Start) -> None:
+async def test_a_job_whose_log_has_a_hole_begins_anew(wire: RedisClient, start: Start) -> None:
     """Half of what the lost worker logged is gone: neither a splice nor a shorter text, and a new epoch says so."""
-    queue, journal, lost = Queue(wire), Journal(wire), Lease(wire, "m")
+    queue, journal, lost = Queue(wire), JobReader(wire), Lease(wire, "m")
     job = a_job(queue, "hole", 20)
     await queue.put(job)
     await lost.register()
@@ -542,10 +542,10 @@ async def test_a_job_whose_log_has_a_hole_begins_anew(wire: Wire, start: Start) 
 
 @pytest.mark.parametrize("shape", [{"sampling": Sampling(max_tokens=60)}, {"sampling": Sampling(max_tokens=60, n=2)}])
 async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
-    wire: Wire, start: Start, shape: dict[str, object]
+    wire: RedisClient, start: Start, shape: dict[str, object]
 ) -> None:
     """The store forgot its claim, as after a failover: two runs of one job on one engine never mix."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
     job = a_job(queue, "twice", 60, **shape)
     await queue.put(job)
@@ -572,13 +572,13 @@ async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
     assert len(record.terminal.sections) == 1 and running.worker.running == 0 and not running.worker.texts
 
 
-async def test_a_run_is_opened_once_to_each_who_listens(wire: Wire, start: Start) -> None:
+async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start: Start) -> None:
     """The job's id goes out with the first tokens an address gets, then the run's number stands for it."""
     queue = Queue(wire)
     job = a_job(queue, "named", 300, stream=True, reply_to="first")
     await queue.put(job)
     running = await start()
-    lease, journal = running.worker.lease, Journal(wire)
+    lease, journal = running.worker.lease, JobReader(wire)
 
     async def logged() -> list[dict[str, Frame]]:
         entries = await wire.redis.xrange(partition_key(0, "log", lease.id))
@@ -602,9 +602,9 @@ async def test_a_run_is_opened_once_to_each_who_listens(wire: Wire, start: Start
     assert len(await deltas_of(journal, await journal.record(job.id))) == 300
 
 
-async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: Wire, start: Start) -> None:
+async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisClient, start: Start) -> None:
     """It trims nothing that the next worker, or a reader who resumes, has to read."""
-    queue, journal = Queue(wire), Journal(wire)
+    queue, journal = Queue(wire), JobReader(wire)
     job = a_job(queue, "handed", 4000)
     await queue.put(job)
     leaving = await start(FAST, WorkerSettings(drain_s=0.2))
@@ -632,10 +632,10 @@ async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: Wire, s
     await asyncio.wait_for(leaving.task, 20)
     record = await journal.record(job.id)
     seqs = [row.seq for row in await deltas_of(journal, record)]
-    assert record.state is State.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200
+    assert record.state is JobState.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200
 
 
-async def test_slots_are_kept_for_higher_lanes(wire: Wire, start: Start) -> None:
+async def test_slots_are_kept_for_higher_lanes(wire: RedisClient, start: Start) -> None:
     """However much waits in lane batch, it leaves them empty, and a chat is begun at once; of several choices too."""
     slow = SimSettings(step_ms=20, prefill_ms=1, slots=8)
     running = await start(slow, WorkerSettings(reserved_slots=2, drain_s=5))
@@ -656,7 +656,7 @@ async def test_slots_are_kept_for_higher_lanes(wire: Wire, start: Start) -> None
     chats = [await queue.put(a_job(queue, f"chat {number}", 3, priority=priority))
              for number, priority in enumerate((Priority.INTERACTIVE, Priority.STANDARD))]  # fmt: skip
     for chat in chats:
-        assert (await ended(wire, chat.id)).state is State.COMPLETED
+        assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert {id(each) for each in running.engine._batch.running} == held, "a chat waited for a line to end"
 
 
@@ -695,7 +695,7 @@ def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
 # --- several shapes --------------------------------------------------------------------------------------------------
 
 
-async def hold(wire: Wire, running: Running, for_ms: int) -> None:
+async def hold(wire: RedisClient, running: Running, for_ms: int) -> None:
     """As the leader says it: again and again, for who does not listen yet hears nothing."""
     lead = await Leadership(wire).claim("s", 60_000)
 
@@ -707,7 +707,7 @@ async def hold(wire: Wire, running: Running, for_ms: int) -> None:
     await until(heard)
 
 
-async def test_a_held_worker_leaves_new_jobs_to_others_and_finishes_its_own(wire: Wire, start: Start) -> None:
+async def test_a_held_worker_leaves_new_jobs_to_others_and_finishes_its_own(wire: RedisClient, start: Start) -> None:
     """Ten jobs go to the other worker; once it may again, the held one takes the next."""
     queue = Queue(wire)
     held = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8))
@@ -728,19 +728,19 @@ async def test_a_held_worker_leaves_new_jobs_to_others_and_finishes_its_own(wire
     await hold(wire, held, 0)
     last = a_job(queue)
     await queue.put(last)
-    assert (await ended(wire, last.id)).state is State.COMPLETED
+    assert (await ended(wire, last.id)).state is JobState.COMPLETED
 
 
-async def test_a_hold_that_is_not_said_again_is_over(wire: Wire, start: Start) -> None:
+async def test_a_hold_that_is_not_said_again_is_over(wire: RedisClient, start: Start) -> None:
     """With no scheduler left, a job waits no longer than the hold was for."""
     queue, running = Queue(wire), await start()
     await hold(wire, running, 400)
     job = a_job(queue)
     await queue.put(job)
-    assert (await ended(wire, job.id)).state is State.COMPLETED
+    assert (await ended(wire, job.id)).state is JobState.COMPLETED
 
 
-async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: Wire, start: Start) -> None:
+async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: RedisClient, start: Start) -> None:
     """One worker of a model runs them; were it held, nobody would. The same while it does not know whether it is that
     one, for its last claim was not answered."""
     running = await start()
@@ -757,7 +757,7 @@ async def _runs(running: Running, jobs: int) -> bool:
     return running.worker.running == jobs
 
 
-async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: Wire, start: Start) -> None:
+async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: RedisClient, start: Start) -> None:
     """It is put back unclaimed, without a dead letter and without spinning, and what this worker can read behind it
     runs."""
     queue = Queue(wire)
@@ -772,13 +772,13 @@ async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: Wire, sta
     for job in fine:
         await queue.put(job)
     for job in fine:
-        assert (await ended(wire, job.id)).state is State.COMPLETED
+        assert (await ended(wire, job.id)).state is JobState.COMPLETED
     before = (await wire.redis.info("commandstats"))["cmdstat_xreadgroup"]["calls"]
     await asyncio.sleep(2)
     assert (await wire.redis.info("commandstats"))["cmdstat_xreadgroup"]["calls"] - before < 40
     for job in newer:
         async with asyncio.timeout(20):  # it may be in a claim just now
-            while (record := await Journal(wire).record(job.id)).state is not State.QUEUED:
+            while (record := await JobReader(wire).record(job.id)).state is not JobState.QUEUED:
                 await asyncio.sleep(0.01)
         assert (record.attempt, record.runs, record.started_ms) == (0, (), 0) and record.fault
         assert await wire.redis.zscore(partition_key(0, "timers"), job.id) is not None
@@ -788,7 +788,7 @@ async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: Wire, sta
     await asyncio.wait_for(running.task, 20)  # nothing of them is held
 
 
-async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: Wire, start: Start) -> None:
+async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: RedisClient, start: Start) -> None:
     """Its body can be read, the log of its first attempt cannot: it is not begun anew, and not failed."""
     queue, lost = Queue(wire), Lease(wire, "m")
     job = a_job(queue, max_tokens=5)
@@ -801,15 +801,17 @@ async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: Wire, start: 
     await start()
     fine = a_job(queue)
     await queue.put(fine)
-    assert (await ended(wire, fine.id)).state is State.COMPLETED
+    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
     async with asyncio.timeout(20):
-        while (record := await Journal(wire).record(job.id)).state is not State.QUEUED:
+        while (record := await JobReader(wire).record(job.id)).state is not JobState.QUEUED:
             await asyncio.sleep(0.01)
     assert record.attempt == 1 and [logged.run.worker for logged in record.runs] == [lost.id]
 
 
 @pytest.mark.parametrize("spoiled", ["runs", "body"])
-async def test_a_record_spoiled_between_two_attempts_ends_no_worker(wire: Wire, start: Start, spoiled: str) -> None:
+async def test_a_record_spoiled_between_two_attempts_ends_no_worker(
+    wire: RedisClient, start: Start, spoiled: str
+) -> None:
     """The second claim finds a record it cannot read, or a job that has failed since; the worker goes on."""
     queue, lost = Queue(wire), Lease(wire, "m")
     job = a_job(queue)
@@ -820,8 +822,8 @@ async def test_a_record_spoiled_between_two_attempts_ends_no_worker(wire: Wire, 
     await wire.redis.hset(partition_key(0, "job", job.id), spoiled, b"\xc1x")
     running, fine = await start(), a_job(queue)
     await queue.put(fine)
-    assert (await ended(wire, fine.id)).state is State.COMPLETED
-    assert (await ended(wire, job.id)).state is State.FAILED and not running.task.done()
+    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
+    assert (await ended(wire, job.id)).state is JobState.FAILED and not running.task.done()
     (letter,) = await DeadLetters(wire).recent(10)
     assert letter.job == job.id and "unreadable" in letter.reason
 
@@ -829,7 +831,7 @@ async def test_a_record_spoiled_between_two_attempts_ends_no_worker(wire: Wire, 
 async def test_a_store_that_is_away_at_the_start_is_waited_for(tmp_path: Path, recorder: Recorder) -> None:
     """The model is loaded: a store that comes late, or goes while the lease is taken, is no reason to load it again."""
     port, workers = free_port(), list[Worker]()
-    wire = Wire.open(WireSettings(url=f"redis://127.0.0.1:{port}/0", lease_ms=1_000, timeout_s=0.5))
+    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{port}/0", lease_ms=1_000, timeout_s=0.5))
     engine, stop = SimEngine("m", FAST), asyncio.Event()
     card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
     worker = Worker(wire, engine, card, WorkerSettings(), recorder)
@@ -841,7 +843,7 @@ async def test_a_store_that_is_away_at_the_start_is_waited_for(tmp_path: Path, r
         queue = Queue(wire)
         job = a_job(queue)
         await queue.put(job)
-        assert (await ended(wire, job.id)).state is State.COMPLETED
+        assert (await ended(wire, job.id)).state is JobState.COMPLETED
         stop.set()
         await asyncio.wait_for(task, 20)
     await engine.stop()
@@ -850,7 +852,7 @@ async def test_a_store_that_is_away_at_the_start_is_waited_for(tmp_path: Path, r
 
 async def test_a_worker_that_never_reached_the_store_ends_when_told(recorder: Recorder) -> None:
     """Nothing is drained where nothing was begun."""
-    wire = Wire.open(WireSettings(url=f"redis://127.0.0.1:{free_port()}/0", timeout_s=0.5))
+    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{free_port()}/0", timeout_s=0.5))
     engine, stop = SimEngine("m", FAST), asyncio.Event()
     worker = Worker(wire, engine, await engine.start(lambda _: None, lambda _: None), WorkerSettings(), recorder)
     task = asyncio.create_task(worker.run(stop))
@@ -906,7 +908,7 @@ def test_weights_that_cannot_be_had_are_told_and_the_fix(
     assert ran.returncode in (2, 75) and words in ran.stderr and "Traceback" not in ran.stderr
 
 
-async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Wire, start: Start) -> None:
+async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: RedisClient, start: Start) -> None:
     """The claim is under way, its reply addresses are read already: the follow is remembered until the job begins."""
     queue, lost = Queue(wire), Lease(wire, "m")
     job = a_job(queue, "late", 30, stream=True)
@@ -918,7 +920,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Wire,
     journal, reading, followed = running.worker._claimer._journal, asyncio.Event(), asyncio.Event()
     read, obey = journal.records, running.worker._obey
 
-    async def slow(job_ids: Sequence[str], *, bodies: bool = True) -> list[Record | None]:
+    async def slow(job_ids: Sequence[str], *, bodies: bool = True) -> list[JobRecord | None]:
         reading.set()
         await followed.wait()
         return await read(job_ids, bodies=bodies)
@@ -943,7 +945,7 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
     redis_url: str, recorder: Recorder, draining: bool
 ) -> None:
     """Fenced in one of two partitions, before or in its drain: the other's jobs finish, and none counts as lost."""
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=1_000, partitions=2))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=2))
     queue, reasons, stop, workers = Queue(wire), list[str](), asyncio.Event(), list[Worker]()
     engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1, slots=8))
     card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
@@ -964,8 +966,8 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
     await Reaper(wire).sweep()  # the worker's own may come first
     with pytest.raises(Fenced, match=r"\[0\]"):
         await asyncio.wait_for(task, 30)
-    taken, kept = [await Journal(wire).record(job.id) for job in jobs]
-    assert (taken.state, kept.state) == (State.QUEUED, State.COMPLETED) and text_of(kept) == expected("x", 300)
+    taken, kept = [await JobReader(wire).record(job.id) for job in jobs]
+    assert (taken.state, kept.state) == (JobState.QUEUED, JobState.COMPLETED) and text_of(kept) == expected("x", 300)
     assert await wire.redis.hget(partition_key(1, "job", jobs[1].id), "losses") is None
     assert reasons == ["its lease in partition 0 was taken"]
     assert await wire.redis.zscore(partition_key(1, "leases"), worker.lease.id) is None
@@ -973,7 +975,7 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
     await wire.close()
 
 
-async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: Wire, start: Start) -> None:
+async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: RedisClient, start: Start) -> None:
     """There is nothing left to drain, however long the grace time is."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))
@@ -990,7 +992,7 @@ async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: Wire, start
         await asyncio.wait_for(running.task, 20)
 
 
-async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire: Wire, start: Start) -> None:
+async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire: RedisClient, start: Start) -> None:
     """The answer to an old run's finish may come after the same worker has claimed the job again."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
@@ -1002,15 +1004,15 @@ async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire
 
     await until(runs)
     number = running.worker._attempts[job.id].number
-    old = Finish(Terminal(job.id, State.COMPLETED, 0, ("stop",)), number - 1, False)
+    old = Finish(Terminal(job.id, JobState.COMPLETED, 0, ("stop",)), number - 1, False)
     running.worker._on_written((old,))
     assert running.worker.running == 1
     await queue.cancel(job.id)
     record = await ended(wire, job.id)
-    assert record.state is State.CANCELLED and record.attempt == 1 and running.worker.running == 0
+    assert record.state is JobState.CANCELLED and record.attempt == 1 and running.worker.running == 0
 
 
-async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: Wire, start: Start) -> None:
+async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: RedisClient, start: Start) -> None:
     """Only where two heartbeats in a row do not name a job has the server taken it away."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
@@ -1018,7 +1020,7 @@ async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: Wire, start: St
     await queue.put(job)
     beat, left_out = running.worker.lease.beat, 0
 
-    async def beaten(partition: int) -> dict[str, Held]:
+    async def beaten(partition: int) -> dict[str, HeldJob]:
         nonlocal left_out
         held = await beat(partition)
         if not left_out and job.id in held and job.id in running.worker._attempts:
@@ -1028,7 +1030,7 @@ async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: Wire, start: St
 
     running.worker.lease.beat = beaten  # type: ignore[method-assign]
     record = await ended(wire, job.id)
-    assert left_out == 1 and record.state is State.COMPLETED
+    assert left_out == 1 and record.state is JobState.COMPLETED
     assert record.attempt == 1 and text_of(record) == expected("seen", 100)
 
 
@@ -1050,12 +1052,12 @@ class Hands:
         self.begun.append(claim.job.id)
 
 
-def a_claimer(wire: Wire, lease: Lease) -> tuple[Claimer, Hands]:
+def a_claimer(wire: RedisClient, lease: Lease) -> tuple[Claimer, Hands]:
     hands = Hands()
-    return Claimer(lease, Journal(wire), WorkerSettings(), cast(Any, hands), asyncio.Event()), hands
+    return Claimer(lease, JobReader(wire), WorkerSettings(), cast(Any, hands), asyncio.Event()), hands
 
 
-async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: Wire) -> None:
+async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: RedisClient) -> None:
     """Two claims are under way: the end of one forgets no reader and no cancel of the job that the other brings."""
     lease, gates = Lease(wire, "m"), [asyncio.Event(), asyncio.Event()]
 
@@ -1078,18 +1080,18 @@ async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: 
     assert claimer.followers("j") == () and not claimer.was_cancelled("j")
 
 
-async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wire: Wire) -> None:
+async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wire: RedisClient) -> None:
     """The pause doubles with every such claim, up to its limit, and is short again after a job it can read."""
     lease = Lease(wire, "m")
 
-    async def decline(_: Sequence[Broken]) -> None:
+    async def decline(_: Sequence[UnreadableClaim]) -> None:
         return
 
     lease.decline = decline  # type: ignore[method-assign]
     claimer, _ = a_claimer(wire, lease)
     pauses = []
     for _ in range(12):
-        await claimer._take(0, [Broken("j", 1, "newer", newer=True)])
+        await claimer._take(0, [UnreadableClaim("j", 1, "newer", newer=True)])
         pauses.append(claimer._pause_s)
     assert pauses == [min(MIN_PAUSE_S * 2 ** (place + 1), MAX_PAUSE_S) for place in range(12)]
     assert pauses[2] == 4 * pauses[0] and pauses[-1] == MAX_PAUSE_S
@@ -1098,7 +1100,9 @@ async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wi
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(wire: Wire, has_ended: bool) -> None:
+async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(
+    wire: RedisClient, has_ended: bool
+) -> None:
     """The worker was taken for dead and the job cancelled while the log of the first attempt was being read."""
     queue, first, second = Queue(wire), Lease(wire, "m"), Lease(wire, "m")
     job = a_job(queue)
@@ -1113,7 +1117,7 @@ async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(wi
         await queue.cancel(job.id)
         await wire.redis.zadd(partition_key(0, "leases"), {second.id: 1})
         await Reaper(wire).sweep()
-        assert (await Journal(wire).record(job.id)).state is State.CANCELLED
+        assert (await JobReader(wire).record(job.id)).state is JobState.CANCELLED
     claimer, hands = a_claimer(wire, second)
     assert await claimer._go_on([claim]) == []
     assert hands.begun == ([] if has_ended else [job.id])
@@ -1142,7 +1146,7 @@ class DeafEngine(SimEngine):
 @pytest.mark.parametrize("stop", [(), ("never",)])
 @pytest.mark.parametrize("n", [1, 2])
 async def test_an_answer_that_is_not_the_json_asked_for_fails(
-    wire: Wire, start: Start, stop: tuple[str, ...], n: int
+    wire: RedisClient, start: Start, stop: tuple[str, ...], n: int
 ) -> None:
     """Cut by its length or not, streamed or not; jobs that ask for nothing are as before."""
     queue = Queue(wire)
@@ -1156,12 +1160,14 @@ async def test_an_answer_that_is_not_the_json_asked_for_fails(
         await queue.put(job)
     for job in jobs:
         record = await ended(wire, job.id)
-        assert record.state is State.FAILED and record.terminal is not None
+        assert record.state is JobState.FAILED and record.terminal is not None
         assert record.terminal.failure is not None and record.terminal.failure.code == "constraint_violated"
-    assert (await ended(wire, plain.id)).state is State.COMPLETED
+    assert (await ended(wire, plain.id)).state is JobState.COMPLETED
 
 
-async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(wire: Wire, start: Start) -> None:
+async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
+    wire: RedisClient, start: Start
+) -> None:
     """Cancelled, out of time, or with a check that breaks: the check of one never holds a job for ever."""
     queue, running = Queue(wire), await start(engine=DeafEngine)
     checked = Sampling(max_tokens=10, json_schema={})
@@ -1184,14 +1190,14 @@ async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
     await until(is_checked)
     await queue.cancel(cancelled.id)
     states = [(await ended(wire, job.id)).state for job in (cancelled, late, broken)]
-    assert states == [State.CANCELLED, State.EXPIRED, State.FAILED]
-    record = await Journal(wire).record(broken.id)
+    assert states == [JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED]
+    record = await JobReader(wire).record(broken.id)
     assert record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.code == "constraint_unchecked" and running.worker.running == 0
 
 
 async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
-    wire: Wire, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    wire: RedisClient, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker has it by then: its end is neither written nor counted by the one that has lost it."""
     queue, running = Queue(wire), await start(engine=DeafEngine)
@@ -1222,7 +1228,7 @@ async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
     assert counted == [] and written == []
 
 
-async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: Wire, start: Start) -> None:
+async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: RedisClient, start: Start) -> None:
     """Not only when all its tokens are computed."""
     queue = Queue(wire)
     await start(LONG, engine=DeafEngine)
@@ -1234,14 +1240,14 @@ async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: Wire, sta
     assert record.terminal.usage.completion < 3000
 
 
-async def test_json_that_another_worker_began_is_computed_from_its_first_token(wire: Wire, start: Start) -> None:
+async def test_json_that_another_worker_began_is_computed_from_its_first_token(wire: RedisClient, start: Start) -> None:
     """A job without a schema goes on behind the logged tokens."""
     queue = Queue(wire)
     plain, schema = a_job(queue, max_tokens=400), a_job(queue, sampling=Sampling(max_tokens=400, json_schema={}))
     first = await start(LONG, WorkerSettings(drain_s=0), engine=DeafEngine)
     for job in (plain, schema):
         await queue.put(job)
-    journal = Journal(wire)
+    journal = JobReader(wire)
 
     async def begun() -> bool:
         return all([len(await deltas_of(journal, await journal.record(job.id))) > 3 for job in (plain, schema)])

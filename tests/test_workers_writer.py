@@ -12,19 +12,19 @@ from flow import delta
 from streaming.errors import Unavailable
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.jobs.messages import Opening, encode_delta
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import partition_key
-from streaming.redis.client import Call, Wire
-from streaming.settings import WireSettings
-from workers.writer import MAX_PAUSE_S, Checkpoint, Step, Writer
+from streaming.redis.client import Call, RedisClient
+from streaming.settings import RedisSettings
+from workers.writer import MAX_PAUSE_S, Checkpoint, StepWrite, Writer
 
 
 class Writing:
     """A writer of one job's deltas, its lease registered: so the connection is open."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self.wire, self.lease, self.seq = wire, Lease(wire, "m"), 0
-        self.writer = Writer(self.lease, 0, self.lease.next_frame, lambda _: Step(), self.on_written)
+        self.writer = Writer(self.lease, 0, self.lease.next_frame, lambda _: StepWrite(), self.on_written)
 
     def on_written(self, finishes: Sequence[Finish]) -> None:
         """Nothing is finished here."""
@@ -41,12 +41,12 @@ class Writing:
 
     async def logged(self) -> list[list[int]]:
         """The numbers of the deltas in each frame of the log."""
-        frames = Journal(self.wire).frames(0, self.lease.id, 1)
+        frames = JobReader(self.wire).frames(0, self.lease.id, 1)
         return [[row.seq for row in frame.rows] async for frame in frames]
 
 
 @pytest.fixture
-async def writing(wire: Wire) -> AsyncIterator[Writing]:
+async def writing(wire: RedisClient) -> AsyncIterator[Writing]:
     writing = Writing(wire)
     await writing.lease.register()
     yield writing
@@ -134,7 +134,7 @@ async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
     def broken(_: Sequence[Finish]) -> None:
         raise RuntimeError("broken")
 
-    writing.writer = Writer(writing.lease, 0, writing.lease.next_frame, lambda _: Step(), broken)
+    writing.writer = Writer(writing.lease, 0, writing.lease.next_frame, lambda _: StepWrite(), broken)
     running = asyncio.create_task(writing.writer.run())
     writing.step()
     with pytest.raises(RuntimeError, match="broken"):
@@ -144,7 +144,7 @@ async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
 
 @pytest.mark.parametrize(("lease_ms", "renewed"), [(600_000, False), (200, True)])
 async def test_steps_renew_the_lease_a_few_times_in_its_length(redis_url: str, lease_ms: int, renewed: bool) -> None:
-    wire = Wire.open(WireSettings(url=redis_url, lease_ms=lease_ms))
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=lease_ms))
     writing = Writing(wire)
     await writing.lease.register()
     leases = partition_key(0, "leases")

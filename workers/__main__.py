@@ -24,8 +24,8 @@ from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet
 from streaming.jobs.messages import ModelCard, Process
 from streaming.keys import new_life
-from streaming.redis.client import Wire
-from streaming.settings import ModelSettings, WireSettings, served_models
+from streaming.redis.client import RedisClient
+from streaming.settings import ModelSettings, RedisSettings, served_models
 from streaming.store.monitor import StoreMonitor
 from telemetry import logs
 from telemetry.metrics import Metrics
@@ -35,7 +35,7 @@ from workers.engines.base import Engine, EngineDead, Piece
 from workers.engines.registry import build
 from workers.record import Recorder
 from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
-from workers.tally import Tally
+from workers.tally import WorkCounters
 from workers.worker import Worker, guard
 
 log = logging.getLogger("workers")
@@ -47,7 +47,7 @@ LINGER_S = 60.0
 """How long a cordoned worker that has finished waits to be stopped by whoever replaces it."""
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "redis": WireSettings,
+    "redis": RedisSettings,
     "worker": WorkerSettings,
     "telemetry": TelemetrySettings,
     "sim": SimSettings,
@@ -134,7 +134,7 @@ class WorkerProcess:
         self._name, self._model, self._shape, self._config, self._engine = name, model, shape, config, engine
         self._metrics, self._lifeline = metrics, lifeline
         self._worker: Worker | None = None
-        self._tally = Tally()
+        self._tally = WorkCounters()
         self._state = "starting"
         self._life, self._since = new_life(), time.time()
         self._cordoned = ""
@@ -151,7 +151,7 @@ class WorkerProcess:
         tracing = Tracing.start("penstock-worker", telemetry.otlp_endpoint)
         if telemetry.metrics_port:
             self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
-        wire = Wire.open(self._config.section("redis", WireSettings))
+        wire = RedisClient.open(self._config.section("redis", RedisSettings))
         self._store = StoreMonitor(wire)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
@@ -165,7 +165,7 @@ class WorkerProcess:
             await wire.close()
             tracing.close()
 
-    async def _serve(self, wire: Wire, recorder: Recorder) -> int:
+    async def _serve(self, wire: RedisClient, recorder: Recorder) -> int:
         fleet = Fleet(wire)
         async with present(fleet, self._describe) as self._changed:
             card = await self._load()
@@ -189,7 +189,7 @@ class WorkerProcess:
             return None
         return loading.result()
 
-    async def _work(self, wire: Wire, card: ModelCard, recorder: Recorder) -> int:
+    async def _work(self, wire: RedisClient, card: ModelCard, recorder: Recorder) -> int:
         settings = self._config.section("worker", WorkerSettings)
         _collect_rarely()
         self._worker = Worker(wire, self._engine, card, settings, recorder, self._on_cordon)

@@ -15,18 +15,18 @@ from streaming.jobs.history import NOTHING, History
 from streaming.jobs.lease import SILENT, Claim
 from streaming.jobs.messages import (
     Chat,
+    ChatTurn,
     Delta,
     Failure,
     Generated,
     Job,
+    JobState,
     Opening,
     PlainDelta,
     Run,
     Section,
-    State,
     Terminal,
     Text,
-    Turn,
     Usage,
     encode_delta,
     encode_plain,
@@ -85,7 +85,7 @@ class Attempt:
                 self._finishes[row.index] = row.finish
             if row.prompt is not None:
                 self._prompts.setdefault(row.index, row.prompt)
-        self._stopped: tuple[State, Failure] | None = None
+        self._stopped: tuple[JobState, Failure] | None = None
         self._open: set[int] = set()
         """Choices that have not ended."""
         self._waiting: deque[tuple[int, Request]] = deque()
@@ -160,7 +160,7 @@ class Attempt:
     def refuse(self, index: int, failure: Failure) -> None:
         """The engine has not taken a choice it was given: the job fails."""
         self._open.discard(index)
-        self.stop(State.FAILED, failure)
+        self.stop(JobState.FAILED, failure)
 
     def start_no_more(self) -> None:
         """Choices that wait are never started."""
@@ -230,9 +230,9 @@ class Attempt:
         self._open.discard(index)
         self.stamps.finish(piece.times, now)
         if piece.failure is not None:
-            self.stop(State.FAILED, piece.failure)
+            self.stop(JobState.FAILED, piece.failure)
         elif piece.finish == "cancelled":
-            self.stop(State.CANCELLED, CANCELLED)
+            self.stop(JobState.CANCELLED, CANCELLED)
         elif self._stopped is None:
             self._finishes[index] = piece.finish
 
@@ -263,7 +263,7 @@ class Attempt:
             texts[delta.index] += delta.text
         return complete_texts(texts, self._finishes, stops=any(self.job.sampling.stop))
 
-    def stop(self, state: State, failure: Failure) -> None:
+    def stop(self, state: JobState, failure: Failure) -> None:
         """Nothing more is started or shown; the first reason stands. The engine still owes last pieces of what it was
         given."""
         self._stopped = self._stopped or (state, failure)
@@ -271,12 +271,12 @@ class Attempt:
 
     def terminal(self, worker: str, generated: Generated) -> Terminal:
         """The end of the job, with everything a reader may still ask for. `generated` are its stamps in Redis time."""
-        state, failure = self._stopped or (State.COMPLETED, None)
+        state, failure = self._stopped or (JobState.COMPLETED, None)
         return Terminal(
             self.job.id,
             state,
             self.seq,
-            tuple([finish or "stop" for finish in self._finishes] if state is State.COMPLETED else self._finishes),
+            tuple([finish or "stop" for finish in self._finishes] if state is JobState.COMPLETED else self._finishes),
             self._usage(),
             failure,
             worker,
@@ -299,7 +299,7 @@ class Attempt:
         return sum(tokens) if n == 1 else sum([max(tokens[at : at + n]) for at in range(0, self._choices, n)])
 
 
-def prompt_of(job: Job, number: int) -> Sequence[Turn] | str | Sequence[int]:
+def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:
     """One of its prompts."""
     prompt = job.prompt
     if isinstance(prompt, Chat):

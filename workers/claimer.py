@@ -13,9 +13,9 @@ from typing import Protocol
 
 from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.lease import Broken, Claim, Lease
+from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.messages import Capabilities, Failure, Job
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from workers.engines.base import Stats
 from workers.resume import restart_reason
 from workers.settings import WorkerSettings
@@ -30,7 +30,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 claims bring nothing else. So these jobs wait for a newer worker without being claimed over and over."""
 
 
-class Hands(Protocol):
+class ClaimTarget(Protocol):
     """Whoever the jobs are claimed for: the worker."""
 
     batch_texts: int
@@ -77,7 +77,7 @@ class Hands(Protocol):
         """A job, with what earlier attempts at it generated; or one that ends with its `refusal`."""
         ...
 
-    def refuse(self, broken: Broken) -> None:
+    def refuse(self, broken: UnreadableClaim) -> None:
         """One that cannot be read."""
         ...
 
@@ -108,7 +108,9 @@ class Claimer:
     """Claims for one worker until `end`. Whoever sets `look` has it look again at once: there may be more room, or more
     work."""
 
-    def __init__(self, lease: Lease, journal: Journal, settings: WorkerSettings, hands: Hands, look: asyncio.Event):
+    def __init__(
+        self, lease: Lease, journal: JobReader, settings: WorkerSettings, hands: ClaimTarget, look: asyncio.Event
+    ):
         self._lease, self._journal, self._settings, self._hands, self._look = lease, journal, settings, hands, look
         self._claims: dict[int, asyncio.Task[bool]] = {}
         """By partition, the claim that was not answered yet."""
@@ -232,13 +234,13 @@ class Claimer:
             return False
         return len(claimed.jobs) == want or (claimed.suspects and not alone)
 
-    async def _take(self, partition: int, jobs: Sequence[Claim | Broken]) -> None:
+    async def _take(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
         """Begin what can be read, fail what cannot, put back what only a newer version can. Raises Unavailable."""
-        newer: list[Broken] = []
+        newer: list[UnreadableClaim] = []
         fresh: list[Claim] = []
         behind: list[Claim] = []
         for job in jobs:
-            if isinstance(job, Broken):
+            if isinstance(job, UnreadableClaim):
                 (newer.append if job.newer else self._hands.refuse)(job)
             else:
                 (behind if job.past else fresh).append(job)
@@ -254,10 +256,10 @@ class Claimer:
         if newer:
             self._newer_until[partition] = time.monotonic() + self._pause_s
 
-    async def _go_on(self, claims: Sequence[Claim]) -> list[Broken]:
+    async def _go_on(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs that others have begun before, each log read once for all of them. Returns those whose logs are
         of a newer version. Raises Unavailable."""
-        newer: list[Broken] = []
+        newer: list[UnreadableClaim] = []
         records = await self._journal.records([claim.job.id for claim in claims], bodies=False)
         histories = await asyncio.gather(
             *(self._journal.history(claim.job.id, claim.past) for claim in claims), return_exceptions=True
@@ -266,7 +268,7 @@ class Claimer:
             if record is None or record.state.final:
                 log.warning("a claimed job has ended, or the store has lost it", extra={"job": claim.job.id})
             elif isinstance(history, NewerMessage):
-                newer.append(Broken(claim.job.id, claim.number, str(history), newer=True))
+                newer.append(UnreadableClaim(claim.job.id, claim.number, str(history), newer=True))
             elif isinstance(history, BaseException):
                 raise history
             else:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from streaming.jobs.messages import Job, State, Terminal
+from streaming.jobs.messages import Job, JobState, Terminal
 from telemetry import tracing
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing
 from workers.attempt import Attempt
-from workers.tally import Tally
+from workers.tally import WorkCounters
 
 MANY_ATTEMPTS = 10
 """Later ones are counted together: a job that is handed back may have any number."""
@@ -19,13 +19,13 @@ ATTEMPTS = (*map(str, range(MANY_ATTEMPTS)), f"{MANY_ATTEMPTS}+")
 class Recorder:
     """One per worker process."""
 
-    def __init__(self, model: str, metrics: Metrics, tracer: Tracing, tally: Tally | None = None) -> None:
+    def __init__(self, model: str, metrics: Metrics, tracer: Tracing, tally: WorkCounters | None = None) -> None:
         self._model, self.metrics = model, metrics
         self._tracer = tracer if isinstance(tracer, RecordedTracing) else None
         """None: spans go nowhere, so none are made."""
         kinds = ("prompt", "completion", "cached")
         self._prompt, self._completion, self._cached = (metrics.tokens.labels(model, kind) for kind in kinds)
-        self._tally = tally or Tally()
+        self._tally = tally or WorkCounters()
         self._spans: dict[str, Span] = {}
         self._cancelled: dict[str, float] = {}
 
@@ -73,7 +73,7 @@ class Recorder:
         self._cached.inc(usage.cached)
         if (heard := self._cancelled.pop(end.job, None)) is not None:
             metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - heard)
-        if end.state is State.EXPIRED:
+        if end.state is JobState.EXPIRED:
             metrics.deadline_misses.labels("running").inc()
         if end.failure is not None:
             metrics.errors.labels(end.failure.code).inc()

@@ -9,7 +9,7 @@ import time
 
 from streaming.jobs.messages import Generated
 from streaming.redis.clock import Clock
-from workers.engines.base import Times
+from workers.engines.base import EngineTimes
 
 
 class AttemptStamps:
@@ -28,7 +28,7 @@ class AttemptStamps:
         """Its first token came `now`."""
         self.first = self.first or now
 
-    def finish(self, times: Times | None, now: float) -> None:
+    def finish(self, times: EngineTimes | None, now: float) -> None:
         """One of its texts came to its end `now`; `times` are the engine's own, which count before ours. The first of
         several texts to be begun, and the last to end, are the job's."""
         if times is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streaming.jobs.messages import Served, Terminal
 
 
-class Tally:
+class WorkCounters:
     """One per worker process."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from runtime.lag import watch_lag
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.history import History
-from streaming.jobs.lease import SILENT, Broken, Claim, Finish, Held, Lease
+from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim
 from streaming.jobs.messages import (
     Cancel,
     Capabilities,
@@ -28,18 +28,18 @@ from streaming.jobs.messages import (
     Follow,
     Hold,
     Job,
+    JobState,
     ModelCard,
-    State,
     Terminal,
     Wake,
     prompt_count,
 )
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.keys import partition_of
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from workers.attempt import CANCELLED, EXPIRED, Attempt, samples
 from workers.checker import Checker
@@ -50,7 +50,7 @@ from workers.engines.constraint import unchecked
 from workers.listeners import LOOK_INTERVAL_S, Listeners, in_use
 from workers.record import Recorder
 from workers.settings import WorkerSettings
-from workers.writer import Checkpoint, Step, Writer
+from workers.writer import Checkpoint, StepWrite, Writer
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Worker:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: RedisClient,
         engine: Engine,
         card: ModelCard,
         settings: WorkerSettings,
@@ -103,7 +103,7 @@ class Worker:
         self._checks: set[asyncio.Task[None]] = set()
         """What goes on with it, for jobs that asked for JSON."""
         self._room = asyncio.Event()
-        self._claimer = Claimer(self.lease, Journal(wire), settings, self, self._room)
+        self._claimer = Claimer(self.lease, JobReader(wire), settings, self, self._room)
         self._leaving = False
         self._lost: set[int] = set()
         """Partitions where the lease was taken."""
@@ -224,9 +224,9 @@ class Worker:
             attempt.follow(address)
         self._recorder.claimed(attempt)
         if failure := refusal or unsupported(claim.job, self._card.capabilities):
-            attempt.stop(State.FAILED, failure)
+            attempt.stop(JobState.FAILED, failure)
         elif self._claimer.was_cancelled(claim.job.id):
-            attempt.stop(State.CANCELLED, CANCELLED)
+            attempt.stop(JobState.CANCELLED, CANCELLED)
         else:
             self._submit(attempt)
             self._set_deadline(attempt)
@@ -336,11 +336,11 @@ class Worker:
             self._is_offered = False
             self._start_waiting()
 
-    def refuse(self, broken: Broken) -> None:
+    def refuse(self, broken: UnreadableClaim) -> None:
         """End one that cannot be read."""
         log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
-        end = Terminal(broken.id, State.FAILED, 0, failure=failure, worker=self.lease.id)
+        end = Terminal(broken.id, JobState.FAILED, 0, failure=failure, worker=self.lease.id)
         finish = Finish(end, broken.number, True, dead=f"unreadable: {broken.problem}")
         writer = self._writers[partition_of(broken.id) or 0]
         writer.finish(finish)
@@ -404,7 +404,7 @@ class Worker:
         """End a job with a schema by which no answer can be judged while the engine generates."""
         failure = await self._checker.failure(attempt.job.sampling.json_schema or {}, ())
         if failure is not None and not attempt.over:
-            attempt.stop(State.FAILED, failure)
+            attempt.stop(JobState.FAILED, failure)
             self._stop_engine(attempt)
 
     async def _end_checked(self, attempt: Attempt) -> None:
@@ -417,7 +417,7 @@ class Worker:
         if self._attempts.get(attempt.job.id) is not attempt:
             return  # handed back: its next worker checks it again
         if failure is not None:
-            attempt.stop(State.FAILED, failure)
+            attempt.stop(JobState.FAILED, failure)
         self._end(attempt)
         self._writers[attempt.partition].send()
 
@@ -472,9 +472,9 @@ class Worker:
     def _on_checkpoint(attempt: Attempt, frame: int) -> None:
         attempt.first_frame, attempt.checkpointing = frame, False
 
-    def _everything(self, partition: int) -> Step:
+    def _everything(self, partition: int) -> StepWrite:
         """Every delta of every job held: what a log that lost frames needs to be whole again."""
-        everything = Step()
+        everything = StepWrite()
         rows, openings = everything.rows[SILENT], everything.openings[SILENT]
         for attempt in self._attempts.values():
             if attempt.partition == partition:
@@ -518,12 +518,12 @@ class Worker:
             self._claimer.note_cancel(job_id)
         elif not attempt.over or attempt.is_checked:
             self._recorder.cancelled(job_id)
-            self._stop(attempt, State.CANCELLED, CANCELLED)
+            self._stop(attempt, JobState.CANCELLED, CANCELLED)
 
     def _expire(self, attempt: Attempt) -> None:
-        self._stop(attempt, State.EXPIRED, EXPIRED)
+        self._stop(attempt, JobState.EXPIRED, EXPIRED)
 
-    def _stop(self, attempt: Attempt, state: State, failure: Failure) -> None:
+    def _stop(self, attempt: Attempt, state: JobState, failure: Failure) -> None:
         """End a job before its time: once the engine has stopped, or at once if only its check is waited for."""
         attempt.stop(state, failure)
         if attempt.is_checked and attempt.check is not None:
@@ -608,7 +608,7 @@ class Worker:
                     self._cancel(job_id)
 
     async def _hand_back_strays(
-        self, partition: int, before: set[tuple[str, int]], held: Mapping[str, Held]
+        self, partition: int, before: set[tuple[str, int]], held: Mapping[str, HeldJob]
     ) -> set[tuple[str, int]]:
         """A claim whose answer was lost leaves jobs the server counts as ours and we know nothing of: hand back those
         seen so twice while no claim was under way, which may only be slow. Returns those seen now, with their runs."""
@@ -625,7 +625,7 @@ class Worker:
         return attempt is not None and attempt.number == number
 
     def _drop_taken(
-        self, partition: int, before: set[tuple[str, int]], held: Mapping[str, Held]
+        self, partition: int, before: set[tuple[str, int]], held: Mapping[str, HeldJob]
     ) -> set[tuple[str, int]]:
         """Jobs of ours that the server, twice running, does not count as ours (it has lost the claim): stop them."""
         ours = [attempt for attempt in self._attempts.values() if attempt.partition == partition]

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MAX_PAUSE_S = 0.25
 
 
-class Step:
+class StepWrite:
     """What is written at once, by reply address: deltas, encoded, and the runs whose first these are."""
 
     __slots__ = ("openings", "rows")
@@ -54,7 +54,7 @@ class Checkpoint:
 class Write:
     """One step, the checkpoints behind it and the jobs that end with it, under way."""
 
-    step: Step
+    step: StepWrite
     checkpoints: list[Checkpoint]
     finishes: list[Finish]
     calls: Sequence[Call]
@@ -69,12 +69,12 @@ class Writer:
         lease: Lease,
         partition: int,
         oldest: Callable[[int], int],
-        everything: Callable[[int], Step],
+        everything: Callable[[int], StepWrite],
         on_written: Callable[[Sequence[Finish]], None],
     ) -> None:
         self._lease, self._partition = lease, partition
         self._oldest, self._everything, self._on_written = oldest, everything, on_written
-        self.step = Step()
+        self.step = StepWrite()
         """What goes out with the next `send`."""
         self._checkpoints: list[Checkpoint] = []
         self._finishes: list[Finish] = []
@@ -131,11 +131,11 @@ class Writer:
         if self._over:
             self._idle.set()
             return
-        step, self.step = self.step, Step()
+        step, self.step = self.step, StepWrite()
         finishes, self._finishes = self._finishes, []
         checkpoints, self._checkpoints = self._checkpoints, []
         write = Write(step, checkpoints, finishes, self._calls(step, checkpoints, finishes))
-        if not self._lease.begin(write.calls, partial(self._answered, write)):
+        if not self._lease.send_nowait(write.calls, partial(self._answered, write)):
             self._owed.put_nowait(write)
 
     def _answered(self, write: Write, written: bool) -> None:
@@ -157,7 +157,7 @@ class Writer:
         else:
             self._idle.set()
 
-    def _calls(self, step: Step, checkpoints: Sequence[Checkpoint], finishes: Sequence[Finish]) -> list[Call]:
+    def _calls(self, step: StepWrite, checkpoints: Sequence[Checkpoint], finishes: Sequence[Finish]) -> list[Call]:
         calls = [self._append(step)] if step.rows else []
         for checkpoint in checkpoints:
             calls += self._logged_anew(checkpoint)
@@ -167,13 +167,13 @@ class Writer:
         """The frames with a run's deltas, and then the word that these are the ones to read."""
         checkpoint.frame = self._lease.next_frame(self._partition)
         for rows in in_frames(checkpoint.rows()):
-            frame = Step()
+            frame = StepWrite()
             frame.rows[SILENT] = list(rows)
             frame.openings[SILENT][checkpoint.number] = checkpoint.opening
             yield self._append(frame)
         yield self._lease.checkpoint_call(self._partition, checkpoint.job_id, checkpoint.number, checkpoint.frame)
 
-    def _append(self, step: Step, *, forced: bool = False) -> Call:
+    def _append(self, step: StepWrite, *, forced: bool = False) -> Call:
         oldest = self._oldest(self._partition)
         return self._lease.append_call(self._partition, step.rows, oldest, openings=step.openings, forced=forced)
 

@@ -20,7 +20,7 @@ from api.openai.schemas import read_object
 from api.services import Services
 from streaming.fleet.overrides import Override
 from streaming.fleet.plans import Noted, Plan, Prospect
-from streaming.jobs.backlog import Lane
+from streaming.jobs.backlog import LaneDepth
 from streaming.jobs.messages import Process
 from streaming.settings import ModelSettings
 
@@ -34,7 +34,7 @@ class View:
 
     plans: Mapping[str, Plan]
     workers: Sequence[Process]
-    lanes: Sequence[Lane]
+    lanes: Sequence[LaneDepth]
     overrides: Mapping[str, Override]
 
 
@@ -177,7 +177,7 @@ def _shape(shape: str, settings: ModelSettings, plan: Plan | None, workers: Sequ
     }
 
 
-def _lane(lane: Lane, prospect: Prospect | None) -> dict[str, Any]:
+def _lane(lane: LaneDepth, prospect: Prospect | None) -> dict[str, Any]:
     """`wait_s`: what a job put now may expect; null: nobody can say, or nobody will begin it."""
     return {
         "waiting": lane.waiting,

@@ -12,7 +12,7 @@ from api.admission import services_of
 from api.jobs import as_json
 from api.openai import errors
 from streaming.errors import UnknownMessage
-from streaming.events.webhooks import Message, Webhooks
+from streaming.events.webhooks import WebhookMessage, Webhooks
 
 
 async def listing(request: Request) -> Response:
@@ -37,7 +37,7 @@ def _webhooks(request: Request) -> Webhooks:
     return Webhooks(services_of(request).wire)
 
 
-async def _found(request: Request) -> Message:
+async def _found(request: Request) -> WebhookMessage:
     """The message in the path. Raises ApiError (404)."""
     webhooks = _webhooks(request)
     try:
@@ -46,7 +46,7 @@ async def _found(request: Request) -> Message:
         raise errors.webhook_not_found() from None
 
 
-def _object(message: Message) -> dict[str, Any]:
+def _object(message: WebhookMessage) -> dict[str, Any]:
     return {
         "id": message.id,
         "object": "webhook_message",

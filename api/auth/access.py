@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     """What the audit log calls it; "" if it changes nothing an operator answers for."""
 
 
-class Found(NamedTuple):
+class RouteMatch(NamedTuple):
     """The row of a request, and the parameters in its path."""
 
     rule: Rule
@@ -94,19 +94,21 @@ class AccessTable:
         self._fixed = {path: rows for path, rows in RULES.items() if "{" not in path}
         self._patterns = [(compile_path(path)[0], rows) for path, rows in RULES.items() if "{" in path]
         # Nearly all requests are these: found in one look-up.
-        self._ready = {(method, path): Found(rule, {}) for path in self._fixed for method, rule in RULES[path].items()}
+        self._ready = {
+            (method, path): RouteMatch(rule, {}) for path in self._fixed for method, rule in RULES[path].items()
+        }
 
     def methods(self, path: str) -> Mapping[str, Rule]:
         """The rows of a path, by method; empty for a path that nobody may call."""
         return self._rows(path)[0]
 
-    def find(self, method: str, path: str) -> Found | None:
+    def find(self, method: str, path: str) -> RouteMatch | None:
         """The row of a request; None if there is none. HEAD is answered as GET."""
         if (found := self._ready.get((method, path))) is not None:
             return found
         rows, params = self._rows(path)
         rule = rows.get("GET" if method == "HEAD" else method)
-        return None if rule is None else Found(rule, params)
+        return None if rule is None else RouteMatch(rule, params)
 
     def _rows(self, path: str) -> tuple[Mapping[str, Rule], Mapping[str, str]]:
         if (rows := self._fixed.get(path)) is not None:

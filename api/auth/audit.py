@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from api.auth.access import Found
+from api.auth.access import RouteMatch
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import ApiError
 
@@ -36,7 +36,7 @@ def begin(keyring: Keyring) -> None:
     log.info("keys known to this process", extra={"action": "keys.known", "known": known, "admin_by": admin})
 
 
-def acted(scope: Scope, found: Found) -> None:
+def acted(scope: Scope, found: RouteMatch) -> None:
     """What an admin did, once it was answered."""
     state = scope["state"]
     status = state.get("status", 500)
@@ -44,7 +44,7 @@ def acted(scope: Scope, found: Found) -> None:
     _write(scope, found.rule.action, _target(found.params), outcome, status, state.get("audit", {}))
 
 
-def refused(scope: Scope, found: Found | None, error: ApiError) -> None:
+def refused(scope: Scope, found: RouteMatch | None, error: ApiError) -> None:
     """A call of an admin's route by somebody who may not. What its address holds may be anything, and is left out."""
     if error.status in REFUSED:
         action = UNKNOWN if found is None else found.rule.action or "admin.read"

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import audit
-from api.auth.access import Access, AccessTable, Found
+from api.auth.access import Access, AccessTable, RouteMatch
 from api.auth.hosts import PROBES, Hosts
 from api.auth.keys import Caller
 from api.auth.origins import Origins
@@ -61,7 +61,7 @@ class RequestGuard:
             if passed.rule.action:
                 audit.acted(scope, passed)
 
-    def _admit(self, scope: Scope) -> Found | Response:
+    def _admit(self, scope: Scope) -> RouteMatch | Response:
         """The row of a request that may be answered, or the answer to a browser's preflight. Raises ApiError."""
         path, found = scope["path"], None
         try:

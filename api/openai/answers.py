@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from streaming.fleet.plans import ActionKind, PoolKind
-from streaming.jobs.messages import BatchState, State
+from streaming.jobs.messages import BatchState, JobState
 from streaming.priority import Priority
 from streaming.settings import QuotaSettings
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
@@ -285,7 +285,7 @@ def _job(fault: Schema) -> Schema:
     return _object(
         id=STRING,
         object=_word("job"),
-        status=_word(*(state.value for state in State)),
+        status=_word(*(state.value for state in JobState)),
         created_at=time,
         started_at=time,
         first_token_at=time,
@@ -313,7 +313,7 @@ def _timing() -> Schema:
     return _object(
         id=STRING,
         object=_word("job.timing"),
-        status=_word(*(state.value for state in State)),
+        status=_word(*(state.value for state in JobState)),
         attempts=INTEGER,
         parts_ms=_object(**parts),
         reasons={"type": "object", "additionalProperties": STRING, "description": "Why a part has no time."},

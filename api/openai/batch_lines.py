@@ -13,8 +13,8 @@ from api.openai.errors import ApiError, model_not_found
 from api.openai.json_weight import nested_beyond
 from api.openai.rendering import Facts, completion, to_json
 from api.openai.schemas import Kind, Request, check_choices, parse
-from streaming.jobs.messages import Batch, Chat, Job, ModelCard, State, Text, Tokens
-from streaming.jobs.records import Record
+from streaming.jobs.messages import Batch, Chat, Job, JobState, ModelCard, Text, Tokens
+from streaming.jobs.records import JobRecord
 from streaming.jobs.work import weight_of
 from streaming.priority import Priority
 
@@ -163,7 +163,7 @@ def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Pr
 # What is kept of an answer is everything of its line of output but the line's own names: equal lines share it.
 
 
-def answer(record: Record) -> tuple[bool, bytes]:
+def answer(record: JobRecord) -> tuple[bool, bytes]:
     """Whether a job that has ended gave what was asked, and what is kept of it."""
     assert record.terminal is not None
     try:
@@ -196,9 +196,9 @@ def output_line(batch_id: str, number: int, line: bytes, kept: bytes) -> bytes:
     return b'{"id":"batch_req_%b","custom_id":%b,"line":%d,' % (name.encode(), custom_id, number) + kept[1:] + b"\n"
 
 
-def worth_retrying(record: Record) -> bool:
+def worth_retrying(record: JobRecord) -> bool:
     """Whether another try may end better: a fault of the engine, not of the request, and not a killer of workers."""
     end = record.terminal
-    if end is None or record.state is not State.FAILED:
+    if end is None or record.state is not JobState.FAILED:
         return False
     return end.failure is None or (end.failure.status >= 500 and end.failure.code not in ("poison", "malformed_job"))

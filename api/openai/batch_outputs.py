@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from api.openai.batch_lines import not_run, output_line
-from streaming.batches.ledger import Answers, Ledger, Outcome, Plan
+from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
 
 
 def output_lines(
-    batch_id: str, folder: Path, plan: Plan, ledger: Ledger, outcome: Outcome, why: str = ""
+    batch_id: str, folder: Path, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, why: str = ""
 ) -> Iterator[bytes]:
     """The lines that ended so. With `why` (expired, cancelled) those without an answer count as failed; without it
     they are left out. Raises OSError."""
     nothing = not_run(why) if why else b""
-    with (folder / "input").open("rb") as source, Answers(folder) as answers:
+    with (folder / "input").open("rb") as source, AnswerReader(folder) as answers:
         for place, twin in enumerate(plan.twins):
             end = ledger.ends[twin]
-            if end is None and (not why or outcome is not Outcome.FAILED):
+            if end is None and (not why or outcome is not LineOutcome.FAILED):
                 continue
             if end is not None and end.outcome is not outcome:
                 continue
@@ -41,10 +41,10 @@ def blocks(lines: Iterator[bytes], size: int = 256 * 1024) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def so_far(batch_id: str, folder: Path, outcome: Outcome) -> Iterator[bytes]:
+def so_far(batch_id: str, folder: Path, outcome: LineOutcome) -> Iterator[bytes]:
     """What a batch has given until now, in blocks; nothing before its input was read."""
     try:
-        plan = Plan.load(folder)
+        plan = InputPlan.load(folder)
         ledger = Ledger.load(folder, len(plan))
     except FileNotFoundError:
         return

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from api.openai.fields import Body, Metadata
+from api.openai.fields import Metadata, StrictBody
 
 WINDOWS: Mapping[str, int | None] = {"15m": 15 * 60_000, "1h": 3_600_000, "24h": 24 * 3_600_000, "none": None}
 """Milliseconds from creation to the last line."""
@@ -16,14 +16,14 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
 """How long a file may be kept."""
 
 
-class OutputExpiry(Body):
+class OutputExpiry(StrictBody):
     """When output and error file go."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 
 
-class BatchRequest(Body):
+class BatchRequest(StrictBody):
     """The body of POST /v1/batches."""
 
     input_file_id: str

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from api.openai.errors import invalid_request
-from streaming.jobs.messages import Run, Section, State, Terminal
-from streaming.jobs.records import MALFORMED, Record
+from streaming.jobs.messages import JobState, Run, Section, Terminal
+from streaming.jobs.records import MALFORMED, JobRecord
 from streaming.jobs.relay import GONE
 
 START, QUEUED = 0, 1
@@ -92,19 +92,19 @@ def end(epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor:
     return Cursor(epoch, terminal.seq + len(runs) + 2, str(runs[-1]))
 
 
-def latest(state: State, epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor | None:
+def latest(state: JobState, epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor | None:
     """Of the last event there is; None while a job runs, for only its log could tell."""
     if state.final:
         return end(epoch, runs, terminal)
-    return queued(epoch) if state is State.QUEUED and not runs else None
+    return queued(epoch) if state is JobState.QUEUED and not runs else None
 
 
-def latest_of(record: Record) -> Cursor | None:
+def latest_of(record: JobRecord) -> Cursor | None:
     """The same by a job's record."""
     return latest(record.state, record.epoch, [logged.run for logged in record.runs], record.terminal)
 
 
-def resume(cursor: Cursor, record: Record) -> Place | None:
+def resume(cursor: Cursor, record: JobRecord) -> Place | None:
     """The place behind a cursor; None where the store does not know what its reader has seen."""
     if cursor.epoch != record.epoch:
         return None

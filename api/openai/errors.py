@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streaming.errors import QuotaExceeded
-from streaming.jobs.messages import Failure, Job, State, Terminal, prompt_count
+from streaming.jobs.messages import Failure, Job, JobState, Terminal, prompt_count
 
 MAX_RETRY_S = 120
 """Told to wait any longer, OpenAI's libraries give up at once."""
@@ -456,9 +456,9 @@ def from_terminal(terminal: Terminal) -> ApiError:
     if terminal.failure is not None:
         return from_failure(terminal.failure)
     match terminal.state:
-        case State.CANCELLED:
+        case JobState.CANCELLED:
             return job_cancelled()
-        case State.EXPIRED:
+        case JobState.EXPIRED:
             return deadline_exceeded() if terminal.seq else deadline_exceeded_in_queue()
         case _:
             return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)

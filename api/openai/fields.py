@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 
 MAX_MESSAGES = 1024
 MAX_PROMPTS = 128
@@ -61,13 +61,13 @@ _PARTS = ("image_url", "input_audio", "file", "image", "audio", "video_url", "re
 _DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")
 
 
-class Body(BaseModel):
+class StrictBody(BaseModel):
     """Strict types; unknown fields are kept aside, so that they can be named instead of refused."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
 
 
-class ClosedBody(Body):
+class ClosedBody(StrictBody):
     """An unknown field is an error, for the first one alone: there may be 10,000, and nobody reads the others."""
 
     model_config = ConfigDict(extra="forbid")
@@ -114,7 +114,7 @@ def _told_apart(shape: Callable[[Any], str], expected: str) -> Discriminator:
     return Discriminator(shape, custom_error_type="shape", custom_error_message=f"must be {expected}")
 
 
-class TextPart(Body):
+class TextPart(StrictBody):
     """One part of a message's content."""
 
     type: Literal["text"]
@@ -152,7 +152,7 @@ Prompt: TypeAlias = Annotated[
 ]
 
 
-class Message(Body):
+class ChatMessage(StrictBody):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -174,11 +174,11 @@ class Message(Body):
         return calls
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> ChatTurn:
         """The message as engines take it: text only, and `developer` by the name chat templates know."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return Turn("system" if self.role == "developer" else self.role, text)
+        return ChatTurn("system" if self.role == "developer" else self.role, text)
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-class JsonSchema(Body):
+class JsonSchema(StrictBody):
     """A named JSON schema."""
 
     name: str | None = None
@@ -232,7 +232,7 @@ class ResponseFormat(ClosedBody):
         return self.json_schema.schema_ if self.type == "json_schema" and self.json_schema else {}
 
 
-class StreamOptions(Body):
+class StreamOptions(StrictBody):
     """What a stream carries besides the tokens."""
 
     include_usage: bool | None = False

@@ -19,7 +19,7 @@ from api.openai.cursor import Cursor
 from api.openai.errors import ApiError, from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
 from runtime.turns import ROWS_A_SLICE, Sliced, at_once
-from streaming.jobs.messages import Chat, Delta, Job, Logprob, ModelCard, State, Terminal, Usage
+from streaming.jobs.messages import Chat, Delta, Job, JobState, Logprob, ModelCard, Terminal, Usage
 from streaming.priority import Priority
 
 DONE = b"data: [DONE]\n\n"
@@ -108,7 +108,7 @@ def completion(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> dic
 
 def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> Sliced[dict[str, Any]]:
     """The same in slices of `ROWS_A_SLICE` deltas. Raises ApiError for a job that did not complete."""
-    if terminal.state is not State.COMPLETED:
+    if terminal.state is not JobState.COMPLETED:
         raise from_terminal(terminal)
     texts: list[list[str]] = [[] for _ in range(facts.choices)]
     logprobs: list[list[Logprob]] = [[] for _ in texts]
@@ -197,7 +197,7 @@ class ChunkRenderer:
 
     def end(self, terminal: Terminal) -> bytes:
         """The last blocks: finish reasons, the token counts if wanted, [DONE]; for a job that failed, its error."""
-        if terminal.state is not State.COMPLETED:
+        if terminal.state is not JobState.COMPLETED:
             return error_frame(from_terminal(terminal))
         blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.choices)]
         if self._include_usage:
@@ -231,7 +231,7 @@ class JobView:
     """A job as its owner may see it. Times are Redis milliseconds, 0 for "not yet"."""
 
     facts: Facts
-    status: State
+    status: JobState
     started_ms: int = 0
     first_ms: int = 0
     done_ms: int = 0
@@ -251,7 +251,7 @@ class JobView:
 def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:
     """The job for GET /v1/jobs/{id}, with its result where that is wanted. Times are Unix seconds."""
     terminal = view.terminal
-    failed = terminal is not None and not view.status is terminal.state is State.COMPLETED
+    failed = terminal is not None and not view.status is terminal.state is JobState.COMPLETED
     return {
         "id": view.facts.job,
         "object": "job",
@@ -281,7 +281,7 @@ def _seconds(ms: int) -> float | None:
 # --- a job's events --------------------------------------------------------------------------------------------------
 
 
-class Event(NamedTuple):
+class JobEvent(NamedTuple):
     """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor behind which to resume, None: not logged."""
 
     name: str
@@ -293,38 +293,38 @@ class Event(NamedTuple):
         return b"event: %b\n%bdata: %b\n\n" % (self.name.encode(), cursor, to_json(self.data))
 
 
-def queued_event(view: JobView) -> Event:
-    return Event("queued", cursor.queued(view.epoch), _place(view))
+def queued_event(view: JobView) -> JobEvent:
+    return JobEvent("queued", cursor.queued(view.epoch), _place(view))
 
 
-def position_event(view: JobView) -> Event:
+def position_event(view: JobView) -> JobEvent:
     """The job's place in its lane has changed."""
-    return Event("queue.position", None, _place(view))
+    return JobEvent("queue.position", None, _place(view))
 
 
 def _place(view: JobView) -> dict[str, Any]:
     return {"position": view.position, "eta_ms": view.eta_ms}
 
 
-def started_event(event_id: Cursor, worker: str, attempt: int) -> Event:
-    return Event("started", event_id, {"worker": worker, "attempt": attempt})
+def started_event(event_id: Cursor, worker: str, attempt: int) -> JobEvent:
+    return JobEvent("started", event_id, {"worker": worker, "attempt": attempt})
 
 
-def delta_event(facts: Facts, event_id: Cursor, delta: Delta) -> Event:
+def delta_event(facts: Facts, event_id: Cursor, delta: Delta) -> JobEvent:
     data: dict[str, Any] = {"index": delta.index, "text": delta.text, "tokens": delta.n}
     if facts.logprobs:
         data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
-    return Event("delta", event_id, data)
+    return JobEvent("delta", event_id, data)
 
 
-def reset_event(epoch: int) -> Event:
+def reset_event(epoch: int) -> JobEvent:
     """What the reader has seen is not what is stored: say so, never splice."""
-    return Event("stream.reset", Cursor(epoch, cursor.START), {"epoch": epoch})
+    return JobEvent("stream.reset", Cursor(epoch, cursor.START), {"epoch": epoch})
 
 
-def terminal_event(view: JobView) -> Event:
+def terminal_event(view: JobView) -> JobEvent:
     """Named by the final state. The tokens were in the deltas, so the result is not repeated."""
     finishes = list(view.terminal.finishes) if view.terminal else []
     data = job_object(view) | {"finish_reasons": finishes}
     readable = view.terminal is None or view.terminal.state is view.status
-    return Event(view.status.value if readable else "error", view.latest, data)
+    return JobEvent(view.status.value if readable else "error", view.latest, data)

@@ -18,14 +18,14 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
-    Body,
-    Message,
+    ChatMessage,
     Metadata,
     Prompt,
     QueueOptions,
     ResponseFormat,
     Stop,
     StreamOptions,
+    StrictBody,
     TokenLimit,
     depth,
     refusal,
@@ -97,7 +97,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
-class Generation(Body, ABC):
+class GenerationRequest(StrictBody, ABC):
     """What both kinds of generation share."""
 
     LANE: ClassVar[Priority] = Priority.INTERACTIVE
@@ -172,10 +172,10 @@ class Generation(Body, ABC):
         )
 
 
-class ChatRequest(Generation):
+class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -207,7 +207,7 @@ class ChatRequest(Generation):
         return self.max_completion_tokens or self.max_tokens
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
     prompt: Prompt
@@ -330,16 +330,16 @@ def ignored_fields(request: Request) -> list[str]:
     return list(names)
 
 
-def _extras(part: Body, path: str) -> Iterator[str]:
+def _extras(part: StrictBody, path: str) -> Iterator[str]:
     if part.model_extra:
         yield from (path + name for name in part.model_extra)
     sent = part.model_fields_set
     for name, value in vars(part).items():  # in the order of the class
         if type(value) in _PLAIN or name not in sent:
             continue
-        if isinstance(value, Body):
+        if isinstance(value, StrictBody):
             yield from _extras(value, f"{path}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Body):
+        elif isinstance(value, list) and value and isinstance(value[0], StrictBody):
             for item in value:
                 yield from _extras(item, f"{path}{name}[].")
 

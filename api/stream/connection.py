@@ -44,7 +44,7 @@ def chunk_head(size: int) -> bytes:
     return b"%x\r\n" % size
 
 
-class Together:
+class CoalescingTransport:
     """The transport as one answer sees it: the first write waits for the second, within the same turn of the loop."""
 
     __slots__ = ("_end", "_first", "_loop", "_transport")
@@ -79,7 +79,7 @@ class Together:
         self._first = b""
 
 
-class Carried(Protocol):
+class BackpressureListener(Protocol):
     """Whatever writes chunks onto the transport itself."""
 
     paused: bool
@@ -102,7 +102,7 @@ class Connection(HttpToolsProtocol):
     """
 
     _on_lost: Callable[[], None] | None = None
-    _carried: Carried | None = None
+    _carried: BackpressureListener | None = None
 
     def __init__(self, *args: Any, guard: ConnectionGuard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -263,7 +263,7 @@ class Connection(HttpToolsProtocol):
         self._check_head()
         super().on_headers_complete()
         cycle = self.cycle
-        cycle.transport = cast(asyncio.Transport, Together(self.transport, self.loop, self._end))
+        cycle.transport = cast(asyncio.Transport, CoalescingTransport(self.transport, self.loop, self._end))
         if self._length > MAX_UNREAD_BYTES or not self._admitted:
             cycle.keep_alive = False
         self._in_body, self._body_bytes, self._framed_bytes, self._max_body_bytes = True, 0, 0, None
@@ -457,7 +457,7 @@ class Connection(HttpToolsProtocol):
             if self.transport.is_closing():
                 on_lost()
 
-    def carry(self, carried: Carried | None) -> bool:
+    def carry(self, carried: BackpressureListener | None) -> bool:
         """Tell `carried` from now on whether the reader is behind; returns whether it is."""
         self._carried = carried
         return self.flow.write_paused

@@ -11,7 +11,7 @@ import asyncio
 from api.openai.rendering import encode_json, on_one_line
 from api.stream.connection import CHUNK_END, Connection, chunk_head
 from streaming.jobs.messages import Delta
-from telemetry.tallies import Tally
+from telemetry.tallies import BufferedHistogram
 
 SHORT = 1024
 HEADS = tuple(chunk_head(size) for size in range(SHORT))
@@ -24,7 +24,7 @@ class TokenFlow:
 
     __slots__ = ("_after", "_around", "_before", "_tally", "_transport", "last", "owed", "paused")
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: BufferedHistogram) -> None:
         self._tally = tally
         self.last = 0.0
         """When the stream's last tokens came (monotonic); 0: none yet."""

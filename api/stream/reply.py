@@ -27,7 +27,7 @@ from api.stream.delivery import Delivery
 from api.stream.flow import TokenFlow
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
-from streaming.jobs.messages import Delta, State, Terminal
+from streaming.jobs.messages import Delta, JobState, Terminal
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class Reply:
         if self._admitted.keyed and not self._admitted.request.queue.on_disconnect:
             grace_s = KEYED_GRACE_S
         if grace_s:
-            self._services.later(self._cancel_later(grace_s))
+            self._services.spawn(self._cancel_later(grace_s))
         else:
             await self._cancel_unheard()
 
@@ -184,7 +184,7 @@ class StreamReply(Reply):
         metrics.inc()
         try:
             rows, terminal = await self._take(self._silence_s())
-            if terminal is not None and not rows and terminal.state is not State.COMPLETED:
+            if terminal is not None and not rows and terminal.state is not JobState.COMPLETED:
                 self._delivery.last_got()
                 await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
                 self._delivery.last_sent()
@@ -244,13 +244,13 @@ class StreamReply(Reply):
 
     async def _pour(self) -> None:
         if not self._flow.last:
-            await self._inbox.pour(self._show_first)
+            await self._inbox.attach_sink(self._show_first)
             return
         direct = None
         if self._connection is not None and (around := self._renderer.plain) is not None:
             self._flow.lead(self._connection, *around)
             direct = self._flow.show
-        await self._inbox.pour(self._show, direct)
+        await self._inbox.attach_sink(self._show, direct)
         self._owed, self._flow.owed = self._owed or self._flow.owed, b""
 
     def _stay_alive(self) -> None:

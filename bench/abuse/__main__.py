@@ -22,11 +22,11 @@ from pathlib import Path
 from bench import program, report
 from bench.abuse.ask import LargeRequest, RunningRequest, TenantClient, Unanswered, first_token_s
 from bench.abuse.figures import COLUMNS, LLAMACPP, Case, Round, goals_of, row_of
-from bench.gateway.stage import Stage
+from bench.gateway.stage import GatewayTestbed
 from bench.gateway.trees import Tree, export
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import Run, count
+from bench.program import ProgramRun, count
 from bench.report import Report
 
 NAME = "abuse"
@@ -58,11 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, Unanswered, OSError, TimeoutError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args = run.args
     cases = QUICK if args.quick else CASES
     rows, goals = [], []
-    with Stage(run.console, "starting", len(cases) * (2 if args.base else 1)) as stage:
+    with GatewayTestbed(run.console, "starting", len(cases) * (2 if args.base else 1)) as stage:
         trees: list[Tree | None] = [None, *([export(args.base, stage.folder / "base")] if args.base else [])]
         for case in cases:
             for tree in trees:

@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineCosts:
     """What the simulated engine charges: see section [sim] of docs/configuration.md."""
 
     step_ms: float
@@ -37,10 +37,10 @@ class Engine:
     prefill_ms: float = 0.0
 
 
-LLAMACPP = Engine(step_ms=4.3, step_ms_per_text=2.4, prefill_ms_per_1k_tokens=1200, prefill_batch=128)
+LLAMACPP = EngineCosts(step_ms=4.3, step_ms_per_text=2.4, prefill_ms_per_1k_tokens=1200, prefill_batch=128)
 """The embedded engine with the default model at Q8_0 on two cores, prompts of 99 tokens: a token takes 6.7 ms alone and
 23.2 ms beside seven others, and the first one comes after 124 ms."""
-GPU = Engine(step_ms=15, step_ms_per_text=0.1, prefill_ms_per_1k_tokens=40, prefill_batch=8192)
+GPU = EngineCosts(step_ms=15, step_ms_per_text=0.1, prefill_ms_per_1k_tokens=40, prefill_batch=8192)
 """Assumed, not measured: 25,000 prompt tokens a second, and at 128 texts 4,600 tokens a second."""
 
 
@@ -54,7 +54,7 @@ class Case:
     lane: str = "interactive"
     """Of the large requests; the chat's is interactive."""
     kv_tokens: int = 0
-    engine: Engine = GPU
+    engine: EngineCosts = GPU
 
     def running(self, context: int) -> int:
         """Choices of one request, each as large as the context, that a worker gives its engine at the same time: half

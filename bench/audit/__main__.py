@@ -12,8 +12,8 @@ import msgspec
 
 from bench import program
 from bench.audit import locks, pth, sbom, secrets
-from bench.audit.tools import FOLDER, Tools
-from bench.program import Run
+from bench.audit.tools import FOLDER, AuditTools
+from bench.program import ProgramRun
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,9 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, OSError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args = run.args
-    tools = Tools(args.root, args.tools)
+    tools = AuditTools(args.root, args.tools)
     parts: dict[str, Callable[[], list[str]]] = {
         "pth": lambda: pth.check(args.path or pth.environments(args.root / args.tools.parent)),
         "sbom": lambda: sbom.write(tools, args.root / args.sbom),

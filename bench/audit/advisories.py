@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from packaging.version import InvalidVersion, Version
 
-from bench.program import Refused
+from bench.program import WrongArguments
 
 
 class Advisories:
@@ -31,7 +31,9 @@ class Advisories:
             if path.suffix in (".yaml", ".yml", ".json") and path.is_file():
                 self._add(path)
         if not self._known:
-            raise Refused(f"{folder} holds no advisories\nnext:  give the folder of a copy of the advisory database")
+            raise WrongArguments(
+                f"{folder} holds no advisories\nnext:  give the folder of a copy of the advisory database"
+            )
 
     def _add(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.audit.advisories import served
-from bench.audit.tools import ToolResult, Tools
+from bench.audit.tools import AuditTools, ToolResult
 
 LOCKS = "requirements*.lock"
 UNANSWERED = (
@@ -21,7 +21,7 @@ UNANSWERED = (
 )
 
 
-def check(tools: Tools, advisories: Path | None) -> list[str]:
+def check(tools: AuditTools, advisories: Path | None) -> list[str]:
     """What is wrong with the lock files, in words."""
     locks = sorted(tools.root.glob(LOCKS))
     found = [] if locks else [f"there is no {LOCKS}"]

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.program import Refused
+from bench.program import WrongArguments
 
 EXPECTED = {
     re.compile(r"_?_editable_(impl_)?penstock\.pth|_penstock\.pth"): re.compile(r"(/[^\n]*\n?)+"),
@@ -36,7 +36,7 @@ def check(folders: list[Path]) -> list[str]:
     found: list[str] = []
     for folder in folders:
         if not folder.is_dir():
-            raise Refused(f"{folder} is no folder\nnext:  give the packages of an environment or image")
+            raise WrongArguments(f"{folder} is no folder\nnext:  give the packages of an environment or image")
         found += [str(path) for path in unexpected(folder)]
     return [f"{path} runs at every start of Python and is none of those expected" for path in found]
 

@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.audit.tools import Tools
+from bench.audit.tools import AuditTools
 from workers.engines.weights import SMOLLM2
 
 RUNTIME = "requirements.lock"
 SPEC = "1.6"
 
 
-def write(tools: Tools, out: Path) -> list[str]:
+def write(tools: AuditTools, out: Path) -> list[str]:
     """Write them to a folder; what went wrong, in words."""
     out.mkdir(parents=True, exist_ok=True)
     found: list[str] = []

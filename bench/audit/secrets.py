@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from bench.audit.tools import ToolResult, Tools, run
-from bench.program import Refused
+from bench.audit.tools import AuditTools, ToolResult, run
+from bench.program import WrongArguments
 
 KNOWN = Path(__file__).with_name("known_secrets.json")
 LEFT_OUT = ("*.lock", "*.svg", "*.png", "bench/audit/known_secrets.json")
@@ -51,7 +51,7 @@ class Scan(msgspec.Struct):
     results: dict[str, list[Finding]]
 
 
-def check(tools: Tools, known: Path = KNOWN) -> list[str]:
+def check(tools: AuditTools, known: Path = KNOWN) -> list[str]:
     """Secrets that are not known, in words; never the secret. Raises Refused without a history."""
     expected = {(each.type, each.sha1) for each in msgspec.json.decode(known.read_bytes(), type=list[KnownFinding])}
     lines = added_lines(_git(tools, *PATCHES))
@@ -63,7 +63,9 @@ def check(tools: Tools, known: Path = KNOWN) -> list[str]:
     return scanned(tools, lines, expected)
 
 
-def scanned(tools: Tools, lines: Mapping[str, Mapping[str, str]], expected: Collection[tuple[str, str]]) -> list[str]:
+def scanned(
+    tools: AuditTools, lines: Mapping[str, Mapping[str, str]], expected: Collection[tuple[str, str]]
+) -> list[str]:
     """What the tool makes of these lines (each with the file it was in), by kind of file."""
     with tempfile.TemporaryDirectory(prefix="penstock-audit-") as folder:
         for kind, texts in lines.items():
@@ -83,7 +85,7 @@ def _report(said: ToolResult) -> dict[str, list[Finding]]:
     try:
         return msgspec.json.decode(said.out, type=Scan).results
     except msgspec.MsgspecError:
-        raise Refused(f"detect-secrets left no report: {said.err[-300:]}") from None
+        raise WrongArguments(f"detect-secrets left no report: {said.err[-300:]}") from None
 
 
 def added_lines(log: str) -> dict[str, dict[str, str]]:
@@ -115,10 +117,10 @@ def _kind(name: str) -> str:
     return PurePosixPath(name).suffix or ".txt"
 
 
-def _git(tools: Tools, *words: str) -> str:
+def _git(tools: AuditTools, *words: str) -> str:
     said = run(["git", "-c", "core.quotePath=false", *words], tools.root)
     if said.code:
-        raise Refused(f"git {words[0]}: {said.err.strip()[:300]}\nnext:  run it in a clone of the project")
+        raise WrongArguments(f"git {words[0]}: {said.err.strip()[:300]}\nnext:  run it in a clone of the project")
     return said.out.decode("utf-8", "replace")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.program import Refused
+from bench.program import WrongArguments
 
 FOLDER = Path(".venv-audit/bin")
 TIMEOUT_S = 1800.0
@@ -23,7 +23,7 @@ class ToolResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class AuditTools:
     """Where they are."""
 
     root: Path
@@ -34,7 +34,7 @@ class Tools:
         """Run one to its end. Raises Refused if it is not there."""
         program = (self.root / self.folder / name).absolute()
         if not program.exists():
-            raise Refused(f"{self.folder / name} is not there\nnext:  make audit, which installs it")
+            raise WrongArguments(f"{self.folder / name} is not there\nnext:  make audit, which installs it")
         return run([str(program), *words], cwd or self.root)
 
 

@@ -17,7 +17,7 @@ from bench.batch.kills import delays, kills
 from bench.batch.memory import memory
 from bench.batch.pace import alone, manners
 from bench.processes import Died
-from bench.program import Run
+from bench.program import ProgramRun
 from bench.report import Column, Ratio, Report
 
 Found = tuple[list[dict[str, Any]], list[Ratio]]
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, OSError)  # a TimeoutError is an OSError
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args, parts = run.args, run.args.parts.split(",")
     program.check_names("part", parts, PARTS)
     rows, ratios = _kept(args.out, parts)

@@ -12,13 +12,13 @@ from typing import Any
 import httpx2
 import msgspec
 
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 
 
-class Door:
+class BatchClient:
     """Talks to one API process. A server that is away for a moment is asked again."""
 
     def __init__(self, url: str) -> None:
@@ -80,7 +80,7 @@ class Door:
         self._http.close()
 
 
-class Line(msgspec.Struct, frozen=True):
+class InputLine(msgspec.Struct, frozen=True):
     """One line of input."""
 
     number: int
@@ -99,11 +99,11 @@ class Line(msgspec.Struct, frozen=True):
 
     def answer(self) -> str:
         """What the simulated engine says: each token names its place, so a lost or doubled one shows."""
-        prompt = prompt_text((Turn("user", self.text),))
+        prompt = prompt_text((ChatTurn("user", self.text),))
         return "".join(token_text(prompt, index) for index in range(self.tokens))
 
 
-def write(path: Path, lines: Sequence[Line], **more: Any) -> Path:
+def write(path: Path, lines: Sequence[InputLine], **more: Any) -> Path:
     """The input file of these lines."""
     with path.open("wb") as file:
         for line in lines:
@@ -111,7 +111,7 @@ def write(path: Path, lines: Sequence[Line], **more: Any) -> Path:
     return path
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class BatchVerdict(msgspec.Struct, frozen=True):
     """What a batch gave, held against what was asked."""
 
     answered: int
@@ -126,7 +126,9 @@ class Verdict(msgspec.Struct, frozen=True):
     """Neighbours in the wrong order, or under a wrong number."""
 
 
-def judge(lines: Sequence[Line], outputs: Iterator[dict[str, Any]], failures: Iterator[dict[str, Any]]) -> Verdict:
+def judge(
+    lines: Sequence[InputLine], outputs: Iterator[dict[str, Any]], failures: Iterator[dict[str, Any]]
+) -> BatchVerdict:
     """Hold both files against the input."""
     by_name = {line.name: line for line in lines}
     seen: Counter[str] = Counter()
@@ -145,4 +147,4 @@ def judge(lines: Sequence[Line], outputs: Iterator[dict[str, Any]], failures: It
         failed += 1
     lost = sum(name not in seen for name in by_name)
     doubled = sum(count - 1 for count in seen.values())
-    return Verdict(answered, failed, lost, doubled, wrong, disordered)
+    return BatchVerdict(answered, failed, lost, doubled, wrong, disordered)

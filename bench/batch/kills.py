@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from bench.batch.door import Door, Line, Verdict, judge, write
-from bench.chaos.processes import Child
-from bench.chaos.servers import Server
+from bench.batch.door import BatchClient, BatchVerdict, InputLine, judge, write
+from bench.chaos.processes import ManagedProcess
+from bench.chaos.servers import RedisServer
 from bench.chaos.waiting import until
 from bench.ports import free_port
-from streaming.batches.store import Batches, Telling
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.batches.store import Batches, DueNotice
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 TOKENS = 24
 LATEST_S = 900.0
@@ -43,7 +43,7 @@ class Killed(msgspec.Struct, frozen=True):
     lines: int
     kills: dict[str, int]
     """By role."""
-    verdict: Verdict
+    verdict: BatchVerdict
     tokens: int
     """Counted by the batch."""
     tokens_asked: int
@@ -51,11 +51,11 @@ class Killed(msgspec.Struct, frozen=True):
     turns: int
 
 
-class Stage:
+class KillCluster:
     """Two of each kind of worker, an API process, a scheduler; each is started again whenever it ends."""
 
     def __init__(self, folder: Path, lease_ms: int, **environ: str) -> None:
-        self.folder, self.server = folder, Server(folder)
+        self.folder, self.server = folder, RedisServer(folder)
         self.port = free_port()
         rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self.environ = {
@@ -66,14 +66,14 @@ class Stage:
             "PENSTOCK_API_PORT": str(self.port),
             **environ,
         }
-        self.wire = Wire.open(WireSettings(url=self.server.url, lease_ms=lease_ms))
+        self.wire = RedisClient.open(RedisSettings(url=self.server.url, lease_ms=lease_ms))
         self.victims = [self._child(role, number) for role in ("workers", "offline") for number in (1, 2)]
         self._others = [self._child("api", 1), self._child("scheduler", 1)]
-        self.door = Door(f"http://127.0.0.1:{self.port}")
+        self.door = BatchClient(f"http://127.0.0.1:{self.port}")
 
-    def _child(self, role: str, number: int) -> Child:
+    def _child(self, role: str, number: int) -> ManagedProcess:
         name = f"{role}-{number}"
-        return Child(name, [sys.executable, "-m", role, "--id", name], self.environ, self.folder)
+        return ManagedProcess(name, [sys.executable, "-m", role, "--id", name], self.environ, self.folder)
 
     async def start(self) -> None:
         """Until the API answers."""
@@ -92,8 +92,8 @@ class Stage:
 async def kills(folder: Path, lines: int, times: int, seed: int, on_progress: Callable[[int, int], None]) -> Killed:
     """`times` kills of random victims at random moments, all over the batch. Raises TimeoutError."""
     chance = random.Random(seed)  # noqa: S311 - so that a run can be repeated
-    stage = Stage(folder, 1000)
-    asked = [Line(number, f"line {number} of the batch", TOKENS, "sim") for number in range(1, lines + 1)]
+    stage = KillCluster(folder, 1000)
+    asked = [InputLine(number, f"line {number} of the batch", TOKENS, "sim") for number in range(1, lines + 1)]
     try:
         await stage.start()
         began = time.monotonic()
@@ -116,7 +116,7 @@ async def kills(folder: Path, lines: int, times: int, seed: int, on_progress: Ca
         await stage.close()
 
 
-async def _comes_to(stage: Stage, batch_id: str, lines: int) -> int:
+async def _comes_to(stage: KillCluster, batch_id: str, lines: int) -> int:
     """Wait until so many lines have their answer, or for PATIENCE_S: kills fall into work, and are spread over it."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -138,11 +138,11 @@ class Delays(msgspec.Struct, frozen=True):
 
 async def delays(folder: Path, trials: int) -> Delays:
     """With the leases people run with. Raises TimeoutError."""
-    stage = Stage(folder, WireSettings().lease_ms)
+    stage = KillCluster(folder, RedisSettings().lease_ms)
     lost, killed = [], []
     try:
         await stage.start()
-        path = write(folder / "input.jsonl", [Line(n, f"line {n}", 400, "sim") for n in range(1, 400)])
+        path = write(folder / "input.jsonl", [InputLine(n, f"line {n}", 400, "sim") for n in range(1, 400)])
         for _ in range(trials):
             lost.append(await _message_lost(stage, path))
             killed.append(await _worker_killed(stage, path))
@@ -151,12 +151,12 @@ async def delays(folder: Path, trials: int) -> Delays:
         await stage.close()
 
 
-async def _message_lost(stage: Stage, path: Path) -> float:
+async def _message_lost(stage: KillCluster, path: Path) -> float:
     """The telling is taken here, as by a worker that is killed before it has noted that it took it."""
     for child in _offline(stage):
         child.send(signal.SIGSTOP)
     batch_id = await asyncio.to_thread(stage.door.begin, path)
-    told: list[Telling] = []
+    told: list[DueNotice] = []
     while not told:
         told = await Batches(stage.wire).due(10)
     began = time.monotonic()
@@ -168,7 +168,7 @@ async def _message_lost(stage: Stage, path: Path) -> float:
     return seconds
 
 
-async def _worker_killed(stage: Stage, path: Path) -> float:
+async def _worker_killed(stage: KillCluster, path: Path) -> float:
     batch_id = await asyncio.to_thread(stage.door.begin, path)
     batch = await _until(stage, batch_id, lambda batch: batch["lines_in_queue"] > 0)
     for child in _offline(stage):  # one of them has the batch; the other has nothing to lose
@@ -183,11 +183,11 @@ async def _worker_killed(stage: Stage, path: Path) -> float:
     return seconds
 
 
-def _offline(stage: Stage) -> Sequence[Child]:
+def _offline(stage: KillCluster) -> Sequence[ManagedProcess]:
     return [child for child in stage.victims if child.name.startswith("offline")]
 
 
-async def _until(stage: Stage, batch_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def _until(stage: KillCluster, batch_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     deadline = time.monotonic() + 120
     while not condition(batch := await asyncio.to_thread(stage.door.show, batch_id)):
         if time.monotonic() > deadline:
@@ -196,6 +196,6 @@ async def _until(stage: Stage, batch_id: str, condition: Callable[[dict[str, Any
     return batch
 
 
-async def _away_with(stage: Stage, batch_id: str) -> None:
+async def _away_with(stage: KillCluster, batch_id: str) -> None:
     await asyncio.to_thread(stage.door.cancel, batch_id)
     await asyncio.to_thread(stage.door.ended, batch_id, 120)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from bench.batch.door import Door, Line, write
+from bench.batch.door import BatchClient, InputLine, write
 from bench.penstock import MODEL, Penstock
 
 DISTINCT = 25
 PADDING = 3800
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryGrowth(msgspec.Struct, frozen=True):
     """Sizes in MB, growth of the most a process ever had in MiB."""
 
     lines: int
@@ -24,14 +24,14 @@ class Memory(msgspec.Struct, frozen=True):
     doubled_or_lost: int
 
 
-def memory(folder: Path, lines: int) -> Memory:
+def memory(folder: Path, lines: int) -> MemoryGrowth:
     """Most lines are equal, so that the files are large and the work is not. Raises OSError where the kernel does not
     tell."""
-    asked = [Line(n, f"{n % DISTINCT} {'x' * PADDING}", 300, MODEL) for n in range(1, lines + 1)]
+    asked = [InputLine(n, f"{n % DISTINCT} {'x' * PADDING}", 300, MODEL) for n in range(1, lines + 1)]
     path = write(folder / "input.jsonl", asked, temperature=0)
-    small = write(folder / "small.jsonl", [Line(1, "hello", 3, MODEL)])
+    small = write(folder / "small.jsonl", [InputLine(1, "hello", 3, MODEL)])
     with Penstock(folder, offline=1, settings={"sim.step_ms": 1}) as penstock:
-        door, pids = Door(penstock.url), penstock.processes.pids()
+        door, pids = BatchClient(penstock.url), penstock.processes.pids()
         door.ended(door.begin(small), 60)
         before = {name: _peak_mib(pids[name]) for name in ("api-1", "offline-1")}
         batch = door.ended(door.begin(path), 300)
@@ -41,7 +41,7 @@ def memory(folder: Path, lines: int) -> Memory:
         after = {name: _peak_mib(pids[name]) for name in before}
         size = door.size(batch["output_file_id"])
         door.close()
-    return Memory(
+    return MemoryGrowth(
         lines=lines,
         input_mb=path.stat().st_size / 1e6,
         output_mb=size / 1e6,

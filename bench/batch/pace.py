@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from bench.batch.door import Door, Line, write
+from bench.batch.door import BatchClient, InputLine, write
 from bench.gateway.system import processes_in
 from bench.gateway.systems.floor import start_engine_server
 from bench.load.child import measure
-from bench.load.plan import Plan, Reading
+from bench.load.plan import LoadPlan, StreamReading
 from bench.load.stats import Spread
 from bench.penstock import MODEL, Penstock
 from workers.settings import SimSettings
@@ -27,20 +27,22 @@ STREAMS, CHAT_TOKENS = 4, 16
 SETTINGS: dict[str, object] = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS, "sim.slots": SLOTS}
 
 
-def some_lines(count: int, seed: int) -> list[Line]:
+def some_lines(count: int, seed: int) -> list[InputLine]:
     """Answers of many lengths, as people ask for."""
     chance = random.Random(seed)  # noqa: S311 - so that a run can be repeated
-    return [Line(n, f"line {n} of the batch", chance.randint(SHORTEST, LONGEST), MODEL) for n in range(1, count + 1)]
+    return [
+        InputLine(n, f"line {n} of the batch", chance.randint(SHORTEST, LONGEST), MODEL) for n in range(1, count + 1)
+    ]
 
 
-def capacity(lines: list[Line]) -> float:
+def capacity(lines: list[InputLine]) -> float:
     """Lines a second of one engine whose slots are all taken all the time: a slot is a line's for the steps of its
     prefill and one step per token."""
     steps = math.ceil(PREFILL_MS / STEP_MS) + sum(line.tokens for line in lines) / len(lines)
     return SLOTS / (steps * STEP_MS / 1000)
 
 
-class Pace(msgspec.Struct, frozen=True):
+class LinePace(msgspec.Struct, frozen=True):
     """Lines a second, from the tenth of the batch that ended first to the tenth that ended last."""
 
     lines: int
@@ -54,12 +56,12 @@ class Pace(msgspec.Struct, frozen=True):
         return self.per_second / self.capacity
 
 
-def alone(folder: Path, lines: int, seed: int) -> Pace:
+def alone(folder: Path, lines: int, seed: int) -> LinePace:
     """One worker, nothing else to do."""
     asked = some_lines(lines, seed)
     path = write(folder / "input.jsonl", asked)
     with Penstock(folder, offline=1, settings=SETTINGS) as penstock:
-        door = Door(penstock.url)
+        door = BatchClient(penstock.url)
         cpu = penstock.processes.cpu_s()
         began = time.monotonic()
         batch_id = door.begin(path, "none")
@@ -74,7 +76,7 @@ def alone(folder: Path, lines: int, seed: int) -> Pace:
         door.close()
         after = penstock.processes.cpu_s()
     spent = {name: after[name] - cpu.get(name, 0.0) for name in after}
-    return Pace(lines, _rate(marks, lines), capacity(asked), whole_s, spent)
+    return LinePace(lines, _rate(marks, lines), capacity(asked), whole_s, spent)
 
 
 def _rate(marks: list[tuple[float, int]], lines: int) -> float:
@@ -107,7 +109,7 @@ def manners(folder: Path, requests: int, rounds: int) -> Manners:
     engine = SimSettings(step_ms=STEP_MS, prefill_ms=PREFILL_MS, slots=SLOTS)
     with Penstock(folder, offline=1, settings=SETTINGS) as penstock, processes_in(folder / "bare") as bare:
         ports = (penstock.port, start_engine_server(bare, engine))
-        door = Door(penstock.url)
+        door = BatchClient(penstock.url)
         for number in range(rounds):
             quiet, bare_quiet = _people(ports, requests)
             batch_id = door.begin(path, "none")
@@ -134,17 +136,17 @@ def manners(folder: Path, requests: int, rounds: int) -> Manners:
     )
 
 
-def _people(ports: Sequence[int], requests: int) -> list[Reading]:
+def _people(ports: Sequence[int], requests: int) -> list[StreamReading]:
     """At each of the ports at the same time."""
     plans = [
-        Plan(port=port, model=MODEL, streams=STREAMS, requests=requests, tokens=CHAT_TOKENS, limit_s=120)
+        LoadPlan(port=port, model=MODEL, streams=STREAMS, requests=requests, tokens=CHAT_TOKENS, limit_s=120)
         for port in ports
     ]
     with ThreadPoolExecutor(len(plans)) as threads:
         return list(threads.map(measure, plans))
 
 
-def _wait_until_it_saturates(door: Door, batch_id: str) -> None:
+def _wait_until_it_saturates(door: BatchClient, batch_id: str) -> None:
     deadline = time.monotonic() + 60
     while door.show(batch_id)["request_counts"]["completed"] < SLOTS:
         if time.monotonic() > deadline:

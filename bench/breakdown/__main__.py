@@ -17,13 +17,13 @@ import uvloop
 from rich.console import Console
 
 from bench import plots, program, report
-from bench.breakdown.ask import Load, ask_all, timings
+from bench.breakdown.ask import BreakdownLoad, ask_all, timings
 from bench.breakdown.figures import COLUMNS, Row, draw, notes_of, ratios_of, row_of
-from bench.breakdown.target import Target, Unsuitable
-from bench.gateway.stage import Stage
+from bench.breakdown.target import BreakdownTarget, Unsuitable
+from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import Run, count, counts
+from bench.program import ProgramRun, count, counts
 from bench.report import Report
 
 NAME = "breakdown"
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, Unsuitable, OSError)  # a TimeoutError is an OSError
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     found = _measured(run.args, run.command, run.console)
     run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
     return 0 if all("share" in row for row in found.rows) else 1
@@ -44,7 +44,7 @@ def _run(run: Run) -> int:
 
 def _measured(args: argparse.Namespace, command: str, console: Console) -> Report:
     levels = args.levels or (QUICK_LEVELS if args.quick else LEVELS)
-    with Stage(console, "starting", len(levels)) as stage, _target(args, levels, stage.folder) as target:
+    with GatewayTestbed(console, "starting", len(levels)) as stage, _target(args, levels, stage.folder) as target:
         rows = [_level(args, target, streams, stage.say, stage.done) for streams in levels]
     own = not args.base_url
     what = f"simulated engine, {args.step_ms:g} ms steps" if own else target.model
@@ -63,10 +63,14 @@ def _measured(args: argparse.Namespace, command: str, console: Console) -> Repor
 
 
 def _level(
-    args: argparse.Namespace, target: Target, streams: int, say: Callable[[str], None], done: Callable[[], None]
+    args: argparse.Namespace,
+    target: BreakdownTarget,
+    streams: int,
+    say: Callable[[str], None],
+    done: Callable[[], None],
 ) -> Row:
     say(f"c={streams}")
-    load = Load(
+    load = BreakdownLoad(
         requests=args.requests_per_stream or (3 if args.quick else 20),
         tokens=args.tokens,
         whole=args.whole,
@@ -82,14 +86,14 @@ def _level(
 
 
 @contextmanager
-def _target(args: argparse.Namespace, levels: Sequence[int], folder: Path) -> Iterator[Target]:
+def _target(args: argparse.Namespace, levels: Sequence[int], folder: Path) -> Iterator[BreakdownTarget]:
     """The server that was named, or one for as long as the block lasts."""
     if args.base_url:
-        yield Target.at(args.base_url, os.environ.get("PENSTOCK_API_KEY", ""), args.model or "")
+        yield BreakdownTarget.at(args.base_url, os.environ.get("PENSTOCK_API_KEY", ""), args.model or "")
         return
     settings = {"sim.step_ms": args.step_ms, "sim.prefill_ms": args.prefill_ms, "sim.slots": _slots(args, levels)}
     with Penstock(folder, settings=settings) as penstock:
-        yield Target("127.0.0.1", penstock.port, MODEL)
+        yield BreakdownTarget("127.0.0.1", penstock.port, MODEL)
 
 
 def _slots(args: argparse.Namespace, levels: Sequence[int]) -> int:

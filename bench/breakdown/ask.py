@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from bench.breakdown.target import Target
+from bench.breakdown.target import BreakdownTarget
 from bench.load.answer import Answer
 from bench.load.streams import Stream
 
@@ -23,7 +23,7 @@ NOTED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedWhole:
     """One answer that came whole."""
 
     job: str
@@ -32,17 +32,17 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Level:
+class BreakdownLevel:
     """What one concurrency gave."""
 
     streams: int
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[AskedWhole] = field(default_factory=list)
     wrong: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class BreakdownLoad:
     """What each level asks for."""
 
     requests: int
@@ -56,10 +56,10 @@ class Load:
     """No request begins later."""
 
 
-async def ask_all(target: Target, streams: int, load: Load) -> Level:
+async def ask_all(target: BreakdownTarget, streams: int, load: BreakdownLoad) -> BreakdownLevel:
     """One level. Raises TimeoutError when requests that began in time do not end in as long again."""
     connections = [Stream(target.port, target.host) for _ in range(streams)]
-    asker = _Asker(target, load, Level(streams))
+    asker = _Asker(target, load, BreakdownLevel(streams))
     try:
         async with asyncio.timeout(2 * load.limit_s):
             if load.together:
@@ -79,7 +79,7 @@ async def ask_all(target: Target, streams: int, load: Load) -> Level:
 class _Asker:
     """All streams of one level."""
 
-    def __init__(self, target: Target, load: Load, level: Level) -> None:
+    def __init__(self, target: BreakdownTarget, load: BreakdownLoad, level: BreakdownLevel) -> None:
         self.level = level
         self._target, self._load = target, load
         self._numbers = itertools.count()
@@ -110,7 +110,7 @@ class _Asker:
         return _request(self._target, prompt, tokens, whole=self._load.whole)
 
 
-def _request(target: Target, prompt: str, tokens: int, *, whole: bool) -> bytes:
+def _request(target: BreakdownTarget, prompt: str, tokens: int, *, whole: bool) -> bytes:
     messages = [{"role": "user", "content": prompt}]
     body = msgspec.json.encode({"model": target.model, "messages": messages, "max_tokens": tokens, "stream": not whole})
     lines = [
@@ -123,7 +123,7 @@ def _request(target: Target, prompt: str, tokens: int, *, whole: bool) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def _note(answer: Answer, level: Level) -> None:
+def _note(answer: Answer, level: BreakdownLevel) -> None:
     """A streamed answer is whole with its [DONE], the other with its last byte."""
     data = b"".join(part for _, part in answer.arrivals)
     head, _, body = data.partition(b"\r\n\r\n")
@@ -134,10 +134,10 @@ def _note(answer: Answer, level: Level) -> None:
     elif job is None:
         level.wrong["no X-Job-Id: this is not Penstock"] += 1
     else:
-        level.asked.append(Asked(job[1].decode(), 1e3 * (answer.arrivals[-1][0] - answer.sent)))
+        level.asked.append(AskedWhole(job[1].decode(), 1e3 * (answer.arrivals[-1][0] - answer.sent)))
 
 
-def timings(target: Target, asked: list[Asked], most: int) -> list[tuple[Asked, dict[str, Any]]]:
+def timings(target: BreakdownTarget, asked: list[AskedWhole], most: int) -> list[tuple[AskedWhole, dict[str, Any]]]:
     """The server's view of at most so many of them, spread over the run. Raises Unsuitable, OSError."""
     step = max(1, -(-len(asked) // most))
     chosen = asked[::step]

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from bench import plots
-from bench.breakdown.ask import Asked, Level
+from bench.breakdown.ask import AskedWhole, BreakdownLevel
 from bench.report import Column, Ratio, Report
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, bottleneck
 
@@ -41,11 +41,11 @@ COLUMNS = (
     Column(EGRESS_FIRST.name, "first", 2),
 )
 
-Timed = Sequence[tuple[Asked, Mapping[str, Any]]]
+Timed = Sequence[tuple[AskedWhole, Mapping[str, Any]]]
 Row = dict[str, Any]
 
 
-def row_of(level: Level, timed: Timed) -> Row:
+def row_of(level: BreakdownLevel, timed: Timed) -> Row:
     """One concurrency. Times in ms; a timing without its end is left out and counted."""
     known = [(asked, timing) for asked, timing in timed if timing["until"] == "last_sent"]
     row: Row = {"streams": level.streams, "requests": len(level.asked), "wrong": dict(level.wrong)}

@@ -17,7 +17,7 @@ class Unsuitable(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BreakdownTarget:
     """Its address, and what every request to it says."""
 
     host: str
@@ -26,7 +26,7 @@ class Target:
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, base_url: str, key: str = "", model: str = "") -> Target:
+    def at(cls, base_url: str, key: str = "", model: str = "") -> BreakdownTarget:
         """A server somebody else has started; its first model unless one is named. Raises Unsuitable, OSError."""
         parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
         if parts.scheme != "http" or not parts.hostname:

@@ -18,8 +18,8 @@ from bench import program
 from bench.chaos.play import play_all
 from bench.chaos.report import as_document, failed_in, merged, table, what_failed
 from bench.chaos.rows import ROWS
-from bench.chaos.stage import Row
-from bench.program import Refused, Run, count
+from bench.chaos.stage import FaultRow
+from bench.program import ProgramRun, WrongArguments, count
 from bench.report import RESULTS, write
 
 LONG = 5
@@ -30,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args = run.args
     out = args.out or RESULTS / ("chaos-busy.json" if args.busy else "chaos.json")
     if args.again and (args.rows or not out.exists()):
-        raise Refused(f"--again repeats what failed in {out}: it needs that file, and takes no --rows")
+        raise WrongArguments(f"--again repeats what failed in {out}: it needs that file, and takes no --rows")
     before = msgspec.json.decode(out.read_bytes()) if out.exists() else None
     names = failed_in(before) if before and args.again else args.rows.split(",") if args.rows else None
     if names == []:
@@ -80,7 +80,7 @@ def _busy(wanted: int) -> Iterator[None]:
             loop.wait()
 
 
-def _chosen(names: Sequence[str] | None) -> list[Row]:
+def _chosen(names: Sequence[str] | None) -> list[FaultRow]:
     """All, if none are named. Raises Refused for a name that no row has."""
     known = {row.id: row for row in ROWS}
     program.check_names("row", names or (), known)

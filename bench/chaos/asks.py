@@ -44,7 +44,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Told:
+class ClientView:
     """What one client knows so far."""
 
     req: int

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.asks import Ask, Told
+from bench.chaos.asks import Ask, ClientView
 from bench.chaos.budget import BREAKS, RESETS
 from bench.chaos.checker import FORGOTTEN, GONE
-from bench.chaos.history import History
+from bench.chaos.history import ClientHistory
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.readings import PASSING, PAUSE_S, UNLOGGED, Readings, code_of, usage_of
 from bench.chaos.tenants import authorization
@@ -36,14 +36,14 @@ ENDS = {
 class Clients(Readings):
     """All clients of one house; `ports` are the API processes they know, in the order they try them."""
 
-    def __init__(self, history: History, ports: Sequence[int], patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, history: ClientHistory, ports: Sequence[int], patience_s: float = PATIENCE_S) -> None:
         super().__init__(history, ports)
         self._patience_s = patience_s
         self._numbers = itertools.count(1)
 
-    def tell(self, ask: Ask) -> Told:
+    def tell(self, ask: Ask) -> ClientView:
         """A new client, not begun."""
-        told = Told(next(self._numbers), ask)
+        told = ClientView(next(self._numbers), ask)
         self.history.add(
             "ask",
             req=told.req,
@@ -56,7 +56,7 @@ class Clients(Readings):
         )
         return told
 
-    async def run(self, told: Told, port: int | None = None) -> Told:
+    async def run(self, told: ClientView, port: int | None = None) -> ClientView:
         """From the request to the end it is told, through every break, as long as patience lasts."""
         ports = itertools.cycle(self._from(port))
         deadline = time.monotonic() + self._patience_s
@@ -75,7 +75,7 @@ class Clients(Readings):
             told.accepted.set()
         return told
 
-    def _give_up(self, told: Told) -> None:
+    def _give_up(self, told: ClientView) -> None:
         """What a client still waits for when it ends: an answer, or the end of what it reads."""
         if told.job and told.ask.reads and not told.state:
             self.history.add("gave_up", req=told.req, why=f"no end within {self._patience_s:.0f} s")
@@ -86,7 +86,7 @@ class Clients(Readings):
         first = self.ports.index(port) if port in self.ports else 0
         return [*self.ports[first:], *self.ports[:first]]
 
-    async def _until_accepted(self, told: Told, ports: itertools.cycle[int], deadline: float) -> None:
+    async def _until_accepted(self, told: ClientView, ports: itertools.cycle[int], deadline: float) -> None:
         """Ask; again after a refusal that invites it, and after a lost answer if a key makes that safe."""
         while not told.job:
             wait_s = await self._ask(told, next(ports))
@@ -94,7 +94,7 @@ class Clients(Readings):
                 return
             await asyncio.sleep(wait_s)
 
-    async def _ask(self, told: Told, port: int) -> float | None:
+    async def _ask(self, told: ClientView, port: int) -> float | None:
         """One try; how long to wait for the next one, None for no next one."""
         began, told.answered = time.monotonic(), False
         headers = authorization(told.ask.tenant) | ({"Idempotency-Key": told.ask.key} if told.ask.key else {})
@@ -120,13 +120,13 @@ class Clients(Readings):
         finally:
             exchange.close()
 
-    def _accepted(self, told: Told, job: str, status: int, spent: float) -> None:
+    def _accepted(self, told: ClientView, job: str, status: int, spent: float) -> None:
         told.job, told.answered = job, True
         self.owners[job] = told.ask.tenant
         self.history.add("accepted", req=told.req, job=job, status=status, ms=spent)
         told.accepted.set()
 
-    async def _refused(self, told: Told, exchange: Exchange, spent: float) -> float | None:
+    async def _refused(self, told: ClientView, exchange: Exchange, spent: float) -> float | None:
         code = code_of(await exchange.body())
         told.refused, told.answered = exchange.status, True
         after = exchange.headers.get("retry-after")
@@ -135,7 +135,7 @@ class Clients(Readings):
             return None
         return float(exchange.headers.get("retry-after-ms", 1000)) / 1000
 
-    async def _read_answer(self, told: Told, exchange: Exchange) -> None:
+    async def _read_answer(self, told: ClientView, exchange: Exchange) -> None:
         """The answer to the request itself: a chat's stream, a job's receipt, or an error of an accepted job."""
         if exchange.status >= 400:
             self._error(told, msgspec.json.decode(await exchange.body())["error"])
@@ -145,7 +145,7 @@ class Clients(Readings):
         else:
             await exchange.body()
 
-    def _take_chunk(self, told: Told, block: Mapping[str, str]) -> None:
+    def _take_chunk(self, told: ClientView, block: Mapping[str, str]) -> None:
         data = block.get("data", "")
         if data == "[DONE]":
             self._end(told, "completed", "")
@@ -158,7 +158,7 @@ class Clients(Readings):
             if text := choice["delta"].get("content"):
                 self._token(told, text, "")
 
-    async def _read_events(self, told: Told, port: int) -> None:
+    async def _read_events(self, told: ClientView, port: int) -> None:
         """Behind what was shown, at any API process."""
         headers = authorization(told.ask.tenant) | ({"Last-Event-ID": told.cursor} if told.cursor else {})
         self.history.add("resume", req=told.req, after=told.cursor)
@@ -180,7 +180,7 @@ class Clients(Readings):
         finally:
             exchange.close()
 
-    def take_event(self, told: Told, block: Mapping[str, str]) -> None:
+    def take_event(self, told: ClientView, block: Mapping[str, str]) -> None:
         """One block of a job's events, as its reader sees it."""
         name = block.get("event", "")
         if name in ("", *UNLOGGED):
@@ -199,7 +199,7 @@ class Clients(Readings):
             self._end(told, FORGOTTEN if code == "job_lost" else name, code)
         told.cursor = block.get("id", told.cursor)
 
-    async def _not_read(self, told: Told, exchange: Exchange) -> None:
+    async def _not_read(self, told: ClientView, exchange: Exchange) -> None:
         """The events were refused. A job that the store does not know has ended for its reader."""
         code = code_of(await exchange.body())
         if exchange.status in GONE:
@@ -208,16 +208,16 @@ class Clients(Readings):
         self.answered(f"GET /v1/jobs/{told.job}/events", exchange, code)
         self.history.add("cut", req=told.req, why=f"HTTP {exchange.status}")
 
-    def _token(self, told: Told, text: str, event_id: str) -> None:
+    def _token(self, told: ClientView, text: str, event_id: str) -> None:
         told.shown += 1
         self.history.add("token", req=told.req, text=text, id=event_id)
         told.begun.set()
 
-    def _reset(self, told: Told, code: str) -> None:
+    def _reset(self, told: ClientView, code: str) -> None:
         told.cursor, told.shown = "", 0
         self.history.add("reset", req=told.req, code=code)
 
-    def _error(self, told: Told, error: Mapping[str, Any]) -> None:
+    def _error(self, told: ClientView, error: Mapping[str, Any]) -> None:
         code = str(error["code"])
         if code in RESETS:
             self._reset(told, code)
@@ -229,6 +229,6 @@ class Clients(Readings):
         else:
             self._end(told, ENDS.get(code, "failed"), code)
 
-    def _end(self, told: Told, state: str, code: str) -> None:
+    def _end(self, told: ClientView, state: str, code: str) -> None:
         told.state = state
         self.history.add("end", req=told.req, state=state, code=code, usage=list(told.usage))

@@ -39,7 +39,7 @@ import msgspec
 Event: TypeAlias = dict[str, Any]
 
 
-class History:
+class ClientHistory:
     """Events in memory, and line by line in a file. Times are monotonic seconds since the first."""
 
     def __init__(self, path: Path) -> None:

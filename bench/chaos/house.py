@@ -13,19 +13,19 @@ from typing import Any, cast
 import msgspec
 from redis.exceptions import RedisError
 
-from bench.chaos.asks import Ask, Told
+from bench.chaos.asks import Ask, ClientView
 from bench.chaos.clients import Clients
-from bench.chaos.history import History
+from bench.chaos.history import ClientHistory
 from bench.chaos.http import Cut, fetch
-from bench.chaos.processes import Child
+from bench.chaos.processes import ManagedProcess
 from bench.chaos.tenants import configuration
 from bench.chaos.waiting import until
 from bench.ports import free_port
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
 from streaming.keys import partition_key, partition_of, prefix
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 LEASE_MS = 1000
 QUIET_S = 15.0
@@ -33,7 +33,7 @@ HELD = ("claims", "lane", "retry", "suspects", "timers", "alone")
 """Kinds of keys that hold something only while jobs run or wait."""
 GAUGES = ("penstock_lane_waiting", "penstock_lane_running", "penstock_open_streams", "penstock_worker_running")
 
-Begun = tuple[Told, "asyncio.Task[Told]"]
+Begun = tuple[ClientView, "asyncio.Task[ClientView]"]
 
 
 class House:
@@ -42,7 +42,7 @@ class House:
     def __init__(
         self,
         folder: Path,
-        history: History,
+        history: ClientHistory,
         url: str,
         *,
         apis: int = 2,
@@ -67,7 +67,7 @@ class House:
         rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self.environ = {**rest, **own}
         partitions = int(own.get("PENSTOCK_REDIS_PARTITIONS", "1"))
-        self.wire = Wire.open(WireSettings(url=url, lease_ms=lease_ms, partitions=partitions))
+        self.wire = RedisClient.open(RedisSettings(url=url, lease_ms=lease_ms, partitions=partitions))
         self.apis = [self._api(number + 1) for number in range(apis)]
         self.workers = [self._worker(n + 1, model) for model in models for n in range(workers)]
         self.scheduler = self._child("scheduler-1", "scheduler")
@@ -80,19 +80,19 @@ class House:
         return self.clients.ports
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[ManagedProcess]:
         return [self.scheduler, *self.workers, *self.apis]
 
-    def _child(self, name: str, role: str, *args: str, **environ: str) -> Child:
+    def _child(self, name: str, role: str, *args: str, **environ: str) -> ManagedProcess:
         # A role may have a way to the store of its own, through a proxy.
         url = self._urls.get(role, self.environ["PENSTOCK_REDIS_URL"])
         whole = {**self.environ, "PENSTOCK_REDIS_URL": url, **environ}
-        return Child(name, [sys.executable, "-m", role, *args], whole, self.folder)
+        return ManagedProcess(name, [sys.executable, "-m", role, *args], whole, self.folder)
 
-    def _api(self, number: int) -> Child:
+    def _api(self, number: int) -> ManagedProcess:
         return self._child(f"api-{number}", "api", "--id", f"api-{number}", PENSTOCK_API_PORT=str(free_port()))
 
-    def _worker(self, number: int, model: str) -> Child:
+    def _worker(self, number: int, model: str) -> ManagedProcess:
         name = f"worker-{model}-{number}"
         return self._child(name, "workers", "--id", name, "--model", model)
 
@@ -104,7 +104,7 @@ class House:
         await asyncio.gather(*(child.start() for child in self.children))
         await self.ready()
 
-    async def add_worker(self) -> Child:
+    async def add_worker(self) -> ManagedProcess:
         """One more worker of the first model; it serves when this returns."""
         worker = self._worker(len(self.workers) + 1, self.models[0])
         self.workers.append(worker)
@@ -167,7 +167,7 @@ class House:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    async def holders(self) -> list[Child]:
+    async def holders(self) -> list[ManagedProcess]:
         """Workers that hold jobs now."""
         held = {key.rpartition(":")[2] for key, count in (await self._held("claims")).items() if count}
         return [worker for worker in self.workers if worker.alive and worker.lease() in held]

@@ -12,18 +12,18 @@ from rich.console import Console
 
 from bench.chaos.checker import check
 from bench.chaos.history import of_kind
-from bench.chaos.stage import Outcome, Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed, RowOutcome
 from bench.chaos.stalls import stalls_ms
 
 
 async def play_all(
-    rows: Sequence[Row], folder: Path, times: float, jobs: int, console: Console
-) -> tuple[list[Outcome], float]:
+    rows: Sequence[FaultRow], folder: Path, times: float, jobs: int, console: Console
+) -> tuple[list[RowOutcome], float]:
     """Outcomes in the order of `rows`, and seconds taken. Rows that measure latency come last, one by one."""
     began = time.monotonic()
     room = asyncio.Semaphore(jobs)
 
-    async def play(row: Row) -> Outcome:
+    async def play(row: FaultRow) -> RowOutcome:
         async with room:
             return _told(console, await play_row(row, folder, times), began)
 
@@ -38,9 +38,9 @@ async def play_all(
     return sorted(outcomes, key=lambda outcome: order[outcome.row.id]), time.monotonic() - began
 
 
-async def play_row(row: Row, folder: Path, times: float = 1) -> Outcome:
+async def play_row(row: FaultRow, folder: Path, times: float = 1) -> RowOutcome:
     """Play one row and judge it."""
-    stage = Stage(row, folder / row.id, times)
+    stage = FaultTestbed(row, folder / row.id, times)
     began = time.monotonic()
     try:
         async with asyncio.timeout(row.limit_s * max(1, times)) as limit:
@@ -53,7 +53,7 @@ async def play_row(row: Row, folder: Path, times: float = 1) -> Outcome:
     if stage.trials < stage.wanted:
         stage.wrong.append(f"{stage.trials} trials instead of {stage.wanted}; {stage.missed} faults did not bite")
     events = stage.history.events
-    return Outcome(
+    return RowOutcome(
         row=row,
         trials=stage.trials,
         missed=stage.missed,
@@ -78,7 +78,7 @@ async def play_row(row: Row, folder: Path, times: float = 1) -> Outcome:
     )
 
 
-def _told(console: Console, outcome: Outcome, began: float) -> Outcome:
+def _told(console: Console, outcome: RowOutcome, began: float) -> RowOutcome:
     verdict = "[green]pass[/]" if outcome.passed else "[red]FAIL[/]"
     elapsed = time.monotonic() - began
     console.print(f"{elapsed:5.0f} s  {outcome.row.id:5} {verdict}  {outcome.row.title} ({outcome.seconds:.0f} s)")

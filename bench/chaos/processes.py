@@ -16,7 +16,7 @@ GRACE_S = 40.0
 LEASE = re.compile(rb'"lease": ?"([0-9a-f]+)"')
 
 
-class Child:
+class ManagedProcess:
     """One process at a time under one name; its output is kept in a file beside the data."""
 
     def __init__(self, name: str, argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:

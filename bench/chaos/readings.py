@@ -12,7 +12,7 @@ import msgspec
 
 from bench.chaos.asks import Ask
 from bench.chaos.checker import GONE
-from bench.chaos.history import History
+from bench.chaos.history import ClientHistory
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.tenants import FIRST, authorization, other
 
@@ -58,7 +58,7 @@ def opened(job: str, path: str, status: int, body: bytes) -> bool:
 class Readings:
     """`ports` are the API processes known, in the order they are tried."""
 
-    def __init__(self, history: History, ports: Sequence[int]) -> None:
+    def __init__(self, history: ClientHistory, ports: Sequence[int]) -> None:
         self.history, self.ports = history, ports
         self.owners: dict[str, str] = {}
         """The tenants of accepted jobs."""

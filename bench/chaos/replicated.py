@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from bench.chaos.processes import Child
-from bench.chaos.servers import Server
+from bench.chaos.processes import ManagedProcess
+from bench.chaos.servers import RedisServer
 from bench.chaos.waiting import until
 from bench.penstock import find_server
 from bench.ports import free_port
@@ -29,13 +29,13 @@ class Sentinels:
     """Six processes; `primary` is whoever the Sentinels name."""
 
     def __init__(self, folder: Path) -> None:
-        first = Server(folder, "server-1", *GUARD)
+        first = RedisServer(folder, "server-1", *GUARD)
         follow = f"replicaof 127.0.0.1 {first.port}"
-        self.servers = [first, *(Server(folder, f"server-{n}", *GUARD, follow) for n in (2, 3))]
+        self.servers = [first, *(RedisServer(folder, f"server-{n}", *GUARD, follow) for n in (2, 3))]
         self.ports = [free_port() for _ in range(3)]
         self._sentinels = [self._sentinel(folder, port) for port in self.ports]
 
-    def _sentinel(self, folder: Path, port: int) -> Child:
+    def _sentinel(self, folder: Path, port: int) -> ManagedProcess:
         place = folder / f"sentinel-{port}"
         place.mkdir()
         lines = (
@@ -48,7 +48,7 @@ class Sentinels:
             f"sentinel parallel-syncs {SERVICE} 2",
         )
         (place / "sentinel.conf").write_text("\n".join(lines))
-        return Child(
+        return ManagedProcess(
             f"sentinel-{port}", [find_server(), str(place / "sentinel.conf"), "--sentinel"], os.environ, folder
         )
 
@@ -88,10 +88,10 @@ class Sentinels:
             raise LookupError
         return int(_field(known, "port"))
 
-    def _at(self, port: int) -> Server:
+    def _at(self, port: int) -> RedisServer:
         return {server.port: server for server in self.servers}[port]
 
-    async def primary(self) -> Server:
+    async def primary(self) -> RedisServer:
         """As the first Sentinel that answers names it."""
         async with Redis(port=self.ports[0], socket_timeout=2, protocol=2) as client:
             address: Any = await client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ class ClusterNodes:
     def __init__(self, folder: Path) -> None:
         self._bus = [free_port() for _ in range(6)]
         self.servers = [
-            Server(
+            RedisServer(
                 folder,
                 f"node-{number}",
                 "cluster-enabled yes",
@@ -159,10 +159,10 @@ class ClusterNodes:
         synced = [role for role in roles if role["role"] == "slave" and role["master_link_status"] == "up"]
         return all("cluster_state:ok" in info for info in infos) and len(synced) == 3
 
-    async def _info(self, server: Server) -> str:
+    async def _info(self, server: RedisServer) -> str:
         return _text(await server.command("CLUSTER", "INFO"))
 
-    async def owner(self, partition: int) -> Server:
+    async def owner(self, partition: int) -> RedisServer:
         """The primary that holds a partition now."""
         slot = key_slot(prefix(partition).encode())
         for server in self.servers:

@@ -9,15 +9,15 @@ import msgspec
 from rich.table import Table
 
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END
-from bench.chaos.stage import Outcome
+from bench.chaos.stage import RowOutcome
 from bench.chaos.stalls import percentile
-from bench.report import Machine, cores
+from bench.report import MachineInfo, cores
 
 MAX_SHOWN = 12
 COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
 
 
-def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
+def table(outcomes: Sequence[RowOutcome], seconds: float) -> Table:
     """One row per fault."""
     failed = sum(not outcome.passed for outcome in outcomes)
     title = f"{len(outcomes)} faults, {failed} failed, {seconds:.0f} s on {cores()} cores"
@@ -85,7 +85,7 @@ def _line(fault: Mapping[str, Any], *, failed: bool) -> str:
     return f"| {fault['id']}{verdict} | {what} | {counts} | {answers} | {stall} | {also} |"
 
 
-def what_failed(outcome: Outcome) -> str:
+def what_failed(outcome: RowOutcome) -> str:
     """Why, and where the history and logs are."""
     reasons = [*outcome.wrong, *(str(violation) for violation in outcome.violations)]
     more = f"\n  and {len(reasons) - MAX_SHOWN} more" if len(reasons) > MAX_SHOWN else ""
@@ -93,9 +93,9 @@ def what_failed(outcome: Outcome) -> str:
     return f"\n{outcome.row.id} failed:\n  {shown}{more}\n  history: {outcome.folder / 'history.jsonl'}, logs beside it"
 
 
-def as_document(outcomes: Sequence[Outcome], seconds: float, busy: int = 0) -> dict[str, Any]:
+def as_document(outcomes: Sequence[RowOutcome], seconds: float, busy: int = 0) -> dict[str, Any]:
     """The same figures for programs; nothing of this machine but its size."""
-    machine = Machine()
+    machine = MachineInfo()
     return {
         **msgspec.to_builtins(machine),
         "busy": busy,
@@ -149,7 +149,7 @@ def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, day
     return {**new, **({"wrong_before": wrong} if wrong else {}), **({"before": failures} if failures else {})}
 
 
-def _figures(outcome: Outcome) -> dict[str, Any]:
+def _figures(outcome: RowOutcome) -> dict[str, Any]:
     p50, p99 = (percentile(outcome.stalls, share) for share in (0.5, 0.99))
     return {
         "trials": outcome.trials,

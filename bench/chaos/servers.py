@@ -12,7 +12,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bench.chaos.processes import Child
+from bench.chaos.processes import ManagedProcess
 from bench.chaos.waiting import until
 from bench.penstock import SERVER_SETTINGS, find_server
 from bench.ports import free_port
@@ -25,7 +25,7 @@ client-output-buffer-limit pubsub 8mb 2mb 10
 """
 
 
-class Server:
+class RedisServer:
     """One server with a folder of its own, and its append-only file in it. `options` are lines of its configuration,
     a file that others may have it rewrite."""
 
@@ -37,7 +37,7 @@ class Server:
         self.folder.mkdir()
         config = self.folder / "server.conf"
         config.write_text("\n".join([f"port {self.port}", f"dir {self.folder}", SETTINGS, *options, ""]))
-        self.child = Child(name, [find_server(), str(config)], {**os.environ, **(environ or {})}, folder)
+        self.child = ManagedProcess(name, [find_server(), str(config)], {**os.environ, **(environ or {})}, folder)
 
     @property
     def url(self) -> str:

@@ -25,11 +25,11 @@ from bench.chaos.budget import ANY, Budget
 from bench.chaos.house import House
 from bench.chaos.play import play_row
 from bench.chaos.report import as_document, table, what_failed
-from bench.chaos.servers import Server
-from bench.chaos.stage import Row, Stage
+from bench.chaos.servers import RedisServer
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.tenants import TENANTS
 from bench.processes import memory_mib
-from bench.program import Run
+from bench.program import ProgramRun
 from bench.report import RESULTS, write
 
 RETENTION_S = 10
@@ -50,13 +50,13 @@ MORE_MIB = 8
 never killed."""
 
 
-def soak(minutes: float) -> Row:
+def soak(minutes: float) -> FaultRow:
     """The row, as long as asked."""
 
-    async def play(stage: Stage) -> None:
+    async def play(stage: FaultTestbed) -> None:
         await _soak(stage, 60 * minutes)
 
-    return Row(
+    return FaultRow(
         *("F29", "soak", f"{minutes:g} minutes of load, cancels and kills", 1, play, 60 * minutes + 400),
         proves="Keys and memory do not grow with the number of jobs.",
         budget=Budget(refused=ANY, unanswered=ANY, broken=ANY, why="processes are killed all the time"),
@@ -64,8 +64,8 @@ def soak(minutes: float) -> Row:
     )
 
 
-async def _soak(stage: Stage, seconds: float) -> None:
-    server = Server(stage.folder)
+async def _soak(stage: FaultTestbed, seconds: float) -> None:
+    server = RedisServer(stage.folder)
     await server.start()
     environ = {"PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S), "PENSTOCK_SIM_STEP_MS": "40"}
     async with stage.house(server, workers=2, environ=environ) as house:
@@ -82,7 +82,9 @@ async def _soak(stage: Stage, seconds: float) -> None:
     stage.figures["requests"] = next(numbers)
 
 
-async def _load(house: House, numbers: itertools.count[int], seconds: float, stage: Stage, *, kills: bool) -> None:
+async def _load(
+    house: House, numbers: itertools.count[int], seconds: float, stage: FaultTestbed, *, kills: bool
+) -> None:
     """Clients of both tenants that ask one request after the other; every fifth is cancelled."""
     over = time.monotonic() + seconds
 
@@ -113,17 +115,17 @@ async def _load(house: House, numbers: itertools.count[int], seconds: float, sta
 
 
 @dataclass(frozen=True)
-class Held:
+class StoreUsage:
     """What the store holds, by kind of key: what stands behind the hash tag, without ids."""
 
     keys: Counter[str]
     entries: Counter[str]
 
 
-async def _held(house: House) -> Held:
+async def _held(house: House) -> StoreUsage:
     redis: Any = house.wire.redis
     sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen, b"hash": redis.hlen, b"list": redis.llen}
-    found = Held(Counter(), Counter())
+    found = StoreUsage(Counter(), Counter())
     async for key in redis.scan_iter(count=1000):
         name, size = key.decode(), sizes.get(await redis.type(key))
         kind = name.partition("}:")[2].partition(":")[0] or name
@@ -132,13 +134,13 @@ async def _held(house: House) -> Held:
     return found
 
 
-async def _memory(house: House, server: Server) -> dict[str, float]:
+async def _memory(house: House, server: RedisServer) -> dict[str, float]:
     """MiB of the store and of every process."""
     used = int((await server.command("INFO", "memory"))["used_memory"]) / (1 << 20)
     return {"store": used, **{child.name: memory_mib(child.pid) for child in house.children}}
 
 
-def judge_keys(stage: Stage, then: Held, now: Held) -> None:
+def judge_keys(stage: FaultTestbed, then: StoreUsage, now: StoreUsage) -> None:
     for what, before, after, more in (
         ("keys", then.keys, now.keys, MORE_KEYS),
         ("entries", then.entries, now.entries, MORE_ENTRIES),
@@ -154,7 +156,7 @@ def judge_keys(stage: Stage, then: Held, now: Held) -> None:
     stage.figures["names of processes"] = f"{then.entries['procs']} before, {now.entries['procs']} after"
 
 
-def _judge_memory(stage: Stage, then: dict[str, float], now: dict[str, float]) -> None:
+def _judge_memory(stage: FaultTestbed, then: dict[str, float], now: dict[str, float]) -> None:
     for name, mib in now.items():
         stage.figures[f"{name} MiB"] = f"{then[name]:.0f} -> {mib:.0f}"
         stage.must(mib <= then[name] + MORE_MIB, f"{name} holds {mib:.0f} MiB, {then[name]:.0f} before")
@@ -168,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(parser, argv, _run)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
     outcome = asyncio.run(play_row(soak(run.args.minutes), folder))
     run.console.print(table([outcome], outcome.seconds))

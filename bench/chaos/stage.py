@@ -11,13 +11,13 @@ from typing import Any
 
 from bench.chaos.budget import NOTHING, Budget
 from bench.chaos.checker import Violation, lives_of
-from bench.chaos.history import History, of_kind
+from bench.chaos.history import ClientHistory, of_kind
 from bench.chaos.house import House
-from bench.chaos.servers import Server
+from bench.chaos.servers import RedisServer
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FaultRow:
     """One fault. `play` injects it; the history is judged after it."""
 
     id: str
@@ -25,7 +25,7 @@ class Row:
     inject: str
     trials: int
     """Faults injected, each with open streams or jobs that are judged."""
-    play: Callable[[Stage], Awaitable[None]]
+    play: Callable[[FaultTestbed], Awaitable[None]]
     limit_s: float
     alone: bool = False
     """It measures latency: nothing runs beside it."""
@@ -44,10 +44,10 @@ class Row:
 
 
 @dataclass
-class Stage:
+class FaultTestbed:
     """`trials` counts faults really injected; `wrong` says which criteria of the row did not hold."""
 
-    row: Row
+    row: FaultRow
     folder: Path
     times: float = 1
     """Trials are multiplied by this in a long run. 0: the short form."""
@@ -63,7 +63,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
-        self.history = History(self.folder / "history.jsonl")
+        self.history = ClientHistory(self.folder / "history.jsonl")
         self.rng = random.Random(self.row.id)  # noqa: S311 - the same faults in every run
 
     @property
@@ -115,14 +115,14 @@ class Stage:
             self.wrong.append(why)
 
     @asynccontextmanager
-    async def house(self, server: Server | None = None, url: str = "", **options: Any) -> AsyncIterator[House]:
+    async def house(self, server: RedisServer | None = None, url: str = "", **options: Any) -> AsyncIterator[House]:
         """A house, ready to be used, on a server of its own unless one is given; emptied and checked at the end."""
         self.houses += 1
         folder = self.folder / f"house-{self.houses}"
         folder.mkdir()
         own = None
         if server is None and not url:
-            own = server = Server(folder)
+            own = server = RedisServer(folder)
             await server.start()
         house = House(folder, self.history, url or (server.url if server else ""), **options)
         try:
@@ -136,10 +136,10 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RowOutcome:
     """What came of a row."""
 
-    row: Row
+    row: FaultRow
     trials: int
     missed: int
     violations: list[Violation]

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 
 from bench.chaos.asks import Ask
 from bench.chaos.http import Cut, fetch
-from bench.chaos.processes import Child
-from bench.chaos.stage import Stage
+from bench.chaos.processes import ManagedProcess
+from bench.chaos.stage import FaultTestbed
 from bench.chaos.waiting import until
 from bench.ports import free_port
 
@@ -25,10 +25,12 @@ PASSES = 2
 
 
 @asynccontextmanager
-async def yardstick(stage: Stage) -> AsyncIterator[list[float]]:
+async def yardstick(stage: FaultTestbed) -> AsyncIterator[list[float]]:
     """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew."""
     port, ask, took = free_port(), Ask("bare", 1), list[float]()
-    child = Child("bare", [sys.executable, "-m", "bench.chaos.bare", str(port)], dict(os.environ), stage.folder)
+    child = ManagedProcess(
+        "bare", [sys.executable, "-m", "bench.chaos.bare", str(port)], dict(os.environ), stage.folder
+    )
 
     async def answered() -> bool:
         began = time.monotonic()

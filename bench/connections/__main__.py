@@ -16,10 +16,10 @@ from pathlib import Path
 from bench import program, report
 from bench.connections.figures import COLUMNS, Row, abuse_goals, abuse_rows, slow_goals, slow_rows
 from bench.connections.runs import FULL, QUICK, abused, beside_slow, count_of_turns
-from bench.gateway.stage import Stage
+from bench.gateway.stage import GatewayTestbed
 from bench.load.child import LoadFailed
 from bench.processes import Died
-from bench.program import Run
+from bench.program import ProgramRun
 from bench.report import Ratio, Report
 
 NAME = "connections"
@@ -31,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     names = run.args.shows.split(",")
     program.check_names("show", names, SHOWS)
     size = QUICK if run.args.quick else FULL
     rows: list[Row] = []
     goals: list[Ratio] = []
-    with Stage(run.console, "starting", count_of_turns(size)) as stage:
+    with GatewayTestbed(run.console, "starting", count_of_turns(size)) as stage:
         if "slow" in names:
             readings = beside_slow(stage, size)
             rows += slow_rows(readings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.connections.abuse import Cost
 from bench.interval import COVERAGE, median_interval
-from bench.load.plan import Reading
+from bench.load.plan import StreamReading
 from bench.report import Column, Ratio
 
 ALONE, AT_PENSTOCK, AT_BARE = "none", "at Penstock", "at a bare server"
@@ -36,11 +36,11 @@ Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ConnectionReading:
     """One reading of an arm. Waits are those of a small question that is asked all the time, the longest each; infinity
     where it had no answer."""
 
-    reading: Reading
+    reading: StreamReading
     held: int
     """Sockets of the API process when it began."""
     api_ms: float
@@ -50,7 +50,7 @@ class Turn:
     """Of the API process, less what the bare server waited at that moment."""
 
 
-Turns = Mapping[str, Sequence[Turn]]
+Turns = Mapping[str, Sequence[ConnectionReading]]
 """By arm, in the order of the rounds."""
 
 
@@ -93,7 +93,7 @@ def slow_goals(turns: Turns) -> list[Ratio]:
     return [*goals, Ratio(what="requests beside slow connections that failed", value=errors, at_most=0, digits=0)]
 
 
-def _over_alone(what: str, turns: Turns, arm: str, figure: Callable[[Reading], float], goal: str | None) -> Ratio:
+def _over_alone(what: str, turns: Turns, arm: str, figure: Callable[[StreamReading], float], goal: str | None) -> Ratio:
     pairs = zip(turns[arm], turns[ALONE], strict=True)
     return _median_of(what, [figure(slow.reading) / figure(alone.reading) for slow, alone in pairs], goal)
 

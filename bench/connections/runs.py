@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.connections.abuse import ABUSES, Cost, try_abuse
-from bench.connections.figures import ARMS, AT_BARE, AT_PENSTOCK, Turn
-from bench.gateway.stage import Stage
+from bench.connections.figures import ARMS, AT_BARE, AT_PENSTOCK, ConnectionReading
+from bench.gateway.stage import GatewayTestbed
 from bench.load.child import measure
-from bench.load.plan import Plan
+from bench.load.plan import LoadPlan
 from bench.penstock import MODEL, Penstock
 from bench.ports import free_port
 from bench.processes import Died
@@ -46,19 +46,19 @@ def turns(number: int) -> tuple[str, ...]:
     return ARMS if number % 2 == 0 else tuple(reversed(ARMS))
 
 
-def beside_slow(stage: Stage, size: RunSize) -> dict[str, list[Turn]]:
+def beside_slow(stage: GatewayTestbed, size: RunSize) -> dict[str, list[ConnectionReading]]:
     """The same load with and without slow connections, interleaved. Raises Died, LoadFailed, OSError."""
     settings = {
         "sim.step_ms": size.step_ms,
         "sim.slots": 2 * size.streams,
         "api.header_timeout_s": size.header_timeout_s,
     }
-    found: dict[str, list[Turn]] = {arm: [] for arm in ARMS}
+    found: dict[str, list[ConnectionReading]] = {arm: [] for arm in ARMS}
     folder = stage.folder / "slow"
     folder.mkdir()
     with Penstock(folder, settings=settings) as penstock:
         bare, control = (_start_bare_server(penstock, name) for name in ("bare", "control"))
-        plan = Plan(
+        plan = LoadPlan(
             port=penstock.port,
             model=MODEL,
             streams=size.streams,
@@ -66,7 +66,7 @@ def beside_slow(stage: Stage, size: RunSize) -> dict[str, list[Turn]]:
             tokens=size.tokens,
             limit_s=size.seconds,
         )
-        measure(Plan(port=penstock.port, model=MODEL, streams=size.streams, requests=size.streams, tokens=8))
+        measure(LoadPlan(port=penstock.port, model=MODEL, streams=size.streams, requests=size.streams, tokens=8))
         for number in range(size.rounds):
             for arm in turns(number):
                 stage.say(f"round {number + 1}/{size.rounds}: slow connections {arm}")
@@ -85,7 +85,7 @@ def _start_bare_server(penstock: Penstock, name: str) -> int:
     return port
 
 
-def _turn(plan: Plan, penstock: Penstock, control: int) -> Turn:
+def _turn(plan: LoadPlan, penstock: Penstock, control: int) -> ConnectionReading:
     """One reading, and how long at most the API process stood still meanwhile. Raises LoadFailed, Died."""
     held = sockets_of(penstock.processes.pids()["api-1"])
     argv = [sys.executable, "-m", "bench.recovery.probe", str(penstock.port), str(control)]
@@ -93,7 +93,7 @@ def _turn(plan: Plan, penstock: Penstock, control: int) -> Turn:
         try:
             _longest_waits(probe)  # from here on
             reading = measure(plan)
-            return Turn(reading, held, *_longest_waits(probe))
+            return ConnectionReading(reading, held, *_longest_waits(probe))
         finally:
             probe.kill()
 
@@ -111,7 +111,7 @@ def _longest_waits(probe: subprocess.Popen[bytes]) -> tuple[float, float, float]
     return api_ms, control_ms, own_ms
 
 
-def abused(stage: Stage) -> list[Cost]:
+def abused(stage: GatewayTestbed) -> list[Cost]:
     """Each at a process of its own that has served before. Raises Died."""
     costs = []
     for number, abuse in enumerate(ABUSES, 1):
@@ -119,7 +119,7 @@ def abused(stage: Stage) -> list[Cost]:
         folder = stage.folder / f"abuse-{number}"
         folder.mkdir()
         with Penstock(folder) as penstock:
-            measure(Plan(port=penstock.port, model=MODEL, streams=4, requests=40, tokens=8))
+            measure(LoadPlan(port=penstock.port, model=MODEL, streams=4, requests=40, tokens=8))
             costs.append(try_abuse(abuse, penstock.port, penstock.processes.pids()["api-1"]))
             penstock.processes.check()
         stage.done()

@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench import program
-from bench.elastic.shows import SHORT, SHOWS, Size
-from bench.program import Run
+from bench.elastic.shows import SHORT, SHOWS, ElasticSize
+from bench.program import ProgramRun
 from bench.report import RESULTS, Column, Report
 
 COLUMNS = (Column("show", "show"), Column("what", "what"), Column("value", "measured", 2), Column("unit", "unit"))
@@ -28,11 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args, names = run.args, run.args.shows.split(",")
     program.check_names("show", names, SHOWS)
     folder = Path(tempfile.mkdtemp(prefix="penstock-elastic-"))
-    found = asyncio.run(play(names, folder, SHORT if args.short else Size(), run))
+    found = asyncio.run(play(names, folder, SHORT if args.short else ElasticSize(), run))
     run.tell(found, args.out or (None if args.short else RESULTS / found.file))
     if not found.missed:
         shutil.rmtree(folder)
@@ -41,7 +41,7 @@ def _run(run: Run) -> int:
     return 1
 
 
-async def play(names: Sequence[str], folder: Path, size: Size, run: Run) -> Report:
+async def play(names: Sequence[str], folder: Path, size: ElasticSize, run: ProgramRun) -> Report:
     """One after the other: they are measured in seconds, and the machine is one."""
     rows, goals = [], []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.chaos.asks import Ask, Told
+from bench.chaos.asks import Ask, ClientView
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
-from bench.chaos.history import History
+from bench.chaos.history import ClientHistory
 from bench.elastic.yard import MODEL
 
 READERS = 8
@@ -25,9 +25,9 @@ class Crowd:
     """`size` sets how many ask; those sent away finish what they read."""
 
     def __init__(self, folder: Path, port: int, *, tokens: int, priority: str = "interactive") -> None:
-        self.history = History(folder / "history.jsonl")
+        self.history = ClientHistory(folder / "history.jsonl")
         self.clients = Clients(self.history, [port], PATIENCE_S)
-        self.told: list[Told] = []
+        self.told: list[ClientView] = []
         self._tokens, self._priority = tokens, priority
         self._numbers = itertools.count(1)
         self._members: list[asyncio.Event] = []
@@ -42,7 +42,9 @@ class Crowd:
         while len(self._members) > number:
             self._members.pop().set()
 
-    def ask(self, words: str = "", tokens: int = 0, *, chat: bool = True) -> tuple[Told, asyncio.Task[Told]]:
+    def ask(
+        self, words: str = "", tokens: int = 0, *, chat: bool = True
+    ) -> tuple[ClientView, asyncio.Task[ClientView]]:
         """One request beside the others."""
         ask = Ask(
             prompt=f"{words} request {next(self._numbers)}".strip(),
@@ -83,7 +85,7 @@ class Crowd:
             "broken promises": len(check(events)),
         }
 
-    def times(self, kind: str, told: Sequence[Told]) -> list[float]:
+    def times(self, kind: str, told: Sequence[ClientView]) -> list[float]:
         """When the first event of a kind happened to each of these, in the history's seconds."""
         firsts: dict[int, float] = {}
         for event in self.history.events:

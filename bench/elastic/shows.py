@@ -19,7 +19,7 @@ from bench.chaos.waiting import becomes, until
 from bench.elastic.crowd import Crowd
 from bench.elastic.yard import MODEL, PATIENCE_S, Yard, stale, stop
 from bench.report import Ratio
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 
 TICK_S = 1.0
 SIM = {"sim.step_ms": 20, "sim.prefill_ms": 20, "sim.slots": 8, "scheduler.tick_s": TICK_S}
@@ -57,7 +57,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ElasticSize:
     """How much of it: for people, or for a test."""
 
     crowd: int = 20
@@ -72,10 +72,10 @@ class Size:
     """Workers that are to be left when the crowd has gone."""
 
 
-SHORT = Size(load_ms=300, hold_s=0.5, idle_s=0.5, sleep_s=0.5, trials=1, lead_s=1.0, down=2)
+SHORT = ElasticSize(load_ms=300, hold_s=0.5, idle_s=0.5, sleep_s=0.5, trials=1, lead_s=1.0, down=2)
 
 
-async def step(folder: Path, size: Size) -> Shown:
+async def step(folder: Path, size: ElasticSize) -> Shown:
     """One worker under two clients; ten times as many come at once; then they go, while long answers run."""
     shown = Shown()
     model = {"min_workers": 1, "max_workers": size.most}
@@ -110,7 +110,7 @@ async def step(folder: Path, size: Size) -> Shown:
     return shown
 
 
-async def wake(folder: Path, size: Size) -> Shown:
+async def wake(folder: Path, size: ElasticSize) -> Shown:
     """A model at zero workers, and five requests at once."""
     shown = Shown()
     model = {"min_workers": 0, "max_workers": 1}
@@ -144,7 +144,7 @@ async def wake(folder: Path, size: Size) -> Shown:
     return shown
 
 
-async def failover(folder: Path, size: Size) -> Shown:
+async def failover(folder: Path, size: ElasticSize) -> Shown:
     """Three schedulers; the leader is killed, and a decision is due at that moment."""
     shown = Shown()
     async with Yard(folder / "yard", {"min_workers": 1, "max_workers": 2}, _quick(size)) as yard:
@@ -174,7 +174,7 @@ async def failover(folder: Path, size: Size) -> Shown:
     return shown
 
 
-async def rivals(folder: Path, size: Size) -> Shown:
+async def rivals(folder: Path, size: ElasticSize) -> Shown:
     """The leader is stopped in the middle of its work, another leads, and it goes on."""
     shown, rng = Shown(), random.Random(5)  # noqa: S311 - when to stop, not a secret
     async with Yard(folder / "yard", {"min_workers": 1, "max_workers": 3}, _quick(size)) as yard:
@@ -201,7 +201,7 @@ async def rivals(folder: Path, size: Size) -> Shown:
     return shown
 
 
-async def straggler(folder: Path, size: Size) -> Shown:
+async def straggler(folder: Path, size: ElasticSize) -> Shown:
     """Three workers under a steady crowd; one becomes five times slower."""
     shown = Shown()
     async with Yard(folder / "yard", {"min_workers": 3, "max_workers": 4}, {**SIM, "sim.faults": "true"}) as yard:
@@ -213,7 +213,7 @@ async def straggler(folder: Path, size: Size) -> Shown:
         await told.begun.wait()
         began = await yard.now_s()
         await task
-        record = await Journal(yard.wire).record(told.job)
+        record = await JobReader(yard.wire).record(told.job)
         slow = record.terminal.worker if record.terminal else ""
         cordon = await yard.first(began, "cordon")
         shown.judge_goal(
@@ -233,7 +233,7 @@ async def straggler(folder: Path, size: Size) -> Shown:
     return shown
 
 
-async def shapes(folder: Path, size: Size) -> Shown:
+async def shapes(folder: Path, size: ElasticSize) -> Shown:
     """One wide worker or some narrow ones; the clients become many, step by step, and few again."""
     shown = Shown()
     model = {
@@ -265,7 +265,7 @@ async def shapes(folder: Path, size: Size) -> Shown:
     return shown
 
 
-Show: TypeAlias = Callable[[Path, Size], Awaitable[Shown]]
+Show: TypeAlias = Callable[[Path, ElasticSize], Awaitable[Shown]]
 SHOWS: dict[str, Show] = {
     "step": step,
     "wake": wake,
@@ -276,7 +276,7 @@ SHOWS: dict[str, Show] = {
 }
 
 
-def _quick(size: Size) -> dict[str, object]:
+def _quick(size: ElasticSize) -> dict[str, object]:
     return {**SIM, "scheduler.lead_s": size.lead_s}
 
 

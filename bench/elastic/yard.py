@@ -20,8 +20,8 @@ from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Action, Noted, Plan, Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.messages import Process
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 MODEL = "show"
 PATIENCE_S = 120.0
@@ -50,7 +50,7 @@ class Yard:
             await asyncio.to_thread(self.processes.until, self._is_ready, "penstock up to be ready", PATIENCE_S)
             state = self._state()
             self.port = int(state["url"].rpartition(":")[2])
-            self.wire = Wire.open(WireSettings(url=state["redis_url"]))
+            self.wire = RedisClient.open(RedisSettings(url=state["redis_url"]))
         except BaseException:
             await asyncio.to_thread(self.processes.close)
             raise

@@ -17,14 +17,14 @@ import uvloop
 from rich.console import Console
 
 from bench import program, report
-from bench.engine.plan import Plan, Speed
-from bench.gateway.stage import Stage
+from bench.engine.plan import EnginePlan, EngineSpeed
+from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import Run
+from bench.program import ProgramRun
 from bench.report import Column, Ratio
 from bench.table1.play import closed_loop
-from bench.table1.server import Server
+from bench.table1.server import TargetServer
 from workers.engines.weights import WeightsError, fetch
 
 NAME = "engine"
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Failed, Died, WeightsError, OSError, subprocess.TimeoutExpired)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     found = measured(run.args, run.command, run.console)
     run.tell(found, run.args.out / found.file)
     return 0
@@ -59,10 +59,10 @@ def _run(run: Run) -> int:
 def measured(args: argparse.Namespace, command: str, console: Console) -> report.Report:
     """Raises Failed, Died, WeightsError, OSError, TimeoutExpired."""
     rows: list[dict[str, Any]] = []
-    with Stage(console, "the model", 2 * args.rounds) as stage:
+    with GatewayTestbed(console, "the model", 2 * args.rounds) as stage:
         path = args.path or fetch(args.cache, lambda _what, _done, _of: None)
         threads = args.threads or max(1, (report.cores()) - 1)
-        plan = Plan(
+        plan = EnginePlan(
             path=str(path),
             threads=threads,
             streams=args.c,
@@ -118,7 +118,7 @@ def ratios_of(rows: Sequence[Mapping[str, Any]], what: str) -> tuple[Ratio, Rati
     )
 
 
-def bare(plan: Plan) -> Speed:
+def bare(plan: EnginePlan) -> EngineSpeed:
     """In a process of its own, as a worker's engine is. Raises Failed, TimeoutExpired."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.engine.bare"],
@@ -129,10 +129,10 @@ def bare(plan: Plan) -> Speed:
     )
     if done.returncode:
         raise Failed(f"the bare engine: {done.stderr.decode(errors='replace')[-1000:]}")
-    return msgspec.json.decode(done.stdout, type=Speed)
+    return msgspec.json.decode(done.stdout, type=EngineSpeed)
 
 
-def penstock(plan: Plan, folder: Path) -> tuple[Speed, float]:
+def penstock(plan: EnginePlan, folder: Path) -> tuple[EngineSpeed, float]:
     """The same requests through the HTTP door, and CPU seconds around the engine. Raises Failed, Died."""
     engine = {"path": plan.path, "slots": plan.streams, "context": plan.context, "threads": plan.threads}
     settings = {f"llamacpp.{key}": value for key, value in engine.items()}
@@ -140,7 +140,7 @@ def penstock(plan: Plan, folder: Path) -> tuple[Speed, float]:
         Penstock(folder, engine="llamacpp", settings=settings) as system,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        server = Server.at(f"{system.url}/v1", MODEL)
+        server = TargetServer.at(f"{system.url}/v1", MODEL)
         runner.run(closed_loop(server, plan.streams, _requests(server, plan, 4)[: plan.streams], LIMIT_S, _nothing))
         before = system.processes.cpu_s()
         found = runner.run(closed_loop(server, plan.streams, _requests(server, plan, plan.tokens), LIMIT_S, _nothing))
@@ -151,10 +151,10 @@ def penstock(plan: Plan, folder: Path) -> tuple[Speed, float]:
     worker = cpu_s.pop("worker-1")
     tokens = sum(answer.tokens for answer in found.answers)
     around = sum(cpu_s.values()) + found.own_cpu * found.seconds
-    return Speed(tokens=tokens, seconds=found.seconds, cpu_s=worker), around
+    return EngineSpeed(tokens=tokens, seconds=found.seconds, cpu_s=worker), around
 
 
-def _requests(server: Server, plan: Plan, tokens: int) -> list[bytes]:
+def _requests(server: TargetServer, plan: EnginePlan, tokens: int) -> list[bytes]:
     return [server.chat([{"role": "user", "content": prompt}], tokens, temperature=0.0) for prompt in plan.prompts]
 
 

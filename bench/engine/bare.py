@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.engine.plan import Plan, Speed
-from streaming.jobs.messages import Sampling, Turn
+from bench.engine.plan import EnginePlan, EngineSpeed
+from streaming.jobs.messages import ChatTurn, Sampling
 from workers.engines.base import Piece, Request
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.settings import LlamacppSettings
@@ -20,13 +20,13 @@ from workers.settings import LlamacppSettings
 class Bare:
     """Callers of one engine."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: EnginePlan) -> None:
         settings = LlamacppSettings(slots=plan.streams, context=plan.context, threads=plan.threads)
         self._plan, self._engine = plan, LlamacppEngine("bare", settings, Path(plan.path))
         self._ended: dict[str, asyncio.Future[None]] = {}
         self._tokens = 0
 
-    async def run(self) -> Speed:
+    async def run(self) -> EngineSpeed:
         """Warm up with one short answer a stream, then measure. Raises EngineDead."""
         plan = self._plan
         await self._engine.start(self._on_step, lambda _phase: None)
@@ -37,7 +37,7 @@ class Bare:
             began, cpu = time.monotonic(), time.process_time()
             await asyncio.gather(*(self._ask_on(left) for _ in range(plan.streams)))
             seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
-            return Speed(tokens=self._tokens, seconds=seconds, cpu_s=cpu_s)
+            return EngineSpeed(tokens=self._tokens, seconds=seconds, cpu_s=cpu_s)
         finally:
             await self._engine.stop()
 
@@ -49,7 +49,7 @@ class Bare:
         name = str(len(self._ended))
         self._ended[name] = asyncio.get_running_loop().create_future()
         sampling = Sampling(max_tokens=tokens, temperature=0.0)
-        self._engine.submit(Request(name, (Turn("user", prompt),), sampling))
+        self._engine.submit(Request(name, (ChatTurn("user", prompt),), sampling))
         await self._ended[name]
 
     def _on_step(self, pieces: list[Piece]) -> None:
@@ -61,7 +61,7 @@ class Bare:
 
 def main() -> int:
     """Returns the exit code."""
-    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=EnginePlan)
     sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(Bare(plan).run())))
     return 0
 

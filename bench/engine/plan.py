@@ -11,7 +11,7 @@ SUBJECTS = (
 )  # fmt: skip
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     """`streams` callers, each asking `requests_per_stream` times."""
 
     path: str
@@ -29,7 +29,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return [f"Tell me story number {n + 1} about {SUBJECTS[n % len(SUBJECTS)]}." for n in range(count)]
 
 
-class Speed(msgspec.Struct, frozen=True, kw_only=True):
+class EngineSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of all answers, from the first request to the last token."""
 
     tokens: int

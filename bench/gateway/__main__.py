@@ -18,11 +18,11 @@ from pathlib import Path
 from bench import plots, program, report
 from bench.gateway import base, burst, idle, sweep
 from bench.gateway.catalogue import chosen, names_of, systems
-from bench.gateway.options import Options
+from bench.gateway.options import GatewayOptions
 from bench.goals import goals
 from bench.load.child import LoadFailed
 from bench.processes import Died
-from bench.program import Refused, Run, count, counts
+from bench.program import ProgramRun, WrongArguments, count, counts
 
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     if run.args.base is not None:
         return _compare(run)
     args, options = run.args, _options(run.args)
@@ -60,23 +60,25 @@ def _run(run: Run) -> int:
     return 0
 
 
-def _compare(run: Run) -> int:
+def _compare(run: ProgramRun) -> int:
     """1 if a bound is missed."""
     args = run.args
     if args.systems or args.all or args.rivals or args.burst or args.idle:
-        raise Refused(
+        raise WrongArguments(
             "--base compares two trees and nothing else: leave out --systems, --rivals, --burst, --idle, --all"
         )
     if args.rounds and args.rounds < base.MIN_ROUNDS and not args.quick:
-        raise Refused(f"--base is judged by {base.MIN_ROUNDS} rounds or more; with --quick fewer are shown, not judged")
+        raise WrongArguments(
+            f"--base is judged by {base.MIN_ROUNDS} rounds or more; with --quick fewer are shown, not judged"
+        )
     bound = args.bound or goals()["gateway.base"].bound
     found = base.compare(args.base, bound, _of_base(args, _options(args)), run.command, run.console)
     run.tell(found, args.out / found.file)
     return int(found.missed)
 
 
-def _options(args: argparse.Namespace) -> Options:
-    return Options(
+def _options(args: argparse.Namespace) -> GatewayOptions:
+    return GatewayOptions(
         quick=args.quick,
         levels=tuple(args.levels or (QUICK_LEVELS if args.quick else LEVELS)),
         rounds=args.rounds or (1 if args.quick else 2),
@@ -90,7 +92,7 @@ def _options(args: argparse.Namespace) -> Options:
     )
 
 
-def _of_rivals(args: argparse.Namespace, options: Options) -> Options:
+def _of_rivals(args: argparse.Namespace, options: GatewayOptions) -> GatewayOptions:
     """The highest level alone, in so many rounds that a neighbour of the machine's cannot decide."""
     return replace(
         options,
@@ -100,7 +102,7 @@ def _of_rivals(args: argparse.Namespace, options: Options) -> Options:
     )
 
 
-def _of_base(args: argparse.Namespace, options: Options) -> Options:
+def _of_base(args: argparse.Namespace, options: GatewayOptions) -> GatewayOptions:
     """Short answers in many rounds: what varies is the machine, from one moment to the next."""
     return replace(
         options,

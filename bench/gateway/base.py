@@ -19,15 +19,15 @@ from rich.console import Console
 
 from bench.gateway import trees
 from bench.gateway.figures import COLUMNS, Readings, rows
-from bench.gateway.options import Options
-from bench.gateway.play import SETTLE_S, Played
-from bench.gateway.stage import Stage
+from bench.gateway.options import GatewayOptions
+from bench.gateway.play import SETTLE_S, GatewayReadings
+from bench.gateway.stage import GatewayTestbed
 from bench.gateway.sweep import notes
-from bench.gateway.system import Serving, System
-from bench.gateway.systems.penstock import Penstock
+from bench.gateway.system import GatewaySystem, ServingGateway
+from bench.gateway.systems.penstock import PenstockGateway
 from bench.interval import median_interval
 from bench.load.child import measure
-from bench.load.plan import Reading
+from bench.load.plan import StreamReading
 from bench.report import Ratio, Report
 
 NAME = "gateway-base"
@@ -48,24 +48,33 @@ def turns(number: int) -> tuple[str, ...]:
     return TURNS if number % 2 == 0 else tuple(BASE if name == THIS else THIS for name in TURNS)
 
 
-def compare(ref: str, bound: float, options: Options, command: str, console: Console) -> Report:
+def compare(ref: str, bound: float, options: GatewayOptions, command: str, console: Console) -> Report:
     """Raises Refused, LoadFailed, Died: a comparison that lacks a round is not judged."""
-    played, total = Played(), options.rounds * len(options.levels) * len(TURNS)
-    with TemporaryDirectory(prefix="penstock-trees-") as copies, Stage(console, "copying both trees", total) as stage:
+    played, total = GatewayReadings(), options.rounds * len(options.levels) * len(TURNS)
+    with (
+        TemporaryDirectory(prefix="penstock-trees-") as copies,
+        GatewayTestbed(console, "copying both trees", total) as stage,
+    ):
         this = trees.copy_of_this(Path(copies, THIS))
         base = trees.export(ref, Path(copies, BASE))
-        systems = [Penstock(THIS, tree=this.path), Penstock(BASE, tree=base.path)]
+        systems = [PenstockGateway(THIS, tree=this.path), PenstockGateway(BASE, tree=base.path)]
         for number in range(options.rounds):
             _round(systems, number, options, stage, played)
     versions = {THIS: this.version, BASE: base.version}
     return report(played, versions, bound, options, command)
 
 
-def _round(systems: Sequence[System], number: int, options: Options, stage: Stage, played: Played) -> None:
+def _round(
+    systems: Sequence[GatewaySystem],
+    number: int,
+    options: GatewayOptions,
+    stage: GatewayTestbed,
+    played: GatewayReadings,
+) -> None:
     title = f"round {number + 1}/{options.rounds}"
     stage.say(f"{title}: starting both trees")
     with ExitStack() as stack:
-        serving: dict[str, Serving] = {}
+        serving: dict[str, ServingGateway] = {}
         for system in systems if number % 2 == 0 else reversed(systems):
             folder = stage.folder / f"{system.name}-{number + 1}"
             folder.mkdir()
@@ -79,7 +88,9 @@ def _round(systems: Sequence[System], number: int, options: Options, stage: Stag
                 serving[name].check()
 
 
-def report(played: Played, versions: Mapping[str, str], bound: float, options: Options, command: str) -> Report:
+def report(
+    played: GatewayReadings, versions: Mapping[str, str], bound: float, options: GatewayOptions, command: str
+) -> Report:
     """The verdict: one ratio for each level, judged where there were rounds enough."""
     readings = played.readings
     found = sorted(rows(readings, [THIS, BASE]), key=lambda row: int(row["streams"]))
@@ -112,13 +123,13 @@ def of_level(readings: Readings, streams: int, base: str, bound: float | None) -
     return Ratio(what=what, value=found.median, at_most=bound, digits=3, rounds=ratios, interval=interval)
 
 
-def per_round(readings: Sequence[Reading]) -> list[float | None]:
+def per_round(readings: Sequence[StreamReading]) -> list[float | None]:
     """CPU microseconds per token of each round, over both its turns; None for a round without a token."""
     pairs = zip(readings[::2], readings[1::2], strict=True)
     return [_us_per_token(first, second) for first, second in pairs]
 
 
-def _us_per_token(*readings: Reading) -> float | None:
+def _us_per_token(*readings: StreamReading) -> float | None:
     tokens = sum(reading.tokens for reading in readings)
     cpu_s = sum(sum(reading.cpu.values()) for reading in readings)
     return 1e6 * cpu_s / tokens if tokens else None

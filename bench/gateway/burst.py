@@ -8,12 +8,12 @@ import msgspec
 from rich.console import Console
 
 from bench.gateway.figures import BURST_COLUMNS, Goals, rows
-from bench.gateway.options import Options
-from bench.gateway.play import Played, play, prepare
-from bench.gateway.stage import Stage
+from bench.gateway.options import GatewayOptions
+from bench.gateway.play import GatewayReadings, play, prepare
+from bench.gateway.stage import GatewayTestbed
 from bench.gateway.sweep import clock_note, clock_ratio, notes
-from bench.gateway.system import Serving, System
-from bench.load.plan import Plan
+from bench.gateway.system import GatewaySystem, ServingGateway
+from bench.load.plan import LoadPlan
 from bench.load.scripted import clock_error
 from bench.processes import Processes
 from bench.report import Report
@@ -21,17 +21,17 @@ from bench.report import Report
 NAME = "gateway-burst"
 
 
-def burst(systems: Sequence[System], options: Options, command: str, console: Console) -> Report:
+def burst(systems: Sequence[GatewaySystem], options: GatewayOptions, command: str, console: Console) -> Report:
     """Raises LoadFailed, Died."""
-    played, names = Played(), [system.name for system in systems]
-    with Stage(console, "preparing", options.rounds * len(systems)) as stage:
+    played, names = GatewayReadings(), [system.name for system in systems]
+    with GatewayTestbed(console, "preparing", options.rounds * len(systems)) as stage:
         ready = prepare(systems, played, stage.say)
         stage.say("checking the clock")
         with Processes(stage.folder) as processes:
             clock = clock_error(processes)
 
-        def plan(serving: Serving, streams: int) -> Plan:
-            return Plan(
+        def plan(serving: ServingGateway, streams: int) -> LoadPlan:
+            return LoadPlan(
                 port=serving.port,
                 model=serving.model,
                 headers=dict(serving.headers),

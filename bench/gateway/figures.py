@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bench.load.plan import Reading
+from bench.load.plan import StreamReading
 from bench.report import Column, Ratio
 
 COLUMNS = (
@@ -42,7 +42,7 @@ BURST_COLUMNS = (
 Row = dict[str, Any]
 How = Callable[[float | None, float | None], float | None]
 """Two figures into one; None if one of them is not there."""
-Readings = Mapping[tuple[str, int], Sequence[Reading]]
+Readings = Mapping[tuple[str, int], Sequence[StreamReading]]
 
 OF_ROUNDS = "_of_rounds"
 """Behind a figure's key: the same in each round alone."""
@@ -62,8 +62,8 @@ def rows(readings: Readings, systems: Sequence[str]) -> list[Row]:
     return [made[at] for at in sorted(made, key=lambda at: (systems.index(at[0]), at[1]))]
 
 
-def _row(at: tuple[str, int], rounds: Sequence[Reading]) -> Row:
-    def mid(figure: Callable[[Reading], float | None]) -> float | None:
+def _row(at: tuple[str, int], rounds: Sequence[StreamReading]) -> Row:
+    def mid(figure: Callable[[StreamReading], float | None]) -> float | None:
         values = [value for reading in rounds if (value := figure(reading)) is not None]
         return median(values) if values else None
 
@@ -104,7 +104,7 @@ def _row(at: tuple[str, int], rounds: Sequence[Reading]) -> Row:
     return row
 
 
-def _parts(rounds: Sequence[Reading]) -> str:
+def _parts(rounds: Sequence[StreamReading]) -> str:
     """CPU us per token of each process, the costliest first."""
     names = {name for reading in rounds for name in reading.cpu}
     each = {

@@ -41,7 +41,7 @@ class _Message(msgspec.Struct):
     content: str
 
 
-class _Request(msgspec.Struct):
+class _FloorRequest(msgspec.Struct):
     messages: list[_Message]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -52,10 +52,10 @@ class _Request(msgspec.Struct):
         return self.max_tokens or self.max_completion_tokens or 128
 
 
-_REQUEST = msgspec.json.Decoder(_Request)
+_REQUEST = msgspec.json.Decoder(_FloorRequest)
 
 
-class Connection(asyncio.Protocol):
+class FloorConnection(asyncio.Protocol):
     """One client."""
 
     def __init__(self, tap: Tap) -> None:
@@ -110,7 +110,7 @@ def _chunk(data: bytes) -> bytes:
 async def serve(port: int, tap: Tap) -> None:
     """Until the process is ended."""
     await tap.start()
-    await asyncio.get_running_loop().create_server(lambda: Connection(tap), "127.0.0.1", port, backlog=2048)
+    await asyncio.get_running_loop().create_server(lambda: FloorConnection(tap), "127.0.0.1", port, backlog=2048)
     await forever()
 
 

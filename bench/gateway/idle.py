@@ -17,8 +17,8 @@ import uvloop
 from rich.console import Console
 
 from bench.gateway.engine import MODEL
-from bench.gateway.options import Options
-from bench.gateway.stage import Stage
+from bench.gateway.options import GatewayOptions
+from bench.gateway.stage import GatewayTestbed
 from bench.load.answer import Answer
 from bench.load.streams import Stream, chat
 from bench.penstock import Penstock
@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class IdleSample:
     """Memory in MiB and CPU in seconds, by process; `open` streams had their headers and a keep-alive comment."""
 
     open: int
@@ -56,11 +56,11 @@ class Seen:
     faults: tuple[str, ...]
 
 
-def idle(options: Options, command: str, console: Console) -> Report:
+def idle(options: GatewayOptions, command: str, console: Console) -> Report:
     """Raises Died, or OSError if this machine does not allow so many open files."""
     wanted = options.idle_streams
     allow_files(wanted + SPARE_FILES)
-    with Stage(console, "starting", 3) as stage:
+    with GatewayTestbed(console, "starting", 3) as stage:
         folder = stage.folder / "penstock"
         folder.mkdir()
         settings = {
@@ -119,7 +119,7 @@ def allow_files(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _hold(penstock: Penstock, options: Options, stage: Stage) -> Seen:
+async def _hold(penstock: Penstock, options: GatewayOptions, stage: GatewayTestbed) -> IdleSample:
     """Open them, wait until each has been told that it is open, and watch them do nothing."""
     processes = penstock.processes
     await _touch(penstock)
@@ -149,7 +149,7 @@ async def _hold(penstock: Penstock, options: Options, stage: Stage) -> Seen:
         for stream in streams:
             stream.close()
     spent = {name: later[name] - cpu[name] for name in later}
-    return Seen(len(opened) - len(refused), before, after, spent, seconds, tuple(faults))
+    return IdleSample(len(opened) - len(refused), before, after, spent, seconds, tuple(faults))
 
 
 async def _touch(penstock: Penstock) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.gateway.system import Serving
-from bench.load.plan import Plan
+from bench.gateway.system import ServingGateway
+from bench.load.plan import LoadPlan
 from workers.settings import SimSettings
 
 OVERHEAD_S = 4.0
@@ -13,7 +13,7 @@ OVERHEAD_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class GatewayOptions:
     """As the command line says it, filled up."""
 
     quick: bool
@@ -46,9 +46,9 @@ class Options:
     def burst_engine(self) -> SimSettings:
         return SimSettings(step_ms=self.burst_ms, prefill_ms=self.burst_ms, slots=max(256, self.burst_streams))
 
-    def plan(self, serving: Serving, streams: int) -> Plan:
+    def plan(self, serving: ServingGateway, streams: int) -> LoadPlan:
         """So many streams in a closed loop."""
-        return Plan(
+        return LoadPlan(
             port=serving.port,
             model=serving.model,
             headers=dict(serving.headers),

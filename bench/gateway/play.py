@@ -8,34 +8,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.environments import Absent
-from bench.gateway.system import Say, Serving, System
+from bench.gateway.system import GatewaySystem, Say, ServingGateway
 from bench.load.child import LoadFailed, measure
-from bench.load.plan import Plan, Reading
+from bench.load.plan import LoadPlan, StreamReading
 from bench.processes import Died
 from workers.settings import SimSettings
 
 SETTLE_S = 0.5
 """Between starting and loading: what a start leaves to do is not counted against a stream."""
 
-PlanAt = Callable[[Serving, int], Plan]
+PlanAt = Callable[[ServingGateway, int], LoadPlan]
 """The plan for so many streams."""
 
 
 @dataclass(slots=True)
-class Played:
+class GatewayReadings:
     """What was seen: readings by (system, streams), one for each round, and what could not be measured."""
 
-    readings: dict[tuple[str, int], list[Reading]] = field(default_factory=dict)
+    readings: dict[tuple[str, int], list[StreamReading]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def note(self, system: str, streams: int, reading: Reading) -> None:
+    def note(self, system: str, streams: int, reading: StreamReading) -> None:
         self.readings.setdefault((system, streams), []).append(reading)
 
     def fail(self, system: str, why: object) -> None:
         self.failed.setdefault(system, " ".join(str(why).split())[:500])
 
 
-def prepare(systems: Sequence[System], played: Played, say: Say) -> list[System]:
+def prepare(systems: Sequence[GatewaySystem], played: GatewayReadings, say: Say) -> list[GatewaySystem]:
     """Those that can be run here; why the others cannot is noted."""
     ready = []
     for system in systems:
@@ -49,13 +49,13 @@ def prepare(systems: Sequence[System], played: Played, say: Say) -> list[System]
 
 
 def play(
-    systems: Sequence[System],
+    systems: Sequence[GatewaySystem],
     rounds: int,
     levels: Iterable[int],
     plan_at: PlanAt,
     engine: SimSettings,
     folder: Path,
-    played: Played,
+    played: GatewayReadings,
     say: Say,
     done: Callable[[], None],
 ) -> None:
@@ -73,11 +73,11 @@ def play(
 
 
 def _load(
-    system: System,
-    serving: Serving,
+    system: GatewaySystem,
+    serving: ServingGateway,
     levels: Iterable[int],
     plan_at: PlanAt,
-    played: Played,
+    played: GatewayReadings,
     say: Say,
     done: Callable[[], None],
 ) -> None:

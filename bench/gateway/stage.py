@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-class Stage:
+class GatewayTestbed:
     """As a context: the folder is removed at the end, unless `keep` was called."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
@@ -23,7 +23,7 @@ class Stage:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-gateway-"))
         self._kept = False
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> GatewayTestbed:
         self._bar.start()
         return self
 

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from bench import plots
 from bench.gateway.figures import COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
-from bench.gateway.options import Options
-from bench.gateway.play import Played, play, prepare
-from bench.gateway.stage import Stage
-from bench.gateway.system import System
+from bench.gateway.options import GatewayOptions
+from bench.gateway.play import GatewayReadings, play, prepare
+from bench.gateway.stage import GatewayTestbed
+from bench.gateway.system import GatewaySystem
 from bench.load.scripted import ClockError, clock_error
 from bench.processes import Processes
 from bench.report import Ratio, Report
@@ -24,12 +24,14 @@ VARIANT = "penstock-"
 COST = "CPU microseconds per token, all processes"
 
 
-def sweep(systems: Sequence[System], options: Options, command: str, console: Console, *, name: str = NAME) -> Report:
+def sweep(
+    systems: Sequence[GatewaySystem], options: GatewayOptions, command: str, console: Console, *, name: str = NAME
+) -> Report:
     """Raises LoadFailed, Died: without a clock nothing can be said."""
-    played, names = Played(), [system.name for system in systems]
+    played, names = GatewayReadings(), [system.name for system in systems]
     total = options.rounds * len(systems) * len(options.levels)
     console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
-    with Stage(console, "preparing", total) as stage:
+    with GatewayTestbed(console, "preparing", total) as stage:
         ready = prepare(systems, played, stage.say)
         stage.say("checking the clock")
         with Processes(stage.folder) as processes:
@@ -64,7 +66,7 @@ def clock_note(clock: ClockError) -> str:
     )
 
 
-def notes(systems: Sequence[System], played: Played, found: Sequence[Row]) -> list[str]:
+def notes(systems: Sequence[GatewaySystem], played: GatewayReadings, found: Sequence[Row]) -> list[str]:
     """What the table does not say."""
     said = [f"{system.name}: {system.title}." for system in systems]
     said += [f"{name} FAILED: {why}" for name, why in played.failed.items()]

@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingGateway:
     """A system that answers POST /v1/chat/completions."""
 
     port: int
@@ -39,7 +39,7 @@ class Serving:
             group.check()
 
 
-class System(Protocol):
+class GatewaySystem(Protocol):
     """One of the systems compared."""
 
     @property
@@ -53,7 +53,7 @@ class System(Protocol):
     def prepare(self, say: Say) -> None:
         """Once, before anything is measured. Raises Absent."""
 
-    def serve(self, folder: Path, engine: SimSettings) -> AbstractContextManager[Serving]:
+    def serve(self, folder: Path, engine: SimSettings) -> AbstractContextManager[ServingGateway]:
         """Serving inside the `with`; every process has ended behind it. `folder` is empty. Raises Died, Absent."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.gateway.system import ROOT
 from bench.planted.tree import Strayed, check_origins, copy_tree
-from bench.program import Refused
+from bench.program import WrongArguments
 
 ROLES = ("api", "workers", "streaming", "telemetry")
 """Packages that the processes of a measured deployment import."""
@@ -48,9 +48,11 @@ def _checked(tree: Tree) -> Tree:
         check_origins(tree.path, ROLES)
     except subprocess.CalledProcessError as error:
         last_line = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Refused(f"the tree of {tree.version} cannot be imported in this environment: {last_line}") from error
+        raise WrongArguments(
+            f"the tree of {tree.version} cannot be imported in this environment: {last_line}"
+        ) from error
     except Strayed as error:
-        raise Refused(f"the tree of {tree.version} cannot be run from a copy: {error}") from error
+        raise WrongArguments(f"the tree of {tree.version} cannot be run from a copy: {error}") from error
     return tree
 
 
@@ -58,9 +60,9 @@ def _git(*words: str) -> str:
     """Output of a git command in the checkout this program runs from. Raises Refused."""
     program = shutil.which("git")
     if program is None:
-        raise Refused("--base needs git, which is not on the PATH")
+        raise WrongArguments("--base needs git, which is not on the PATH")
     ran = subprocess.run([program, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     if ran.returncode:
         said = " ".join(ran.stderr.split()) or "no such commit"
-        raise Refused(f"git {words[0]} {words[-1]}: {said} (in {ROOT})")
+        raise WrongArguments(f"git {words[0]} {words[-1]}: {said} (in {ROOT})")
     return ran.stdout.strip()

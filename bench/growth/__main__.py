@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 
 from bench import plots, program, report
-from bench.gateway.stage import Stage
+from bench.gateway.stage import GatewayTestbed
 from bench.growth.figures import (
     APIS,
     COLUMNS,
@@ -31,10 +31,10 @@ from bench.growth.figures import (
 )
 from bench.growth.steps import WORKERS, step_us
 from bench.load.child import LoadFailed, measure
-from bench.load.plan import Plan
+from bench.load.plan import LoadPlan
 from bench.penstock import MODEL, Penstock, start_redis
 from bench.processes import Died, Processes
-from bench.program import Run
+from bench.program import ProgramRun
 from bench.report import Report
 
 NAME = "growth"
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     found = measured(run.args, run.command, run.console)
     run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
     return 0
@@ -76,7 +76,7 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> Report
     """Raises Died, LoadFailed."""
     points, steps = (QUICK, QUICK_STEPS) if args.quick else (POINTS, STEPS)
     rows: list[Row] = []
-    with Stage(console, "starting", len(points) + len(steps)) as stage:
+    with GatewayTestbed(console, "starting", len(points) + len(steps)) as stage:
         for number, point in enumerate(points):
             stage.say(f"{point.series} = {point.value}")
             folder = stage.folder / str(number)
@@ -120,7 +120,7 @@ def _measured(point: Point, folder: Path, seconds: float) -> Row:
     with Penstock(folder, apis=point.apis, settings=settings) as penstock:
         time.sleep(SETTLE_S)
         each_s = (PREFILL_MS + point.tokens * STEP_MS) / 1000
-        plan = Plan(
+        plan = LoadPlan(
             port=penstock.port,
             model=MODEL,
             streams=point.streams,

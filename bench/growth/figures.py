@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bench.load.plan import Reading
+from bench.load.plan import StreamReading
 from bench.report import Column
 
 TOKENS, STREAMS, PARTITIONS, APIS = "tokens", "streams", "partitions", "apis"
@@ -51,7 +51,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return int(getattr(self, self.series))
 
 
-def row(point: Point, reading: Reading) -> Row:
+def row(point: Point, reading: StreamReading) -> Row:
     """CPU of all processes of a role together."""
     by_role = {role: 1e6 * _of(role, reading.cpu) / max(1, reading.tokens) for role in ROLES}
     total = sum(by_role.values())
@@ -85,14 +85,14 @@ def _of(role: str, cpu: Mapping[str, float]) -> float:
     return sum(seconds for name, seconds in cpu.items() if name.split("-")[0] == role)
 
 
-class Line(msgspec.Struct, frozen=True):
+class LinearFit(msgspec.Struct, frozen=True):
     """y = base + slope * x."""
 
     base: float
     slope: float
 
 
-def fit(points: Iterable[tuple[float, float]]) -> Line:
+def fit(points: Iterable[tuple[float, float]]) -> LinearFit:
     """Least squares through at least two points with different x. Raises ValueError."""
     known = list(points)
     mean_x = sum(x for x, _ in known) / max(1, len(known))
@@ -101,7 +101,7 @@ def fit(points: Iterable[tuple[float, float]]) -> Line:
     if not spread:
         raise ValueError("a line needs two points with different x")
     slope = sum((x - mean_x) * (y - mean_y) for x, y in known) / spread
-    return Line(mean_y - slope * mean_x, slope)
+    return LinearFit(mean_y - slope * mean_x, slope)
 
 
 class UnitCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ class UnitCosts(msgspec.Struct, frozen=True, kw_only=True):
 def unit_costs(rows: Sequence[Row]) -> UnitCosts:
     """By fits over the series. Raises ValueError where a series has less than two points."""
 
-    def series(name: str, role: str, x: str, per: str) -> Line:
+    def series(name: str, role: str, x: str, per: str) -> LinearFit:
         return fit((each[x], each[role] * each[per]) for each in rows if each["series"] == name)
 
     # CPU of a request over its tokens; CPU of a step over its tokens, and over the processes it goes to.

@@ -16,8 +16,8 @@ from bench.processes import Processes, spent
 from streaming.jobs.lease import Lease
 from streaming.jobs.messages import Delta, encode_delta
 from streaming.keys import channel
-from streaming.redis.client import Wire
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
 
 WORKERS = 16
 WARMUP_S = 0.5
@@ -29,7 +29,7 @@ async def step_us(store: Processes, url: str, tokens: int, readers: int, seconds
     Raises Unavailable.
     """
     addresses = [channel("api", f"reader-{number}") for number in range(readers)]
-    wire = Wire.open(WireSettings(url=url))
+    wire = RedisClient.open(RedisSettings(url=url))
     try:
         async with _listening(url, addresses):
             written = [0]
@@ -57,7 +57,7 @@ def _rows(tokens: int, addresses: Sequence[str]) -> Mapping[str, Sequence[bytes]
     return rows
 
 
-async def _write(wire: Wire, rows: Mapping[str, Sequence[bytes]], written: list[int]) -> None:
+async def _write(wire: RedisClient, rows: Mapping[str, Sequence[bytes]], written: list[int]) -> None:
     lease = Lease(wire, "bench")
     await lease.register()
     while True:

@@ -13,7 +13,7 @@ import msgspec
 from bench.growth.figures import UnitCosts
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class AssumedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What is assumed."""
 
     machines: int = 1000
@@ -50,7 +50,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     api_busy: float
 
 
-def api_cores(costs: UnitCosts, load: Load) -> float:
+def api_cores(costs: UnitCosts, load: AssumedLoad) -> float:
     """Cores' worth of API work that one machine makes."""
     return (load.tokens_per_s * costs.api_token + load.requests_per_s * costs.api_request) / 1e6
 
@@ -60,13 +60,13 @@ def frames(apis: int, streams: int) -> float:
     return apis * (1 - (1 - 1 / apis) ** streams)
 
 
-def redis_cores(costs: UnitCosts, load: Load, apis: int) -> float:
+def redis_cores(costs: UnitCosts, load: AssumedLoad, apis: int) -> float:
     """A Redis core's worth of work that one machine makes, with so many API processes beside it."""
     step = costs.redis_step + load.slots * costs.redis_token + frames(apis, load.slots) * costs.redis_frame
     return (load.steps_per_s * step + load.requests_per_s * costs.redis_request) / 1e6
 
 
-def cell(costs: UnitCosts, load: Load) -> Cell:
+def cell(costs: UnitCosts, load: AssumedLoad) -> Cell:
     """The largest number of machines that one Redis primary bears. Raises ValueError when it does not bear one."""
     found = None
     for machines in range(1, load.machines + 1):
@@ -81,7 +81,7 @@ def cell(costs: UnitCosts, load: Load) -> Cell:
     return found
 
 
-def as_markdown(costs: UnitCosts, load: Load) -> str:
+def as_markdown(costs: UnitCosts, load: AssumedLoad) -> str:
     """The unit costs, and what follows from them."""
     one = cell(costs, load)
     cells = math.ceil(load.machines / one.machines)

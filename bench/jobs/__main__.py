@@ -14,13 +14,13 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import plots, program, report
-from bench.gateway.stage import Stage
+from bench.gateway.stage import GatewayTestbed
 from bench.jobs.figures import COLUMNS, ratios, rows
-from bench.jobs.play import Options, Played, play, prepare
-from bench.jobs.system import System
+from bench.jobs.play import JobsOptions, JobsReadings, play, prepare
+from bench.jobs.system import JobsSystem
 from bench.jobs.systems import systems
 from bench.processes import Died
-from bench.program import Run
+from bench.program import ProgramRun
 
 NAME = "jobs"
 
@@ -30,20 +30,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, OSError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args, known = run.args, {system.name: system for system in systems(report.cores())}
     wanted = args.systems.split(",") if args.systems else list(known)
     program.check_names("system", wanted, known)
-    options = Options(rounds=args.rounds, callers=args.callers, seconds=args.seconds)
+    options = JobsOptions(rounds=args.rounds, callers=args.callers, seconds=args.seconds)
     found = measured([known[name] for name in known if name in wanted], options, run.command, run.console)
     run.tell(found, args.out / found.file, draw)
     return 0 if len(found.rows) == len(wanted) else 1
 
 
-def measured(chosen: Sequence[System], options: Options, command: str, console: Console) -> report.Report:
+def measured(chosen: Sequence[JobsSystem], options: JobsOptions, command: str, console: Console) -> report.Report:
     """Raises Died when there is no store."""
-    played = Played()
-    with Stage(console, "preparing", options.rounds * len(chosen)) as stage:
+    played = JobsReadings()
+    with GatewayTestbed(console, "preparing", options.rounds * len(chosen)) as stage:
         ready = prepare(chosen, played, stage.say)
         play(ready, options, stage.folder, played, stage.say, stage.done)
         if played.failed:
@@ -63,7 +63,7 @@ def measured(chosen: Sequence[System], options: Options, command: str, console: 
     )
 
 
-def _notes(chosen: Sequence[System], played: Played, found: Sequence[dict[str, object]]) -> tuple[str, ...]:
+def _notes(chosen: Sequence[JobsSystem], played: JobsReadings, found: Sequence[dict[str, object]]) -> tuple[str, ...]:
     said = [f"{system.name}: {system.title}." for system in chosen]
     said += [f"{name} FAILED: {why}" for name, why in played.failed.items()]
     said += [f"{row['system']} had wrong answers: {row['wrong']}" for row in found if row["wrong"]]

@@ -22,7 +22,7 @@ ANSWER = "amber0"
 
 
 @dataclass(frozen=True)
-class Plan:
+class CallerPlan:
     """How many callers for how long; words of a command line."""
 
     url: str
@@ -31,7 +31,7 @@ class Plan:
     seconds: float
 
     @classmethod
-    def of(cls, words: list[str]) -> Plan:
+    def of(cls, words: list[str]) -> CallerPlan:
         url, callers, warmup_s, seconds = words
         return cls(url, int(callers), float(warmup_s), float(seconds))
 
@@ -40,7 +40,7 @@ class Plan:
         return [str(value) for value in asdict(self).values()]
 
 
-class Tally:
+class AnswerTally:
     """Answers as they come; `times` are (when, how long it took)."""
 
     def __init__(self) -> None:
@@ -87,10 +87,10 @@ async def _await(work: Awaitable[None]) -> None:
     await work
 
 
-async def tasks(plan: Plan, ask: Callable[[int], Awaitable[float | None]]) -> None:
+async def tasks(plan: CallerPlan, ask: Callable[[int], Awaitable[float | None]]) -> None:
     """Callers that are tasks. `ask` gets the caller's number, puts a job and waits for its answer; it may return when
     what is waited for came. Raises ValueError for a wrong answer."""
-    tally = Tally()
+    tally = AnswerTally()
 
     async def caller(number: int) -> None:
         while True:
@@ -113,9 +113,9 @@ async def tasks(plan: Plan, ask: Callable[[int], Awaitable[float | None]]) -> No
     os._exit(0 if running else 1)
 
 
-def threads(plan: Plan, ask: Callable[[], None]) -> None:
+def threads(plan: CallerPlan, ask: Callable[[], None]) -> None:
     """The same with callers that are threads (or greenlets in the place of threads)."""
-    tally, over = Tally(), threading.Event()
+    tally, over = AnswerTally(), threading.Event()
 
     def caller() -> None:
         while not over.is_set():

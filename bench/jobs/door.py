@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bench.jobs.callers import Plan, run, tasks
+from bench.jobs.callers import CallerPlan, run, tasks
 from bench.penstock import MODEL
 
 WAIT_S = 60
@@ -24,7 +24,7 @@ HEAD_END = b"\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-class Connection(asyncio.Protocol):
+class JobsConnection(asyncio.Protocol):
     """One request at a time over one connection."""
 
     def __init__(self) -> None:
@@ -83,12 +83,12 @@ STREAM = request("POST", "/v1/chat/completions", BODY | {"stream": True})
 JOB = request("POST", "/v1/jobs", BODY)
 
 
-async def chat(connection: Connection) -> None:
+async def chat(connection: JobsConnection) -> None:
     """Raises ValueError."""
     _said_one_token(await connection.ask(CHAT))
 
 
-async def stream(connection: Connection) -> float:
+async def stream(connection: JobsConnection) -> float:
     """When the token came. Raises ValueError."""
     answer = await connection.ask(STREAM, b'"content":"')
     if not answer.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in answer:
@@ -96,7 +96,7 @@ async def stream(connection: Connection) -> float:
     return connection.marked
 
 
-async def jobs(connection: Connection) -> None:
+async def jobs(connection: JobsConnection) -> None:
     """Raises ValueError."""
     accepted = await connection.ask(JOB)
     if not accepted.startswith(b"HTTP/1.1 202"):
@@ -111,17 +111,21 @@ def _said_one_token(answer: bytes) -> None:
         raise ValueError(answer[:300])
 
 
-FORMS: Mapping[str, Callable[[Connection], Awaitable[float | None]]] = {"chat": chat, "stream": stream, "jobs": jobs}
+FORMS: Mapping[str, Callable[[JobsConnection], Awaitable[float | None]]] = {
+    "chat": chat,
+    "stream": stream,
+    "jobs": jobs,
+}
 
 
-async def main(form: str, plan: Plan) -> None:
+async def main(form: str, plan: CallerPlan) -> None:
     """Raises OSError when nobody listens."""
     place, loop = urlsplit(plan.url), asyncio.get_running_loop()
     host, port = place.hostname or "127.0.0.1", place.port or 80
-    connections = [(await loop.create_connection(Connection, host, port))[1] for _ in range(plan.callers)]
+    connections = [(await loop.create_connection(JobsConnection, host, port))[1] for _ in range(plan.callers)]
     ask = FORMS[form]
     await tasks(plan, lambda number: ask(connections[number]))
 
 
 if __name__ == "__main__":
-    run(main(sys.argv[1], Plan.of(sys.argv[2:])))
+    run(main(sys.argv[1], CallerPlan.of(sys.argv[2:])))

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.jobs.system import Reading
+from bench.jobs.system import JobsReading
 from bench.jobs.systems import CHAT, JOBS, STREAM
 from bench.report import Column, Ratio
 
@@ -30,12 +30,12 @@ RATES, COSTS = "jobs_per_s_of_rounds", "ms_per_job_of_rounds"
 """Keys of what a row was in each round alone; the cost without the callers."""
 
 
-def rows(crowd: Mapping[str, Sequence[Reading]], alone: Mapping[str, Sequence[Reading]]) -> list[Row]:
+def rows(crowd: Mapping[str, Sequence[JobsReading]], alone: Mapping[str, Sequence[JobsReading]]) -> list[Row]:
     """One for each system that answered."""
     return [_row(name, readings, alone.get(name, ())) for name, readings in crowd.items()]
 
 
-def _row(name: str, crowd: Sequence[Reading], alone: Sequence[Reading]) -> Row:
+def _row(name: str, crowd: Sequence[JobsReading], alone: Sequence[JobsReading]) -> Row:
     client = _mid(crowd, lambda reading: 1000 * reading.client_cpu_s / reading.jobs)
     others = _mid(crowd, lambda reading: 1000 * sum(reading.cpu.values()) / reading.jobs)
     return {
@@ -55,18 +55,18 @@ def _row(name: str, crowd: Sequence[Reading], alone: Sequence[Reading]) -> Row:
     }
 
 
-def _mid(readings: Sequence[Reading], figure: Callable[[Reading], float | None]) -> float | None:
+def _mid(readings: Sequence[JobsReading], figure: Callable[[JobsReading], float | None]) -> float | None:
     values = [value for reading in readings if reading.jobs and (value := figure(reading)) is not None]
     return median(values) if values else None
 
 
-def _parts(readings: Sequence[Reading]) -> str:
+def _parts(readings: Sequence[JobsReading]) -> str:
     names = sorted({name for reading in readings for name in reading.cpu})
     each = {name: _mid(readings, partial(_us_per_job, name)) for name in names}
     return ", ".join(f"{name} {value:.0f}" for name, value in each.items() if value is not None)
 
 
-def _us_per_job(name: str, reading: Reading) -> float:
+def _us_per_job(name: str, reading: JobsReading) -> float:
     return 1e6 * reading.cpu.get(name, 0.0) / reading.jobs
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from redis import Redis
 
 from bench.environments import Absent
-from bench.jobs.callers import Plan
-from bench.jobs.system import ClientFailed, Reading, Say, Serving, System, measure
+from bench.jobs.callers import CallerPlan
+from bench.jobs.system import ClientFailed, JobsReading, JobsSystem, Say, ServingJobs, measure
 from bench.penstock import start_redis
 from bench.processes import Died, Processes
 
@@ -20,7 +20,7 @@ STARTED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class JobsOptions:
     """How long, how often, how many at once."""
 
     rounds: int = 3
@@ -30,18 +30,18 @@ class Options:
 
 
 @dataclass(slots=True)
-class Played:
+class JobsReadings:
     """Readings by system, one for each round; and why others could not be had."""
 
-    crowd: dict[str, list[Reading]] = field(default_factory=dict)
-    alone: dict[str, list[Reading]] = field(default_factory=dict)
+    crowd: dict[str, list[JobsReading]] = field(default_factory=dict)
+    alone: dict[str, list[JobsReading]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def fail(self, system: str, why: object) -> None:
         self.failed.setdefault(system, " ".join(str(why).split())[:500])
 
 
-def prepare(systems: Sequence[System], played: Played, say: Say) -> list[System]:
+def prepare(systems: Sequence[JobsSystem], played: JobsReadings, say: Say) -> list[JobsSystem]:
     """Those that can be run here."""
     ready = []
     for system in systems:
@@ -55,7 +55,12 @@ def prepare(systems: Sequence[System], played: Played, say: Say) -> list[System]
 
 
 def play(
-    systems: Sequence[System], options: Options, folder: Path, played: Played, say: Say, done: Callable[[], None]
+    systems: Sequence[JobsSystem],
+    options: JobsOptions,
+    folder: Path,
+    played: JobsReadings,
+    say: Say,
+    done: Callable[[], None],
 ) -> None:
     """Every other round goes backwards, so that none always follows the same one. Raises Died for the store."""
     (folder / "store").mkdir()
@@ -76,11 +81,13 @@ def play(
                 done()
 
 
-def _load(system: System, serving: Serving, store: Processes, options: Options, played: Played) -> None:
-    alone = Plan(serving.url, 1, options.warmup_s / 2, options.seconds / 2)
+def _load(
+    system: JobsSystem, serving: ServingJobs, store: Processes, options: JobsOptions, played: JobsReadings
+) -> None:
+    alone = CallerPlan(serving.url, 1, options.warmup_s / 2, options.seconds / 2)
     played.alone.setdefault(system.name, []).append(measure(serving, store, alone))
     callers = min(options.callers, system.most_callers)
-    crowd = Plan(serving.url, callers, options.warmup_s, options.seconds)
+    crowd = CallerPlan(serving.url, callers, options.warmup_s, options.seconds)
     played.crowd.setdefault(system.name, []).append(measure(serving, store, crowd))
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 import bench
 from bench.environments import Environment
-from bench.jobs.callers import BEGIN, END, Plan
+from bench.jobs.callers import BEGIN, END, CallerPlan
 from bench.penstock import Penstock
 from bench.processes import Processes
 
@@ -36,7 +36,7 @@ class ClientFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingJobs:
     """A system that is ready. `client` takes the words of a Plan."""
 
     processes: Processes
@@ -45,7 +45,7 @@ class Serving:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class JobsReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a client told, and what the other processes cost meanwhile."""
 
     jobs: int
@@ -58,7 +58,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds of each process but the client."""
 
 
-class System(Protocol):
+class JobsSystem(Protocol):
     """One of those compared."""
 
     @property
@@ -75,12 +75,12 @@ class System(Protocol):
     def prepare(self, say: Say) -> None:
         """Once, before anything is measured. Raises Absent."""
 
-    def serve(self, folder: Path, redis_url: str) -> AbstractContextManager[Serving]:
+    def serve(self, folder: Path, redis_url: str) -> AbstractContextManager[ServingJobs]:
         """Ready inside the `with`; every process has ended behind it. Raises Died."""
 
 
 @dataclass(frozen=True)
-class Door:
+class PenstockJobs:
     """Penstock through HTTP; the form of its callers' requests is bench.jobs.door's."""
 
     name: str
@@ -93,11 +93,11 @@ class Door:
         """Nothing is needed."""
 
     @contextmanager
-    def serve(self, folder: Path, redis_url: str) -> Iterator[Serving]:
+    def serve(self, folder: Path, redis_url: str) -> Iterator[ServingJobs]:
         settings = {"sim.step_ms": 0, "sim.prefill_ms": 0, "telemetry.metrics_dir": folder / "metrics"}
         (folder / "metrics").mkdir()
         with Penstock(folder, apis=self.apis, redis_url=redis_url, settings=settings) as penstock:
-            yield Serving(penstock.processes, [sys.executable, "-m", "bench.jobs.door", self.form], penstock.url)
+            yield ServingJobs(penstock.processes, [sys.executable, "-m", "bench.jobs.door", self.form], penstock.url)
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,17 @@ class Guest:
         self.environment.prepare(say)
 
     @contextmanager
-    def serve(self, folder: Path, redis_url: str) -> Iterator[Serving]:
+    def serve(self, folder: Path, redis_url: str) -> Iterator[ServingJobs]:
         python = self.environment.prepare(lambda _: None)
         environ = {"PYTHONPATH": str(ROOT), "BENCH_REDIS_URL": redis_url, "TZ": "UTC", **self.environ}
         with Processes(folder) as processes:
             for number in range(1, self.workers + 1):
                 words = [word.format(url=redis_url) for word in self.worker]
                 processes.start(f"worker-{number}", [python, *words], environ)
-            yield Serving(processes, [python, "-m", self.client], redis_url, environ)
+            yield ServingJobs(processes, [python, "-m", self.client], redis_url, environ)
 
 
-def measure(serving: Serving, store: Processes, plan: Plan) -> Reading:
+def measure(serving: ServingJobs, store: Processes, plan: CallerPlan) -> JobsReading:
     """Let the callers work. Raises ClientFailed, Died."""
     argv = [str(word) for word in (*serving.client, *plan.words)]
     environ = {**serving.processes.environ, **serving.environ}
@@ -149,17 +149,17 @@ def measure(serving: Serving, store: Processes, plan: Plan) -> Reading:
     serving.processes.check()
     if not told["jobs"]:
         raise ClientFailed(f"not one job was answered: {told['wrong']}")
-    return msgspec.convert({**told, "cpu": {name: after[name] - before[name] for name in after}}, Reading)
+    return msgspec.convert({**told, "cpu": {name: after[name] - before[name] for name in after}}, JobsReading)
 
 
-def _cost_at(mark: str, client: subprocess.Popen[bytes], serving: Serving, store: Processes) -> dict[str, float]:
+def _cost_at(mark: str, client: subprocess.Popen[bytes], serving: ServingJobs, store: Processes) -> dict[str, float]:
     line = _line(client, serving)
     if line != mark:
         raise ClientFailed(f"the callers said {line[:200]!r}, not {mark!r}")
     return {**store.cpu_s(), **serving.processes.cpu_s()}
 
 
-def _line(client: subprocess.Popen[bytes], serving: Serving) -> str:
+def _line(client: subprocess.Popen[bytes], serving: ServingJobs) -> str:
     assert client.stdout is not None
     line = client.stdout.readline().decode(errors="replace").strip()
     if not line:

@@ -5,7 +5,7 @@ and polling intervals gave less.
 from __future__ import annotations
 
 from bench.environments import Environment
-from bench.jobs.system import Door, Guest, System
+from bench.jobs.system import Guest, JobsSystem, PenstockJobs
 
 CHAT, STREAM, JOBS = "penstock", "penstock-stream", "penstock-jobs"
 
@@ -21,12 +21,12 @@ TASKIQ = Environment(
 TASKIQ_OPTIONS = ("--workers", "1", "--max-async-tasks", "256", "--log-level", "WARNING")
 
 
-def systems(cores: int) -> list[System]:
+def systems(cores: int) -> list[JobsSystem]:
     """All of them; those that can use several processes get one per core."""
     return [
-        Door(CHAT, f"Penstock, a chat answered in one piece, {cores} API processes, 1 worker", "chat", cores),
-        Door(STREAM, f"Penstock, a chat streamed, {cores} API processes, 1 worker", "stream", cores),
-        Door(JOBS, f"Penstock, POST /v1/jobs and GET ?wait, {cores} API processes, 1 worker", "jobs", cores),
+        PenstockJobs(CHAT, f"Penstock, a chat answered in one piece, {cores} API processes, 1 worker", "chat", cores),
+        PenstockJobs(STREAM, f"Penstock, a chat streamed, {cores} API processes, 1 worker", "stream", cores),
+        PenstockJobs(JOBS, f"Penstock, POST /v1/jobs and GET ?wait, {cores} API processes, 1 worker", "jobs", cores),
         _celery("celery-prefork", f"Celery, {cores} prefork processes", "prefork", cores),
         _celery("celery-threads", "Celery, 8 threads", "threads", 8),
         Guest(

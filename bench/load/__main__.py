@@ -8,15 +8,15 @@ import sys
 import msgspec
 import uvloop
 
-from bench.load.plan import Plan
-from bench.load.run import Load
+from bench.load.plan import LoadPlan
+from bench.load.run import LoadRun
 
 
 def main() -> int:
     """Returns the exit code."""
-    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadPlan)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        reading = runner.run(Load(plan).run())
+        reading = runner.run(LoadRun(plan).run())
     sys.stdout.buffer.write(msgspec.json.encode(reading))
     return 0
 

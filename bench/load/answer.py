@@ -82,7 +82,7 @@ def _length(head: bytes) -> int:
     return 1 << 62
 
 
-class Body:
+class BodyParser:
     """Takes an answer apart: status, and the body without HTTP's chunks."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class _Chunk(msgspec.Struct, frozen=True):
 _CHUNK = msgspec.json.Decoder(_Chunk)
 
 
-class Text:
+class StreamText:
     """The generated text out of a stream of server-sent events."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Text:
 
 def hear(answer: Answer) -> Heard:
     """Read an answer."""
-    body, text, chunks = Body(), Text(), list[tuple[float, int]]()
+    body, text, chunks = BodyParser(), StreamText(), list[tuple[float, int]]()
     wrong = answer.fault
     ended = answer.sent
     for at, data in answer.arrivals:
@@ -197,7 +197,7 @@ def hear(answer: Answer) -> Heard:
     return Heard(answer.sent, chunks, ended, wrong or fault_of(text, answer.tokens))
 
 
-def fault_of(text: Text, tokens: int) -> str:
+def fault_of(text: StreamText, tokens: int) -> str:
     """What is wrong with a whole text; "" if nothing is."""
     if text.error:
         return f"error in the stream: {text.error}"

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from bench.load.plan import Plan, Reading
+from bench.load.plan import LoadPlan, StreamReading
 
 SPARE_S = 60.0
 """For starting, warming up, and reading hundreds of thousands of tokens afterwards."""
@@ -17,7 +17,7 @@ class LoadFailed(RuntimeError):
     """The load generator itself came to grief: nothing is known of the system."""
 
 
-def measure(plan: Plan) -> Reading:
+def measure(plan: LoadPlan) -> StreamReading:
     """Carry out the plan. Bounded in time by its `limit_s`. Raises LoadFailed."""
     try:
         done = subprocess.run(
@@ -31,4 +31,4 @@ def measure(plan: Plan) -> Reading:
         raise LoadFailed(f"no end after {error.timeout:.0f} s") from error
     if done.returncode:
         raise LoadFailed(done.stderr.decode(errors="replace")[-2000:])
-    return msgspec.json.decode(done.stdout, type=Reading)
+    return msgspec.json.decode(done.stdout, type=StreamReading)

@@ -7,7 +7,7 @@ import msgspec
 from bench.load.stats import Spread
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """`streams` connections, each asking again as soon as it is answered, until `requests` have been answered."""
 
     port: int
@@ -28,7 +28,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Processes whose CPU time and memory are read, by name; each with all its descendants."""
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class StreamReading(msgspec.Struct, frozen=True, kw_only=True):
     """What the streams saw, in ms, as telemetry.latency defines it; `wrong` counts each kind of failed answer."""
 
     requests: int

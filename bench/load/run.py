@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from bench.load.answer import Answer, Heard, hear
-from bench.load.plan import Plan, Reading
+from bench.load.plan import LoadPlan, StreamReading
 from bench.load.stats import spread
 from bench.load.streams import Stream, chat
 from bench.processes import cpu_s, memory_mib, tree
@@ -22,17 +22,17 @@ from telemetry.latency import end_to_end, inter_token_latency, time_to_first_tok
 NO_CONNECTION, NOT_IN_TIME = "no connection", "not answered in time"
 
 
-class Load:
+class LoadRun:
     """One plan being carried out."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self._plan = plan
         self._streams = [Stream(plan.port) for _ in range(plan.streams)]
         self._numbers = itertools.count()
         self._answers: list[Answer] = []
         self._until = 0.0
 
-    async def run(self) -> Reading:
+    async def run(self) -> StreamReading:
         plan = self._plan
         try:
             await self._warm_up()
@@ -100,11 +100,11 @@ def summed(
     memory: dict[str, float],
     own_cpu: float,
     cut_short: bool,
-) -> Reading:
+) -> StreamReading:
     """All answers in one reading; failed ones are counted and not timed."""
     good = [each for each in heard if not each.wrong]
     begun = [each for each in good if each.chunks]
-    return Reading(
+    return StreamReading(
         requests=len(good),
         wrong=dict(Counter(each.wrong for each in heard if each.wrong)),
         tokens=sum(each.tokens for each in heard),

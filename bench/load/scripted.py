@@ -14,7 +14,7 @@ import msgspec
 import uvloop
 
 from bench.load.child import LoadFailed, measure
-from bench.load.plan import Plan, Reading
+from bench.load.plan import LoadPlan, StreamReading
 from bench.ports import free_port
 from bench.processes import Processes
 
@@ -68,7 +68,7 @@ class ClockError(msgspec.Struct, frozen=True, kw_only=True):
     itl_p99: float
 
     @classmethod
-    def of(cls, reading: Reading) -> ClockError:
+    def of(cls, reading: StreamReading) -> ClockError:
         return cls(
             ttft=reading.ttft.p50 - TTFT_MS, itl=reading.itl.p50 - ITL_MS, itl_p99=max(0.0, reading.itl.p99 - ITL_MS)
         )
@@ -84,7 +84,7 @@ def clock_error(processes: Processes, requests: int = 4, trials: int = 3) -> Clo
     port = free_port()
     processes.start("scripted", [sys.executable, "-m", "bench.load.scripted", str(port)])
     processes.wait_port(port)
-    plan = Plan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20)
+    plan = LoadPlan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20)
     found: list[ClockError] = []
     for _ in range(trials):
         reading = measure(plan)

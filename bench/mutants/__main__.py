@@ -25,12 +25,12 @@ from bench import program
 from bench.mutants import lua
 from bench.mutants.mutant import Mutant
 from bench.mutants.report import Named, as_document, judged, line, score, survivors, table
-from bench.mutants.trial import Trial, try_mutant
+from bench.mutants.trial import MutantTrial, try_mutant
 from bench.penstock import start_redis
 from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.planted.trial import MAX_TESTS_S
 from bench.processes import Processes
-from bench.program import Refused, Run
+from bench.program import ProgramRun, WrongArguments
 from bench.reach.kept import NOTES, kept
 from bench.reach.reach import ROOMS
 from bench.report import RESULTS, write
@@ -48,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Strayed)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args = run.args
     tool = args.tool.absolute()
     if not tool.exists():
-        raise Refused(f"{args.tool} is not there\nnext:  make mutants, which installs it")
+        raise WrongArguments(f"{args.tool} is not there\nnext:  make mutants, which installs it")
     seed = _seed(args)
     run.console.print(f"the sample: --seed {seed}")
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
@@ -64,7 +64,7 @@ def _run(run: Run) -> int:
         names = {mutant: mutant.name((sound / mutant.file).read_text(encoding="utf-8")) for mutant in mutants}
         again = {each["mutant"] for each in _figures(args.again)["survivors"]} if args.again else names.values()
         wanted = [each for each in mutants if (args.only or "") in names[each] and names[each] in again]
-        trials: list[Trial] = []
+        trials: list[MutantTrial] = []
         tries = mixed(wanted, args.null, seed)
         calls = [partial(try_mutant, sound, mutant, reach, args.max_seconds, null=null) for mutant, null in tries]
         for trial in side_by_side(calls, args.jobs):

@@ -23,7 +23,7 @@ LEFT_ALONE = ("len", "isinstance", "TypeVar", "cast", "NewType", "ParamSpec")
 LOGS = ("log", "logger")
 
 
-class Places(cst.CSTVisitor):  # type: ignore[misc]  # mutmut is in another environment
+class MutablePlaces(cst.CSTVisitor):  # type: ignore[misc]  # mutmut is in another environment
     """The nodes of a module that can be changed."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
@@ -88,7 +88,7 @@ def draw(files: Sequence[str], seed: int, count: int) -> Iterator[dict[str, obje
     modules: dict[str, cst.Module] = {}
     places: list[tuple[str, cst.CSTNode]] = []
     for file in files:
-        wrapper, found = MetadataWrapper(cst.parse_module(Path(file).read_text(encoding="utf-8"))), Places()
+        wrapper, found = MetadataWrapper(cst.parse_module(Path(file).read_text(encoding="utf-8"))), MutablePlaces()
         modules[file] = wrapper.module
         wrapper.visit(found)
         places += [(file, node) for node in found.found]

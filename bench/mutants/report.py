@@ -11,15 +11,15 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from bench.mutants.trial import Trial
+from bench.mutants.trial import MutantTrial
 from bench.planted.report import unsure
 from bench.planted.trial import TIMED_OUT
-from bench.report import Machine, cores
+from bench.report import MachineInfo, cores
 
 JUDGED = Path(__file__).with_name("judged.toml")
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class MutantVerdict(msgspec.Struct, frozen=True):
     """What a person found of one mutant."""
 
     mutant: str
@@ -31,16 +31,16 @@ class Verdict(msgspec.Struct, frozen=True):
 class Judged(msgspec.Struct, frozen=True):
     """The file of them."""
 
-    survivor: list[Verdict] = []
+    survivor: list[MutantVerdict] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
     """A trial, the mutant's name and, if somebody looked at it, what was found."""
 
-    trial: Trial
+    trial: MutantTrial
     name: str
-    verdict: Verdict | None
+    verdict: MutantVerdict | None
 
     @property
     def counts(self) -> bool:
@@ -48,7 +48,7 @@ class Named:
         return self.verdict is None or not self.verdict.equivalent
 
 
-def judged(path: Path = JUDGED) -> dict[str, Verdict]:
+def judged(path: Path = JUDGED) -> dict[str, MutantVerdict]:
     """By the mutant's name."""
     return {each.mutant: each for each in msgspec.toml.decode(path.read_bytes(), type=Judged).survivor}
 
@@ -59,12 +59,12 @@ def score(found: Sequence[Named]) -> tuple[int, int]:
     return sum(each.trial.killed for each in counted), len(counted)
 
 
-def false_kills(nulls: Sequence[Trial]) -> tuple[int, int]:
+def false_kills(nulls: Sequence[MutantTrial]) -> tuple[int, int]:
     """How many null mutants were killed, of how many that tests were run against."""
     return sum(trial.killed for trial in nulls), sum(trial.run is not None for trial in nulls)
 
 
-def table(found: Sequence[Named], nulls: Sequence[Trial]) -> Table:
+def table(found: Sequence[Named], nulls: Sequence[MutantTrial]) -> Table:
     """One row a room; false kills below."""
     killed, tried = false_kills(nulls)
     caption = f"of {tried} copies without any change, {killed} were killed: each is a false kill"
@@ -86,7 +86,7 @@ def survivors(found: Sequence[Named]) -> list[str]:
     return [f"{each.name}\n    {_why(each)}" for each in left]
 
 
-def line(trial: Trial, name: str) -> str:
+def line(trial: MutantTrial, name: str) -> str:
     """What is said when one is done."""
     seconds = trial.run.seconds if trial.run else 0.0
     verdict = "killed  " if trial.killed else "SURVIVED"
@@ -94,13 +94,13 @@ def line(trial: Trial, name: str) -> str:
     return f"{verdict} {escape(name)} ({seconds:.0f} s, {trial.tried} of {trial.covering} tests): {escape(_by(trial))}"
 
 
-def as_document(found: Sequence[Named], nulls: Sequence[Trial], how: Mapping[str, Any]) -> dict[str, Any]:
+def as_document(found: Sequence[Named], nulls: Sequence[MutantTrial], how: Mapping[str, Any]) -> dict[str, Any]:
     """The same for programs."""
     killed, counted = score(found)
     null_killed, null = false_kills(nulls)
     runs = [trial.run for trial in (*(each.trial for each in found), *nulls) if trial.run]
     return {
-        **msgspec.to_builtins(Machine()),
+        **msgspec.to_builtins(MachineInfo()),
         **how,
         "mutants": len(found),
         "equivalent": len(found) - counted,
@@ -130,7 +130,7 @@ def _why(each: Named) -> str:
     return f"nobody has judged it; {each.trial.tried} of {each.trial.covering} tests that run it tried{left}"
 
 
-def _by(trial: Trial) -> str:
+def _by(trial: MutantTrial) -> str:
     if trial.run is None:
         return "no test runs it"
     if trial.run.failure:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.mutants.mutant import Mutant
-from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, Run, run_changed
+from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, SuiteRun, run_changed
 from bench.reach.change import tests_of
 from bench.reach.reach import Reach, within
 
@@ -15,14 +15,14 @@ HANG_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class MutantTrial:
     """What the tests made of one mutant."""
 
     mutant: Mutant
     covering: int
     """How many tests run its lines."""
     tried: int
-    run: Run | None
+    run: SuiteRun | None
     """None if no test runs it."""
     null: bool = False
     """Nothing was changed: every kill is a false one."""
@@ -35,13 +35,13 @@ class Trial:
 
 def try_mutant(
     tree: Path, mutant: Mutant, reach: Reach, max_tests_s: float = MAX_TESTS_S, *, null: bool = False
-) -> Trial:
+) -> MutantTrial:
     """Write it into a copy of the tree and run its tests there; a null one is not written."""
     texts = {mutant.file: mutant.text}
     found = tests_of(tree, reach, texts)
     chosen = within(found, reach.seconds, max_tests_s)
     if not chosen:
-        return Trial(mutant, 0, 0, None, null)
+        return MutantTrial(mutant, 0, 0, None, null)
     seconds = sum(reach.seconds.get(test, 0.0) for test in chosen)
     run = run_changed(tree, {} if null else texts, chosen, HANG_TIMEOUT_S + SLOWER * seconds)
-    return Trial(mutant, len(found), len(chosen), run, null)
+    return MutantTrial(mutant, len(found), len(chosen), run, null)

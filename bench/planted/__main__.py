@@ -20,8 +20,8 @@ from bench.planted.bug import Bug, Rotten
 from bench.planted.bugs import BUGS
 from bench.planted.report import as_document, table, why_missed
 from bench.planted.tree import Strayed, copy_tree
-from bench.planted.trial import PASSED, Trial, try_bug, try_none
-from bench.program import Refused, Run
+from bench.planted.trial import PASSED, BugTrial, try_bug, try_none
+from bench.program import ProgramRun, WrongArguments
 from bench.reach.kept import NOTES, kept
 from bench.report import RESULTS, write
 from bench.side_by_side import side_by_side
@@ -34,18 +34,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args = run.args
     bugs = [bug for bug in BUGS if args.only is None or args.only in bug.name]
     if not bugs:
-        raise Refused(f"no bug has {args.only!r} in its name\nnext:  choose from the names in bench/planted/bugs.py")
+        raise WrongArguments(
+            f"no bug has {args.only!r} in its name\nnext:  choose from the names in bench/planted/bugs.py"
+        )
     try:
         return _judged(run, bugs, args.out or (None if args.only or args.named else RESULTS / "planted.json"))
     except (Rotten, Strayed) as error:
-        raise Refused(f"{error}\nnext:  bring bench/planted up to the tree") from error
+        raise WrongArguments(f"{error}\nnext:  bring bench/planted up to the tree") from error
 
 
-def _judged(run: Run, bugs: Sequence[Bug], out: Path | None) -> int:
+def _judged(run: ProgramRun, bugs: Sequence[Bug], out: Path | None) -> int:
     began, console, jobs = time.monotonic(), run.console, run.args.jobs
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder)
@@ -56,7 +58,7 @@ def _judged(run: Run, bugs: Sequence[Bug], out: Path | None) -> int:
             return 1
         console.print(f"without a bug: all pass, {without.seconds:.1f} s")
         reach = None if run.args.named else kept(sound, run.args.notes, jobs, console.print)
-        trials: list[Trial] = []
+        trials: list[BugTrial] = []
         for trial in side_by_side([partial(try_bug, sound, bug, reach) for bug in bugs], jobs):
             trials.append(trial)
             console.print(f"{len(trials)}/{len(bugs)} {_line(trial)}", markup=False)
@@ -68,7 +70,7 @@ def _judged(run: Run, bugs: Sequence[Bug], out: Path | None) -> int:
     return 0 if all(trial.caught for trial in trials) else 1
 
 
-def _line(trial: Trial) -> str:
+def _line(trial: BugTrial) -> str:
     said = trial.run.failure[1] if trial.run.failure else why_missed(trial)
     return f"{'caught' if trial.caught else 'MISSED'}  {trial.bug.name} ({trial.run.seconds:.1f} s): {said}"
 

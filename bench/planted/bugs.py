@@ -400,8 +400,8 @@ QUEUE = (
         (
             _lua(
                 "prelude",
-                "  drop_entry(s[1], s[2])\n  gather(let_go, worker, id)\n",
-                "  gather(let_go, worker, id)\n",
+                "  drop_entry(s[1], s[2])\n  gather(released, worker, id)\n",
+                "  gather(released, worker, id)\n",
             ),
         ),
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),
@@ -592,7 +592,7 @@ QUEUE = (
         (
             Edit(
                 "streaming/jobs/relay.py",
-                "if record.state is State.RUNNING and not inbox.whole and self",
+                "if record.state is JobState.RUNNING and not inbox.whole and self",
                 "if False and self",
             ),
         ),
@@ -779,7 +779,7 @@ TOKENS = (
     Bug(
         "a log of runs that the store has forgotten",
         "A reader is given what a void run of its job wrote, told so, begins again and is given it again, for ever.",
-        (Edit("streaming/jobs/relay.py", "self._deal(frame, runs)", "self._deal(frame)"),),
+        (Edit("streaming/jobs/relay.py", "self._dispatch_rows(frame, runs)", "self._dispatch_rows(frame)"),),
         (EVENTS + "what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody",),
     ),
     Bug(
@@ -797,7 +797,7 @@ TOKENS = (
     Bug(
         "a job of nobody that keeps its worker",
         "A worker that drains waits for ever for a job that the store has lost.",
-        (_lua("prelude", "  gather(let_go, worker, id)\n  return false\n", "  return false\n"),),
+        (_lua("prelude", "  gather(released, worker, id)\n  return false\n", "  return false\n"),),
         (REGRESSIONS + "a_worker_leaves_though_the_store_has_lost_its_job",),
     ),
     Bug(
@@ -1017,7 +1017,7 @@ LOOKS = (
         (
             Edit(
                 "streaming/jobs/records.py",
-                "    except NewerMessage:\n        return Terminal(job_id, State.FAILED, 0, failure=NEWER)\n",
+                "    except NewerMessage:\n        return Terminal(job_id, JobState.FAILED, 0, failure=NEWER)\n",
                 "",
             ),
         ),
@@ -1247,8 +1247,8 @@ LINES = (
         (
             Edit(
                 "offline/batch/lines.py",
-                "        elif record.state is State.CANCELLED:\n",
-                "        elif record.state is State.QUEUED:\n",
+                "        elif record.state is JobState.CANCELLED:\n",
+                "        elif record.state is JobState.QUEUED:\n",
             ),
         ),
         ("tests/test_api_batches.py::test_a_line_whose_job_was_cancelled_is_computed",),

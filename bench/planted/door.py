@@ -111,8 +111,12 @@ DOORS = (
         "a route without a row is served",
         "Whoever adds a route and forgets to say who may call it opens it to all.",
         (
-            Edit("api/auth/guard.py", "return self._unlisted(scope)", "return Found(RULES['/']['GET'], {})"),
-            Edit("api/auth/guard.py", "import Access, AccessTable, Found", "import RULES, Access, AccessTable, Found"),
+            Edit("api/auth/guard.py", "return self._unlisted(scope)", "return RouteMatch(RULES['/']['GET'], {})"),
+            Edit(
+                "api/auth/guard.py",
+                "import Access, AccessTable, RouteMatch",
+                "import RULES, Access, AccessTable, RouteMatch",
+            ),
         ),
         (ACCESS + "a_route_without_a_row_cannot_be_reached",),
     ),
@@ -181,8 +185,8 @@ DOORS = (
             ),
             Edit(
                 "cli/client.py",
-                'return cls(_registered(config.section("redis", WireSettings)), "")',
-                'return cls(_registered(config.section("redis", WireSettings)), os.environ.get(KEY, ""))',
+                'return cls(_registered(config.section("redis", RedisSettings)), "")',
+                'return cls(_registered(config.section("redis", RedisSettings)), os.environ.get(KEY, ""))',
             ),
         ),
         (CLIENT + "an_address_out_of_the_store_is_sent_no_key",),

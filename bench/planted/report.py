@@ -13,11 +13,11 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from bench.planted.trial import TIMED_OUT, Run, Trial
-from bench.report import Machine, cores
+from bench.planted.trial import TIMED_OUT, BugTrial, SuiteRun
+from bench.report import MachineInfo, cores
 
 
-def table(trials: Sequence[Trial], seconds: float) -> Table:
+def table(trials: Sequence[BugTrial], seconds: float) -> Table:
     """One row per bug."""
     missed = sum(not trial.caught for trial in trials)
     view = Table(title=f"{len(trials)} planted bugs, {missed} missed, {seconds:.0f} s on {cores()} cores")
@@ -31,7 +31,7 @@ def table(trials: Sequence[Trial], seconds: float) -> Table:
     return view
 
 
-def why_missed(trial: Trial) -> str:
+def why_missed(trial: BugTrial) -> str:
     """Why a run counts as having noticed nothing."""
     if trial.run.code == 0:
         return f"its tests pass{unsure(trial.run)}"
@@ -40,22 +40,22 @@ def why_missed(trial: Trial) -> str:
     return f"pytest ended with {trial.run.code} and no test failed"
 
 
-def unsure(run: Run) -> str:
+def unsure(run: SuiteRun) -> str:
     """What is added where tests had to be left out."""
     return f"; {len(run.unsure)} left out as unsure" if run.unsure else ""
 
 
-def as_document(trials: Sequence[Trial], seconds: float) -> dict[str, Any]:
+def as_document(trials: Sequence[BugTrial], seconds: float) -> dict[str, Any]:
     """The same for programs; nothing of this machine but its size."""
     return {
-        **msgspec.to_builtins(Machine()),
+        **msgspec.to_builtins(MachineInfo()),
         "seconds": round(seconds),
         "passed": all(trial.caught for trial in trials),
         "bugs": [_row(trial) for trial in trials],
     }
 
 
-def _row(trial: Trial) -> dict[str, Any]:
+def _row(trial: BugTrial) -> dict[str, Any]:
     return {
         "name": trial.bug.name,
         "breaks": trial.bug.breaks,
@@ -68,7 +68,7 @@ def _row(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _test(trial: Trial) -> str:
+def _test(trial: BugTrial) -> str:
     """File and test, without the folder."""
     return trial.run.failure[0].removeprefix("tests/") if trial.run.failure else ""
 

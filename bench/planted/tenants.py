@@ -205,8 +205,8 @@ REDACTION = (
         (
             Edit(
                 "workers/attempt.py",
-                "            self.stop(State.FAILED, piece.failure)\n",
-                "            self.stop(State.FAILED, piece.failure)\n"
+                "            self.stop(JobState.FAILED, piece.failure)\n",
+                "            self.stop(JobState.FAILED, piece.failure)\n"
                 '            __import__("logging").getLogger("workers").error("failed: %s", self.job.prompt)\n',
             ),
         ),
@@ -218,8 +218,8 @@ REDACTION = (
         (
             Edit(
                 "workers/attempt.py",
-                "        state, failure = self._stopped or (State.COMPLETED, None)\n        return",
-                "        state, failure = self._stopped or (State.COMPLETED, None)\n"
+                "        state, failure = self._stopped or (JobState.COMPLETED, None)\n        return",
+                "        state, failure = self._stopped or (JobState.COMPLETED, None)\n"
                 '        text = "".join(delta.text for delta in unpacked(self.seq, self._record))\n'
                 '        __import__("logging").getLogger("workers").info("job ended: %s", text)\n        return',
             ),
@@ -293,7 +293,7 @@ STORAGE = (
     Bug(
         "a lost answer removes the bytes alone",
         "An upload that was refused with 503 is a file without bytes, and counted.",
-        (Edit("api/files.py", "services.later(withdraw(partial(_drop, services, file)))",
+        (Edit("api/files.py", "services.spawn(withdraw(partial(_drop, services, file)))",
               "await asyncio.to_thread(services.shelf.remove, file.id)"),),
         (FILES + "an_upload_whose_answer_was_lost_leaves_nothing",),
     ),

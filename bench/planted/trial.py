@@ -39,7 +39,7 @@ UNREADABLE = "ERROR: found no collectors for"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SuiteRun:
     """What a run of pytest came to."""
 
     code: int
@@ -66,11 +66,11 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class BugTrial:
     """What the tests made of one bug."""
 
     bug: Bug
-    run: Run
+    run: SuiteRun
     chosen: Chosen
 
     @property
@@ -78,7 +78,7 @@ class Trial:
         return self.run.failure is not None
 
 
-def try_none(tree: Path, bugs: Sequence[Bug]) -> Run:
+def try_none(tree: Path, bugs: Sequence[Bug]) -> SuiteRun:
     """All their tests in a copy without any bug, once it is sure that the copy is what they test and that every bug
     fits it. Raises Rotten, Strayed."""
     check_origins(tree)
@@ -98,16 +98,16 @@ def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
     return Chosen((*bug.tests, *others), len(covering), LIMIT_S + SLOWER * seconds)
 
 
-def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> Trial:
+def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> BugTrial:
     """Plant it in a copy of its own and run its tests there. Raises Rotten."""
     chosen = choose(tree, bug, reach)
-    return Trial(bug, run_changed(tree, bug.patched(tree), chosen.tests, chosen.limit_s), chosen)
+    return BugTrial(bug, run_changed(tree, bug.patched(tree), chosen.tests, chosen.limit_s), chosen)
 
 
-def run_changed(tree: Path, texts: Mapping[str, str], tests: Sequence[str], limit_s: float) -> Run:
+def run_changed(tree: Path, texts: Mapping[str, str], tests: Sequence[str], limit_s: float) -> SuiteRun:
     """Write these files, whole, into a copy of the tree, and run its tests there until one notices."""
 
-    def sound(some: Sequence[str]) -> Run:
+    def sound(some: Sequence[str]) -> SuiteRun:
         with _copy(tree, {}) as folder:
             return run_tests(folder, some, "-x", limit_s=limit_s)
 
@@ -125,8 +125,8 @@ def _copy(tree: Path, texts: Mapping[str, str]) -> Iterator[Path]:
 
 
 def run_until_noticed(
-    changed: Callable[[Sequence[str]], Run], sound: Callable[[Sequence[str]], Run], tests: Sequence[str]
-) -> Run:
+    changed: Callable[[Sequence[str]], SuiteRun], sound: Callable[[Sequence[str]], SuiteRun], tests: Sequence[str]
+) -> SuiteRun:
     """Run these tests in the changed tree until one fails that passes in the sound one; those that do not are left out,
     and the others go on. The first few run by themselves: most bugs fail one of them, and pytest takes longer to read
     the files of all the others."""
@@ -145,22 +145,22 @@ def run_until_noticed(
                     return replace(run, seconds=seconds, unsure=tuple(unsure))
             unsure += out
             left = [test for test in left if test not in out]
-    return Run(PASSED, seconds, "", tuple(unsure))
+    return SuiteRun(PASSED, seconds, "", tuple(unsure))
 
 
-def accused(run: Run, tests: Sequence[str]) -> list[str]:
+def accused(run: SuiteRun, tests: Sequence[str]) -> list[str]:
     """Those that may have noticed something: the one that failed; all, where pytest ended without one."""
     name = run.failure[0] if run.failure else ""
     return [test for test in tests if test in (name, name.partition("[")[0])] or list(tests)
 
 
-def vanished(run: Run, tests: Sequence[str]) -> list[str]:
+def vanished(run: SuiteRun, tests: Sequence[str]) -> list[str]:
     """Those that the tree does not have, as where a parameter has another name: nobody would miss them."""
     gone = () if UNREADABLE in run.output else tuple(GONE.findall(run.output))
     return [test for test in tests if any(name.endswith(f"/{test.partition('[')[0]}") for name in gone)]
 
 
-def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = LIMIT_S) -> Run:
+def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = LIMIT_S) -> SuiteRun:
     """Run these tests of a tree; whatever they started ends with them."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", *options, *tests]
     began = time.monotonic()
@@ -180,7 +180,7 @@ def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = 
             output, code = f"not done after {limit_s:.0f} s", TIMED_OUT
         finally:
             _end_group(process.pid)
-    return Run(code, time.monotonic() - began, output)
+    return SuiteRun(code, time.monotonic() - began, output)
 
 
 def _end_group(leader: int) -> None:

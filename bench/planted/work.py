@@ -229,8 +229,8 @@ WORK = (
         (
             Edit(
                 "workers/attempt.py",
-                "        self._open.discard(index)\n        self.stop(State.FAILED, failure)\n",
-                "        self.stop(State.FAILED, failure)\n",
+                "        self._open.discard(index)\n        self.stop(JobState.FAILED, failure)\n",
+                "        self.stop(JobState.FAILED, failure)\n",
             ),
         ),
         (CHOICES + "one_choice_that_is_refused_ends_the_job",),

@@ -18,7 +18,7 @@ TIMES = "SUITE_TIMES"
 """Variable that names the file of the times; one that begins with PENSTOCK_ would be taken for a setting."""
 
 
-class Told(msgspec.Struct):
+class TimesFile(msgspec.Struct):
     """What the file says."""
 
     seconds: dict[str, float] = {}
@@ -27,11 +27,11 @@ class Told(msgspec.Struct):
     """A test that fails anyway notices nothing."""
 
 
-class Times:
+class TimesPlugin:
     """Writes it when all is done."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._told = path, Told()
+        self._path, self._told = path, TimesFile()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         told = self._told
@@ -45,7 +45,7 @@ class Times:
 
 def passed(path: Path) -> dict[str, float]:
     """Seconds by test. Raises FileNotFoundError."""
-    told = msgspec.json.decode(path.read_bytes(), type=Told)
+    told = msgspec.json.decode(path.read_bytes(), type=TimesFile)
     return {test: seconds for test, seconds in told.seconds.items() if test not in told.failed}
 
 
@@ -66,4 +66,4 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and (path := os.environ.get(TIMES)):  # one process hears of all tests
-        config.pluginmanager.register(Times(Path(path)))
+        config.pluginmanager.register(TimesPlugin(Path(path)))

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bench.planted.tree import environment
-from bench.reach.contexts import TIMES, Told, passed
+from bench.reach.contexts import TIMES, TimesFile, passed
 from bench.reach.reach import DATA, ROOMS, TOLD, Reach, load
 
 NOTES = Path("build/reach")
@@ -49,7 +49,7 @@ def kept(tree: Path, notes: Path, jobs: int, say: Callable[[str], None]) -> Reac
     say(f"which tests run which lines: {notes}")
     there = _tests(tree)
     known = load(notes, Path(file.read_text().splitlines()[1]), there)
-    told = msgspec.json.decode((notes / TOLD).read_bytes(), type=Told)
+    told = msgspec.json.decode((notes / TOLD).read_bytes(), type=TimesFile)
     came = sorted(there - told.seconds.keys())
     newer = _passed(tree, notes, came) if came else {}
     if newer:

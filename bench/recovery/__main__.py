@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import program, report
-from bench.gateway.stage import Stage
+from bench.gateway.stage import GatewayTestbed
 from bench.processes import Died
-from bench.program import Run
-from bench.recovery.figures import COLUMNS, Seen
-from bench.recovery.readers import Refused
+from bench.program import ProgramRun
+from bench.recovery.figures import COLUMNS, RecoverySample
+from bench.recovery.readers import RequestRefused
 from bench.recovery.shows import FULL, LEASE_S, QUICK, api_killed, worker_killed
 from bench.report import Report
 
@@ -26,15 +26,15 @@ SHOWS = {"worker": worker_killed, "api": api_killed}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if everything was measured and no goal was missed."""
-    return program.play(_parser(), argv, _run, Died, Refused, OSError, TimeoutError)
+    return program.play(_parser(), argv, _run, Died, RequestRefused, OSError, TimeoutError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     names = run.args.shows.split(",")
     program.check_names("show", names, SHOWS)
     size = QUICK if run.args.quick else FULL
-    seen: list[Seen] = []
-    with Stage(run.console, "starting", len(names)) as stage:
+    seen: list[RecoverySample] = []
+    with GatewayTestbed(run.console, "starting", len(names)) as stage:
         for name in names:
             stage.say(f"{name} killed")
             folder = stage.folder / name

@@ -15,7 +15,7 @@ Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecoverySample:
     """What one show found."""
 
     rows: list[Row]
@@ -35,7 +35,7 @@ class Stall:
     before_own_ms: float
 
 
-def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: Stall) -> Seen:
+def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: Stall) -> RecoverySample:
     """A worker was killed at that time (monotonic) with all these running."""
     silences = [reader.silence_s(killed) for reader in readers]
     heard = [silence for silence in silences if silence is not None]
@@ -50,7 +50,7 @@ def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: S
         },
     )
     longest = max(heard) if len(heard) == len(readers) else None
-    return Seen(
+    return RecoverySample(
         rows,
         [
             Ratio.held(
@@ -62,7 +62,7 @@ def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: S
     )
 
 
-def of_api(readers: Sequence[Reader], killed: float, stall: Stall) -> Seen:
+def of_api(readers: Sequence[Reader], killed: float, stall: Stall) -> RecoverySample:
     """An API process was killed at that time with all these listening, and another one was asked at once."""
     resumed = [next((at - killed for at in reader.came if at > killed), None) for reader in readers]
     on = [each for each in resumed if each is not None]
@@ -78,7 +78,7 @@ def of_api(readers: Sequence[Reader], killed: float, stall: Stall) -> Seen:
     )
     last = max(on) if len(on) == len(readers) else None
     goal = Ratio.held("recovery.resumed", what=f"{show}: until all have gone on, s", value=last)
-    return Seen(rows, [goal, _stood_still(show, stall, None), *_whole(show, readers)])
+    return RecoverySample(rows, [goal, _stood_still(show, stall, None), *_whole(show, readers)])
 
 
 def _beyond(silence: float | None, lease_s: float) -> float | None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.penstock import MODEL
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 HOST = "127.0.0.1"
 LINE = 1 << 20
 
 
-class Refused(RuntimeError):
+class RequestRefused(RuntimeError):
     """A request was not answered with a 2xx."""
 
 
@@ -44,7 +44,7 @@ class Reader:
     @property
     def is_exact(self) -> bool:
         """Whether it has every token of its answer once and in order."""
-        prompt = prompt_text((Turn("user", self.prompt),))
+        prompt = prompt_text((ChatTurn("user", self.prompt),))
         return self.text == "".join(token_text(prompt, index) for index in range(self.tokens))
 
     def silence_s(self, since: float) -> float | None:
@@ -136,5 +136,5 @@ async def _asked(
         raise ConnectionResetError("cut before an answer") from error
     if not head.startswith(b"HTTP/1.1 2"):
         writer.close()
-        raise Refused(head.split(b"\r\n")[0].decode())
+        raise RequestRefused(head.split(b"\r\n")[0].decode())
     return reader, writer

@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.penstock import Penstock
 from bench.ports import free_port
 from bench.processes import Died, Processes
-from bench.recovery.figures import Seen, Stall, of_api, of_worker
-from bench.recovery.readers import HOST, Reader, Refused
+from bench.recovery.figures import RecoverySample, Stall, of_api, of_worker
+from bench.recovery.readers import HOST, Reader, RequestRefused
 
 LEASE_S = 2.0
 PATIENCE_S = 300.0
@@ -33,7 +33,7 @@ class TooSlow(Died):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class RecoverySize:
     """How much is running when the kill comes."""
 
     jobs: int
@@ -44,11 +44,11 @@ class Size:
     reader_step_ms: float
 
 
-FULL = Size(jobs=256, tokens=1_000, step_ms=40, readers=2_000, reader_tokens=60, reader_step_ms=500)
-QUICK = Size(jobs=8, tokens=500, step_ms=20, readers=16, reader_tokens=30, reader_step_ms=100)
+FULL = RecoverySize(jobs=256, tokens=1_000, step_ms=40, readers=2_000, reader_tokens=60, reader_step_ms=500)
+QUICK = RecoverySize(jobs=8, tokens=500, step_ms=20, readers=16, reader_tokens=30, reader_step_ms=100)
 
 
-async def worker_killed(folder: Path, size: Size) -> Seen:
+async def worker_killed(folder: Path, size: RecoverySize) -> RecoverySample:
     """All jobs run on one worker; another one is there and idle when it dies in the middle. Raises Died."""
     settings = {"redis.lease_ms": int(1000 * LEASE_S), "sim.step_ms": size.step_ms, "sim.slots": size.jobs}
     with Penstock(folder, workers=0, settings=settings) as penstock, _beside(penstock, "doomed") as doomed:
@@ -68,7 +68,7 @@ async def worker_killed(folder: Path, size: Size) -> Seen:
     return of_worker(readers, killed, LEASE_S, Stall(*during, *before))
 
 
-async def api_killed(folder: Path, size: Size) -> Seen:
+async def api_killed(folder: Path, size: RecoverySize) -> RecoverySample:
     """All readers listen to one API process; when it dies they ask another one at once. Raises Died."""
     settings = {
         "redis.lease_ms": int(1000 * LEASE_S),
@@ -104,7 +104,7 @@ async def _follow(reader: Reader, *ports: int) -> None:
     while not reader.ended:
         try:
             await reader.follow(port)
-        except Refused:
+        except RequestRefused:
             await asyncio.sleep(RETRY_DELAY_S)
         except OSError:
             pass

@@ -18,17 +18,17 @@ import uvloop
 from rich.console import Console
 
 from bench import program, report
-from bench.breakdown.target import Target, Unsuitable
-from bench.gateway.stage import Stage
+from bench.breakdown.target import BreakdownTarget, Unsuitable
+from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import Run
+from bench.program import ProgramRun
 from bench.replay.figures import COLUMNS, job_of, lateness, queue_times, rows
-from bench.replay.play import Asked, Bounds, replay
+from bench.replay.play import ReplayedRequest, ReplayLimits, replay
 from bench.table1.play import model_of
-from bench.table1.server import NotAServer, Server
-from bench.workload.generate import Shape, requests
-from bench.workload.trace import Malformed, Request, Trace, cut
+from bench.table1.server import NotAServer, TargetServer
+from bench.workload.generate import WorkloadShape, requests
+from bench.workload.trace import Malformed, Trace, TraceRow, cut
 
 NAME = "replay"
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, NotAServer, Unsuitable, Malformed, Died, OSError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     found = measured(run.args, run.command, run.console)
     run.tell(found, run.args.out and run.args.out / found.file)
     return 0 if any(row["asked"] > row["failed"] for row in found.rows) else 1
@@ -51,12 +51,12 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
     if not load:
         raise Malformed(f"{args.trace or 'the workload'}: no request in that time")
     with (
-        Stage(console, "starting", len(load)) as stage,
+        GatewayTestbed(console, "starting", len(load)) as stage,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         server_of(args, stage.folder, runner) as server,
     ):
         stage.say(f"asking {server.name}")
-        bounds = Bounds(limit_s=args.seconds, timeout_s=args.timeout)
+        bounds = ReplayLimits(limit_s=args.seconds, timeout_s=args.timeout)
         asked = runner.run(replay(server, load, bounds, stage.done, lanes=not args.plain))
         stage.say("reading the queue times")
         found = rows(asked, _queued_ms(server, asked))
@@ -72,32 +72,32 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
     )
 
 
-def workload(args: argparse.Namespace, trace: Trace | None) -> list[Request]:
+def workload(args: argparse.Namespace, trace: Trace | None) -> list[TraceRow]:
     """What leaves within the time there is, at its times of the replay."""
     end = args.begin + args.seconds * args.speed
-    source = trace if trace else requests(Shape(rate=args.rate, cv=args.cv), args.seed, end)
+    source = trace if trace else requests(WorkloadShape(rate=args.rate, cv=args.cv), args.seed, end)
     kept = cut(source, begin=args.begin, end=end, scale=args.speed, longest=args.longest)
     return sorted(kept, key=lambda request: request.at)
 
 
 @contextmanager
-def server_of(args: argparse.Namespace, folder: Path, runner: asyncio.Runner) -> Iterator[Server]:
+def server_of(args: argparse.Namespace, folder: Path, runner: asyncio.Runner) -> Iterator[TargetServer]:
     """The one named, or one of our own. Raises NotAServer, Died, OSError."""
     key = os.environ.get("PENSTOCK_API_KEY", "")
     if args.base_url:
-        model = args.model or runner.run(model_of(Server.at(args.base_url, "", key)))
-        yield Server.at(args.base_url, model, key)
+        model = args.model or runner.run(model_of(TargetServer.at(args.base_url, "", key)))
+        yield TargetServer.at(args.base_url, model, key)
         return
     with Penstock(folder, settings={"sim.step_ms": 20.0}) as own:
-        yield Server.at(f"{own.url}/v1", MODEL, name="penstock")
+        yield TargetServer.at(f"{own.url}/v1", MODEL, name="penstock")
 
 
-def _queued_ms(server: Server, asked: Sequence[Asked]) -> dict[str, list[float]]:
+def _queued_ms(server: TargetServer, asked: Sequence[ReplayedRequest]) -> dict[str, list[float]]:
     """By class; nothing where the server is not Penstock, or behind TLS."""
     if server.tls or not any(job_of(each) for each in asked):
         return {}
     headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
-    return queue_times(Target(server.host, server.port, server.model, headers), asked)
+    return queue_times(BreakdownTarget(server.host, server.port, server.model, headers), asked)
 
 
 def _notes(found: Sequence[dict[str, object]], trace: Trace | None) -> Iterator[str]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.breakdown.ask import JOB_ID
-from bench.breakdown.target import Target
+from bench.breakdown.target import BreakdownTarget
 from bench.load.stats import spread
-from bench.replay.play import Asked
+from bench.replay.play import ReplayedRequest
 from bench.report import Column, Ratio
 from bench.table1.server import seen
 from scheduler.policy.limits import TARGETS
@@ -31,14 +31,14 @@ COLUMNS = (
 )
 
 
-def job_of(asked: Asked) -> str:
+def job_of(asked: ReplayedRequest) -> str:
     """Penstock's name for it; "" if it has none."""
     head = b"".join(part for _, part in asked.answer.arrivals[:2])
     found = JOB_ID.search(head)
     return found[1].decode() if found else ""
 
 
-def queue_times(target: Target, asked: Sequence[Asked]) -> dict[str, list[float]]:
+def queue_times(target: BreakdownTarget, asked: Sequence[ReplayedRequest]) -> dict[str, list[float]]:
     """Milliseconds in the queue by class, by the server's clock, for at most so many. Raises Unsuitable, OSError."""
     found: dict[str, list[float]] = {}
     for lane, mine in by_lane(asked).items():
@@ -49,15 +49,15 @@ def queue_times(target: Target, asked: Sequence[Asked]) -> dict[str, list[float]
     return found
 
 
-def by_lane(asked: Iterable[Asked]) -> dict[str, list[Asked]]:
+def by_lane(asked: Iterable[ReplayedRequest]) -> dict[str, list[ReplayedRequest]]:
     """In the order of the lanes."""
-    found: dict[str, list[Asked]] = {lane: [] for lane in TARGETS}
+    found: dict[str, list[ReplayedRequest]] = {lane: [] for lane in TARGETS}
     for each in asked:
         found[each.request.lane].append(each)
     return {lane: mine for lane, mine in found.items() if mine}
 
 
-def row(lane: str, asked: Sequence[Asked], queued_ms: Sequence[float]) -> dict[str, Any]:
+def row(lane: str, asked: Sequence[ReplayedRequest], queued_ms: Sequence[float]) -> dict[str, Any]:
     """One class. In time is who was begun within the class's target: by the time in the queue where the server tells
     it, else by the first token; what failed was not."""
     answers = [seen(each.answer) for each in asked]
@@ -81,12 +81,12 @@ def row(lane: str, asked: Sequence[Asked], queued_ms: Sequence[float]) -> dict[s
     }
 
 
-def rows(asked: Sequence[Asked], queued_ms: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+def rows(asked: Sequence[ReplayedRequest], queued_ms: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """One for each class that was asked for."""
     return [row(lane, mine, queued_ms.get(lane, ())) for lane, mine in by_lane(asked).items()]
 
 
-def lateness(asked: Sequence[Asked]) -> Ratio:
+def lateness(asked: Sequence[ReplayedRequest]) -> Ratio:
     """How late requests left: else the replay, not the server, would be what is measured."""
     late = spread([1e3 * each.late_s for each in asked if each.late_s is not None])
     value = late.p99 if late.count else None

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bench.load.answer import Answer
-from bench.table1.server import TIMEOUT, Line, Server
-from bench.workload.trace import Request
+from bench.table1.server import TIMEOUT, HttpConnection, TargetServer
+from bench.workload.trace import TraceRow
 
 MAX_OPEN = 2000
 """Requests at once; beyond that one is not sent, and counted as such."""
@@ -17,16 +17,16 @@ TOO_MANY = "not sent: too many are open"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplayedRequest:
     """One request, and what followed it. `late_s`: it left so much after its time; None: it did not."""
 
-    request: Request
+    request: TraceRow
     answer: Answer
     late_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ReplayLimits:
     """No request leaves later than `limit_s`; each has `timeout_s` to be answered."""
 
     limit_s: float = 60.0
@@ -34,8 +34,13 @@ class Bounds:
 
 
 async def replay(
-    server: Server, requests: Iterable[Request], bounds: Bounds, sent: Callable[[], None], *, lanes: bool = True
-) -> list[Asked]:
+    server: TargetServer,
+    requests: Iterable[TraceRow],
+    bounds: ReplayLimits,
+    sent: Callable[[], None],
+    *,
+    lanes: bool = True,
+) -> list[ReplayedRequest]:
     """Ask for all of them at their times. `lanes`: say which lane; only Penstock understands that."""
     asking = _Asking(server, bounds, lanes=lanes)
     began = time.monotonic()
@@ -51,27 +56,27 @@ async def replay(
 
 
 class _Asking:
-    def __init__(self, server: Server, bounds: Bounds, *, lanes: bool) -> None:
-        self.asked: list[Asked] = []
+    def __init__(self, server: TargetServer, bounds: ReplayLimits, *, lanes: bool) -> None:
+        self.asked: list[ReplayedRequest] = []
         self._server, self._bounds, self._lanes = server, bounds, lanes
-        self._idle: list[Line] = []
+        self._idle: list[HttpConnection] = []
         self._open = 0
 
-    async def ask(self, request: Request, due: float) -> None:
+    async def ask(self, request: TraceRow, due: float) -> None:
         if self._open >= MAX_OPEN:
-            self.asked.append(Asked(request, Answer(request.answer, due, fault=TOO_MANY), None))
+            self.asked.append(ReplayedRequest(request, Answer(request.answer, due, fault=TOO_MANY), None))
             return
         self._open += 1
-        line = self._idle.pop() if self._idle else Line(self._server)
+        line = self._idle.pop() if self._idle else HttpConnection(self._server)
         answer = await self._answer(line, request)
         self._open -= 1
         if answer.fault:  # what its connection may still bring belongs to no later answer
             line.close()
         else:
             self._idle.append(line)
-        self.asked.append(Asked(request, answer, answer.sent - due))
+        self.asked.append(ReplayedRequest(request, answer, answer.sent - due))
 
-    async def _answer(self, line: Line, request: Request) -> Answer:
+    async def _answer(self, line: HttpConnection, request: TraceRow) -> Answer:
         begun = time.monotonic()
         try:
             async with asyncio.timeout(self._bounds.timeout_s):
@@ -81,7 +86,7 @@ class _Asking:
         except OSError as error:
             return Answer(request.answer, begun, fault=f"no connection: {error}")
 
-    def _body(self, request: Request) -> bytes:
+    def _body(self, request: TraceRow) -> bytes:
         """A prompt of one word a token: what a trace has is lengths."""
         messages = [{"role": "user", "content": "water " * request.prompt}]
         queue = {"queue": {"priority": request.lane}} if self._lanes else {}

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ScaleSize:
     """How much is simulated."""
 
     seeds: tuple[int, ...] = (41, 42, 43)
@@ -42,7 +42,7 @@ class Size:
     hold_s: float = 180.0
 
 
-QUICK = Size(seeds=(21,), hours=0.5, rate=2.0, steady_hours=0.5, hold_s=10.0)
+QUICK = ScaleSize(seeds=(21,), hours=0.5, rate=2.0, steady_hours=0.5, hold_s=10.0)
 
 DAY_COLUMNS = (
     Column("seed", "seed"),
@@ -83,7 +83,7 @@ SHAPES_COLUMNS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     args = _parser().parse_args(argv)
-    screen, size = console(), QUICK if args.quick else Size()
+    screen, size = console(), QUICK if args.quick else ScaleSize()
     found = simulated(size, args.jobs)
     reports = reported(found, size)
     if args.quick:  # too short to be judged
@@ -114,7 +114,7 @@ class Task:
         return self.run(*self.given)
 
 
-def tasks(size: Size) -> Iterator[Task]:
+def tasks(size: ScaleSize) -> Iterator[Task]:
     """Everything, the longest first."""
     for seed in size.seeds:
         that = Day(seed, size.hours, size.rate)
@@ -128,11 +128,11 @@ def tasks(size: Size) -> Iterator[Task]:
         yield Task("health", f"health {ward.seed}", steady.watched, (ward,))
 
 
-def _steady(seed: int, size: Size) -> Steady:
+def _steady(seed: int, size: ScaleSize) -> Steady:
     return Steady(seed, hours=size.steady_hours)
 
 
-def simulated(size: Size, jobs: int) -> Mapping[str, list[Row]]:
+def simulated(size: ScaleSize, jobs: int) -> Mapping[str, list[Row]]:
     """The rows of each show, in the order of the tasks whoever ended first."""
     todo, rows = list(tasks(size)), dict[int, Row]()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -163,7 +163,7 @@ def _rows(todo: Sequence[Task], jobs: int, say: Callable[[str], None]) -> Iterat
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-def reported(found: Mapping[str, list[Row]], size: Size) -> list[Report]:
+def reported(found: Mapping[str, list[Row]], size: ScaleSize) -> list[Report]:
     """A report for each show, with its goals."""
     settings, command = asdict(size), "penstock bench scale"
     return [

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from scheduler.policy.decide import decide
 from scheduler.policy.freeness import merged
-from scheduler.policy.limits import Limits
-from scheduler.policy.plan import State
-from scheduler.policy.snapshot import Snapshot, Worker
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.plan import PolicyState
+from scheduler.policy.snapshot import Snapshot, WorkerLoad
 
 TICK_S = 2.0
 """Of Penstock's scheduler here: half as often as by default, which costs it a second and saves half of the run."""
@@ -40,9 +40,9 @@ class Contender(Protocol):
 class Own:
     """Penstock's policy, as the scheduler process runs it."""
 
-    limits: Limits
+    limits: ScalingLimits
     every_s: float = TICK_S
-    state: State | None = None
+    state: PolicyState | None = None
     cordoned: tuple[str, ...] = ()
 
     def want(self, snapshot: Snapshot, now: float) -> int:
@@ -67,7 +67,7 @@ class Static:
 class Hpa(ABC):
     """Kubernetes' HorizontalPodAutoscaler: workers in proportion to a metric over its target, read by a subclass."""
 
-    limits: Limits
+    limits: ScalingLimits
     every_s: float = HPA_SYNC_S
     cordoned: tuple[str, ...] = ()
     have: int = 0
@@ -109,7 +109,7 @@ class Utilisation(Hpa):
 
 
 @dataclass(slots=True)
-class Backlog(Hpa):
+class KedaRule(Hpa):
     """KEDA on the work at hand, waiting and running, per worker: what docker/kubernetes/keda asks for. The HPA it makes
     does the rest."""
 
@@ -125,7 +125,7 @@ class Freeness:
     """Llumnix' scaler: every 10 s, one more while the freeness of all together is under 10, one fewer when it would
     still be over 60 without the last."""
 
-    limits: Limits
+    limits: ScalingLimits
     low: float = 10.0
     high: float = 60.0
     every_s: float = 10.0
@@ -138,8 +138,8 @@ class Freeness:
         if not ready:
             return self.have
         # One that starts will be as free as can be.
-        coming = [Worker(f"s{n}", kv_tokens=ready[0].kv_tokens) for n in range(self.have - len(ready))]
-        waiting = Worker("lanes", waiting=snapshot.waiting, kv_tokens=1)
+        coming = [WorkerLoad(f"s{n}", kv_tokens=ready[0].kv_tokens) for n in range(self.have - len(ready))]
+        waiting = WorkerLoad("lanes", waiting=snapshot.waiting, kv_tokens=1)
         together = [*ready, *coming]
         if merged([*together, waiting]) < self.low:
             self.have += 1
@@ -149,8 +149,8 @@ class Freeness:
         return self.have
 
 
-def _without_last(workers: Sequence[Worker]) -> list[Worker]:
+def _without_last(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
     """The last one's jobs on the others."""
     *rest, last = workers
-    taken = Worker("moved", running=last.running, kv_tokens=1, kv_used=last.kv_used)
+    taken = WorkerLoad("moved", running=last.running, kv_tokens=1, kv_used=last.kv_used)
     return [*rest, taken]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from bench.scale.contenders import Backlog, Contender, Freeness, Own, Static, Utilisation
-from bench.scale.plant import Engine
-from bench.scale.run import Outcome, simulate
-from bench.workload.generate import Shape, bursts, requests
-from bench.workload.trace import Request
-from scheduler.policy.limits import TARGETS, Limits
+from bench.scale.contenders import Contender, Freeness, KedaRule, Own, Static, Utilisation
+from bench.scale.plant import EngineModel
+from bench.scale.run import SimulationOutcome, simulate
+from bench.workload.generate import WorkloadShape, bursts, requests
+from bench.workload.trace import TraceRow
+from scheduler.policy.limits import TARGETS, ScalingLimits
 
 WARM_S = 7200.0
 """Before the day that is measured: what a policy has to learn, it learns here."""
@@ -35,24 +35,24 @@ class Day:
     hours: float = 24.0
     rate: float = 7.0
     """Requests a second in the mean, without bursts."""
-    engine: Engine = field(default_factory=Engine)
+    engine: EngineModel = field(default_factory=EngineModel)
 
     @property
     def seconds(self) -> float:
         return self.hours * 3600
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ScalingLimits:
         """As they are where nobody has set anything: how long a start takes is found out during the warm-up."""
-        return Limits(1, MAX_WORKERS)
+        return ScalingLimits(1, MAX_WORKERS)
 
 
 @lru_cache(maxsize=1)
-def requests_of(day: Day) -> Sequence[Request]:
+def requests_of(day: Day) -> Sequence[TraceRow]:
     """The day with its warm-up; the measured part begins at two in the morning."""
     seconds = WARM_S + day.seconds
     crowds = bursts(random.Random(day.seed), seconds, every_s=BURST_EVERY_S, factor=BURST_FACTOR)  # noqa: S311
-    return tuple(requests(Shape(rate=day.rate, cv=1.5, wave=0.6, bursts=crowds), day.seed, seconds))
+    return tuple(requests(WorkloadShape(rate=day.rate, cv=1.5, wave=0.6, bursts=crowds), day.seed, seconds))
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +66,7 @@ def peak_workers(day: Day) -> int:
     return math.ceil(max(work) / 60)
 
 
-def play(day: Day, contender: Contender) -> Outcome:
+def play(day: Day, contender: Contender) -> SimulationOutcome:
     """One contender through one day."""
     begin = contender.workers if isinstance(contender, Static) else BEGIN
     return simulate(contender, requests_of(day), day.seconds, day.engine, warm_s=WARM_S, begin=begin, seed=day.seed)
@@ -76,7 +76,7 @@ PENSTOCK, STATIC = "penstock", "static"
 CONTENDERS: Mapping[str, Callable[[Day], Contender]] = {
     PENSTOCK: lambda day: Own(day.limits),
     STATIC: lambda day: Static(peak_workers(day)),
-    "keda": lambda day: Backlog(day.limits),
+    "keda": lambda day: KedaRule(day.limits),
     "hpa": lambda day: Utilisation(day.limits),
     "llumnix": lambda day: Freeness(day.limits),
 }

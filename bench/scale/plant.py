@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
 
-from bench.workload.trace import Request
-from scheduler.policy.snapshot import Lane, Served, Snapshot, Worker
+from bench.workload.trace import TraceRow
+from scheduler.policy.snapshot import LaneLoad, ServedCount, Snapshot, WorkerLoad
 
 LANES = ("interactive", "standard", "batch")
 SAYS_S = 2.0
@@ -25,7 +25,7 @@ SAYS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineModel:
     """The time model of one worker, and what it takes to get one. Seconds; `each_s` per request of the batch."""
 
     slots: int = 8
@@ -47,7 +47,7 @@ class Waiting:
     """A job in a lane."""
 
     at: float
-    request: Request
+    request: TraceRow
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class SimWorker:
     """One worker. `clock` counts steps of its batch; `at` is when it was last brought up to date."""
 
     id: str
-    engine: Engine
+    engine: EngineModel
     ordered: float
     shape: str = ""
     state: str = "starting"
@@ -64,15 +64,15 @@ class SimWorker:
     at: float = 0.0
     held_until: float = 0.0
     """The batch stands still until then: prompts are read."""
-    ends: list[tuple[float, int, float, Request]] = field(default_factory=list)
+    ends: list[tuple[float, int, float, TraceRow]] = field(default_factory=list)
     """(clock at its end, number, time of its begin, request) of all that run; a heap."""
     version: int = 0
     step_s: float = 0.0
     step_tokens: float = 0.0
     tokens_begun: float = 0.0
     """Prompt tokens of the running requests, less the clock at which each began."""
-    served: dict[str, Served] = field(default_factory=dict)
-    said: Worker | None = None
+    served: dict[str, ServedCount] = field(default_factory=dict)
+    said: WorkerLoad | None = None
     said_at: float = 0.0
 
     @property
@@ -100,7 +100,7 @@ class SimWorker:
             self.step_s += now - self.at
         self.at = now
 
-    def begin(self, request: Request, now: float, number: int) -> None:
+    def begin(self, request: TraceRow, now: float, number: int) -> None:
         """Take a request into the batch."""
         self.advance(now)
         self.held_until = max(now, self.held_until) + request.prompt * self.engine.prompt_s * self.slow
@@ -112,25 +112,25 @@ class SimWorker:
         left = max(0.0, self.ends[0][0] - self.clock)
         return max(self.at, self.held_until) + left * self.engine.step(len(self.ends)) * self.slow
 
-    def end(self, now: float) -> tuple[Request, float]:
+    def end(self, now: float) -> tuple[TraceRow, float]:
         """Let the request whose end has come go; returns it and when it was begun."""
         self.advance(now)
         at, _, begun, request = heapq.heappop(self.ends)
         self.clock = max(self.clock, at)
         self.tokens_begun -= request.prompt - (at - request.answer)
-        past = self.served.get(request.lane, Served())
-        self.served[request.lane] = Served(past.jobs + 1, past.tokens + request.prompt + request.answer)
+        past = self.served.get(request.lane, ServedCount())
+        self.served[request.lane] = ServedCount(past.jobs + 1, past.tokens + request.prompt + request.answer)
         return request, begun
 
-    def seen(self, now: float) -> Worker:
+    def seen(self, now: float) -> WorkerLoad:
         """As the scheduler sees it: what it said last."""
         if self.said is None or self.said.state != self.state or now - self.said_at >= SAYS_S:
             self.advance(now)
             self.said, self.said_at = self._says(), now
         return self.said
 
-    def _says(self) -> Worker:
-        return Worker(
+    def _says(self) -> WorkerLoad:
+        return WorkerLoad(
             self.id,
             self.state,
             self.engine.slots,
@@ -145,7 +145,7 @@ class SimWorker:
         )
 
 
-Heard: TypeAlias = Callable[[Request, float], None]
+Heard: TypeAlias = Callable[[TraceRow, float], None]
 """Called with a request and the seconds it waited, or was held."""
 Place: TypeAlias = Literal["freshest", "freest"]
 """Who is woken for a new job: whoever said last that it has room, or whoever is freest."""
@@ -157,7 +157,7 @@ class Plant:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineModel,
         seed: int = 0,
         *,
         place: Place = "freshest",
@@ -198,11 +198,11 @@ class Plant:
 
         self.at(self.now, again)
 
-    def feed(self, requests: Iterable[Request]) -> None:
+    def feed(self, requests: Iterable[TraceRow]) -> None:
         """Put each request when its time comes; they are asked for one by one."""
         rest = iter(requests)
 
-        def come(request: Request) -> Action:
+        def come(request: TraceRow) -> Action:
             def put(_: float) -> None:
                 self.put(request)
                 if (following := next(rest, None)) is not None:
@@ -223,7 +223,7 @@ class Plant:
 
     # --- lanes -----------------------------------------------------------------------------------------------------
 
-    def put(self, request: Request) -> None:
+    def put(self, request: TraceRow) -> None:
         """A request arrives."""
         self.added[request.lane] += 1
         self.lanes[request.lane].append(Waiting(self.now, request))
@@ -286,7 +286,9 @@ class Plant:
 
     # --- workers ---------------------------------------------------------------------------------------------------
 
-    def order(self, count: int = 1, *, engine: Engine | None = None, shape: str = "", at_once: bool = False) -> None:
+    def order(
+        self, count: int = 1, *, engine: EngineModel | None = None, shape: str = "", at_once: bool = False
+    ) -> None:
         """Start workers; `at_once`: they are ready now."""
         engine = engine or self.engine
         for _ in range(count):
@@ -348,7 +350,7 @@ class Plant:
     def snapshot(self, model: str = "m") -> Snapshot:
         """What the scheduler sees now."""
         lanes = tuple(
-            Lane(name, len(lane), self.running[name], self.now - lane[0].at if lane else 0.0, self.added[name])
+            LaneLoad(name, len(lane), self.running[name], self.now - lane[0].at if lane else 0.0, self.added[name])
             for name, lane in self.lanes.items()
         )
         return Snapshot(model, lanes, tuple(worker.seen(self.now) for worker in self.workers.values()))

@@ -9,15 +9,15 @@ from functools import partial
 from itertools import pairwise
 
 from bench.scale.contenders import Contender
-from bench.scale.plant import LANES, Engine, Plant, SimWorker
-from bench.workload.trace import Request
+from bench.scale.plant import LANES, EngineModel, Plant, SimWorker
+from bench.workload.trace import TraceRow
 
 SAMPLE_S = 60.0
 """Between two points of a curve."""
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationOutcome:
     """Everything after the warm-up."""
 
     waits: dict[str, array[float]] = field(default_factory=lambda: {lane: array("d") for lane in LANES})
@@ -57,22 +57,22 @@ class Outcome:
 
 def simulate(
     contender: Contender,
-    requests: Iterable[Request],
+    requests: Iterable[TraceRow],
     seconds: float,
-    engine: Engine,
+    engine: EngineModel,
     *,
     warm_s: float = 0.0,
     begin: int = 1,
     seed: int = 0,
     slow: Mapping[int, tuple[float, float]] | None = None,
-) -> Outcome:
+) -> SimulationOutcome:
     """Run for `warm_s` and then `seconds`, which are measured, from `begin` ready workers.
 
     `slow` maps the number of a first worker to (when, how many times slower) it becomes.
     """
-    outcome = Outcome()
+    outcome = SimulationOutcome()
 
-    def begun(request: Request, waited: float) -> None:
+    def begun(request: TraceRow, waited: float) -> None:
         if plant.now - waited >= warm_s:
             outcome.waits[request.lane].append(waited)
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.scale.plant import Engine, Plant
+from bench.scale.plant import EngineModel, Plant
 from bench.workload.generate import Lengths
-from bench.workload.trace import Request
+from bench.workload.trace import TraceRow
 from scheduler.policy import shapes
-from scheduler.policy.limits import Limits
+from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.switch import Switch, decide
 
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -28,21 +28,21 @@ TICK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ReplicaForm:
     """A shape: so many replicas of an engine."""
 
     replicas: int
-    engine: Engine
+    engine: EngineModel
 
 
-FORMS: Mapping[str, Form] = {
-    "big": Form(1, Engine(slots=256, step_s=0.020, each_s=0.00040, prompt_s=1 / 32_000)),
-    "small": Form(4, Engine(slots=64, step_s=0.030, each_s=0.00096, prompt_s=1 / 8_000)),
+FORMS: Mapping[str, ReplicaForm] = {
+    "big": ReplicaForm(1, EngineModel(slots=256, step_s=0.020, each_s=0.00040, prompt_s=1 / 32_000)),
+    "small": ReplicaForm(4, EngineModel(slots=64, step_s=0.030, each_s=0.00096, prompt_s=1 / 8_000)),
 }
 """Spread over all GPUs a step takes less time, but each job in it costs more: GPUs have to talk."""
 
 
-class Clients:
+class ClosedLoop:
     """A closed loop: each asks again as soon as it is answered, while there are to be so many."""
 
     def __init__(self, plant: Plant, seed: int) -> None:
@@ -66,7 +66,7 @@ class Clients:
             self._ask()
 
     def _ask(self) -> None:
-        self._plant.put(Request(self._plant.now, next(self._prompts), next(self._answers)))
+        self._plant.put(TraceRow(self._plant.now, next(self._prompts), next(self._answers)))
 
 
 class Site:
@@ -74,7 +74,7 @@ class Site:
 
     def __init__(self, forms: Sequence[str], seed: int) -> None:
         self.plant = Plant(FORMS[forms[0]].engine, seed, place="freest", on_ended=self._ended)
-        self.clients = Clients(self.plant, seed)
+        self.clients = ClosedLoop(self.plant, seed)
         for name in forms:
             self.plant.order(FORMS[name].replicas, engine=FORMS[name].engine, shape=name, at_once=True)
         self.plant.run(0.0)
@@ -94,7 +94,7 @@ class Site:
             if worker.slow != factor:
                 self.plant.slow_down(worker, factor)
 
-    def _ended(self, request: Request, held_s: float) -> None:
+    def _ended(self, request: TraceRow, held_s: float) -> None:
         # The place it leaves is given away first.
         self.plant.at(self.plant.now, lambda _: self.clients.answered())
 
@@ -125,8 +125,8 @@ def ramped_dynamic(
 ) -> tuple[list[float], list[tuple[float, str]]]:
     """The same with both, the scheduler saying each second which takes the new jobs; and when it changed its mind."""
     site = Site(list(FORMS), seed)
-    pools = {name: Limits(form.replicas, form.replicas) for name, form in FORMS.items()}
-    limits = Limits(shapes=tuple(found), pools=pools)
+    pools = {name: ScalingLimits(form.replicas, form.replicas) for name, form in FORMS.items()}
+    limits = ScalingLimits(shapes=tuple(found), pools=pools)
     state: Switch | None = None
     switches: list[tuple[float, str]] = []
 

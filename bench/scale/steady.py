@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from bench.scale.contenders import Backlog, Own
-from bench.scale.plant import Engine
-from bench.scale.run import Outcome, simulate
-from bench.workload.generate import Shape, requests
-from scheduler.policy.limits import TARGETS, Limits
+from bench.scale.contenders import KedaRule, Own
+from bench.scale.plant import EngineModel
+from bench.scale.run import SimulationOutcome, simulate
+from bench.workload.generate import WorkloadShape, requests
+from scheduler.policy.limits import TARGETS, ScalingLimits
 
 WARM_S = 7200.0
 HOUR_S = 3600.0
@@ -27,7 +27,7 @@ class Steady:
     hours: float = 6.0
 
 
-def most_reversals_in_an_hour(outcome: Outcome) -> int:
+def most_reversals_in_an_hour(outcome: SimulationOutcome) -> int:
     """Changes of direction of the number wanted, in the hour that has most of them, wherever it begins."""
     steps = [(at, after - before) for (_, before), (at, after) in pairwise(outcome.wants)]
     turns = [at for (_, one), (at, other) in pairwise(steps) if (one > 0) != (other > 0)]
@@ -36,10 +36,10 @@ def most_reversals_in_an_hour(outcome: Outcome) -> int:
 
 def steadied(name: str, load: Steady) -> dict[str, Any]:
     """The figures of one policy, "penstock" or "keda", under one load."""
-    engine, seconds = Engine(), load.hours * HOUR_S
-    limits = Limits(1, 80)
-    contender = Own(limits) if name == "penstock" else Backlog(limits)
-    trace = requests(Shape(rate=load.rate, cv=load.cv), load.seed, WARM_S + seconds)
+    engine, seconds = EngineModel(), load.hours * HOUR_S
+    limits = ScalingLimits(1, 80)
+    contender = Own(limits) if name == "penstock" else KedaRule(limits)
+    trace = requests(WorkloadShape(rate=load.rate, cv=load.cv), load.seed, WARM_S + seconds)
     outcome = simulate(contender, trace, seconds, engine, warm_s=WARM_S, begin=4, seed=load.seed)
     workers = [count for at, count, _ in outcome.curve if at >= WARM_S]
     return {
@@ -68,10 +68,10 @@ SLOW_AT_S = 3600.0
 
 def watched(ward: Ward) -> dict[str, Any]:
     """How long after it became slow the slow worker was cordoned, and how many healthy ones ever were."""
-    engine = Engine()
+    engine = EngineModel()
     outcome = simulate(
-        Own(Limits(ward.workers, ward.workers + 2)),
-        requests(Shape(rate=4.2, cv=1.5), ward.seed, SLOW_AT_S * 1.5),
+        Own(ScalingLimits(ward.workers, ward.workers + 2)),
+        requests(WorkloadShape(rate=4.2, cv=1.5), ward.seed, SLOW_AT_S * 1.5),
         SLOW_AT_S * 1.5,
         engine,
         begin=ward.workers,

@@ -18,14 +18,14 @@ import uvloop
 from rich.console import Console
 
 from bench import plots, program, report
-from bench.gateway.stage import Stage
+from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import Run, counts
+from bench.program import ProgramRun, counts
 from bench.table1.figures import COLUMNS, row
 from bench.table1.play import Protocol, endless, level, model_of
-from bench.table1.prompts import Entry, made_up, read
-from bench.table1.server import NotAServer, Server
+from bench.table1.prompts import DatasetEntry, made_up, read
+from bench.table1.server import NotAServer, TargetServer
 
 NAME = "table1"
 STEP_MS, PREFILL_MS = 15.0, 25.0
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, NotAServer, Died, OSError, ValueError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     found = measured(run.args, run.command, run.console)
     run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
     return 0
@@ -50,7 +50,7 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
     total = sum(protocol.levels) * protocol.requests_per_stream * max(1, len(args.base_url))
     rows = []
     with (
-        Stage(console, "starting", total) as stage,
+        GatewayTestbed(console, "starting", total) as stage,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         servers(args, stage.folder, runner) as found,
     ):
@@ -75,23 +75,23 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
 
 
 @contextmanager
-def servers(args: argparse.Namespace, folder: Path, runner: asyncio.Runner) -> Iterator[list[Server]]:
+def servers(args: argparse.Namespace, folder: Path, runner: asyncio.Runner) -> Iterator[list[TargetServer]]:
     """Those named, or one of our own. Raises NotAServer, Died, OSError."""
     key = os.environ.get("PENSTOCK_API_KEY", "")
     with ExitStack() as stack:
         if not args.base_url:
             settings = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS}
             own = stack.enter_context(Penstock(folder, settings=settings))
-            yield [Server.at(f"{own.url}/v1", MODEL, name="penstock")]
+            yield [TargetServer.at(f"{own.url}/v1", MODEL, name="penstock")]
             return
         found = []
         for url in args.base_url:
-            model = args.model or runner.run(model_of(Server.at(url, "", key)))
-            found.append(Server.at(url, model, key))
+            model = args.model or runner.run(model_of(TargetServer.at(url, "", key)))
+            found.append(TargetServer.at(url, model, key))
         yield found
 
 
-def _prompts(entries: list[Entry] | None) -> Iterator[Entry]:
+def _prompts(entries: list[DatasetEntry] | None) -> Iterator[DatasetEntry]:
     """The same ones for every server and level."""
     return endless(entries) if entries else made_up()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.load.stats import quantile
 from bench.report import Column
-from bench.table1.play import Level
+from bench.table1.play import ConcurrencyLevel
 
 TIMEOUT = "Timeout"
 
@@ -24,7 +24,7 @@ COLUMNS = (
 )
 
 
-def row(server: str, level: Level) -> dict[str, Any]:
+def row(server: str, level: ConcurrencyLevel) -> dict[str, Any]:
     """TTFT and TBT as the mean over the requests that finished, as in the paper; TBT is one request's mean time between
     tokens, (t6 - t5) / (Ng - 1)."""
     latencies = [answer.latency for answer in level.finished]

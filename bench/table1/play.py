@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.load.answer import Answer
-from bench.table1.prompts import Entry
-from bench.table1.server import TIMEOUT, Line, NotAServer, Seen, Server, first_model, seen
+from bench.table1.prompts import DatasetEntry
+from bench.table1.server import TIMEOUT, HttpConnection, NotAServer, TargetServer, TimedAnswer, first_model, seen
 
 GIVEN_UP = 0.9
 """The share of unfinished requests from which a level is a timeout."""
@@ -27,19 +27,19 @@ class Protocol:
 
 
 @dataclass(slots=True)
-class Level:
+class ConcurrencyLevel:
     """What was seen at one concurrency."""
 
     streams: int
     asked: int
     """Requests that belong to the level; some may not have been made."""
-    answers: list[Seen]
+    answers: list[TimedAnswer]
     seconds: float
     own_cpu: float
     """Share of one core that this program itself used."""
 
     @property
-    def finished(self) -> list[Seen]:
+    def finished(self) -> list[TimedAnswer]:
         return [answer for answer in self.answers if not answer.fault]
 
     @property
@@ -49,8 +49,8 @@ class Level:
 
 
 async def level(
-    server: Server, streams: int, protocol: Protocol, prompts: Iterator[Entry], done: Callable[[], None]
-) -> Level:
+    server: TargetServer, streams: int, protocol: Protocol, prompts: Iterator[DatasetEntry], done: Callable[[], None]
+) -> ConcurrencyLevel:
     """The paper's requests, asked as `closed_loop` says."""
     entries = itertools.islice(prompts, streams * protocol.requests_per_stream)
     requests = [server.chat(entry.messages, protocol.tokens, temperature=0.5, top_p=0.7) for entry in entries]
@@ -58,8 +58,8 @@ async def level(
 
 
 async def closed_loop(
-    server: Server, streams: int, requests: Sequence[bytes], timeout_s: float, done: Callable[[], None]
-) -> Level:
+    server: TargetServer, streams: int, requests: Sequence[bytes], timeout_s: float, done: Callable[[], None]
+) -> ConcurrencyLevel:
     """Every stream asks again as soon as it is answered, until all requests are made; or, where so many have not
     finished that the rest cannot change it, until it is known to be a timeout."""
     asked, left = len(requests), iter(requests)
@@ -68,7 +68,7 @@ async def closed_loop(
 
     async def stream() -> None:
         nonlocal lost
-        line = Line(server)
+        line = HttpConnection(server)
         try:
             for request in left:
                 answers.append(await _ask(line, request, timeout_s))
@@ -76,7 +76,7 @@ async def closed_loop(
                 if answers[-1].fault:  # what its connection may still bring belongs to no later answer
                     lost += 1
                     line.close()
-                    line = Line(server)
+                    line = HttpConnection(server)
                 if lost >= GIVEN_UP * asked:
                     return
         finally:
@@ -86,10 +86,10 @@ async def closed_loop(
     await asyncio.gather(*(stream() for _ in range(streams)))
     seconds = time.monotonic() - began
     own = (time.process_time() - cpu) / seconds
-    return Level(streams, asked, [seen(answer) for answer in answers], seconds, own)
+    return ConcurrencyLevel(streams, asked, [seen(answer) for answer in answers], seconds, own)
 
 
-async def _ask(line: Line, request: bytes, timeout_s: float) -> Answer:
+async def _ask(line: HttpConnection, request: bytes, timeout_s: float) -> Answer:
     begun = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
@@ -101,9 +101,9 @@ async def _ask(line: Line, request: bytes, timeout_s: float) -> Answer:
         return Answer(0, begun, fault=f"no connection: {error}")
 
 
-async def model_of(server: Server) -> str:
+async def model_of(server: TargetServer) -> str:
     """The first model a server names. Raises NotAServer, OSError."""
-    line = Line(server)
+    line = HttpConnection(server)
     try:
         async with asyncio.timeout(30):
             return first_model(await line.ask(server.models(), 0))
@@ -113,7 +113,7 @@ async def model_of(server: Server) -> str:
         line.close()
 
 
-def endless(entries: Sequence[Entry]) -> Iterator[Entry]:
+def endless(entries: Sequence[DatasetEntry]) -> Iterator[DatasetEntry]:
     """Again from the beginning when all were asked."""
     while True:
         yield from entries

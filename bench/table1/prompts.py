@@ -27,7 +27,7 @@ TYPICAL_WORDS, SPREAD, MAX_WORDS = 90, 0.9, 900
 """Of a made-up question: median, sigma of the logarithm, limit."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class DatasetEntry(msgspec.Struct, frozen=True):
     """One line of the dataset; other fields are not looked at."""
 
     question: str
@@ -39,13 +39,13 @@ class Entry(msgspec.Struct, frozen=True):
         return [*system, {"role": "user", "content": self.question}]
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[DatasetEntry]:
     """A JSONL file of {system_prompt, question, response}. Raises OSError, ValueError with the line's number."""
     entries = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                entries.append(msgspec.json.decode(line, type=Entry))
+                entries.append(msgspec.json.decode(line, type=DatasetEntry))
             except msgspec.DecodeError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     if not entries:
@@ -53,9 +53,9 @@ def read(path: Path) -> list[Entry]:
     return entries
 
 
-def made_up(seed: int = 1) -> Iterator[Entry]:
+def made_up(seed: int = 1) -> Iterator[DatasetEntry]:
     """The same ones for the same seed, without end."""
     draw = random.Random(seed)  # noqa: S311 - draws words
     while True:
         count = min(MAX_WORDS, max(4, round(draw.lognormvariate(0, SPREAD) * TYPICAL_WORDS)))
-        yield Entry(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))
+        yield DatasetEntry(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))

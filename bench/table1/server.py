@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bench.load.answer import Answer, Body
+from bench.load.answer import Answer, BodyParser
 from bench.load.streams import Stream
 from telemetry.latency import Latency
 
@@ -26,7 +26,7 @@ class NotAServer(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class TargetServer:
     """`https://host[:port]/v1`, say. `key` goes as a bearer token."""
 
     name: str
@@ -38,7 +38,7 @@ class Server:
     key: str = field(default="", repr=False)
 
     @classmethod
-    def at(cls, url: str, model: str, key: str = "", name: str = "") -> Server:
+    def at(cls, url: str, model: str, key: str = "", name: str = "") -> TargetServer:
         """Raises NotAServer."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -76,10 +76,10 @@ class Server:
         return "\r\n".join([*lines, "", ""]).encode() + data
 
 
-class Line(Stream):
+class HttpConnection(Stream):
     """A connection to any host, with TLS where the URL says so."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: TargetServer) -> None:
         super().__init__(server.port)
         self._server = server
 
@@ -95,7 +95,7 @@ class Line(Stream):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TimedAnswer:
     """One answer: when its pieces came, how many tokens they hold, and what was wrong with it ("" if nothing)."""
 
     sent: float
@@ -109,9 +109,9 @@ class Seen:
         return Latency(self.sent, self.times[0], self.times[-1], self.tokens)
 
 
-def seen(answer: Answer) -> Seen:
+def seen(answer: Answer) -> TimedAnswer:
     """Take an answer apart. Tokens are the server's own count where it gives one, else its pieces."""
-    body, rest = Body(), b""
+    body, rest = BodyParser(), b""
     times: list[float] = []
     tokens, fault = 0, answer.fault
     for at, data in answer.arrivals:
@@ -127,7 +127,7 @@ def seen(answer: Answer) -> Seen:
         fault = f"status {body.status}: {rest[:200].decode(errors='replace')}"
     if not fault and not times:
         fault = "no token"
-    return Seen(answer.sent, times, tokens or len(times), fault)
+    return TimedAnswer(answer.sent, times, tokens or len(times), fault)
 
 
 def _event(line: bytes) -> tuple[bool, int, str]:
@@ -146,7 +146,7 @@ def _event(line: bytes) -> tuple[bool, int, str]:
 
 def first_model(answer: Answer) -> str:
     """The first name in a list of models. Raises NotAServer."""
-    body = Body()
+    body = BodyParser()
     data = b"".join(body.feed(part) for _, part in answer.arrivals)
     try:
         return str(msgspec.json.decode(data)["data"][0]["id"])

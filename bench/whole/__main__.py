@@ -20,14 +20,14 @@ import msgspec
 from rich.console import Console
 
 from bench import program, report
-from bench.breakdown.target import Target, Unsuitable
-from bench.gateway.stage import Stage
+from bench.breakdown.target import BreakdownTarget, Unsuitable
+from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.ports import free_port
 from bench.processes import Died, Processes
-from bench.program import Run, count
+from bench.program import ProgramRun, count
 from bench.report import Column, Ratio, Report
-from bench.whole.ask import Came, Size, ask
+from bench.whole.ask import AnswerSize, Came, ask
 from workers.settings import SimSettings
 
 NAME = "whole"
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.play(_parser(), argv, _run, Died, Unsuitable, OSError)
 
 
-def _run(run: Run) -> int:
+def _run(run: ProgramRun) -> int:
     args = run.args
     engine = SimSettings(step_ms=args.step_ms, prefill_ms=args.step_ms, slots=max(256, 2 * args.choices))
     rows, wrong = _measured(args, engine, run.console)
@@ -74,10 +74,10 @@ def _run(run: Run) -> int:
 
 def _measured(args: argparse.Namespace, engine: SimSettings, console: Console) -> tuple[list[Row], list[str]]:
     """A row for each system and size, and what was wrong."""
-    sizes = [Size(1, args.tokens), Size(args.choices, args.choice_tokens)]
+    sizes = [AnswerSize(1, args.tokens), AnswerSize(args.choices, args.choice_tokens)]
     rows: list[Row] = []
     wrong: list[str] = []
-    with Stage(console, "starting", 2 * len(sizes)) as stage:
+    with GatewayTestbed(console, "starting", 2 * len(sizes)) as stage:
         for system, serve in ((CONTROL, _control), (PENSTOCK, _penstock)):
             folder = stage.folder / system
             folder.mkdir()
@@ -92,7 +92,7 @@ def _measured(args: argparse.Namespace, engine: SimSettings, console: Console) -
     return rows, wrong
 
 
-def _asked(target: Target, size: Size, answers: int, limit_s: float) -> list[Came]:
+def _asked(target: BreakdownTarget, size: AnswerSize, answers: int, limit_s: float) -> list[Came]:
     """One after the other; an answer that does not come is the last one asked for."""
     came: list[Came] = []
     while len(came) < answers and not (came and came[-1].wrong):
@@ -101,23 +101,23 @@ def _asked(target: Target, size: Size, answers: int, limit_s: float) -> list[Cam
 
 
 @contextmanager
-def _control(folder: Path, engine: SimSettings) -> Iterator[Target]:
+def _control(folder: Path, engine: SimSettings) -> Iterator[BreakdownTarget]:
     with Processes(folder) as processes:
         port, settings = free_port(), msgspec.json.encode(engine).decode()
         processes.start(CONTROL, [sys.executable, "-m", "bench.whole.control", str(port), settings])
         processes.wait_port(port)
-        yield Target("127.0.0.1", port, MODEL)
+        yield BreakdownTarget("127.0.0.1", port, MODEL)
 
 
 @contextmanager
-def _penstock(folder: Path, engine: SimSettings) -> Iterator[Target]:
+def _penstock(folder: Path, engine: SimSettings) -> Iterator[BreakdownTarget]:
     settings = {f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items()}
     settings["api.max_choices_per_request"] = engine.slots // 2
     with Penstock(folder, settings=settings) as penstock:
-        yield Target("127.0.0.1", penstock.port, MODEL)
+        yield BreakdownTarget("127.0.0.1", penstock.port, MODEL)
 
 
-def row_of(system: str, size: Size, came: Sequence[Came]) -> Row:
+def row_of(system: str, size: AnswerSize, came: Sequence[Came]) -> Row:
     """All answers of one size. Those that are wrong, did not come or have no stamp are counted and not timed."""
     good = [each for each in came if not each.wrong]
     behind = [each.behind_ms for each in good if each.behind_ms is not None]

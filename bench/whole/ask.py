@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.breakdown.target import Target
+from bench.breakdown.target import BreakdownTarget
 from bench.load.answer import misplaced
 
 NOTED_S = 10.0
@@ -19,7 +19,7 @@ MAX_N = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class AnswerSize:
     """Of one answer."""
 
     choices: int
@@ -52,7 +52,7 @@ class Came:
     wrong: str = ""
 
 
-def ask(target: Target, size: Size, number: int, limit_s: float) -> Came:
+def ask(target: BreakdownTarget, size: AnswerSize, number: int, limit_s: float) -> Came:
     """Ask and wait, at most `limit_s` seconds."""
     began = time.time()
     try:
@@ -66,7 +66,7 @@ def ask(target: Target, size: Size, number: int, limit_s: float) -> Came:
     return Came(at, 1e3 * (at - began), None if ended is None else 1e3 * (at - ended), clock_error_ms, wrong)
 
 
-def _post(target: Target, body: Mapping[str, Any], limit_s: float) -> tuple[dict[str, str], bytes]:
+def _post(target: BreakdownTarget, body: Mapping[str, Any], limit_s: float) -> tuple[dict[str, str], bytes]:
     """Headers (and the status as `:status`) and body. Raises OSError, HTTPException."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=limit_s)
     try:
@@ -79,7 +79,7 @@ def _post(target: Target, body: Mapping[str, Any], limit_s: float) -> tuple[dict
         connection.close()
 
 
-def _ended(target: Target, headers: Mapping[str, str]) -> tuple[float | None, float]:
+def _ended(target: BreakdownTarget, headers: Mapping[str, str]) -> tuple[float | None, float]:
     """When the engine was done, as Unix time, and how exactly that is known, in ms: the control says it in a header,
     Penstock in the job's timing."""
     if "x-ended" in headers:
@@ -93,7 +93,7 @@ def _ended(target: Target, headers: Mapping[str, str]) -> tuple[float | None, fl
         time.sleep(0.05)
 
 
-def fault_of(answer: Mapping[str, Any], size: Size) -> str:
+def fault_of(answer: Mapping[str, Any], size: AnswerSize) -> str:
     """What is wrong with an answer; "" if it has all choices, each with all its tokens in order."""
     choices = answer["choices"]
     if [choice["index"] for choice in choices] != list(range(size.choices)):

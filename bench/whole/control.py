@@ -23,7 +23,7 @@ HEAD_END = b"\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Ended: %.6f\r\nContent-Length: %d\r\n\r\n%b"
 
 
-class Asked(msgspec.Struct):
+class CompletionAsk(msgspec.Struct):
     """As much of a completion request as this server reads."""
 
     prompt: str | list[str]
@@ -54,7 +54,7 @@ class Choices:
             self._done(ANSWER % (ended, len(body), body))
 
 
-class Connection(asyncio.Protocol):
+class ControlConnection(asyncio.Protocol):
     """One client, one request after another."""
 
     def __init__(self, tap: Tap) -> None:
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         if not found or len(body) < int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
             return
         self._received = b""
-        asked = msgspec.json.decode(body, type=Asked)
+        asked = msgspec.json.decode(body, type=CompletionAsk)
         choices = Choices(len(asked.prompts), self._write)
         for index, prompt in enumerate(asked.prompts):
             self._tap.open(prompt, asked.max_tokens, partial(choices.take, index))
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
 async def serve(port: int, tap: Tap) -> None:
     """Until the process is ended."""
     await tap.start()
-    await asyncio.get_running_loop().create_server(lambda: Connection(tap), "127.0.0.1", port)
+    await asyncio.get_running_loop().create_server(lambda: ControlConnection(tap), "127.0.0.1", port)
     await forever()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from bench.workload.trace import Request
+from bench.workload.trace import TraceRow
 
 DAY_S = 86_400.0
 
@@ -61,7 +61,7 @@ class Burst:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadShape:
     """What a workload looks like. `rate` in conversations (or single calls) a second, in the mean without bursts."""
 
     rate: float
@@ -97,7 +97,7 @@ def bursts(chance: random.Random, seconds: float, *, every_s: float, factor: tup
     return tuple(found)
 
 
-def arrivals(shape: Shape, chance: random.Random, seconds: float) -> Iterator[float]:
+def arrivals(shape: WorkloadShape, chance: random.Random, seconds: float) -> Iterator[float]:
     """Times at which conversations begin."""
     gap_shape, gap_scale = 1 / shape.cv**2, shape.cv**2
     at, second, rate = 0.0, -1, 0.0
@@ -110,16 +110,16 @@ def arrivals(shape: Shape, chance: random.Random, seconds: float) -> Iterator[fl
         yield at
 
 
-def requests(shape: Shape, seed: int, seconds: float = DAY_S) -> Iterator[Request]:
+def requests(shape: WorkloadShape, seed: int, seconds: float = DAY_S) -> Iterator[TraceRow]:
     """The requests of so many seconds, by time; the same for the same seed. Later turns of conversations that began
     before the end may come after it."""
     chance = random.Random(seed)  # noqa: S311 - a workload, not a secret
     prompts, answers = shape.prompts.draws(chance), shape.answers.draws(chance)
-    later: list[tuple[float, int, Request, int]] = []
+    later: list[tuple[float, int, TraceRow, int]] = []
     for count, at in enumerate(arrivals(shape, chance, seconds)):
         while later and later[0][0] <= at:
             yield _turn(later, chance, shape, prompts, answers)
-        first = Request(at, next(prompts), next(answers), "standard" if chance.random() < shape.api else "interactive")
+        first = TraceRow(at, next(prompts), next(answers), "standard" if chance.random() < shape.api else "interactive")
         turns = _turns(shape, chance) if first.lane == "interactive" else 1
         if turns > 1:
             heapq.heappush(later, (at, count, first, turns))
@@ -129,7 +129,7 @@ def requests(shape: Shape, seed: int, seconds: float = DAY_S) -> Iterator[Reques
         yield _turn(later, chance, shape, prompts, answers)
 
 
-def _turns(shape: Shape, chance: random.Random) -> int:
+def _turns(shape: WorkloadShape, chance: random.Random) -> int:
     """Geometric with the given mean."""
     if shape.turns <= 1:
         return 1
@@ -137,19 +137,19 @@ def _turns(shape: Shape, chance: random.Random) -> int:
 
 
 def _turn(
-    later: list[tuple[float, int, Request, int]],
+    later: list[tuple[float, int, TraceRow, int]],
     chance: random.Random,
-    shape: Shape,
+    shape: WorkloadShape,
     prompts: Iterator[int],
     answers: Iterator[int],
-) -> Request:
+) -> TraceRow:
     """The next turn of those begun; the one after it is put off by reading and thinking."""
     at, count, turn, left = heapq.heappop(later)
     if left > 1:
         again = at + turn.answer / READ_TOKENS_S + chance.expovariate(1 / shape.think_s)
         session = turn.session or f"s{count}"
         prompt = turn.prompt + turn.answer + next(prompts)
-        follow = Request(again, prompt, next(answers), turn.lane, turn.model, session)
+        follow = TraceRow(again, prompt, next(answers), turn.lane, turn.model, session)
         heapq.heappush(later, (again, count, follow, left - 1))
-        return Request(at, turn.prompt, turn.answer, turn.lane, turn.model, session)
+        return TraceRow(at, turn.prompt, turn.answer, turn.lane, turn.model, session)
     return turn

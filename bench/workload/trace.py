@@ -18,7 +18,7 @@ LANES = {CONVERSATION: "interactive", API: "standard"}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TraceRow:
     """One row. `at` in seconds since the trace began."""
 
     at: float
@@ -40,7 +40,7 @@ class Trace:
     path: Path
     failed: int = 0
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[TraceRow]:
         """Rows in the order of the file. Raises Malformed, OSError."""
         with self.path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
@@ -54,7 +54,7 @@ class Trace:
                     self.failed += 1
 
 
-def _request(row: dict[str, str], where: str) -> Request:
+def _request(row: dict[str, str], where: str) -> TraceRow:
     try:
         at = float(row["Timestamp"])
         prompt, answer = int(float(row["Request tokens"])), int(float(row["Response tokens"]))
@@ -63,10 +63,10 @@ def _request(row: dict[str, str], where: str) -> Request:
     if at < 0 or prompt < 0 or answer < 0:
         raise Malformed(f"{where}: a number is negative")
     lane = LANES.get(row["Log Type"].strip(), "standard")
-    return Request(at, max(1, prompt), answer, lane, row["Model"].strip(), row.get("Session ID") or "")
+    return TraceRow(at, max(1, prompt), answer, lane, row["Model"].strip(), row.get("Session ID") or "")
 
 
-def write(path: Path, requests: Iterable[Request]) -> int:
+def write(path: Path, requests: Iterable[TraceRow]) -> int:
     """Write a trace that `Trace` reads; returns the number of rows. A lane BurstGPT does not know is an API log."""
     types = {lane: kind for kind, lane in LANES.items()}
     count = 0
@@ -81,8 +81,8 @@ def write(path: Path, requests: Iterable[Request]) -> int:
 
 
 def cut(
-    requests: Iterable[Request], *, begin: float = 0.0, end: float = float("inf"), scale: float = 1.0, longest: int = 0
-) -> Iterator[Request]:
+    requests: Iterable[TraceRow], *, begin: float = 0.0, end: float = float("inf"), scale: float = 1.0, longest: int = 0
+) -> Iterator[TraceRow]:
     """The requests of [begin, end) seconds, `scale` times as fast, so that the first may come at 0; lengths cut to a
     context of `longest` tokens, the prompt first (0: as they are)."""
     for each in requests:
@@ -90,7 +90,7 @@ def cut(
             yield _clipped(replace(each, at=(each.at - begin) / scale), longest)
 
 
-def _clipped(request: Request, longest: int) -> Request:
+def _clipped(request: TraceRow, longest: int) -> TraceRow:
     if not longest or request.prompt + request.answer <= longest:
         return request
     answer = min(request.answer, longest - 1)

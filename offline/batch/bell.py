@@ -20,13 +20,13 @@ LOOK_S = 0.5
 MAX_BATCHES = 100
 
 
-class Bell:
+class DueNotifier:
     """Any number of processes may ring: each telling is taken by one of them."""
 
     def __init__(self, batches: Batches, app: Celery, metrics: Metrics) -> None:
         self._batches, self._app, self._metrics = batches, app, metrics
 
-    async def ring(self) -> int:
+    async def notify(self) -> int:
         """Tell what is due; how many. Raises Unavailable, OperationalError (Celery's broker is away)."""
         due = await self._batches.due(MAX_BATCHES)
         for batch_id, number, reason in due:
@@ -39,7 +39,7 @@ class Bell:
         down = False
         while True:
             try:
-                await self.ring()
+                await self.notify()
                 down = False
             except (Unavailable, OperationalError, OSError) as error:
                 if not down:

@@ -7,11 +7,11 @@ import contextlib
 import logging
 from collections.abc import Collection
 
-from offline.batch.turn import Bench, Turn
+from offline.batch.turn import BatchTurn, TurnContext
 from runtime.config import ConfigError
 from streaming.batches.files import Files
 from streaming.batches.store import Batches
-from streaming.errors import DecodeError, Fenced, Stale, Unavailable
+from streaming.errors import DecodeError, Fenced, Superseded, Unavailable
 from streaming.store.identity import check_identity, disagreement, read_identity
 
 log = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ MAX_EXPIRED = 100
 """Files or batches forgotten in one round."""
 
 
-class Desk:
+class BatchRunner:
     """One per process. `stop` ends its turns early, in good order."""
 
-    def __init__(self, bench: Bench, quarantine_s: float) -> None:
+    def __init__(self, bench: TurnContext, quarantine_s: float) -> None:
         self._bench, self._quarantine_s = bench, quarantine_s
         self._batches, self._files = Batches(bench.tools.wire), Files(bench.tools.wire)
         self._problem = ""
@@ -39,9 +39,9 @@ class Desk:
         try:
             hold = await self._batches.hold(batch_id, telling)
             log.info("turn %d at a batch", hold.epoch, extra={"batch": batch_id, "state": hold.state})
-            await Turn(self._bench, hold, self.stop).run()
+            await BatchTurn(self._bench, hold, self.stop).run()
             turns.labels("done").inc()
-        except Stale as error:
+        except Superseded as error:
             log.debug("nothing to do: %s", error)
         except Fenced:
             turns.labels("taken").inc()

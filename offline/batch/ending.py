@@ -10,8 +10,8 @@ import logging
 
 import msgspec
 
-from streaming.batches.file_store import Shelf
-from streaming.jobs.messages import BatchState, Progress, StoredFile
+from streaming.batches.file_store import FileStore
+from streaming.jobs.messages import BatchProgress, BatchState, StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -20,17 +20,17 @@ class Ending(msgspec.Struct, frozen=True):
     """What a turn said last of a batch."""
 
     state: BatchState
-    progress: Progress
+    progress: BatchProgress
     files: tuple[StoredFile, ...] = ()
 
 
-def note_ending(shelf: Shelf, batch_id: str, epoch: int, ending: Ending) -> None:
+def note_ending(shelf: FileStore, batch_id: str, epoch: int, ending: Ending) -> None:
     """Before the store is told. Each turn has a note of its own, so one that was overtaken spoils no other's. Raises
     OSError."""
     shelf.note(batch_id, epoch, msgspec.json.encode(ending))
 
 
-def noted_ending(shelf: Shelf, batch_id: str) -> Ending | None:
+def noted_ending(shelf: FileStore, batch_id: str) -> Ending | None:
     """The last one whose files are there, out of quarantine if need be. Raises OSError."""
     for data in shelf.notes(batch_id):
         try:

@@ -17,17 +17,17 @@ import msgspec
 
 from api.openai.batch_lines import answer, envelope, job_of, refusal, request_of, worth_retrying
 from api.openai.errors import ApiError, too_large_for_store
-from offline.batch.urgency import Standing, lane_of, window_of
-from streaming.batches.ledger import Ledger, Outcome, Plan, Row, Segment
-from streaming.batches.store import Hold
+from offline.batch.urgency import BatchStanding, lane_of, window_of
+from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment
+from streaming.batches.store import BatchLease
 from streaming.errors import LaneFull, NeverFits, StoreFull
 from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Job, ModelCard, Progress, State, Usage
+from streaming.jobs.messages import BatchProgress, Job, JobState, ModelCard, Usage
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import Journal, Record
+from streaming.jobs.records import JobReader, JobRecord
 from streaming.keys import line_job_id, partition_of
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
@@ -48,10 +48,10 @@ SLOTS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class BatchTools:
     """What every turn works with."""
 
-    wire: Wire
+    wire: RedisClient
     headroom: Headroom
     store: StoreMonitor
     models: Sequence[str]
@@ -63,11 +63,11 @@ class Tools:
 class Lines:
     """One turn at the lines of one batch. `now_ms` is kept by whoever hears the store's time."""
 
-    def __init__(self, tools: Tools, hold: Hold, folder: Path) -> None:
+    def __init__(self, tools: BatchTools, hold: BatchLease, folder: Path) -> None:
         self._tools, self._hold, self._folder = tools, hold, folder
         self._queue = Queue(tools.wire, tools.headroom)
-        self._journal, self._fleet = Journal(tools.wire), Fleet(tools.wire)
-        self.plan, self.ledger = Plan(), Ledger(folder, 0)
+        self._journal, self._fleet = JobReader(tools.wire), Fleet(tools.wire)
+        self.plan, self.ledger = InputPlan(), Ledger(folder, 0)
         self.base = hold.progress
         """What of the progress is not about lines."""
         self.now_ms = hold.now_ms
@@ -113,7 +113,7 @@ class Lines:
         self.opened = True
 
     def _load(self) -> None:
-        self.plan = Plan.load(self._folder)
+        self.plan = InputPlan.load(self._folder)
         self.ledger = Ledger.load(self._folder, len(self.plan))
         self._copies = self.plan.copies()
         self._source = (self._folder / "input").open("rb")
@@ -157,7 +157,7 @@ class Lines:
                     written.append(job_id)
             await self._commit()
         if written:
-            await self._queue.fade(written, FADE_S)
+            await self._queue.shorten_retention(written, FADE_S)
         return len(written)
 
     async def feed(self) -> int:
@@ -212,7 +212,7 @@ class Lines:
             # Written before it is done: were this process lost in between, the end of the old job as cancelled would
             # be taken for the line's.
             for line in part.values():
-                self._segment.add(line, Outcome.WITHDRAWN, self.ledger.attempts[line] + 1)
+                self._segment.add(line, LineOutcome.WITHDRAWN, self.ledger.attempts[line] + 1)
             await self._commit()
             self._take_back(part, await self._queue.stop(list(part), waiting_only=True))
 
@@ -226,9 +226,9 @@ class Lines:
         items = list(self._queued.items())
         return [dict(items[at : at + AT_ONCE]) for at in range(0, len(items), AT_ONCE)]
 
-    def _take_back(self, part: dict[str, int], states: Sequence[State | None]) -> None:
+    def _take_back(self, part: dict[str, int], states: Sequence[JobState | None]) -> None:
         for (job_id, line), state in zip(part.items(), states, strict=True):
-            if state in (State.QUEUED, None):
+            if state in (JobState.QUEUED, None):
                 del self._queued[job_id]
                 self._waiting.appendleft(line)
 
@@ -270,7 +270,7 @@ class Lines:
 
     def _refuse(self, line: int, error: ApiError, gone: set[int]) -> bool:
         """The line ends with this error, and waits no longer."""
-        self._segment.add(line, Outcome.FAILED, self.ledger.attempts[line], refusal(error, self._job_id(line)))
+        self._segment.add(line, LineOutcome.FAILED, self.ledger.attempts[line], refusal(error, self._job_id(line)))
         gone.add(line)
         return True
 
@@ -295,32 +295,34 @@ class Lines:
         partitions = self._tools.wire.settings.partitions
         return line_job_id(self._hold.batch.id, line, self.ledger.attempts[line], partitions)
 
-    def _settle(self, line: int, record: Record) -> None:
+    def _settle(self, line: int, record: JobRecord) -> None:
         """What the end of a line's job means for the line."""
         assert record.terminal is not None
         attempt = self.ledger.attempts[line]
-        if (record.state is State.CANCELLED and self._giving_up) or self._out_of_time(record):
+        if (record.state is JobState.CANCELLED and self._giving_up) or self._out_of_time(record):
             self._waiting.appendleft(line)
-        elif record.state is State.CANCELLED:
+        elif record.state is JobState.CANCELLED:
             # By an earlier turn that said so late, or by its id: nobody has cancelled the batch. As a new job, for the
             # old one has ended.
-            self._segment.add(line, Outcome.WITHDRAWN, attempt + 1)
+            self._segment.add(line, LineOutcome.WITHDRAWN, attempt + 1)
             self._waiting.appendleft(line)
         elif worth_retrying(record) and self.ledger.failures[line] < self._tools.settings.retries:
-            self._segment.add(line, Outcome.RETRIED, attempt + 1)
+            self._segment.add(line, LineOutcome.RETRIED, attempt + 1)
             self._waiting.appendleft(line)
         else:
             good, kept = answer(record)
-            self._segment.add(line, Outcome.DONE if good else Outcome.FAILED, attempt, kept, record.terminal.usage)
+            self._segment.add(
+                line, LineOutcome.DONE if good else LineOutcome.FAILED, attempt, kept, record.terminal.usage
+            )
 
-    def _out_of_time(self, record: Record) -> bool:
+    def _out_of_time(self, record: JobRecord) -> bool:
         """Whether it was the batch's time that was over, not one the line set itself."""
         expires_ms = self._hold.expires_ms
-        return record.state is State.EXPIRED and bool(expires_ms) and record.deadline_ms >= expires_ms
+        return record.state is JobState.EXPIRED and bool(expires_ms) and record.deadline_ms >= expires_ms
 
     async def _commit(self) -> None:
         rows = await asyncio.to_thread(self._segment.commit)
-        failures = sum(row.outcome is Outcome.RETRIED for row in rows)
+        failures = sum(row.outcome is LineOutcome.RETRIED for row in rows)
         ends = self.ledger.take(rows)
         self.tokens_left -= sum(self.plan.tokens[row.line] for row in ends)
         ended = self._count(ends)
@@ -330,7 +332,7 @@ class Lines:
 
     # --- how it stands -----------------------------------------------------------------------------------------------
 
-    def progress(self) -> Progress:
+    def progress(self) -> BatchProgress:
         """The batch's, brought up to now."""
         return msgspec.structs.replace(
             self.base,
@@ -345,14 +347,14 @@ class Lines:
             per_second=round(self._pace(), 3),
         )
 
-    def _count(self, rows: Sequence[Row]) -> int:
+    def _count(self, rows: Sequence[AnswerRow]) -> int:
         """Count these ends, for their twins too; how many lines that were."""
         ended, used = 0, self._usage
         prompt, completion, cached = used.prompt, used.completion, used.cached
         for row in rows:
             lines = self._copies[row.line]
             ended += lines
-            if row.outcome is Outcome.DONE:
+            if row.outcome is LineOutcome.DONE:
                 self._completed += lines
             else:
                 self._failed += lines
@@ -361,9 +363,9 @@ class Lines:
         self._usage = Usage(prompt, completion, cached)
         return ended
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> BatchStanding:
         left_ms, window_ms = self._left_ms(), self._hold.batch.window_ms
-        return Standing(
+        return BatchStanding(
             lines_left=len(self.plan) - self._completed - self._failed,
             per_second=self._pace(),
             left_s=None if left_ms is None else left_ms / 1000,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from api.openai.batch_lines import BadLine, Envelope, envelope, refusal, request_of, traits
 from api.openai.errors import ApiError
-from streaming.batches.ledger import Outcome, Plan, Segment, lines_of
+from streaming.batches.ledger import InputPlan, LineOutcome, Segment, lines_of
 from streaming.jobs.messages import LineFault, ModelCard
 
 MAX_FAULTS = 100
@@ -20,7 +20,7 @@ MAX_LINE = 2 * 1024 * 1024
 LOOK_EVERY = 64
 
 
-class Interrupted(Exception):
+class SurveyInterrupted(Exception):
     """Raised when the reading was to stop before its end."""
 
 
@@ -42,7 +42,7 @@ class Terms:
 class Survey:
     """What an input was found to be. With faults, nothing of it is run."""
 
-    plan: Plan = field(default_factory=Plan)
+    plan: InputPlan = field(default_factory=InputPlan)
     faults: list[LineFault] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
     tokens: int = 0
@@ -59,7 +59,7 @@ def survey(source: Path, terms: Terms, segment: Segment, go_on: Callable[[], boo
     with source.open("rb") as file:
         for number, offset, data in lines_of(file, terms.longest):
             if number % LOOK_EVERY == 0 and not go_on():
-                raise Interrupted
+                raise SurveyInterrupted
             if len(found.plan) >= terms.max_lines:
                 message = f"The file has more than {terms.max_lines} lines, the most one batch may have."
                 found.faults.append(LineFault(number, "too_many_lines", message))
@@ -94,7 +94,7 @@ def _take(line: Envelope, place: int, terms: Terms, found: Survey, grouping: _Gr
     try:
         request = request_of(line, terms.models, terms.max_choices)
     except ApiError as error:
-        segment.add(place, Outcome.FAILED, answer=refusal(error))
+        segment.add(place, LineOutcome.FAILED, answer=refusal(error))
         found.refused += 1
         return
     seen = traits(request, terms.cards.get(request.model))

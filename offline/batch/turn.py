@@ -16,12 +16,12 @@ import msgspec
 
 from api.openai.batch_outputs import blocks, output_lines
 from offline.batch.ending import Ending, note_ending, noted_ending
-from offline.batch.lines import Lines, Tools
-from offline.batch.survey import Interrupted, Survey, Terms, survey
-from streaming.batches.file_store import Incoming, Shelf
+from offline.batch.lines import BatchTools, Lines
+from offline.batch.survey import Survey, SurveyInterrupted, Terms, survey
+from streaming.batches.file_store import FileStore, Incoming
 from streaming.batches.files import Files
-from streaming.batches.ledger import PLAN, Ledger, Outcome, Plan, Segment
-from streaming.batches.store import Batches, Hold, Verdict
+from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment
+from streaming.batches.store import Batches, BatchLease, SaveResult
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.processes import Fleet
 from streaming.jobs.messages import BatchState, LineFault, StoredFile
@@ -48,11 +48,11 @@ Why: TypeAlias = Literal["", "expired", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class TurnContext:
     """What a turn works with."""
 
-    tools: Tools
-    shelf: Shelf
+    tools: BatchTools
+    shelf: FileStore
     metrics: Metrics
     keep_s: int
     """How long files and the record are kept."""
@@ -60,15 +60,15 @@ class Bench:
     say_s: float = SAY_S
 
 
-class Turn:
+class BatchTurn:
     """`stop` ends it early, in good order."""
 
-    def __init__(self, bench: Bench, hold: Hold, stop: asyncio.Event) -> None:
+    def __init__(self, bench: TurnContext, hold: BatchLease, stop: asyncio.Event) -> None:
         self._bench, self._hold, self._stop = bench, hold, stop
         self._batches, self._files = Batches(bench.tools.wire), Files(bench.tools.wire)
         self._folder = bench.shelf.work(hold.batch.id)
         self._state, self._progress = hold.state, hold.progress
-        self._verdict = Verdict(hold.now_ms, hold.state, hold.paused)
+        self._verdict = SaveResult(hold.now_ms, hold.state, hold.paused)
         self._tokens: int | None = None
         self._saying = asyncio.Lock()
         self._ended = False
@@ -196,7 +196,7 @@ class Turn:
             if not found.faults:
                 await asyncio.to_thread(segment.commit)
                 await asyncio.to_thread(found.plan.save, self._folder)
-        except Interrupted:
+        except SurveyInterrupted:
             await self._say(rest_ms=0)
             return False
         except FileNotFoundError:
@@ -285,9 +285,9 @@ class Turn:
         if self._verdict.state is not BatchState.CANCELLING:
             await self._enter(BatchState.FINALIZING, finalizing_ms=self._verdict.now_ms)
         lines = self._lines
-        made: list[tuple[Outcome, StoredFile]] = []
+        made: list[tuple[LineOutcome, StoredFile]] = []
         try:
-            for outcome in (Outcome.DONE, Outcome.FAILED):
+            for outcome in (LineOutcome.DONE, LineOutcome.FAILED):
                 file = await asyncio.to_thread(self._assemble, lines.plan, lines.ledger, outcome, why)
                 if file is not None:
                     made.append((outcome, file))
@@ -298,15 +298,15 @@ class Turn:
                 states.get(why, BatchState.CANCELLED),
                 [file for _, file in made],
                 failed=self._progress.total - self._progress.completed,
-                output_file=named.get(Outcome.DONE, ""),
-                error_file=named.get(Outcome.FAILED, ""),
+                output_file=named.get(LineOutcome.DONE, ""),
+                error_file=named.get(LineOutcome.FAILED, ""),
             )
         except Fenced:
             for _, file in made:  # whoever has the batch now makes its own
                 await asyncio.to_thread(self._bench.shelf.remove, file.id)
             raise
 
-    def _assemble(self, plan: Plan, ledger: Ledger, outcome: Outcome, why: Why) -> StoredFile | None:
+    def _assemble(self, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, why: Why) -> StoredFile | None:
         """None if it would be empty. Blocks."""
         batch, shelf = self._hold.batch, self._bench.shelf
         incoming = shelf.open_incoming()
@@ -314,17 +314,17 @@ class Turn:
             for block in blocks(output_lines(batch.id, self._folder, plan, ledger, outcome, why)):
                 incoming.write(block)
                 if self._lost:
-                    raise Interrupted
+                    raise SurveyInterrupted
             return self._keep(incoming, outcome) if incoming.size else None
         finally:
             incoming.discard()
 
-    def _keep(self, incoming: Incoming, outcome: Outcome) -> StoredFile:
+    def _keep(self, incoming: Incoming, outcome: LineOutcome) -> StoredFile:
         batch, now_ms = self._hold.batch, self._verdict.now_ms
         file = StoredFile(
             id=self._files.new_id(batch.tenant),
             tenant=batch.tenant,
-            name=f"{batch.id}_{'output' if outcome is Outcome.DONE else 'error'}.jsonl",
+            name=f"{batch.id}_{'output' if outcome is LineOutcome.DONE else 'error'}.jsonl",
             size=incoming.size,
             purpose=OUTPUT,
             created_ms=now_ms,

@@ -16,7 +16,7 @@ FEWEST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BatchStanding:
     """Where a batch stands. Times in seconds; `left_s` and `window_s` are None for a batch without a deadline."""
 
     lines_left: int
@@ -26,7 +26,7 @@ class Standing:
     window_s: float | None
 
 
-def lane_of(standing: Standing, ceiling: Priority) -> tuple[Priority, str]:
+def lane_of(standing: BatchStanding, ceiling: Priority) -> tuple[Priority, str]:
     """The lane for lines put now, never above `ceiling`, and the reason."""
     lane, reason = _wanted(standing)
     if lane.rank < ceiling.rank:
@@ -34,7 +34,7 @@ def lane_of(standing: Standing, ceiling: Priority) -> tuple[Priority, str]:
     return lane, reason
 
 
-def _wanted(standing: Standing) -> tuple[Priority, str]:
+def _wanted(standing: BatchStanding) -> tuple[Priority, str]:
     left_s, window_s = standing.left_s, standing.window_s
     if left_s is None or window_s is None:
         return Priority.BATCH, "no deadline"

@@ -8,14 +8,14 @@ from typing import Any
 from api.openai.cursor import latest_of
 from api.openai.rendering import Facts, JobView, completion, job_object, to_json
 from streaming.events.outbox import Event
-from streaming.jobs.records import Record
+from streaming.jobs.records import JobRecord
 
 CONTENT_TYPE = "application/cloudevents+json"
 SHOWN = ("model", "priority", "metadata")
 """Fields of the job object that do not change while it lives."""
 
 
-def cloud_event(event: Event, record: Record | None, source: str, *, results: bool) -> bytes:
+def cloud_event(event: Event, record: JobRecord | None, source: str, *, results: bool) -> bytes:
     """`record` is the job's; None for a batch, and for a job that is no longer kept: then there is only its id."""
     data: dict[str, Any] = {"id": event.subject, "tenant": event.tenant}
     if record is not None:
@@ -39,14 +39,14 @@ def _over(event: Event) -> bool:
     return event.type not in ("job.accepted", "job.started")
 
 
-def _result(record: Record) -> dict[str, Any] | None:
+def _result(record: JobRecord) -> dict[str, Any] | None:
     """The answer of a job that was completed."""
     if record.terminal is None or not record.completed:
         return None
     return completion(Facts.of(record.job, record.created_ms), record.terminal, record.terminal.rows)
 
 
-def _view(record: Record) -> JobView:
+def _view(record: JobRecord) -> JobView:
     return JobView(
         facts=Facts.of(record.job, record.created_ms),
         status=record.state,

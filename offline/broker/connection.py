@@ -43,7 +43,7 @@ def tls_of(url: str) -> dict[str, Any] | None:
     return None
 
 
-class Broken(Exception):
+class BrokerUnavailable(Exception):
     """Raised when the broker is away or the connection is lost. Its words hold no password."""
 
 
@@ -119,14 +119,14 @@ class Broker:
 
     def close(self) -> None:
         """What is held comes again, to whoever takes next. Never raises."""
-        with contextlib.suppress(Broken):  # it was closed already, from the other side
+        with contextlib.suppress(BrokerUnavailable):  # it was closed already, from the other side
             self._guard(self._connection.release)
 
     def _guard(self, step: Any) -> None:
         try:
             step()
         except self._faults as error:
-            raise Broken(f"{self._where}: {type(error).__name__} {error}") from error
+            raise BrokerUnavailable(f"{self._where}: {type(error).__name__} {error}") from error
 
 
 def _queue(name: str) -> Queue:

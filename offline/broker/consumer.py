@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError as FutureCancelled
 
 from kombu.message import Message
 
-from offline.broker.connection import HEARTBEAT_S, Broken, Broker
+from offline.broker.connection import HEARTBEAT_S, Broker, BrokerUnavailable
 from offline.broker.intake import Intake, Rejected
 from streaming.errors import LaneFull, StoreFull, Unavailable
 from streaming.settings import EventSettings
@@ -59,7 +59,7 @@ class Consumer:
                 while not self._stop.is_set():
                     for message in broker.take(LOOK_S):
                         self._take(broker, message, loop)
-            except Broken as error:
+            except BrokerUnavailable as error:
                 if not down:
                     log.warning("no jobs are taken until the broker answers: %s", error)
                 down = True

@@ -9,13 +9,13 @@ from api.openai.errors import ApiError, model_not_found, too_large_for_store
 from api.openai.json_weight import weighed
 from api.openai.schemas import check_choices, parse, to_job
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
-from streaming.events.outbox import Wanted
+from streaming.events.outbox import EventSubscriptions
 from streaming.events.redeliveries import Redeliveries
 from streaming.fleet.processes import Fleet
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.queue import Queue
 from streaming.keys import joined
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import UNLIMITED, EventSettings, ModelSettings, QuotaSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
@@ -35,12 +35,12 @@ class Intake:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: RedisClient,
         headroom: Headroom,
         store: StoreMonitor,
         models: Mapping[str, ModelSettings],
         settings: EventSettings,
-        wanted: Wanted,
+        wanted: EventSubscriptions,
         max_choices: int,
         quota: QuotaSettings = UNLIMITED,
     ) -> None:

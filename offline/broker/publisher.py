@@ -7,11 +7,11 @@ import logging
 from collections.abc import Sequence
 
 from offline.broker.cloudevents import CONTENT_TYPE, cloud_event
-from offline.broker.connection import Broken, Broker
+from offline.broker.connection import Broker, BrokerUnavailable
 from streaming.errors import Unavailable
 from streaming.events.outbox import Event, Outbox
-from streaming.jobs.records import Journal
-from streaming.redis.client import Wire
+from streaming.jobs.records import JobReader
+from streaming.redis.client import RedisClient
 from streaming.settings import EventSettings
 from telemetry.metrics import Metrics
 
@@ -25,8 +25,8 @@ MAX_EVENTS = 50
 class Publisher:
     """One per process; any number of processes share the work. While the broker is away the outbox keeps all."""
 
-    def __init__(self, wire: Wire, name: str, settings: EventSettings, metrics: Metrics) -> None:
-        self._outbox, self._journal = Outbox(wire, "broker"), Journal(wire)
+    def __init__(self, wire: RedisClient, name: str, settings: EventSettings, metrics: Metrics) -> None:
+        self._outbox, self._journal = Outbox(wire, "broker"), JobReader(wire)
         self._name, self._settings, self._metrics = name, settings, metrics
         self._broker: Broker | None = None
 
@@ -39,7 +39,7 @@ class Publisher:
                 try:
                     wait_s = 0.0 if await self.publish() else LOOK_S
                     down = False
-                except Broken as error:
+                except BrokerUnavailable as error:
                     if not down:
                         log.warning("events wait in the outbox until the broker answers: %s", error)
                     down = True

@@ -29,8 +29,8 @@ from offline.webhooks.signature import signed_headers
 from runtime.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.events.outbox import Event, Outbox, endpoints_for
-from streaming.events.webhooks import Errand, Webhooks
-from streaming.redis.client import Wire
+from streaming.events.webhooks import DeliveryAttempt, Webhooks
+from streaming.redis.client import RedisClient
 from streaming.settings import WebhookSettings
 from telemetry.metrics import Metrics
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 MAX_EVENTS = 100
-HANDS = 8
+MAX_IN_FLIGHT = 8
 """Attempts under way at one endpoint."""
 MAX_BYTES = 64 * 1024
 """Of an answer; the rest is not read."""
@@ -46,7 +46,7 @@ MAX_BYTES = 64 * 1024
 FAULTS = (NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol, TimeoutError, OSError)
 
 
-def body_of(errand: Errand) -> bytes:
+def body_of(errand: DeliveryAttempt) -> bytes:
     """What is sent, the same for every attempt: OpenAI's event object. It names what ended and holds none of it."""
     created = errand.at_ms // 1000
     event = {"id": errand.event, "object": "event", "created_at": created, "type": errand.type}
@@ -70,7 +70,7 @@ class Endpoint:
         """For one attempt and saying what came of it."""
         return int(2000 * self.settings.timeout_s)
 
-    async def send(self, errand: Errand) -> tuple[int, str]:
+    async def send(self, errand: DeliveryAttempt) -> tuple[int, str]:
         """The answer's status, or 0, and what went wrong, or ""; redirects are answers like any other."""
         body = body_of(errand)
         headers = signed_headers(self.settings.secret, errand.id, errand.now_ms // 1000, body)
@@ -111,7 +111,7 @@ def _trusted(name: str, settings: WebhookSettings) -> ssl.SSLContext:
 class Postman:
     """One per process; any number of processes share the work."""
 
-    def __init__(self, wire: Wire, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:
+    def __init__(self, wire: RedisClient, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:
         self._outbox, self._webhooks = Outbox(wire, "webhooks"), Webhooks(wire)
         self._name, self._endpoints, self._metrics = name, endpoints, metrics
         self._rows = {endpoint.name: endpoint.settings for endpoint in endpoints}
@@ -119,11 +119,11 @@ class Postman:
     async def keep_going(self) -> None:
         """For ever, whatever the store and the endpoints do."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_sorting())
+            group.create_task(self._fan_out())
             for endpoint in self._endpoints:
                 group.create_task(self._keep_delivering(endpoint))
 
-    async def _keep_sorting(self) -> None:
+    async def _fan_out(self) -> None:
         while True:
             try:
                 for event in await self._outbox.collect(self._name, MAX_EVENTS):
@@ -152,13 +152,13 @@ class Postman:
 
     async def _begin(self, endpoint: Endpoint, under_way: set[asyncio.Task[None]]) -> None:
         """An attempt for each message that is due, as far as there are hands (a partition may bring a few more)."""
-        room = HANDS - len(under_way)
+        room = MAX_IN_FLIGHT - len(under_way)
         for errand in await self._webhooks.outgoing(endpoint.name, room, endpoint.lease_ms) if room > 0 else []:
             task = asyncio.create_task(self._run(endpoint, errand))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
-    async def _run(self, endpoint: Endpoint, errand: Errand) -> None:
+    async def _run(self, endpoint: Endpoint, errand: DeliveryAttempt) -> None:
         try:
             await self._attempt(endpoint, errand)
         except Unavailable as error:
@@ -167,7 +167,7 @@ class Postman:
             # The boundary of one attempt: a fault of ours must not stop the other messages. Its lease runs out.
             log.exception("a webhook could not be sent", extra={"endpoint": endpoint.name, "message_id": errand.id})
 
-    async def _attempt(self, endpoint: Endpoint, errand: Errand) -> None:
+    async def _attempt(self, endpoint: Endpoint, errand: DeliveryAttempt) -> None:
         """Send it once and say what came of it. Raises Unavailable."""
         status, problem = await endpoint.send(errand)
         about = {"endpoint": endpoint.name, "message_id": errand.id, "type": errand.type}

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from scheduler.policy import health, starts
 from scheduler.policy.demand import Demand, asking, in_slots, keep_s, learn, tight
 from scheduler.policy.forecast import constraints, wait_s, workers_for
-from scheduler.policy.health import Health
-from scheduler.policy.limits import Limits
-from scheduler.policy.plan import Outlook, Plan, State
+from scheduler.policy.health import PoolHealth
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.plan import LaneOutlook, PolicyState, PoolPlan
 from scheduler.policy.rush import highest, noted
 from scheduler.policy.snapshot import Snapshot
 
@@ -46,7 +46,7 @@ class Need:
         return self.workers + self.spare
 
 
-def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) -> Plan:
+def decide(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float) -> PoolPlan:
     """The number of workers this model should have at `now` (seconds of any clock that only goes forward).
 
     `state` is the last plan's; None at first, which takes over the workers there are.
@@ -62,7 +62,7 @@ def decide(snapshot: Snapshot, limits: Limits, state: State | None, now: float) 
     return _follow(snapshot, limits, state, needs, now)
 
 
-def rest(snapshot: Snapshot, limits: Limits, state: State | None, now: float, why: str) -> Plan:
+def rest(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float, why: str) -> PoolPlan:
     """The same for a pool whose jobs go elsewhere: down to its minimum once no more was needed in the last while."""
     snapshot, state = _looked(snapshot, limits, state, now)
     if limits.paused:
@@ -72,16 +72,20 @@ def rest(snapshot: Snapshot, limits: Limits, state: State | None, now: float, wh
     return _plan(snapshot, limits, state, want, why, now)
 
 
-def _looked(snapshot: Snapshot, limits: Limits, state: State | None, now: float) -> tuple[Snapshot, State]:
+def _looked(
+    snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float
+) -> tuple[Snapshot, PolicyState]:
     """What there is to decide on, and what is known after the look."""
     if state is None:
-        state = State(len(snapshot.ready) + snapshot.starting)
+        state = PolicyState(len(snapshot.ready) + snapshot.starting)
     judged = health.judge(state.health, snapshot.workers, now)
     snapshot = _without_cordoned(snapshot, judged)
     return snapshot, replace(state, demand=learn(state.demand, snapshot, limits, now), health=judged)
 
 
-def _follow(snapshot: Snapshot, limits: Limits, state: State, needs: Sequence[Need], now: float) -> Plan:
+def _follow(
+    snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, needs: Sequence[Need], now: float
+) -> PoolPlan:
     """Up to the need at once; down with patience."""
     need = max(needs, key=lambda need: need.workers)
     have, want = limits.clamp(state.want), limits.clamp(_whole(need.workers))
@@ -101,7 +105,7 @@ def _follow(snapshot: Snapshot, limits: Limits, state: State, needs: Sequence[Ne
     return _plan(snapshot, limits, replace(state, fell=True), fewer, why, now)
 
 
-def _turned(state: State, now: float) -> State:
+def _turned(state: PolicyState, now: float) -> PolicyState:
     """Workers were given back, and now there are to be more again."""
     return replace(state, fell=False, no_small_step_until=now + REGRET_S) if state.fell else state
 
@@ -117,7 +121,7 @@ def _whole(workers: float) -> int:
 # --- what is needed --------------------------------------------------------------------------------------------------
 
 
-def needed(snapshot: Snapshot, limits: Limits, state: State, now: float) -> Sequence[Need]:
+def needed(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, now: float) -> Sequence[Need]:
     """What each consideration asks for, before any limit."""
     demand, have = state.demand, limits.clamp(state.want)
     quiet_s = now - demand.busy_at
@@ -134,7 +138,7 @@ def needed(snapshot: Snapshot, limits: Limits, state: State, now: float) -> Sequ
     return [awake, *_for_load(snapshot, limits, demand), *_for_targets(snapshot, limits, demand)]
 
 
-def _for_load(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Need]:
+def _for_load(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> list[Need]:
     """Room for jobs that cannot wait for a worker, now and in a rush, beside the others' usual share."""
     others = _others(snapshot, limits, demand)
     beside = f" beside {others:.0f} that can wait" if others >= 0.5 else ""
@@ -150,7 +154,7 @@ def _for_load(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Need]:
     return needs
 
 
-def _others(snapshot: Snapshot, limits: Limits, demand: Demand) -> float:
+def _others(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> float:
     """Slots for the usual share of jobs that can wait for a worker: arrivals times the seconds each is held, and no
     more than there are, for what waits is reckoned by its time to clear."""
     slots, held = 0.0, in_slots(snapshot, demand)
@@ -161,7 +165,7 @@ def _others(snapshot: Snapshot, limits: Limits, demand: Demand) -> float:
     return slots
 
 
-def _for_targets(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Need]:
+def _for_targets(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> list[Need]:
     """Enough to begin what waits within its targets and deadlines."""
     needs = []
     for ahead in constraints(snapshot, demand, limits):
@@ -173,7 +177,7 @@ def _for_targets(snapshot: Snapshot, limits: Limits, demand: Demand) -> list[Nee
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def _without_cordoned(snapshot: Snapshot, judged: Health) -> Snapshot:
+def _without_cordoned(snapshot: Snapshot, judged: PoolHealth) -> Snapshot:
     """Cordoned workers take nothing: they count as draining."""
     names = {cordon.worker for cordon in judged.cordons}
     if not names:
@@ -182,10 +186,12 @@ def _without_cordoned(snapshot: Snapshot, judged: Health) -> Snapshot:
     return replace(snapshot, workers=tuple(workers))
 
 
-def _plan(snapshot: Snapshot, limits: Limits, state: State, want: int, reason: str, now: float) -> Plan:
+def _plan(
+    snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, want: int, reason: str, now: float
+) -> PoolPlan:
     demand = replace(state.demand, starts=starts.ordered(state.demand.starts, want - state.want, now))
     wake_s = 0.0 if snapshot.ready else demand.starts.wake_s(limits.cold_start_s, now)
-    return Plan(
+    return PoolPlan(
         snapshot.model,
         want,
         reason,
@@ -198,13 +204,15 @@ def _plan(snapshot: Snapshot, limits: Limits, state: State, want: int, reason: s
     )
 
 
-def _outlook(snapshot: Snapshot, limits: Limits, demand: Demand, workers: int, wake_s: float) -> dict[str, Outlook]:
+def _outlook(
+    snapshot: Snapshot, limits: ScalingLimits, demand: Demand, workers: int, wake_s: float
+) -> dict[str, LaneOutlook]:
     """What a job put now may expect: the wake-up, and then what is before it. A sleeping model wakes one worker."""
     workers = workers or min(1, limits.most)
     waits = wait_s(snapshot, demand, workers)
     rate = workers * demand.capacity * demand.pace
     return {
-        lane.name: Outlook(
+        lane.name: LaneOutlook(
             waiting=lane.waiting,
             tokens=lane.waiting * demand.size(lane.name),
             arrivals=demand.rate(lane.name),
@@ -222,7 +230,7 @@ def _jobs(snapshot: Snapshot) -> str:
     return f"{waiting} and {snapshot.running} running" if snapshot.running else waiting
 
 
-def _why_stay(snapshot: Snapshot, limits: Limits, have: int, need: Need) -> str:
+def _why_stay(snapshot: Snapshot, limits: ScalingLimits, have: int, need: Need) -> str:
     idle = not snapshot.waiting and not snapshot.running
     if idle and not have:
         return "idle, asleep until the first job"

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.policy import rush, starts
-from scheduler.policy.limits import Limits
-from scheduler.policy.rush import BUCKET_S, Lens, Rush
-from scheduler.policy.snapshot import Lane, Served, Snapshot, Worker
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.rush import BUCKET_S, BurstConfig, Rush
+from scheduler.policy.snapshot import LaneLoad, ServedCount, Snapshot, WorkerLoad
 from scheduler.policy.starts import Starts
 
 RATE_S = 60.0
@@ -60,7 +60,7 @@ class Demand:
 
     at: float | None = None
     flows: Mapping[str, Flow] = field(default_factory=dict)
-    served: Mapping[str, Mapping[str, Served]] = field(default_factory=dict)
+    served: Mapping[str, Mapping[str, ServedCount]] = field(default_factory=dict)
     """The counters last seen, by worker and lane."""
     held_s: float = 0.0
     """Seconds jobs were held lately, summed over jobs; older ones count less."""
@@ -103,22 +103,22 @@ class Demand:
         flow = self.flows.get(lane)
         return 0.0 if flow is None else flow.rate
 
-    def cold_s(self, limits: Limits) -> float:
+    def cold_s(self, limits: ScalingLimits) -> float:
         """From deciding on a worker to having it: as measured, or as the settings assume."""
         return limits.cold_start_s if self.starts.cold_s is None else self.starts.cold_s
 
 
-def keep_s(demand: Demand, limits: Limits) -> float:
+def keep_s(demand: Demand, limits: ScalingLimits) -> float:
     """How long a worker that is not needed is kept, for what it would cost to get it back."""
     return max(limits.idle_s, IDLE_STARTS * demand.cold_s(limits))
 
 
-def tight(lane: str, demand: Demand, limits: Limits) -> bool:
+def tight(lane: str, demand: Demand, limits: ScalingLimits) -> bool:
     """Whether jobs of this lane may wait less than a new worker takes to start: only workers that are there help."""
     return limits.targets.get(lane, math.inf) <= demand.cold_s(limits)
 
 
-def learn(demand: Demand, snapshot: Snapshot, limits: Limits, now: float) -> Demand:
+def learn(demand: Demand, snapshot: Snapshot, limits: ScalingLimits, now: float) -> Demand:
     """What is known after one more look at `now` (seconds of any clock that only goes forward)."""
     demand = replace(demand, starts=starts.seen(demand.starts, (worker.id for worker in snapshot.ready), now))
     since_s = max(0.0, now - demand.at) if demand.at is not None else 0.0
@@ -157,14 +157,16 @@ def asking(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
     return {lane.name: run[lane.name] + min(lane.waiting, late[lane.name]) for lane in snapshot.lanes}
 
 
-def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[Worker, ...]) -> dict[str, tuple[int, int]]:
+def _ended(
+    before: Mapping[str, Mapping[str, ServedCount]], workers: tuple[WorkerLoad, ...]
+) -> dict[str, tuple[int, int]]:
     """Jobs and tokens by lane since the last look. What a worker that was never seen before has ended counts too: it
     is new. What one ended after it was last seen is lost with it."""
     ended: dict[str, tuple[int, int]] = {}
     for worker in workers:
         known = before.get(worker.id, {})
         for lane, served in worker.served.items():
-            past = known.get(lane, Served())
+            past = known.get(lane, ServedCount())
             jobs, tokens = ended.get(lane, (0, 0))
             ended[lane] = (
                 jobs + max(0, served.jobs - past.jobs),
@@ -174,14 +176,14 @@ def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[Worker, ..
 
 
 def _remembered(
-    before: Mapping[str, Mapping[str, Served]], workers: tuple[Worker, ...]
-) -> Mapping[str, Mapping[str, Served]]:
+    before: Mapping[str, Mapping[str, ServedCount]], workers: tuple[WorkerLoad, ...]
+) -> Mapping[str, Mapping[str, ServedCount]]:
     """A worker that is not seen for a moment must not count twice when it is back; those long gone are forgotten."""
     now = {worker.id: worker.served for worker in workers}
     return {**before, **now} if len(before) < MAX_REMEMBERED else now
 
 
-def _flow(flow: Flow | None, lane: Lane, ended: Mapping[str, tuple[int, int]], since_s: float) -> Flow:
+def _flow(flow: Flow | None, lane: LaneLoad, ended: Mapping[str, tuple[int, int]], since_s: float) -> Flow:
     there = lane.running + lane.waiting
     if flow is None:
         return Flow(lane.added, there=there, running=lane.running, offered=there)
@@ -202,21 +204,21 @@ def _flow(flow: Flow | None, lane: Lane, ended: Mapping[str, tuple[int, int]], s
     )
 
 
-def _offered(flow: Flow, lane: Lane, came: int) -> float:
+def _offered(flow: Flow, lane: LaneLoad, came: int) -> float:
     """Jobs that wait would have ended in the same share as those that ran."""
     gone = max(0, flow.there + came - lane.running - lane.waiting)
     stay = 1 - min(1.0, gone / flow.running) if flow.running else 1.0
     return max(flow.offered * stay + came, lane.running) if lane.waiting else lane.running
 
 
-def _rushes(demand: Demand, held: Mapping[str, float], limits: Limits, now: float) -> dict[str, Rush]:
+def _rushes(demand: Demand, held: Mapping[str, float], limits: ScalingLimits, now: float) -> dict[str, Rush]:
     """A job that may wait for a while needs room only for what comes within a cold start less that while."""
     rushes, jobs, cold_s = {}, 0.0, demand.cold_s(limits)
     for lane, more in held.items():
         jobs += more
         if tight(lane, demand, limits):
             horizon_s = max(cold_s - limits.targets[lane], BUCKET_S)
-            lens = Lens(horizon_s, keep_s(demand, limits), limits.cover, demand.capacity)
+            lens = BurstConfig(horizon_s, keep_s(demand, limits), limits.cover, demand.capacity)
             rushes[lane] = rush.follow(demand.rushes.get(lane, Rush()), jobs, lens, now)
     return rushes
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler.policy.demand import Demand, tight
-from scheduler.policy.limits import Limits
-from scheduler.policy.snapshot import Lane, Snapshot
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.snapshot import LaneLoad, Snapshot
 
 LEAST_SHARE = 0.1
 """Of its target that a lane behind its target is still given: catching up costs at most ten times the pace."""
@@ -65,7 +65,7 @@ def workers_for(ahead: Ahead, demand: Demand, running: int, most: int) -> int:
     return bisect_left(range(most), True, key=lambda n: clear_s(ahead, n, demand, running) <= ahead.within_s)
 
 
-def constraints(snapshot: Snapshot, demand: Demand, limits: Limits) -> Iterator[Ahead]:
+def constraints(snapshot: Snapshot, demand: Demand, limits: ScalingLimits) -> Iterator[Ahead]:
     """Everything that has to be begun by some time: each lane's queue-time target, and the nearest deadlines."""
     jobs, tokens, overtaking = 0, 0.0, 0.0
     for lane in snapshot.lanes:
@@ -81,7 +81,7 @@ def constraints(snapshot: Snapshot, demand: Demand, limits: Limits) -> Iterator[
         overtaking += demand.rate(lane.name) * size
 
 
-def _target(lane: Lane, demand: Demand, limits: Limits) -> tuple[float, str]:
+def _target(lane: LaneLoad, demand: Demand, limits: ScalingLimits) -> tuple[float, str]:
     target = limits.targets.get(lane.name, math.inf)
     waiting = f"{lane.waiting} {lane.name} waiting (oldest {lane.oldest_s:.1f} s)"
     if target == math.inf:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scheduler.policy.snapshot import Worker
+from scheduler.policy.snapshot import WorkerLoad
 
 BLOCK_TOKENS = 32
 """Tokens of one cache block (TensorRT-LLM's default)."""
@@ -18,7 +18,7 @@ BUSY = 10.0
 """Below this a worker is busy."""
 
 
-def freeness(worker: Worker) -> float:
+def freeness(worker: WorkerLoad) -> float:
     """Blocks per job held; infinite for a worker that holds none, negative when more waits inside than fits.
 
     A job that waits inside is taken to need as much as the mean of those that run.
@@ -34,17 +34,17 @@ def freeness(worker: Worker) -> float:
     return (size - used - worker.waiting * each) / BLOCK_TOKENS / held
 
 
-def merged(workers: Sequence[Worker]) -> float:
+def merged(workers: Sequence[WorkerLoad]) -> float:
     """Freeness of all of them as if they were one; minus infinity when there is none."""
     if not workers:
         return -math.inf
     sums = [sum(getattr(worker, name) for worker in workers) for name in ("slots", "running", "waiting")]
     whole = all(worker.kv_tokens for worker in workers)
     size, used = (sum(w.kv_tokens for w in workers), sum(w.kv_used for w in workers)) if whole else (0, 0)
-    return freeness(Worker("all", slots=sums[0], running=sums[1], waiting=sums[2], kv_tokens=size, kv_used=used))
+    return freeness(WorkerLoad("all", slots=sums[0], running=sums[1], waiting=sums[2], kv_tokens=size, kv_used=used))
 
 
-def placement(workers: Sequence[Worker], draw: float = 0.0, among: int = 1) -> Worker | None:
+def placement(workers: Sequence[WorkerLoad], draw: float = 0.0, among: int = 1) -> WorkerLoad | None:
     """Who should get the next job: the freest that is not busy, else the freest at all; None when there is nobody.
 
     With `among` > 1 one of so many freest is taken by `draw` (0 <= draw < 1): several callers that look at the same

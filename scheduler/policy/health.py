@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
 
-from scheduler.policy.snapshot import Worker
+from scheduler.policy.snapshot import WorkerLoad
 
 WINDOW_S = 8.0
 """Of one measurement."""
@@ -36,7 +36,7 @@ FAILED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Cordon:
+class CordonDecision:
     """A worker that is to take no more jobs, finish what it has, and be replaced."""
 
     worker: str
@@ -56,7 +56,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WorkerRecord:
     """One worker under watch: its counters at the beginning of the window under way, and what came before."""
 
     began: float
@@ -70,20 +70,20 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class PoolHealth:
     """What is known of all workers of a model."""
 
-    records: Mapping[str, Record] = field(default_factory=dict)
+    records: Mapping[str, WorkerRecord] = field(default_factory=dict)
     history: tuple[tuple[float, float], ...] = ()
     """(batch, seconds) of steps of workers that were not struck."""
     usual: tuple[float, float] = (1.0, 0.0)
     """See `usual_step`."""
     fitted: float | None = None
     """When `usual` was worked out."""
-    cordons: tuple[Cordon, ...] = ()
+    cordons: tuple[CordonDecision, ...] = ()
 
 
-def judge(known: Health, workers: Iterable[Worker], now: float) -> Health:
+def judge(known: PoolHealth, workers: Iterable[WorkerLoad], now: float) -> PoolHealth:
     """Close the windows that are full and strike the slow; after enough strikes in a row a worker is cordoned.
 
     At most a quarter of the workers, and at least one, may be under cordon at once: when all are slow, the cause is
@@ -109,16 +109,16 @@ def judge(known: Health, workers: Iterable[Worker], now: float) -> Health:
     cordoned = {cordon.worker for cordon in cordons}
     for name in closed:
         if room > 0 and name not in cordoned and records[name].strikes >= STRIKES:
-            cordons = (*cordons, Cordon(name, f"{_why(name, records, usual, now)}, {STRIKES} times in a row"))
+            cordons = (*cordons, CordonDecision(name, f"{_why(name, records, usual, now)}, {STRIKES} times in a row"))
             room -= 1
-    return Health(records, history, usual, fitted, cordons)
+    return PoolHealth(records, history, usual, fitted, cordons)
 
 
-def _followed(record: Record | None, worker: Worker, now: float) -> Record:
+def _followed(record: WorkerRecord | None, worker: WorkerLoad, now: float) -> WorkerRecord:
     jobs = sum(served.jobs for served in worker.served.values())
     failed = sum(served.failed for served in worker.served.values())
     if record is None or worker.steps < record.steps:
-        return Record(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed)
+        return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed)
     steps, ended = worker.steps - record.steps, jobs - record.jobs
     if now - record.began < WINDOW_S or (steps < LEAST_STEPS and ended < FAILED_JOBS):
         return record
@@ -126,10 +126,10 @@ def _followed(record: Record | None, worker: Worker, now: float) -> Record:
     batch = (worker.step_tokens - record.tokens) / steps if steps else 0.0
     share = (failed - record.failed) / ended if ended >= FAILED_JOBS else 0.0
     window = Window(now, batch, took, share)
-    return Record(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed, window, record.strikes)
+    return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed, window, record.strikes)
 
 
-def _why(name: str, records: Mapping[str, Record], usual: tuple[float, float], now: float) -> str:
+def _why(name: str, records: Mapping[str, WorkerRecord], usual: tuple[float, float], now: float) -> str:
     """What is wrong with a worker's last window, held against its peers'; "" if nothing is."""
     mine = records[name].window
     peers = [

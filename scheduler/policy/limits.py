@@ -12,7 +12,7 @@ TARGETS: Mapping[str, float] = {"interactive": 2.0, "standard": 30.0, "batch": 3
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ScalingLimits:
     """See [scheduler] and [models.<name>] in docs/configuration.md."""
 
     min: int = 1
@@ -37,7 +37,7 @@ class Limits:
     """Nothing is changed, only watched."""
     shapes: tuple[Shape, ...] = ()
     """The model's pools in the order of the load they are for, where it has several."""
-    pools: Mapping[str, Limits] = field(default_factory=dict)
+    pools: Mapping[str, ScalingLimits] = field(default_factory=dict)
     """The limits of each of them."""
 
     @property

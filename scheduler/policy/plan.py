@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.policy.demand import Demand
-from scheduler.policy.health import Cordon, Health
+from scheduler.policy.health import CordonDecision, PoolHealth
 from scheduler.policy.rush import Peaks
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PolicyState:
     """What the next decision must know of the last one."""
 
     want: int
@@ -22,11 +22,11 @@ class State:
     fell: bool = False
     """Whether the last change was downwards."""
     no_small_step_until: float = -math.inf
-    health: Health = field(default_factory=Health)
+    health: PoolHealth = field(default_factory=PoolHealth)
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class LaneOutlook:
     """What is expected of one lane."""
 
     waiting: int
@@ -41,17 +41,17 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PoolPlan:
     """The number of workers a pool should have, and the sentence that explains it."""
 
     model: str
     want: int
     """Without those that are cordoned."""
     reason: str
-    state: State
+    state: PolicyState
     """For the next decision."""
-    cordon: tuple[Cordon, ...] = ()
-    outlook: Mapping[str, Outlook] = field(default_factory=dict)
+    cordon: tuple[CordonDecision, ...] = ()
+    outlook: Mapping[str, LaneOutlook] = field(default_factory=dict)
     """By lane."""
     wake_s: float = 0.0
     """Until the first worker is there; 0 when one is."""

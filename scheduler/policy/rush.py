@@ -17,9 +17,9 @@ PAST_S = 3 * 3600.0
 """How far back rushes are remembered."""
 MAX_SAMPLES = 1000
 """Windows remembered, at the most."""
-FEW = 8
+SMOOTHING_JOBS = 8
 """Jobs added to both sides of a growth, so that one job becoming three is no rush; no more than a worker runs."""
-BEYOND = 1.25
+PEAK_CAP = 1.25
 """Times the highest of the past is where a rush is expected to end: what has risen will not rise as much again."""
 ASSUMED = 1.4
 """The growth before there is a past."""
@@ -47,7 +47,7 @@ def highest(peaks: Peaks) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Lens:
+class BurstConfig:
     """How a rush is looked at."""
 
     horizon_s: float
@@ -78,7 +78,7 @@ class Rush:
     """Peaks of all the past that is remembered."""
     growth: float = ASSUMED
     """What the wished share of the past stayed within."""
-    few: int = FEW
+    few: int = SMOOTHING_JOBS
 
     @property
     def usual(self) -> float:
@@ -92,12 +92,12 @@ class Rush:
         if self.usual <= 0:
             return 0.0
         grown = (self.usual + self.few) * self.growth - self.few
-        return max(self.usual, min(grown, BEYOND * highest(self.heights))) if len(self.past) >= TRUSTED else grown
+        return max(self.usual, min(grown, PEAK_CAP * highest(self.heights))) if len(self.past) >= TRUSTED else grown
 
 
-def follow(rush: Rush, jobs: float, lens: Lens, now: float) -> Rush:
+def follow(rush: Rush, jobs: float, lens: BurstConfig, now: float) -> Rush:
     """Take note of `jobs` at once, seen at `now`."""
-    before, few = rush.usual, max(1, min(FEW, lens.each))
+    before, few = rush.usual, max(1, min(SMOOTHING_JOBS, lens.each))
     peaks = noted(rush.peaks, jobs, now, lens.while_s)
     heights = noted(rush.heights, jobs, now, PAST_S)
     rush = replace(rush, peaks=peaks, heights=heights, peak=max(rush.peak, jobs), few=few)

@@ -36,7 +36,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ShapeChoice:
     """Where new jobs go."""
 
     shape: str
@@ -84,20 +84,20 @@ def calibrated(sweeps: Sequence[tuple[str, Curve]]) -> tuple[Shape, ...]:
     return tuple(Shape(name, upto) for (name, _), upto in zip(sweeps, [*thresholds, math.inf], strict=True))
 
 
-def route(before: Route | None, shapes: Sequence[Shape], jobs: float, now: float) -> Route:
+def route(before: ShapeChoice | None, shapes: Sequence[Shape], jobs: float, now: float) -> ShapeChoice:
     """Where new jobs go at `now`, with `jobs` running or waiting."""
     if before is None:
-        return Route(_fitting(shapes, jobs).name, jobs, now, now)
+        return ShapeChoice(_fitting(shapes, jobs).name, jobs, now, now)
     load = before.load + (1 - math.exp(-(now - before.at) / LOAD_S)) * (jobs - before.load)
-    stay = Route(before.shape, load, now, before.since)
+    stay = ShapeChoice(before.shape, load, now, before.since)
     place = next((number for number, shape in enumerate(shapes) if shape.name == before.shape), None)
     if place is None:  # the shapes are not those of before
-        return Route(_fitting(shapes, load).name, load, now, now)
+        return ShapeChoice(_fitting(shapes, load).name, load, now, now)
     if now - before.since < DWELL_S:
         return stay
     back = shapes[place - 1].upto * BACK if place else -math.inf
     if load >= shapes[place].upto or load < back:
-        return Route(_fitting(shapes, load).name, load, now, now)
+        return ShapeChoice(_fitting(shapes, load).name, load, now, now)
     return stay
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueJob:
     """A waiting job that is lost to its owner unless it is begun in time."""
 
     in_s: float
@@ -20,7 +20,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class LaneLoad:
     """One lane, all partitions together."""
 
     name: str
@@ -31,12 +31,12 @@ class Lane:
     """Age of the job that waits longest; 0 when none waits."""
     added: int = 0
     """Jobs ever put here."""
-    due: tuple[Due, ...] = ()
+    due: tuple[DueJob, ...] = ()
     """The nearest deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedCount:
     """What a worker has ended of one lane since its start."""
 
     jobs: int = 0
@@ -47,7 +47,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerLoad:
     """One worker as it last spoke."""
 
     id: str
@@ -61,7 +61,7 @@ class Worker:
     kv_tokens: int = 0
     """Room of its KV cache; 0: not limited beyond the slots."""
     kv_used: int = 0
-    served: Mapping[str, Served] = field(default_factory=dict)
+    served: Mapping[str, ServedCount] = field(default_factory=dict)
     """By lane."""
     steps: int = 0
     """Engine steps so far, of which `step_s` seconds and `step_tokens` tokens are known."""
@@ -76,9 +76,9 @@ class Snapshot:
     """One model as seen at one moment."""
 
     model: str
-    lanes: tuple[Lane, ...] = ()
+    lanes: tuple[LaneLoad, ...] = ()
     """Highest first."""
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerLoad, ...] = ()
     elsewhere: int = 0
     """Jobs that workers of the model's other shapes hold, as far as they have said."""
 
@@ -95,7 +95,7 @@ class Snapshot:
         return max((lane.oldest_s for lane in self.lanes), default=0.0)
 
     @cached_property
-    def ready(self) -> tuple[Worker, ...]:
+    def ready(self) -> tuple[WorkerLoad, ...]:
         """Workers that take jobs. Those that drain count no more."""
         return tuple(worker for worker in self.workers if worker.state == "ready")
 

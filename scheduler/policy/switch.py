@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.policy import decide as policy
-from scheduler.policy.health import Cordon
-from scheduler.policy.limits import Limits
-from scheduler.policy.plan import Plan, State
-from scheduler.policy.shapes import Route, route, takers
+from scheduler.policy.health import CordonDecision
+from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.plan import PolicyState, PoolPlan
+from scheduler.policy.shapes import ShapeChoice, route, takers
 from scheduler.policy.snapshot import Snapshot
 
 
@@ -22,18 +22,18 @@ from scheduler.policy.snapshot import Snapshot
 class Switch:
     """What the next decision must know of the last one."""
 
-    pools: Mapping[str, State] = field(default_factory=dict)
+    pools: Mapping[str, PolicyState] = field(default_factory=dict)
     """By shape."""
-    route: Route | None = None
+    route: ShapeChoice | None = None
     takes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SwitchDecision:
     """What is decided for one model."""
 
     model: str
-    pools: Mapping[str, Plan]
+    pools: Mapping[str, PoolPlan]
     """By shape; "" where there is but one pool."""
     state: Switch
     """For the next decision."""
@@ -55,29 +55,29 @@ class Decision:
         return f"{self.shape}: {why}" if self.shape else why
 
     @property
-    def cordon(self) -> tuple[Cordon, ...]:
+    def cordon(self) -> tuple[CordonDecision, ...]:
         return tuple(cordon for plan in self.pools.values() for cordon in plan.cordon)
 
     @property
-    def main(self) -> Plan:
+    def main(self) -> PoolPlan:
         """The pool that says what a waiting job may expect: the first that takes new ones."""
         return self.pools[self.shape if self.shape in self.takes else self.takes[0]]
 
 
-def decide(snapshot: Snapshot, limits: Limits, state: Switch | None, now: float) -> Decision:
+def decide(snapshot: Snapshot, limits: ScalingLimits, state: Switch | None, now: float) -> SwitchDecision:
     """At `now`, in seconds of any clock that only goes forward. `state` is the last decision's; None at first."""
     state = state or Switch()
     if not limits.shapes:
         plan = policy.decide(snapshot, limits, state.pools.get(""), now)
-        return Decision(snapshot.model, {"": plan}, Switch({"": plan.state}))
+        return SwitchDecision(snapshot.model, {"": plan}, Switch({"": plan.state}))
     way, names = _way(snapshot, limits, state, now), [shape.name for shape in limits.shapes]
     ready = {name: sum(each.state == "ready" and each.shape == name for each in snapshot.workers) for name in names}
 
-    def follow(name: str) -> Plan:
+    def follow(name: str) -> PoolPlan:
         seen = _view(snapshot, name, took=not state.takes or name in state.takes)
         return policy.decide(seen, limits.pools[name], state.pools.get(name), now)
 
-    def rest(name: str) -> Plan:
+    def rest(name: str) -> PoolPlan:
         seen, why = _view(snapshot, name, took=False), f"new jobs go to {', '.join(takes)}"
         return policy.rest(seen, limits.pools[name], state.pools.get(name), now, why)
 
@@ -87,10 +87,10 @@ def decide(snapshot: Snapshot, limits: Limits, state: Switch | None, now: float)
     pools = {name: aimed if name == way.shape else follow(name) if name in busy else rest(name) for name in names}
     states = {name: plan.state for name, plan in pools.items()}
     why = f"{way.load:.0f} jobs at once"
-    return Decision(snapshot.model, pools, Switch(states, way, takes), way.shape, takes, why)
+    return SwitchDecision(snapshot.model, pools, Switch(states, way, takes), way.shape, takes, why)
 
 
-def _way(snapshot: Snapshot, limits: Limits, state: Switch, now: float) -> Route:
+def _way(snapshot: Snapshot, limits: ScalingLimits, state: Switch, now: float) -> ShapeChoice:
     """Where the load belongs. Nothing is switched while nothing is to be changed."""
     names = [shape.name for shape in limits.shapes]
     if limits.paused and state.route is not None and state.route.shape in names:

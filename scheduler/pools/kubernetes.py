@@ -27,7 +27,7 @@ from lightkube.resources.core_v1 import Pod
 from lightkube.types import PatchType
 
 from scheduler.pools.base import Move, PoolError
-from scheduler.pools.leaving import Member, Step, next_step
+from scheduler.pools.leaving import LeavingStep, Member, next_step
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Action, Cordoned, Plan, PoolKind, pool_name
 from streaming.jobs.messages import Process
@@ -51,7 +51,7 @@ class PodMove(Move):
     replicas: int = 0
     stamped: int = 0
     """The epoch written on it."""
-    step: Step = field(default_factory=lambda: Step((), 0))
+    step: LeavingStep = field(default_factory=lambda: LeavingStep((), 0))
 
 
 class KubernetesPool:
@@ -133,7 +133,7 @@ class KubernetesPool:
             step,
         )
 
-    def _actions(self, plan: Plan, shape: str, step: Step, replicas: int) -> Iterator[Action]:
+    def _actions(self, plan: Plan, shape: str, step: LeavingStep, replicas: int) -> Iterator[Action]:
         act = partial(Action, model=plan.model, shape=shape, by=self._by)
         for pod in step.leaving:
             if pod not in plan.leaving:

@@ -25,7 +25,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LeavingStep:
     """What is to be done now."""
 
     leaving: tuple[str, ...]
@@ -37,7 +37,9 @@ class Step:
     """Drained, and no lowering would take just them: to be taken away by name."""
 
 
-def next_step(members: Sequence[Member], want: int, leaving: Collection[str], cordoned: Collection[str] = ()) -> Step:
+def next_step(
+    members: Sequence[Member], want: int, leaving: Collection[str], cordoned: Collection[str] = ()
+) -> LeavingStep:
     """One step towards `want` members that stay. `leaving`: chosen before; `cordoned`: to be replaced.
 
     A lowering takes the cheapest, but before them whatever is not ready: so it is used only while all that stay are.
@@ -51,5 +53,5 @@ def next_step(members: Sequence[Member], want: int, leaving: Collection[str], co
     replicas = want + len(chosen) - len(drained)
     names = tuple(each.name for each in chosen)
     if len(staying) == want and all(each.ready for each in staying):
-        return Step(names, replicas, cheapest=drained)
-    return Step(names, replicas, remove=drained)
+        return LeavingStep(names, replicas, cheapest=drained)
+    return LeavingStep(names, replicas, remove=drained)

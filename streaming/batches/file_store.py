@@ -21,13 +21,13 @@ from typing import BinaryIO
 log = logging.getLogger(__name__)
 
 DAY_S = 86_400
-STRAY_S = 3600
+ORPHAN_AGE_S = 3600
 """What nobody has a record of is left alone for so long: its record may be on its way."""
 OWNER = "deployment"
 """The file that names the deployment whose files these are."""
 
 
-class Shelf:
+class FileStore:
     """`folder` is made when it is first needed."""
 
     def __init__(self, folder: Path) -> None:
@@ -177,9 +177,9 @@ class Shelf:
     # --- what a killed process left ----------------------------------------------------------------------------------
 
     def strays(self, part: str, now: float | None = None) -> list[str]:
-        """Names in `files`, `incoming` or `batches` that nobody has touched for STRAY_S."""
+        """Names in `files`, `incoming` or `batches` that nobody has touched for ORPHAN_AGE_S."""
         folder = self.folder / part
-        horizon = (time.time() if now is None else now) - STRAY_S
+        horizon = (time.time() if now is None else now) - ORPHAN_AGE_S
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in folder.iterdir():

@@ -10,7 +10,7 @@ from streaming.errors import DecodeError, QuotaExceeded, UnknownFile
 from streaming.jobs.messages import StoredFile, decode_file, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import kept_partition, new_file_id, partition_key, tenant_partition
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 from streaming.redis.paging import overdue, owned, page
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ UNREADABLE = "(its record cannot be read)"
 class Files:
     """Stateless; many may share a wire. Every method that waits raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     def new_id(self, tenant: str) -> str:

@@ -29,7 +29,7 @@ PLAN = "plan"
 NO_TOKENS = Usage()
 
 
-class Outcome(IntEnum):
+class LineOutcome(IntEnum):
     """What a row says of a line."""
 
     DONE = 1
@@ -43,14 +43,14 @@ class Outcome(IntEnum):
 
     @property
     def ends(self) -> bool:
-        return self in (Outcome.DONE, Outcome.FAILED)
+        return self in (LineOutcome.DONE, LineOutcome.FAILED)
 
 
-class Row(NamedTuple):
+class AnswerRow(NamedTuple):
     """Where a line's answer lies."""
 
     line: int
-    outcome: Outcome
+    outcome: LineOutcome
     attempt: int
     epoch: int
     offset: int
@@ -70,7 +70,7 @@ class _Arrays(msgspec.Struct, array_like=True):
     tokens: bytes
 
 
-class Plan:
+class InputPlan:
     """Every line of the input, by its place among the lines that are not blank (from 0)."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Plan:
             write(msgspec.msgpack.encode(stored))
 
     @classmethod
-    def load(cls, folder: Path) -> Plan:
+    def load(cls, folder: Path) -> InputPlan:
         """Raises FileNotFoundError before the input was read."""
         stored = msgspec.msgpack.decode((folder / PLAN).read_bytes(), type=_Arrays)
         plan = cls()
@@ -145,15 +145,17 @@ class Segment:
         self._index: BinaryIO | None = None
         self._offset = 0
         self._answers: list[bytes] = []
-        self._rows: list[Row] = []
+        self._rows: list[AnswerRow] = []
 
-    def add(self, line: int, outcome: Outcome, attempt: int = 0, answer: bytes = b"", usage: Usage = NO_TOKENS) -> None:
+    def add(
+        self, line: int, outcome: LineOutcome, attempt: int = 0, answer: bytes = b"", usage: Usage = NO_TOKENS
+    ) -> None:
         """One row. `answer` is kept as it is."""
-        self._rows.append(Row(line, outcome, attempt, self._epoch, self._offset, len(answer), usage))
+        self._rows.append(AnswerRow(line, outcome, attempt, self._epoch, self._offset, len(answer), usage))
         self._answers.append(answer)
         self._offset += len(answer)
 
-    def commit(self) -> list[Row]:
+    def commit(self) -> list[AnswerRow]:
         """Answers first, then their rows, each flushed to the disk; the rows that count now. Raises OSError."""
         rows, self._rows = self._rows, []
         answers, self._answers = self._answers, []
@@ -181,12 +183,12 @@ def _write(file: BinaryIO, data: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def _packed(row: Row) -> bytes:
+def _packed(row: AnswerRow) -> bytes:
     data = ROW.pack(*row[:3], row.offset, row.length, row.usage.prompt, row.usage.completion, row.usage.cached)
     return data + zlib.crc32(data).to_bytes(4, "little")
 
 
-def rows_of(folder: Path, epoch: int) -> list[Row]:
+def rows_of(folder: Path, epoch: int) -> list[AnswerRow]:
     """The whole rows of one segment; what a killed process left half written ends it."""
     data = (folder / f"{epoch:08d}.index").read_bytes()
     rows = []
@@ -195,7 +197,7 @@ def rows_of(folder: Path, epoch: int) -> list[Row]:
         if zlib.crc32(packed).to_bytes(4, "little") != check:
             break
         line, outcome, attempt, offset, length, *tokens = ROW.unpack(packed)
-        rows.append(Row(line, Outcome(outcome), attempt, epoch, offset, length, Usage(*tokens)))
+        rows.append(AnswerRow(line, LineOutcome(outcome), attempt, epoch, offset, length, Usage(*tokens)))
     return rows
 
 
@@ -204,7 +206,7 @@ class Ledger:
 
     def __init__(self, folder: Path, lines: int) -> None:
         self.folder = folder
-        self.ends: list[Row | None] = [None] * lines
+        self.ends: list[AnswerRow | None] = [None] * lines
         self.attempts = array("H", bytes(2 * lines))
         """Number of each line's present job."""
         self.failures = array("H", bytes(2 * lines))
@@ -218,7 +220,7 @@ class Ledger:
             ledger.take(rows_of(folder, int(path.stem)))
         return ledger
 
-    def take(self, rows: Sequence[Row]) -> list[Row]:
+    def take(self, rows: Sequence[AnswerRow]) -> list[AnswerRow]:
         """Rows that count now; those that ended their line. The first that does stays."""
         ended = []
         for row in rows:
@@ -230,11 +232,11 @@ class Ledger:
                     ended.append(row)
             elif row.attempt > self.attempts[row.line]:
                 self.attempts[row.line] = row.attempt
-                self.failures[row.line] += row.outcome is Outcome.RETRIED
+                self.failures[row.line] += row.outcome is LineOutcome.RETRIED
         return ended
 
 
-class Answers:
+class AnswerReader:
     """Reading answers by their rows; keeps a few segments open."""
 
     MAX_OPEN = 32
@@ -243,7 +245,7 @@ class Answers:
         self._folder = folder
         self._files: dict[int, BinaryIO] = {}
 
-    def read(self, row: Row) -> bytes:
+    def read(self, row: AnswerRow) -> bytes:
         """Raises OSError."""
         file = self._files.get(row.epoch)
         if file is None:
@@ -258,7 +260,7 @@ class Answers:
             file.close()
         self._files.clear()
 
-    def __enter__(self) -> Answers:
+    def __enter__(self) -> AnswerReader:
         return self
 
     def __exit__(self, *_: object) -> None:

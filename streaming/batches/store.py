@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from streaming.errors import DecodeError, KeyReused, QuotaExceeded, Stale, StreamingError, UnknownBatch
+from streaming.errors import DecodeError, KeyReused, QuotaExceeded, StreamingError, Superseded, UnknownBatch
 from streaming.jobs.messages import (
     Batch,
+    BatchProgress,
     BatchState,
     LineFault,
-    Progress,
     StoredFile,
     decode_batch,
     decode_progress,
@@ -25,10 +25,10 @@ from streaming.jobs.messages import (
 from streaming.jobs.quotas import NAMES
 from streaming.keys import joined, kept_partition, new_batch_id, partition_key, tenant_partition
 from streaming.priority import Priority
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 from streaming.redis.paging import overdue, owned, page
 
-Wish: TypeAlias = Literal["cancel", "pause", "resume"]
+BatchCommand: TypeAlias = Literal["cancel", "pause", "resume"]
 Reason: TypeAlias = Literal["due", "unanswered", "lapsed"]
 
 log = logging.getLogger(__name__)
@@ -52,11 +52,11 @@ class BatchRecord:
     created_ms: int
     expires_ms: int
     cancelling_ms: int
-    progress: Progress
+    progress: BatchProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class BatchLease:
     """A batch that is ours to work on, for as long as we go on saying so."""
 
     batch: Batch
@@ -66,11 +66,11 @@ class Hold:
     paused: bool
     created_ms: int
     expires_ms: int
-    progress: Progress
+    progress: BatchProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SaveResult:
     """What the store says to a word of ours: the time, and what the owner wants by now."""
 
     now_ms: int
@@ -78,7 +78,7 @@ class Verdict:
     paused: bool
 
 
-class Telling(NamedTuple):
+class DueNotice(NamedTuple):
     """Somebody must be told to work on this batch."""
 
     batch_id: str
@@ -90,7 +90,7 @@ class Telling(NamedTuple):
 class Batches:
     """Stateless; many may share a wire. Every method that waits raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self._lease_ms = LEASES_HELD * wire.settings.lease_ms
 
@@ -133,7 +133,7 @@ class Batches:
         ids = [name for name, _ in await page(self._wire, key, behind, limit) if self._is_ours(name)]
         return [record for record in await self._records(ids) if record is not None]
 
-    async def steer(self, batch_id: str, wish: Wish) -> BatchState:
+    async def steer(self, batch_id: str, wish: BatchCommand) -> BatchState:
         """Say what the owner wants; the state it was found in. Raises UnknownBatch."""
         answer = await self._wire.call("steer", self._partition(batch_id), batch_id, wish)
         if answer == b"unknown":
@@ -142,11 +142,11 @@ class Batches:
 
     # --- the worker's side -------------------------------------------------------------------------------------------
 
-    async def due(self, limit: int) -> list[Telling]:
+    async def due(self, limit: int) -> list[DueNotice]:
         """Batches somebody must be told to work on now."""
         again_ms = LEASES_TOLD * self._wire.settings.lease_ms
         answers = await self._wire.calls([("due", partition, (limit, again_ms)) for partition in self._wire.partitions])
-        return [Telling(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
+        return [DueNotice(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
 
     async def totals(self, tenants: Iterable[str]) -> tuple[int, int]:
         """How many batches have not ended, and the tokens that those of these tenants still have to compute."""
@@ -161,13 +161,13 @@ class Batches:
         counts, waiting = answers[: len(self._wire.partitions)], answers[len(self._wire.partitions) :]
         return sum(counts), sum(int(count) for each in waiting for count in each)
 
-    async def hold(self, batch_id: str, turn: int) -> Hold:
+    async def hold(self, batch_id: str, turn: int) -> BatchLease:
         """Begin a turn. Raises Stale when there is nothing to do for whoever was told by this number."""
         answer = await self._wire.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
         match answer:
             case [epoch, now, status, paused, created, expires, asked, progress]:
                 try:
-                    return Hold(
+                    return BatchLease(
                         batch=decode_batch(asked),
                         epoch=epoch,
                         now_ms=now,
@@ -179,18 +179,20 @@ class Batches:
                     )
                 except (DecodeError, ValueError, OverflowError) as error:
                     await self._fail_malformed(batch_id, epoch)
-                    raise Stale(f"the record of {batch_id} cannot be read, the batch has failed: {error}") from error
+                    raise Superseded(
+                        f"the record of {batch_id} cannot be read, the batch has failed: {error}"
+                    ) from error
             case b"gone" | b"stale" | b"held":
-                raise Stale(f"{batch_id} is {answer.decode()}")
+                raise Superseded(f"{batch_id} is {answer.decode()}")
         raise StreamingError(f"hold answered {answer!r}")
 
     async def _fail_malformed(self, batch_id: str, epoch: int) -> None:
         """End a batch whose record cannot be read, so that it is not told of again and again. Raises Fenced."""
-        progress, keep_s = encode(Progress(faults=(MALFORMED,))), self._wire.settings.retention_s
+        progress, keep_s = encode(BatchProgress(faults=(MALFORMED,))), self._wire.settings.retention_s
         args = (batch_id, epoch, self._lease_ms, BatchState.FAILED, progress, "", "", keep_s)
         await self._wire.call("save", self._partition(batch_id), *args)
 
-    async def reserve(self, hold: Hold, tokens: int) -> tuple[bool, int]:
+    async def reserve(self, hold: BatchLease, tokens: int) -> tuple[bool, int]:
         """Count its tokens against the tenant's quota: whether there is room, and how many wait. Raises Fenced."""
         limit = hold.batch.token_limit
         args = (hold.batch.id, hold.epoch, hold.batch.tenant, tokens, "" if limit is None else limit)
@@ -199,15 +201,15 @@ class Batches:
 
     async def save(
         self,
-        hold: Hold,
+        hold: BatchLease,
         state: BatchState,
-        progress: Progress,
+        progress: BatchProgress,
         *,
         tokens: int | None = None,
         rest_ms: int | None = None,
         keep_s: int = 0,
         files: Sequence[StoredFile] = (),
-    ) -> Verdict:
+    ) -> SaveResult:
         """Say how far it is. `rest_ms` ends the turn: somebody must go on in so many milliseconds, at once if it is not
         paused. A final state ends the batch, keeps its record for `keep_s` and makes `files` known. Raises Fenced."""
         args: list[str | bytes | int] = [
@@ -217,7 +219,7 @@ class Batches:
         for file in files:
             args += [file.id, encode(file), file.expires_ms - file.created_ms]
         now, status, paused = await self._wire.call("save", self._partition(hold.batch.id), *args)
-        return Verdict(now, BatchState(status.decode()), bool(paused))
+        return SaveResult(now, BatchState(status.decode()), bool(paused))
 
     async def forget_expired(self, limit: int) -> list[str]:
         """Drop the records of ended batches whose time is over; their ids."""
@@ -275,7 +277,7 @@ def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None
             window="none",
             output_keep_ms=0,
         )
-        return BatchRecord(nothing, BatchState.FAILED, False, 0, 0, 0, Progress(faults=(MALFORMED,)))
+        return BatchRecord(nothing, BatchState.FAILED, False, 0, 0, 0, BatchProgress(faults=(MALFORMED,)))
 
 
 def _parsed(raw: dict[str, Any]) -> BatchRecord:

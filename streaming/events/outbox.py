@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import EventSettings, WebhookSettings
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Event:
         return "evt_" + hashlib.sha256(f"{self.subject}:{self.type}".encode()).hexdigest()[:32]
 
 
-class Wanted:
+class EventSubscriptions:
     """Who hears of which tenant's jobs and batches: b the broker, w webhooks. Their records carry it."""
 
     def __init__(self, events: EventSettings, webhooks: Mapping[str, WebhookSettings]) -> None:
@@ -62,7 +62,7 @@ class Wanted:
 class Outbox:
     """One of the two ways out. Stateless; every method raises Unavailable."""
 
-    def __init__(self, wire: Wire, box: Box) -> None:
+    def __init__(self, wire: RedisClient, box: Box) -> None:
         self._wire, self._box = wire, box
 
     async def collect(self, consumer: str, most: int) -> list[Event]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 
 from streaming.keys import joined, partition_key
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 
 KEEP_S = 86_400
 
@@ -14,7 +14,7 @@ KEEP_S = 86_400
 class Redeliveries:
     """Stateless; many may share a wire. Every method raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def begin(self, queue: str, message_id: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, cast
 from streaming.errors import UnknownMessage
 from streaming.events.outbox import Event
 from streaming.keys import kept_partition, message_id, partition_key
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 from streaming.redis.paging import page
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class DeliveryAttempt:
     """A message that is ours to deliver now."""
 
     id: str
@@ -44,7 +44,7 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WebhookMessage:
     """A message as it stands. Times are Redis milliseconds, 0 for "not yet" or "never"."""
 
     id: str
@@ -66,7 +66,7 @@ class Message:
 class Webhooks:
     """Stateless; many may share a wire. Every method raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def dispatch(self, event: Event, endpoints: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class Webhooks:
             args += [message_id(event.partition, event.id, endpoint), endpoint]
         await self._wire.call("dispatch", event.partition, *args)
 
-    async def outgoing(self, endpoint: str, limit: int, lease_ms: int) -> list[Errand]:
+    async def outgoing(self, endpoint: str, limit: int, lease_ms: int) -> list[DeliveryAttempt]:
         """Messages whose time has come, ours for the lease; of each partition at most so many."""
         args = (endpoint, limit, lease_ms)
         answers = await self._wire.calls([("outgoing", partition, args) for partition in self._wire.partitions])
@@ -98,12 +98,12 @@ class Webhooks:
             args = (message, attempt, "failed", 0, reason, 0, self._wire.settings.retention_s)
             await self._wire.call("settle", self._partition(message), *args)
 
-    async def settle(self, errand: Errand, state: State, status: int, problem: str, wait_ms: int = 0) -> bool:
+    async def settle(self, errand: DeliveryAttempt, state: State, status: int, problem: str, wait_ms: int = 0) -> bool:
         """What came of it; `pending` has it tried again after `wait_ms`. False: somebody else has tried it since."""
         args = (errand.id, errand.attempt, state, status, problem[:500], wait_ms, self._wire.settings.retention_s)
         return bool(await self._wire.call("settle", self._partition(errand.id), *args))
 
-    async def recent(self, limit: int) -> list[Message]:
+    async def recent(self, limit: int) -> list[WebhookMessage]:
         """The newest first, of all tenants."""
         found: list[tuple[str, int]] = []
         for partition in self._wire.partitions:
@@ -112,7 +112,7 @@ class Webhooks:
         names = [name for name, _ in newest if self._is_ours(name)]
         return [message for message in await self._messages(names) if message is not None]
 
-    async def get(self, message: str) -> Message:
+    async def get(self, message: str) -> WebhookMessage:
         """Raises UnknownMessage."""
         self._partition(message)
         (found,) = await self._messages([message])
@@ -125,7 +125,7 @@ class Webhooks:
         if not await self._wire.call("redeliver", self._partition(message), message):
             raise UnknownMessage(message)
 
-    async def _messages(self, names: Sequence[str]) -> list[Message | None]:
+    async def _messages(self, names: Sequence[str]) -> list[WebhookMessage | None]:
         pipeline = self._wire.redis.pipeline(transaction=False)
         for name in names:
             pipeline.hmget(partition_key(self._partition(name), "hook", name), list(FIELDS))
@@ -144,21 +144,21 @@ class Webhooks:
 
 def _errand(
     now: int, name: bytes, attempt: int, before: int, began: int, event: bytes, kind: bytes, subject: bytes, at: int
-) -> Errand:
+) -> DeliveryAttempt:
     """Raises TypeError, ValueError, AttributeError for a record that is not ours."""
-    return Errand(
+    return DeliveryAttempt(
         name.decode(), attempt, attempt - before, now - began, now, event.decode(), kind.decode(), subject.decode(), at
     )
 
 
-def _message(name: str, values: Sequence[bytes | None]) -> Message | None:
+def _message(name: str, values: Sequence[bytes | None]) -> WebhookMessage | None:
     """Of a record that holds what it should not, the numbers that cannot be read are 0."""
     pairs = zip(FIELDS, values, strict=True)
     raw: dict[str, Any] = {field: (value or b"").decode(errors="replace") for field, value in pairs}
     if not raw["state"]:
         return None
     numbers = {field: _number(raw[field]) for field in ("at", "attempt", "tried", "due", "status")}
-    return Message(
+    return WebhookMessage(
         id=name,
         event=raw["event"],
         type=raw["type"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streaming.keys import FLEET_SLOT
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Lead:
 class Leadership:
     """Stateless; many may share a wire. Every method raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def claim(self, holder: str, keep_ms: int) -> Lead:

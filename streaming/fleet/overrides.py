@@ -12,7 +12,7 @@ import msgspec
 from streaming.fleet.entries import entry
 from streaming.fleet.plans import Action
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,7 +33,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Overrides:
     """Stateless; many may share a wire. Every method raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def put(self, model: str, want: int | None, by: str, hold_ms: int | None = None) -> Override:

@@ -18,7 +18,7 @@ from streaming.errors import Unavailable
 from streaming.fleet.entries import entries, entry
 from streaming.fleet.leader import Lead
 from streaming.keys import FLEET_SLOT, channel, fleet_key
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 
 SHARE_S = 10
 """A machine that has not asked for its share of a pool for so long counts as gone."""
@@ -111,7 +111,7 @@ class Noted:
 class Plans:
     """Stateless; many may share a wire. Every method raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def publish(
@@ -200,7 +200,7 @@ def pool_name(model: str, shape: str) -> str:
     return f"{model}#{shape}" if shape else model
 
 
-async def told(wire: Wire, kind: str, name: str) -> AsyncIterator[None]:
+async def told(wire: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
     """Every message of a channel, and each time it is listened to anew. Ends never; raises Unavailable."""
     async with wire.subscribe(channel(kind, name)) as subscription:
         yield

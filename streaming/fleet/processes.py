@@ -13,7 +13,7 @@ import msgspec
 from streaming.fleet.entries import entries, entry
 from streaming.jobs.messages import ModelCard, Process, Role
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 
 GONE_S = 10
 """A process that has said nothing for so long counts as gone."""
@@ -22,7 +22,7 @@ GONE_S = 10
 class Fleet:
     """Stateless; many may share a wire. Every method raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def report(self, process: Process) -> None:

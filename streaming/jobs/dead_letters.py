@@ -12,9 +12,9 @@ import msgspec
 from streaming.errors import MalformedJob, UnknownJob
 from streaming.jobs.messages import Job
 from streaming.jobs.queue import Accepted, Queue
-from streaming.jobs.records import Journal
+from streaming.jobs.records import JobReader
 from streaming.keys import partition_key, replay_job_id
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 
 LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")
 
@@ -34,8 +34,8 @@ class DeadLetter:
 class DeadLetters:
     """Stateless; many may share a wire. Every method raises Unavailable."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire, self._journal, self._queue = wire, Journal(wire), Queue(wire)
+    def __init__(self, wire: RedisClient) -> None:
+        self._wire, self._journal, self._queue = wire, JobReader(wire), Queue(wire)
 
     async def recent(self, limit: int) -> list[DeadLetter]:
         """The newest first, of all partitions."""

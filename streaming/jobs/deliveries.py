@@ -12,7 +12,7 @@ import logging
 from streaming.errors import Unavailable
 from streaming.jobs.messages import Delivered, encode
 from streaming.keys import partition_of
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ MAX_AT_ONCE = 500
 class Deliveries:
     """One per API process."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self._notes: dict[str, Delivered] = {}
         self._noted = asyncio.Event()

@@ -18,7 +18,7 @@ from runtime.rounds import Rounds
 from streaming.errors import DecodeError, NewerMessage
 from streaming.jobs.messages import Delta, Frame, Run, Section, author, decode_reply
 from streaming.keys import partition_key, partition_of
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class History:
 NOTHING = History()
 
 
-class Wanted(NamedTuple):
+class HistoryRequest(NamedTuple):
     """A job whose history is wanted."""
 
     job: str
@@ -75,12 +75,12 @@ class Logged:
 class Histories:
     """One per journal. Jobs that are asked for at the same time are read together."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
-        self._rounds: dict[int, Rounds[Wanted, History | NewerMessage]] = {}
+        self._rounds: dict[int, Rounds[HistoryRequest, History | NewerMessage]] = {}
         """By partition: one that is slow, or down, keeps no other waiting."""
 
-    async def read(self, wanted: Wanted) -> History:
+    async def read(self, wanted: HistoryRequest) -> History:
         """What its runs have logged. Raises Unavailable, NewerMessage (one of its workers is of a newer version)."""
         partition = partition_of(wanted.job) or 0
         if partition not in self._rounds:
@@ -90,7 +90,7 @@ class Histories:
             raise history
         return history
 
-    async def _read(self, partition: int, asked: Sequence[Wanted]) -> list[History | NewerMessage]:
+    async def _read(self, partition: int, asked: Sequence[HistoryRequest]) -> list[History | NewerMessage]:
         """In one pass for each log."""
         logged = {each.run: Logged() for wanted in asked for each in wanted.runs}
         newer: dict[str, NewerMessage] = {}
@@ -108,7 +108,7 @@ class Histories:
         return found
 
 
-def by_log(asked: Iterable[Wanted]) -> dict[str, int]:
+def by_log(asked: Iterable[HistoryRequest]) -> dict[str, int]:
     """By worker: the first frame of its log that may hold what is wanted."""
     logs: dict[str, int] = {}
     for wanted in asked:
@@ -136,7 +136,7 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
     return History([rows[seq] for seq in sorted(rows)], tuple(sections))
 
 
-async def read_log(wire: Wire, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
+async def read_log(wire: RedisClient, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
     """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left out.
 
     Raises Unavailable, NewerMessage (the worker is of a newer version).

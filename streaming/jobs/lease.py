@@ -20,7 +20,7 @@ from streaming.jobs.history import LoggedRun
 from streaming.jobs.messages import Control, Frame, Job, Opening, Terminal, decode_control, decode_job, encode, packed
 from streaming.jobs.records import parse_runs
 from streaming.keys import channel, partition_of
-from streaming.redis.client import Call, Wire
+from streaming.redis.client import Call, RedisClient
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class UnreadableClaim:
     """A claimed job that cannot be read. `newer`: only by this version, and it is for a newer worker."""
 
     id: str
@@ -73,12 +73,12 @@ class Broken:
 class Claimed:
     """What a claim gave. `suspects`: this worker is to finish what it has and then claim alone, until it is False."""
 
-    jobs: list[Claim | Broken]
+    jobs: list[Claim | UnreadableClaim]
     suspects: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldJob:
     """What the server says of a job that it counts as this worker's."""
 
     number: int
@@ -102,7 +102,7 @@ class Finish(msgspec.Struct, frozen=True):
 class Lease:
     """One worker's hold on its jobs, in every partition. `id` is new in every life of a worker process."""
 
-    def __init__(self, wire: Wire, model: str) -> None:
+    def __init__(self, wire: RedisClient, model: str) -> None:
         self.id = f"{secrets.token_hex(6)}"
         self._wire = wire
         self._model = model
@@ -185,25 +185,25 @@ class Lease:
         if behind := _behind(calls, await self._wire.calls(calls)):
             raise Rewound(behind)
 
-    def begin(self, calls: Sequence[Call], then: Callable[[bool], None]) -> bool:
-        """The same, but sent before this returns; `then` hears whether all of it is written. Where it is not, or where
-        this is False, they are for `calls`, which says why."""
+    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool], None]) -> bool:
+        """Send the same calls before this returns; `on_done` is told whether all of them were written. If they were
+        not, or if this returns False, pass them to `calls`, which raises the reason."""
 
         def answered(answers: list[Any] | None) -> None:
             if answers is None or any(each == b"fenced" or isinstance(each, Exception) for each in answers):
-                then(False)
+                on_done(False)
             else:
-                then(not _behind(calls, answers))
+                on_done(not _behind(calls, answers))
 
-        return self._wire.begin(calls, answered)
+        return self._wire.send_nowait(calls, answered)
 
-    async def beat(self, partition: int) -> dict[str, Held]:
+    async def beat(self, partition: int) -> dict[str, HeldJob]:
         """Renew the lease in a partition; the jobs held there, by id, as the server sees it.
 
         Raises Fenced, Unavailable.
         """
         answer = await self._wire.call("beat", partition, self.id, self._lease_ms)
-        return {job_id.decode(): Held(int(number), bool(cancelled)) for job_id, number, cancelled in answer}
+        return {job_id.decode(): HeldJob(int(number), bool(cancelled)) for job_id, number, cancelled in answer}
 
     async def release(self, job_id: str, number: int) -> None:
         """Hand a job back for another worker to go on with. A call that arrives late, when this worker holds the job
@@ -217,7 +217,7 @@ class Lease:
         """
         await self._wire.call("restart", partition_of(job_id) or 0, self.id, job_id, number)
 
-    async def decline(self, jobs: Sequence[Broken]) -> None:
+    async def decline(self, jobs: Sequence[UnreadableClaim]) -> None:
         """Put jobs back that only a newer version can read, as if they had never been claimed. Raises Fenced,
         Unavailable."""
         await self._wire.calls(
@@ -250,14 +250,14 @@ def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
     return {call[1] for call, answer in zip(calls, answers, strict=True) if call[0] == "append" and answer == -1}
 
 
-def _claim(item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim | Broken:
+def _claim(item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim | UnreadableClaim:
     job_id, body, *_, number = item
     try:
         return _readable(decode_job(body), item, partition, now, frame)
     except NewerMessage as error:
-        return Broken(job_id.decode(), int(number), str(error), newer=True)
+        return UnreadableClaim(job_id.decode(), int(number), str(error), newer=True)
     except (DecodeError, ValueError, OverflowError) as error:
-        return Broken(job_id.decode(), int(number), str(error))
+        return UnreadableClaim(job_id.decode(), int(number), str(error))
 
 
 def _readable(job: Job, item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim:

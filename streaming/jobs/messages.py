@@ -32,7 +32,7 @@ from streaming.errors import DecodeError, NewerMessage
 from streaming.priority import Priority
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """Where a job stands. The last four are final: a job reaches exactly one of them."""
 
     QUEUED = "queued"
@@ -44,13 +44,13 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        return self not in (State.QUEUED, State.RUNNING)
+        return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
 # --- what is asked -------------------------------------------------------------------------------------------------
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True):
+class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
     """One turn of a chat, its content already flattened to text."""
 
     role: str
@@ -60,7 +60,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat"):
     """A conversation the engine renders with its own chat template."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ChatTurn, ...]
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag="text"):
@@ -282,7 +282,7 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """The end of a job, as stored. The published form leaves `rows` out when the reader has already had them."""
 
     job: str
-    state: State
+    state: JobState
     seq: int
     """The last delta's number: a reader that has fewer has missed some."""
     finishes: tuple[str, ...] = ()
@@ -430,7 +430,7 @@ class LineFault(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a batch is. Times are Redis milliseconds, 0 for "not yet"."""
 
     total: int = 0
@@ -561,7 +561,7 @@ _HEADED = msgspec.msgpack.Decoder(_Headed)
 _DELIVERED = msgspec.msgpack.Decoder(Delivered)
 _FILE = msgspec.msgpack.Decoder(StoredFile)
 _BATCH = msgspec.msgpack.Decoder(Batch)
-_PROGRESS = msgspec.msgpack.Decoder(Progress)
+_PROGRESS = msgspec.msgpack.Decoder(BatchProgress)
 _DELTAS = msgspec.msgpack.Decoder(tuple[Delta, ...])
 _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
@@ -697,9 +697,9 @@ def decode_batch(data: bytes) -> Batch:
     return _decode(_BATCH, data)
 
 
-def decode_progress(data: bytes) -> Progress:
+def decode_progress(data: bytes) -> BatchProgress:
     """Of a batch nobody has worked on yet it is empty. Raises DecodeError."""
-    return _decode(_PROGRESS, data) if data else Progress()
+    return _decode(_PROGRESS, data) if data else BatchProgress()
 
 
 def _decode_tagged(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

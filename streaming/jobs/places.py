@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 MAX_COUNTED = 1_000
 """The first jobs of a lane, whose places are exact; any other is told this number."""
@@ -15,19 +15,19 @@ KEPT_S = 5.0
 """How long a lane that nobody asks about any more is remembered."""
 
 
-class Look:
+class LaneHead:
     """The first entries of one lane, as they were at one time, or will be once they are read."""
 
     def __init__(self, began: float, ids: asyncio.Task[Sequence[bytes]]) -> None:
         self.began, self.ids = began, ids
 
 
-class Places:
+class QueuePositions:
     """One per process."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
-        self._looks: dict[str, Look] = {}
+        self._looks: dict[str, LaneHead] = {}
         """By lane, the last one."""
 
     async def before(self, partition: int, lane: str, entry: str, old_s: float = 0.0) -> int:
@@ -44,14 +44,14 @@ class Places:
             if self._looks.get(lane) is look:
                 del self._looks[lane]
 
-    def _look(self, partition: int, lane: str) -> Look:
+    def _look(self, partition: int, lane: str) -> LaneHead:
         now = time.monotonic()
         self._looks = {name: look for name, look in self._looks.items() if look.began > now - KEPT_S}
-        look = self._looks[lane] = Look(now, asyncio.create_task(self._read(partition, lane)))
+        look = self._looks[lane] = LaneHead(now, asyncio.create_task(self._read(partition, lane)))
         look.ids.add_done_callback(lambda ids: self._forget(lane, look, ids))
         return look
 
-    def _forget(self, lane: str, look: Look, ids: asyncio.Task[Sequence[bytes]]) -> None:
+    def _forget(self, lane: str, look: LaneHead, ids: asyncio.Task[Sequence[bytes]]) -> None:
         """One that failed is not asked again. Whoever waited for it has the error; perhaps nobody does any more."""
         if (ids.cancelled() or ids.exception()) and self._looks.get(lane) is look:
             del self._looks[lane]

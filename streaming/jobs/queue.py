@@ -23,12 +23,12 @@ from streaming.errors import (
     Unavailable,
     UnknownJob,
 )
-from streaming.jobs.messages import Job, ModelCard, State, encode, encode_metadata
+from streaming.jobs.messages import Job, JobState, ModelCard, encode, encode_metadata
 from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.reservation import owed_bytes
 from streaming.keys import digest_partition, idempotency_digest, new_job_id, partition_key, partition_of
-from streaming.redis.batcher import Bundle
-from streaming.redis.client import Call, Wire, translated
+from streaming.redis.batcher import ScriptBatcher
+from streaming.redis.client import Call, RedisClient, translated
 from streaming.settings import UNLIMITED, QuotaSettings
 from streaming.store.memory import Headroom, Reservation
 
@@ -41,7 +41,7 @@ class Accepted(msgspec.Struct, frozen=True):
     """Jobs in its lane before it."""
     created_ms: int = 0
     joined: bool = False
-    state: State = State.QUEUED
+    state: JobState = JobState.QUEUED
     """Of a job that was there already: as the put found it."""
     attempts: int = 0
     epoch: int = 0
@@ -52,9 +52,9 @@ class Queue:
     """Many may share a wire; what is asked through one of them goes to Redis together. With a `headroom`, a job is
     refused whose output would not fit into the store beside what is owed to others."""
 
-    def __init__(self, wire: Wire, headroom: Headroom | None = None) -> None:
+    def __init__(self, wire: RedisClient, headroom: Headroom | None = None) -> None:
         self._wire, self._headroom, self._quotas = wire, headroom, Quotas(wire)
-        self._puts, self._follows = Bundle(wire, "put"), Bundle(wire, "follow")
+        self._puts, self._follows = ScriptBatcher(wire, "put"), ScriptBatcher(wire, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
         """A fresh job id. The partition follows from tenant and key, so that equal keys meet in one place."""
@@ -154,7 +154,7 @@ class Queue:
             case [b"queued", created, waiting, epoch]:
                 return Accepted(job.id, waiting, created, epoch=epoch)
             case [b"joined", known, state, created, attempts, epoch]:
-                return Accepted(known.decode(), 0, created, True, State(state.decode()), attempts, epoch)
+                return Accepted(known.decode(), 0, created, True, JobState(state.decode()), attempts, epoch)
             case [b"full", waiting]:
                 raise LaneFull(waiting)
             case [b"crowded"]:
@@ -206,7 +206,7 @@ class Queue:
             found = await pipeline.execute()
         return [job_id for job_id, there in zip(job_ids, found, strict=True) if there]
 
-    async def stop(self, job_ids: Sequence[str], *, waiting_only: bool) -> list[State | None]:
+    async def stop(self, job_ids: Sequence[str], *, waiting_only: bool) -> list[JobState | None]:
         """Cancel many, or only those nobody has begun; the states they were found in, None for one that is not kept.
 
         Raises Unavailable.
@@ -215,7 +215,7 @@ class Queue:
         answers = await self._wire.calls([("cancel", self._partition(job_id), (job_id, flag)) for job_id in job_ids])
         return [None if answer == b"unknown" else _state(answer) for answer in answers]
 
-    async def fade(self, job_ids: Iterable[str], seconds: int) -> None:
+    async def shorten_retention(self, job_ids: Iterable[str], seconds: int) -> None:
         """Keep the records of ended jobs only so long: what they hold is kept elsewhere. Raises Unavailable."""
         pipeline = self._wire.redis.pipeline(transaction=False)
         for job_id in job_ids:
@@ -223,7 +223,7 @@ class Queue:
         with translated():
             await pipeline.execute()
 
-    async def cancel(self, job_id: str) -> State:
+    async def cancel(self, job_id: str) -> JobState:
         """Cancel a job; returns the state it was found in. Waiting jobs have ended on return, running ones will in a
         step. Raises UnknownJob, Unavailable."""
         return self._state(await self._wire.call("cancel", self._partition(job_id), job_id))
@@ -237,7 +237,7 @@ class Queue:
         answer = await self._wire.call("cancel", self._partition(job_id), job_id, "", address)
         return answer != b"kept" and not self._state(answer).final
 
-    async def follow(self, job_id: str, address: str, *, joining: bool = False) -> State:
+    async def follow(self, job_id: str, address: str, *, joining: bool = False) -> JobState:
         """Have a job's coming tokens sent to `address` too; returns its state.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
@@ -264,7 +264,7 @@ class Queue:
         return partition
 
     @staticmethod
-    def _state(answer: bytes) -> State:
+    def _state(answer: bytes) -> JobState:
         if answer == b"unknown":
             raise UnknownJob("no such job")
         return _state(answer)
@@ -283,12 +283,12 @@ def _brought_work(answer: Sequence[Any]) -> bool:
     return bool(answer) and answer[0] == b"queued"
 
 
-def _state(answer: bytes) -> State:
+def _state(answer: bytes) -> JobState:
     """A state that cannot be read is that of a job which fails as soon as its record is read."""
     try:
-        return State(answer.decode())
+        return JobState(answer.decode())
     except ValueError:
-        return State.FAILED
+        return JobState.FAILED
 
 
 def _or_empty(value: int | None) -> int | str:

@@ -21,7 +21,7 @@ import msgspec
 
 from streaming.errors import Unavailable
 from streaming.keys import tenant_partition
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import QuotaSettings
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ MAX_COUNTED = 20_000
 """Jobs of a tenant, the newest, of which is said how they stand."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+class TenantUsage(msgspec.Struct, frozen=True):
     """What a tenant keeps. `waiting` and `running` are those among its newest MAX_COUNTED jobs."""
 
     jobs: int = 0
@@ -55,14 +55,14 @@ class Usage(msgspec.Struct, frozen=True):
 class Quotas:
     """One per process that accepts work; keeps the figures of other partitions for a second."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
-        self._seen: dict[str, tuple[float, list[Usage]]] = {}
+        self._seen: dict[str, tuple[float, list[TenantUsage]]] = {}
         """By tenant, when its figures were asked for, and these, by partition."""
         self._away: dict[int, float] = {}
         """Partitions that could not be asked the last time, and until when they are not asked again."""
 
-    async def usage(self, tenant: str) -> Usage:
+    async def usage(self, tenant: str) -> TenantUsage:
         """What the tenant keeps in all partitions. Raises Unavailable."""
         parts = await self._slices(tenant, 0, MAX_LOOKED)
         total, looked = _sum(parts), MAX_LOOKED
@@ -91,9 +91,9 @@ class Quotas:
         )
         return jobs, requests, results
 
-    async def _others(self, tenant: str, partition: int) -> list[Usage]:
+    async def _others(self, tenant: str, partition: int) -> list[TenantUsage]:
         """Of the other partitions, as it was within the last second; of those that are away, as they last said."""
-        asked, parts = self._seen.get(tenant, (-math.inf, [Usage()] * len(self._wire.partitions)))
+        asked, parts = self._seen.get(tenant, (-math.inf, [TenantUsage()] * len(self._wire.partitions)))
         if time.monotonic() - asked > OTHERS_MAX_AGE_S:
             if len(self._seen) >= MAX_TENANTS:
                 self._seen.clear()
@@ -101,7 +101,7 @@ class Quotas:
             self._seen[tenant] = time.monotonic(), parts
         return [part for number, part in enumerate(parts) if number != partition]
 
-    async def _slice(self, tenant: str, partition: int, known: Usage) -> Usage:
+    async def _slice(self, tenant: str, partition: int, known: TenantUsage) -> TenantUsage:
         """Of one partition; what is `known` while it is away."""
         if time.monotonic() < self._away.get(partition, -math.inf):
             return known
@@ -115,7 +115,7 @@ class Quotas:
         self._away.pop(partition, None)
         return part
 
-    async def _slices(self, tenant: str, rank: int, most: int) -> list[Usage]:
+    async def _slices(self, tenant: str, rank: int, most: int) -> list[TenantUsage]:
         args = self._asked(tenant, rank, most)
         answers = await self._wire.calls([("usage", partition, args) for partition in self._wire.partitions])
         return [_usage(answer) for answer in answers]
@@ -124,10 +124,10 @@ class Quotas:
         return tenant, self._wire.settings.retention_s, rank, most
 
 
-def _usage(answer: Sequence[Any]) -> Usage:
+def _usage(answer: Sequence[Any]) -> TenantUsage:
     jobs, requests, results, files, stored, _looked, waiting, running = map(int, answer)
-    return Usage(jobs, requests, results, files, stored, waiting, running)
+    return TenantUsage(jobs, requests, results, files, stored, waiting, running)
 
 
-def _sum(parts: Sequence[Usage]) -> Usage:
-    return Usage(*(sum(getattr(part, name) for part in parts) for name in Usage.__struct_fields__))
+def _sum(parts: Sequence[TenantUsage]) -> TenantUsage:
+    return TenantUsage(*(sum(getattr(part, name) for part in parts) for name in TenantUsage.__struct_fields__))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from streaming.errors import Unavailable
 from streaming.jobs.lease import LOG_KEEP_S
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Swept:
 class Reaper:
     """One per process: it remembers how far the store's own count of sweeps had come."""
 
-    def __init__(self, wire: Wire, metrics: Metrics | None = None) -> None:
+    def __init__(self, wire: RedisClient, metrics: Metrics | None = None) -> None:
         self._wire, self._metrics = wire, metrics
         self._ticks = dict.fromkeys(wire.partitions, 0)
 

@@ -15,15 +15,15 @@ from functools import partial
 
 from runtime.turns import ROWS_A_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage, UnknownJob
-from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, LoggedRun, Wanted, read_log
+from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, read_log
 from streaming.jobs.messages import (
     Delivered,
     Failure,
     Frame,
     Generated,
     Job,
+    JobState,
     Run,
-    State,
     Terminal,
     Text,
     decode_delivered,
@@ -32,11 +32,11 @@ from streaming.jobs.messages import (
     decode_rowless,
     decode_terminal,
 )
-from streaming.jobs.places import Places
+from streaming.jobs.places import QueuePositions
 from streaming.keys import parse_lane, partition_key, partition_of
 from streaming.priority import Priority
-from streaming.redis.batcher import Bundle
-from streaming.redis.client import Call, Wire, translated
+from streaming.redis.batcher import ScriptBatcher
+from streaming.redis.client import Call, RedisClient, translated
 from telemetry.latency import Stamps
 
 log = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JobRecord:
     """A job as it stands. Times are Redis milliseconds, 0 for "not yet"."""
 
     job: Job
-    state: State
+    state: JobState
     attempt: int
     worker: str
     lane: str
@@ -110,7 +110,7 @@ class Record:
     @property
     def completed(self) -> bool:
         """Whether there is a result, as far as it has been read."""
-        return self.terminal is not None and self.state is self.terminal.state is State.COMPLETED
+        return self.terminal is not None and self.state is self.terminal.state is JobState.COMPLETED
 
     @property
     def newer(self) -> bool:
@@ -118,17 +118,17 @@ class Record:
         return self.terminal is not None and self.terminal.failure is NEWER
 
 
-class Journal:
+class JobReader:
     """Many may share a wire; single records asked of one of them are read together."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
-        self._records, self._stands = Bundle(wire, "record"), Bundle(wire, "stand")
-        self._places, self._histories = Places(wire), Histories(wire)
-        self._ended: dict[str, asyncio.Task[Record]] = {}
+        self._records, self._stands = ScriptBatcher(wire, "record"), ScriptBatcher(wire, "stand")
+        self._places, self._histories = QueuePositions(wire), Histories(wire)
+        self._ended: dict[str, asyncio.Task[JobRecord]] = {}
         """Reads of jobs that had ended before, which serve all who ask meanwhile."""
 
-    async def record(self, job_id: str, *, rows: bool = True) -> Record:
+    async def record(self, job_id: str, *, rows: bool = True) -> JobRecord:
         """Without `rows` those of a long result are passed over. Raises UnknownJob, Unavailable."""
         _, partition, args = _record_call(job_id)
         record = await self._read(job_id, *await self._records.call(partition, *args), rows=rows)
@@ -136,7 +136,7 @@ class Journal:
             raise UnknownJob(job_id)
         return record
 
-    async def outline(self, job_id: str, tenant: str = "") -> Record:
+    async def outline(self, job_id: str, tenant: str = "") -> JobRecord:
         """The same, but that a long result is not fetched at all: its end then has neither rows nor `generated`. With
         `tenant`: one of another's is not fetched either. Raises UnknownJob (also of another tenant's), Unavailable."""
         _, partition, args = _record_call(job_id, results=False, tenant=tenant)
@@ -145,7 +145,7 @@ class Journal:
             raise UnknownJob(job_id)
         return record
 
-    async def ended(self, job_id: str) -> Record:
+    async def ended(self, job_id: str) -> JobRecord:
         """The record of a job that has ended, as the caller knows. Raises UnknownJob, Unavailable."""
         reading = self._ended.get(job_id)
         if reading is None:
@@ -153,18 +153,18 @@ class Journal:
             reading.add_done_callback(partial(self._read_out, job_id))
         return await asyncio.shield(reading)
 
-    def _read_out(self, job_id: str, reading: asyncio.Task[Record]) -> None:
+    def _read_out(self, job_id: str, reading: asyncio.Task[JobRecord]) -> None:
         del self._ended[job_id]
         if not reading.cancelled():
             reading.exception()  # nobody may have waited for it to the end
 
     async def records(
         self, job_ids: Sequence[str], *, bodies: bool = True, resultless: Container[str] = ()
-    ) -> list[Record | None]:
+    ) -> list[JobRecord | None]:
         """Many at once; None for one that is not kept, a failed one for one that cannot be read. Without `bodies` the
         job of each is only what stands beside its body; of the `resultless` a long result is not fetched. Raises
         Unavailable."""
-        found: list[Record | None] = []
+        found: list[JobRecord | None] = []
         for first in range(0, len(job_ids), PAGE):
             part = job_ids[first : first + PAGE]
             calls = [_record_call(job_id, bodies=bodies, results=job_id not in resultless) for job_id in part]
@@ -181,7 +181,7 @@ class Journal:
 
     async def _read(
         self, job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True, rows: bool = True
-    ) -> Record | None:
+    ) -> JobRecord | None:
         """A record that cannot be read fails its own job, and nobody else's read. Raises Unavailable."""
         end = None
         if result := _long_result(fields):
@@ -196,27 +196,29 @@ class Journal:
 
         Raises Unavailable, NewerMessage (one of its workers is of a newer version).
         """
-        return await self._histories.read(Wanted(job_id, runs))
+        return await self._histories.read(HistoryRequest(job_id, runs))
 
     def frames(self, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
         """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left
         out. Raises Unavailable, NewerMessage."""
         return read_log(self._wire, partition, worker, first)
 
-    async def position(self, record: Record, old_s: float = 0.0) -> int:
+    async def position(self, record: JobRecord, old_s: float = 0.0) -> int:
         """How many jobs of the same lane come first (at most 1000 are counted), as it was at most `old_s` ago: then one
         look serves all who ask. Raises Unavailable."""
-        if record.state is not State.QUEUED:
+        if record.state is not JobState.QUEUED:
             return 0
         return await self._places.before(partition_of(record.job.id) or 0, record.lane, record.entry, old_s)
 
-    async def again(self, record: Record) -> Record:
+    async def again(self, record: JobRecord) -> JobRecord:
         """The same job as it stands now; while it waits its body is not read again. Raises UnknownJob, Unavailable."""
         job_id = record.job.id
         state, lane, entry, epoch = await self._stands.call(partition_of(job_id) or 0, job_id)
         if state != b"queued":
             return await self.record(job_id)
-        return replace(record, state=State.QUEUED, lane=lane.decode(), entry=entry.decode(), epoch=int(epoch or 0) + 1)
+        return replace(
+            record, state=JobState.QUEUED, lane=lane.decode(), entry=entry.decode(), epoch=int(epoch or 0) + 1
+        )
 
     async def was_known(self, tenant: str, job_id: str) -> bool:
         """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""
@@ -240,7 +242,7 @@ def _long_result(fields: Sequence[bytes]) -> bytes:
 
 def parse_record(
     job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True, end: Terminal | None = None
-) -> Record | None:
+) -> JobRecord | None:
     """The fields of a job hash, each before its value, and its partition's epoch, as a Record; None if there is none.
     `end`: its result, where that has been decoded already.
 
@@ -256,13 +258,13 @@ def parse_record(
 
 def _parsed(
     job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool, end: Terminal | None
-) -> Record | None:
+) -> JobRecord | None:
     """Raises what a record that is not ours makes the parts of it raise."""
     raw = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
     state_bytes, body = raw.get("state"), raw.get("body") if bodies else b""
     if state_bytes is None or body is None:
         return None
-    state = State(state_bytes.decode())
+    state = JobState(state_bytes.decode())
 
     def number(name: str) -> int:
         return read_number(raw.get(name))
@@ -272,7 +274,7 @@ def _parsed(
 
     terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
     job, fault = _job(job_id, body, word) if bodies else (_beside(job_id, word), "")
-    return Record(
+    return JobRecord(
         job=job,
         state=state,
         attempt=number("attempt"),
@@ -296,7 +298,7 @@ def _parsed(
     )
 
 
-def end_of(job_id: str, state: State, data: bytes | None, reason: str) -> Terminal | None:
+def end_of(job_id: str, state: JobState, data: bytes | None, reason: str) -> Terminal | None:
     """The end of a job, None if it has not ended; of one that cannot be read, that it cannot. `data`: its record or its
     summary, if a worker wrote one; `reason`: why it ended without."""
     if not data:
@@ -311,7 +313,7 @@ def _end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]:
             return decode_terminal(data)
         return (yield from decode_in_slices(data, ROWS_A_SLICE)) if rows else decode_rowless(data)
     except NewerMessage:
-        return Terminal(job_id, State.FAILED, 0, failure=NEWER)
+        return Terminal(job_id, JobState.FAILED, 0, failure=NEWER)
     except DecodeError as error:
         log.error("the result of a job cannot be read: %s", error, extra={"job": job_id})
         return malformed_end(job_id)
@@ -319,10 +321,10 @@ def _end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]:
 
 def malformed_end(job_id: str) -> Terminal:
     """The end of a job of which something cannot be read."""
-    return Terminal(job_id, State.FAILED, 0, failure=MALFORMED)
+    return Terminal(job_id, JobState.FAILED, 0, failure=MALFORMED)
 
 
-async def fail_malformed(wire: Wire, job_id: str, error: Exception) -> int:
+async def fail_malformed(wire: RedisClient, job_id: str, error: Exception) -> int:
     """Fail a job whose record cannot be read, unless it has ended, so that nobody waits for it. Returns when it ended
     (ms), 0 if it is not kept. Raises Unavailable."""
     log.error("the record of a job cannot be read, the job fails: %s", error, extra={"job": job_id})
@@ -342,15 +344,15 @@ def malformed_keep_s(data: bytes | None) -> int:
     return int(data) if data and data.isdigit() and len(data) < 16 else 3600
 
 
-def _malformed(job_id: str, fields: Sequence[bytes], done_ms: int) -> Record:
+def _malformed(job_id: str, fields: Sequence[bytes], done_ms: int) -> JobRecord:
     """What is shown of a job whose record cannot be read: its id, whose it is, that it failed, and when."""
     words = list(fields) if not isinstance(fields, bytes) else []
     raw = dict(zip(words[::2], words[1::2], strict=False))
     tenant = raw.get(b"tenant", b"").decode(errors="replace")
     job = Job(id=job_id, model="", tenant=tenant, priority=Priority.BATCH, prompt=Text(("",)))
-    return Record(
+    return JobRecord(
         job=job,
-        state=State.FAILED,
+        state=JobState.FAILED,
         attempt=0,
         worker="",
         lane="",
@@ -370,7 +372,7 @@ def _malformed(job_id: str, fields: Sequence[bytes], done_ms: int) -> Record:
     )
 
 
-def stamps_of(job: Job, state: State, raw: Mapping[str, bytes], terminal: Terminal | None) -> Stamps:
+def stamps_of(job: Job, state: JobState, raw: Mapping[str, bytes], terminal: Terminal | None) -> Stamps:
     """What is written of a job's way, but for its answer's; see `with_delivery`."""
 
     def exact(name: str) -> int | None:
@@ -381,7 +383,7 @@ def stamps_of(job: Job, state: State, raw: Mapping[str, bytes], terminal: Termin
         received=job.received_us or None,
         accepted=exact("created"),
         started=exact("started") or exact("claimed"),
-        claimed=None if state is State.QUEUED else exact("claimed"),  # else the claim of a worker that was lost
+        claimed=None if state is JobState.QUEUED else exact("claimed"),  # else the claim of a worker that was lost
         released=generated.released or None,
         scheduled=generated.scheduled or None,
         first_token=generated.first or None,

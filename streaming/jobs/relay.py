@@ -25,9 +25,9 @@ from streaming.jobs.messages import (
     Ended,
     Failure,
     Frame,
+    JobState,
     Opening,
     Run,
-    State,
     Terminal,
     author,
     decode_in_slices,
@@ -37,10 +37,10 @@ from streaming.jobs.messages import (
     openings_of,
 )
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import LONG_BYTES, NEWER, Journal, Record
-from streaming.jobs.reorder_buffer import LOOKS, TICK_S, Inbox
+from streaming.jobs.records import LONG_BYTES, NEWER, JobReader, JobRecord
+from streaming.jobs.reorder_buffer import LOOKS, TICK_S, ReorderBuffer
 from streaming.keys import channel, partition_of
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
 
 @dataclass(slots=True)
-class Audience:
+class Subscribers:
     """Who listens to one job."""
 
-    inboxes: tuple[Inbox, ...] = ()
+    inboxes: tuple[ReorderBuffer, ...] = ()
     streams: list[tuple[str, int]] = field(default_factory=list)
     """The workers that have opened runs of it, each with the number that stands for the run."""
     openings: dict[Run, Opening] = field(default_factory=dict)
@@ -66,19 +66,19 @@ class Audience:
 class Relay:
     """Started once per API process. `address` is what jobs carry as their reply_to."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self.address = channel("api", secrets.token_hex(6))
         self._wire = wire
-        self._journal = Journal(wire)
+        self._journal = JobReader(wire)
         self._queue = Queue(wire)
-        self._audiences: dict[str, Audience] = {}
+        self._audiences: dict[str, Subscribers] = {}
         """By job."""
-        self._behind: set[Inbox] = set()
+        self._behind: set[ReorderBuffer] = set()
         """Inboxes that may miss something: looked at before the others."""
         self._hurry = asyncio.Event()
-        self._streams: dict[str, dict[int, tuple[Inbox, ...]]] = {}
+        self._streams: dict[str, dict[int, tuple[ReorderBuffer, ...]]] = {}
         """The inboxes of these audiences by worker and number: what a frame is dealt by."""
-        self._followers: dict[int, Rounds[Inbox, None]] = {}
+        self._followers: dict[int, Rounds[ReorderBuffer, None]] = {}
         """By partition: inboxes that begin to follow at the same time are brought up to date together."""
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
@@ -98,26 +98,26 @@ class Relay:
 
     def open(
         self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
-    ) -> Inbox:
+    ) -> ReorderBuffer:
         """The inbox of a job that carries this process's address (open it before the job is put, close it after)."""
-        inbox = Inbox(job_id, after, runs=runs, whole=whole, rowless=rowless)
+        inbox = ReorderBuffer(job_id, after, runs=runs, whole=whole, rowless=rowless)
         inbox.checked = asyncio.get_running_loop().time()
-        audience = self._audiences.setdefault(job_id, Audience())
+        audience = self._audiences.setdefault(job_id, Subscribers())
         inbox.openings = audience.openings
-        self._seat(audience, (*audience.inboxes, inbox))
+        self._set_subscribers(audience, (*audience.inboxes, inbox))
         return inbox
 
-    def close(self, inbox: Inbox) -> None:
+    def close(self, inbox: ReorderBuffer) -> None:
         """No more replies to this inbox. Idempotent."""
         audience = self._audiences.get(inbox.job_id)
         if audience is None or inbox not in audience.inboxes:
             return
         self._behind.discard(inbox)
-        self._seat(audience, tuple(each for each in audience.inboxes if each is not inbox))
+        self._set_subscribers(audience, tuple(each for each in audience.inboxes if each is not inbox))
         if not audience.inboxes:
             del self._audiences[inbox.job_id]
 
-    def _seat(self, audience: Audience, inboxes: tuple[Inbox, ...]) -> None:
+    def _set_subscribers(self, audience: Subscribers, inboxes: tuple[ReorderBuffer, ...]) -> None:
         """From now on these are the audience."""
         audience.inboxes = inboxes
         for worker, number in audience.streams:
@@ -133,7 +133,7 @@ class Relay:
         """Whether anybody in this process still waits for this job."""
         return job_id in self._audiences
 
-    async def follow(self, inbox: Inbox, *, joining: bool = False) -> None:
+    async def follow(self, inbox: ReorderBuffer, *, joining: bool = False) -> None:
         """Have a job of somebody else sent here too; what came before is read from the log.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
@@ -172,7 +172,7 @@ class Relay:
             return
         match reply:
             case Frame():
-                self._deal(reply)
+                self._dispatch_rows(reply)
             case Terminal():
                 for inbox in self._listeners(reply.job):
                     self._end(inbox, reply)
@@ -182,10 +182,10 @@ class Relay:
                     inbox.checked = 0.0
                     self._note(inbox)
 
-    def _end(self, inbox: Inbox, terminal: Terminal) -> None:
+    def _end(self, inbox: ReorderBuffer, terminal: Terminal) -> None:
         inbox.over = True
         inbox.end(terminal)
-        inbox.tell()
+        inbox.flush()
         self._note(inbox)
 
     async def _end_long(self, data: bytes) -> None:
@@ -209,16 +209,16 @@ class Relay:
             async with self._wire.turns:
                 self._end(inbox, terminal)
 
-    def _note(self, inbox: Inbox) -> None:
+    def _note(self, inbox: ReorderBuffer) -> None:
         if inbox.stale:
             self._behind.add(inbox)
             self._hurry.set()
 
-    def _listeners(self, job_id: str) -> Sequence[Inbox]:
+    def _listeners(self, job_id: str) -> Sequence[ReorderBuffer]:
         audience = self._audiences.get(job_id)
         return audience.inboxes if audience else ()
 
-    def _deal(self, frame: Frame, valid: Container[Run] | None = None) -> None:
+    def _dispatch_rows(self, frame: Frame, valid: Container[Run] | None = None) -> None:
         """A frame's rows to the inboxes of their jobs. Of a frame from the log only those of runs that the records
         name: a log may also hold what a run wrote that the store has forgotten since."""
         worker, number = sys.intern(frame.worker), frame.number
@@ -236,10 +236,12 @@ class Relay:
         for inbox, row in given:
             inbox.push(row, _author(inbox, row, worker), number)
         for inbox, _ in given:
-            inbox.tell()
+            inbox.flush()
             self._note(inbox)
 
-    def _pass_on(self, rows: Sequence[Delta], streams: Mapping[int, Sequence[Inbox]], worker: str, number: int) -> None:
+    def _pass_on(
+        self, rows: Sequence[Delta], streams: Mapping[int, Sequence[ReorderBuffer]], worker: str, number: int
+    ) -> None:
         """Rows of different jobs. Done once a token: for what flows nothing is called but the flow."""
         now = time.monotonic()
         for row in rows:
@@ -247,7 +249,7 @@ class Relay:
                 flow = inbox.flow
                 if flow is None or row.seq != inbox.seq + 1 or row.stream != inbox.stream or inbox.worker is not worker:
                     inbox.push(row, _author(inbox, row, worker), number)
-                    inbox.tell()
+                    inbox.flush()
                     self._note(inbox)
                     continue
                 inbox.seq, inbox.number = row.seq, number
@@ -303,19 +305,19 @@ class Relay:
         if self._behind:
             await asyncio.sleep(TICK_S / LOOKS)
 
-    def _all(self) -> list[Inbox]:
+    def _all(self) -> list[ReorderBuffer]:
         return [inbox for audience in self._audiences.values() for inbox in audience.inboxes]
 
-    async def _refill_all(self, inboxes: Sequence[Inbox]) -> Sequence[None]:
+    async def _refill_all(self, inboxes: Sequence[ReorderBuffer]) -> Sequence[None]:
         await self._refill_part(inboxes)
         return [None] * len(inboxes)
 
-    async def _refill(self, inboxes: Sequence[Inbox]) -> None:
+    async def _refill(self, inboxes: Sequence[ReorderBuffer]) -> None:
         """Bring inboxes up to date, those of each partition for themselves: one that is down keeps no other waiting.
 
         Raises Unavailable.
         """
-        parts: dict[int, list[Inbox]] = {}
+        parts: dict[int, list[ReorderBuffer]] = {}
         for inbox in inboxes:
             parts.setdefault(partition_of(inbox.job_id) or 0, []).append(inbox)
         done = await asyncio.gather(*map(self._refill_part, parts.values()), return_exceptions=True)
@@ -323,7 +325,7 @@ class Relay:
             if error is not None:
                 raise error
 
-    async def _refill_part(self, inboxes: Sequence[Inbox]) -> None:
+    async def _refill_part(self, inboxes: Sequence[ReorderBuffer]) -> None:
         """The same for inboxes of one partition, from record and log, each worker's log read once for all."""
         now = asyncio.get_running_loop().time()
         there = [inbox.seq > 0 or inbox.accepted for inbox in inboxes]
@@ -340,17 +342,17 @@ class Relay:
             inbox.look(now, MAX_SILENCE_S)
             if record is None:
                 if was_there:  # else it was read before the put came, whatever has come since
-                    inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=GONE))
+                    inbox.end(Terminal(inbox.job_id, JobState.FAILED, inbox.seq, failure=GONE))
             elif record.terminal is not None:
                 inbox.end(record.terminal)
             else:
                 inbox.settle(held, [logged.run for logged in record.runs])
-                if record.state is State.RUNNING and not inbox.whole and self.address not in record.addresses:
+                if record.state is JobState.RUNNING and not inbox.whole and self.address not in record.addresses:
                     unheard.add(inbox.job_id)
                 for logged in _missing(inbox, record):
                     log_of = (partition_of(inbox.job_id) or 0, logged.run.worker)
                     behind[log_of] = min(logged.frame, behind.get(log_of, logged.frame))
-            inbox.tell()
+            inbox.flush()
             if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
                 await asyncio.sleep(0)
         await asyncio.gather(*map(self._follow_again, unheard))
@@ -359,14 +361,14 @@ class Relay:
             try:
                 async with aclosing(self._journal.frames(partition, worker, first)) as frames:
                     async for frame in frames:
-                        self._deal(frame, runs)
+                        self._dispatch_rows(frame, runs)
                         if all(inbox.full for inbox in inboxes):  # the rest would be read in vain
                             self._call_again(inboxes)
                             break
             except NewerMessage:
                 self._end_newer(worker, zip(inboxes, records, strict=True))
 
-    def _call_again(self, inboxes: Iterable[Inbox]) -> None:
+    def _call_again(self, inboxes: Iterable[ReorderBuffer]) -> None:
         """Have the log read further once their readers have taken what is here."""
         for inbox in inboxes:
             inbox.stale = True
@@ -376,24 +378,24 @@ class Relay:
         with suppress(UnknownJob):
             await self._queue.follow(job_id, self.address)
 
-    def _end_newer(self, worker: str, looked: Iterable[tuple[Inbox, Record | None]]) -> None:
+    def _end_newer(self, worker: str, looked: Iterable[tuple[ReorderBuffer, JobRecord | None]]) -> None:
         """End the readers of jobs that this worker runs: it is of a newer version, and nothing of what it writes can be
         shown by this process. The jobs go on."""
         log.warning("worker %s is of a newer version: its readers here are told to ask another process", worker)
         for inbox, record in looked:
             if record is not None and record.terminal is None and record.worker == worker:
-                inbox.end(Terminal(inbox.job_id, State.FAILED, inbox.seq, failure=NEWER))
-                inbox.tell()
+                inbox.end(Terminal(inbox.job_id, JobState.FAILED, inbox.seq, failure=NEWER))
+                inbox.flush()
 
 
-def _author(inbox: Inbox, row: Delta, worker: str) -> Run:
+def _author(inbox: ReorderBuffer, row: Delta, worker: str) -> Run:
     """The run that wrote a row of a worker's frame."""
     run = Run(worker, row.stream)
     opening = inbox.openings.get(run)
     return (opening and author(opening.copied, row.seq)) or run
 
 
-def _missing(inbox: Inbox, record: Record) -> Sequence[LoggedRun]:
+def _missing(inbox: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun]:
     """The runs whose logs may hold what an inbox lacks, each from the first frame it lacks."""
     if inbox.whole or inbox.rewound:
         return ()

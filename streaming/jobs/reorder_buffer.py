@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from streaming.jobs.messages import Delta, Failure, Opening, Run, Section, State, Terminal, author
+from streaming.jobs.messages import Delta, Failure, JobState, Opening, Run, Section, Terminal, author
 
 MAX_ROWS = 512
 """Deltas held for one reader, beside the rest of a frame of which the first are held; a slower one loses them here and
@@ -34,14 +34,14 @@ Flow: TypeAlias = Callable[[Delta, float], bool]
 """The same for the next delta alone, which came at a time (monotonic): nearly all there is to show."""
 
 
-class Standing(NamedTuple):
+class ReorderState(NamedTuple):
     """What an inbox held when its job's record was asked for, to be judged by that record and not by later news."""
 
     runs: tuple[Run, ...]
     disputed: frozenset[Run]
 
 
-class Inbox:
+class ReorderBuffer:
     """The deltas of one job for one reader, who takes them or has them poured.
 
     Whoever pushes calls `tell` when it is done, so that a reader is served once for all that a frame holds.
@@ -172,12 +172,12 @@ class Inbox:
                 return
             self._accept(row, run, number)
 
-    def standing(self) -> Standing:
+    def standing(self) -> ReorderState:
         """What `settle` is to judge: taken before the record is read, for deltas go on coming meanwhile."""
         resumed = self._resumed[1][-1:]
-        return Standing((*resumed, *(section.run for section in self._sections)), frozenset(self._disputed))
+        return ReorderState((*resumed, *(section.run for section in self._sections)), frozenset(self._disputed))
 
-    def settle(self, held: Standing, runs: Iterable[Run]) -> None:
+    def settle(self, held: ReorderState, runs: Iterable[Run]) -> None:
         """The job's record names these runs: deltas of others that were given are void, and others are ignored."""
         if not held.disputed:
             return
@@ -206,7 +206,7 @@ class Inbox:
         if self.seq < terminal.seq and terminal.rows:
             rest = [row for row in terminal.rows if row.seq > self.seq]
             if len(rest) != terminal.seq - self.seq:
-                terminal = replace(terminal, state=State.FAILED, failure=INCOMPLETE, seq=self.seq)
+                terminal = replace(terminal, state=JobState.FAILED, failure=INCOMPLETE, seq=self.seq)
             else:
                 self._sections += self._sections_behind(terminal)
                 self._rows += rest
@@ -219,7 +219,7 @@ class Inbox:
 
     def _agrees(self, terminal: Terminal) -> bool:
         """Whether the result begins with what was given."""
-        if not self.seq or (not terminal.sections and terminal.state is not State.COMPLETED):
+        if not self.seq or (not terminal.sections and terminal.state is not JobState.COMPLETED):
             return True
         if self.seq > terminal.seq:
             return False
@@ -275,7 +275,7 @@ class Inbox:
         rows, self._rows = self._rows, []
         return rows, self.terminal
 
-    async def pour(self, sink: Sink, direct: Flow | None = None) -> None:
+    async def attach_sink(self, sink: Sink, direct: Flow | None = None) -> None:
         """Have `sink` called with what is here and with all that comes, from where it arrives: no task is woken per
         frame. `direct`, if there is one, is called for what comes one by one. Returns after the terminal, when they
         have enough, the client has left, or the stream is rewound.
@@ -285,7 +285,7 @@ class Inbox:
         self._sink, self._direct = sink, direct
         try:
             self._flow_on()
-            self.tell()
+            self.flush()
             if self._sink is not None and self.terminal is None and not self.hung_up and not self.rewound:
                 await self._woken()
         finally:
@@ -303,7 +303,7 @@ class Inbox:
         self._sink = self._direct = self.flow = None
         self._wake()
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Something was given: pour it, or wake whoever waits."""
         rows, terminal, sink = self._rows, self.terminal, self._sink
         if not rows and terminal is None and not self.rewound:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from streaming.errors import DecodeError
-from streaming.jobs.messages import Run, State, Terminal, decode_metadata
+from streaming.jobs.messages import JobState, Run, Terminal, decode_metadata
 from streaming.jobs.records import end_of, fail_malformed, malformed_end, malformed_keep_s, parse_runs, read_number
 from streaming.keys import parse_lane
 from streaming.priority import Priority
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 FIELDS = (
     *("state", "lane", "attempt", "created", "claimed", "started", "done", "keep", "reason", "summary"),
@@ -40,7 +40,7 @@ class Summary:
     id: str
     model: str
     priority: Priority
-    state: State
+    state: JobState
     attempt: int
     created_ms: int
     started_ms: int
@@ -54,7 +54,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JobPage:
     """Jobs, newest first, and the place behind which the next page begins; None: there are no more."""
 
     jobs: list[Summary]
@@ -62,7 +62,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PagePart:
     """What one partition has of a page. `reached` is the last place it looked at; None: it has no more."""
 
     jobs: Sequence[tuple[Place, Summary]]
@@ -72,10 +72,10 @@ class Part:
 class Summaries:
     """Stateless; many may share a wire."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
-    async def recent(self, tenant: str, before: Place | None, limit: int, state: State | None = None) -> Page:
+    async def recent(self, tenant: str, before: Place | None, limit: int, state: JobState | None = None) -> JobPage:
         """A tenant's jobs behind `before`, newest first, in any state or in one. Raises Unavailable."""
         found: list[Summary] = []
         for _ in range(ROUNDS):
@@ -83,9 +83,9 @@ class Summaries:
             found, before = found + page.jobs, page.behind
             if before is None or len(found) >= limit:
                 break
-        return Page(found, before)
+        return JobPage(found, before)
 
-    async def _round(self, tenant: str, before: Place | None, limit: int, state: State | None) -> Page:
+    async def _round(self, tenant: str, before: Place | None, limit: int, state: JobState | None) -> JobPage:
         horizon = await self._wire.now_ms() - 2000 * self._wire.settings.retention_s
         time, job_id = before or ("", "")
         looked = max(limit, MAX_LOOKED // len(self._wire.partitions))
@@ -93,7 +93,7 @@ class Summaries:
         answers = await self._wire.calls([("recent", partition, args) for partition in self._wire.partitions])
         return merged([await self._part(answer) for answer in answers], limit)
 
-    async def _part(self, answer: Sequence[Any]) -> Part:
+    async def _part(self, answer: Sequence[Any]) -> PagePart:
         """One job that cannot be read fails, and the others are shown. Raises Unavailable."""
         epoch, reached, *jobs = answer
         found: list[tuple[Place, Summary]] = []
@@ -105,17 +105,17 @@ class Summaries:
                 done_ms = await fail_malformed(self._wire, job_id, error)
                 summary = _malformed(job_id, int(time), done_ms, malformed_keep_s(values[FIELDS.index("keep")]))
             found.append(((int(time), job_id), summary))
-        return Part(found, (int(reached[0]), reached[1].decode()) if reached else None)
+        return PagePart(found, (int(reached[0]), reached[1].decode()) if reached else None)
 
 
-def merged(parts: Sequence[Part], limit: int) -> Page:
+def merged(parts: Sequence[PagePart], limit: int) -> JobPage:
     """The newest jobs of all partitions. Nothing older is shown than the newest place at which a partition stopped
     looking: it may have jobs behind it that come first."""
     reached = max((part.reached for part in parts if part.reached is not None), default=None)
     found = [job for part in parts for job in part.jobs if reached is None or job[0] >= reached]
     found.sort(key=lambda job: job[0], reverse=True)
     behind = found[limit - 1][0] if len(found) > limit else reached
-    return Page([summary for _, summary in found[:limit]], behind)
+    return JobPage([summary for _, summary in found[:limit]], behind)
 
 
 def _malformed(job_id: str, created_ms: int, done_ms: int, keep_s: int) -> Summary:
@@ -124,7 +124,7 @@ def _malformed(job_id: str, created_ms: int, done_ms: int, keep_s: int) -> Summa
         id=job_id,
         model="",
         priority=Priority.BATCH,
-        state=State.FAILED,
+        state=JobState.FAILED,
         attempt=0,
         created_ms=created_ms,
         started_ms=0,
@@ -137,7 +137,7 @@ def _malformed(job_id: str, created_ms: int, done_ms: int, keep_s: int) -> Summa
 
 def _summary(job_id: str, values: Sequence[bytes | None], epoch: bytes | None) -> Summary:
     raw = {name: value or b"" for name, value in zip(FIELDS, values, strict=True)}
-    state = State(raw["state"].decode())
+    state = JobState(raw["state"].decode())
     model, priority = parse_lane(raw["lane"].decode())
 
     def number(name: str) -> int:

@@ -78,7 +78,7 @@ local function take_from(lane, most)
     for _, item in ipairs(entries) do
       local fields = item[2]
       if not fields or fields[1] ~= 'job' or fields[3] then
-        bury('lane', lane, 'entry', item[1], 'reason', 'not an entry of ours')
+        dead_letter('lane', lane, 'entry', item[1], 'reason', 'not an entry of ours')
         drop_entry(lane, item[1])
       else
         local ran, job = pcall(take, lane, item[1], fields[2])

@@ -18,7 +18,7 @@ local function add(entries)
     if fields.id and fields.tenant and fields.type then
       events[#events + 1] = {item[1], fields.id, fields.tenant, fields.type}
     else
-      bury('lane', box, 'entry', item[1], 'reason', 'not an event of ours')
+      dead_letter('lane', box, 'entry', item[1], 'reason', 'not an event of ours')
       drop_entry(box, item[1])
     end
   end

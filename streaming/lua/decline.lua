@@ -19,7 +19,7 @@ return or_malformed(id, worker, function()
   local before, runs = s[11] - 1, string.gsub(s[7], '[^;]*;$', '')
   local expires = math.min(before == 0 and number_of(s[8]) or math.huge, number_of(s[9]) or math.huge)
   drop_entry(s[5], s[6])
-  gather(let_go, worker, id)
+  gather(released, worker, id)
   local lane = lane_key(model, priority)
   if s[10] == '1' then
     lane = suspects_key(model, priority)

@@ -29,11 +29,11 @@ return or_malformed(id, worker, function()
   drop_entry(s[4], s[5])
   owe(model, priority, s[10], -1)
   if s[11] ~= '1' then disown(id, redis.call('HGET', job, 'runs')) end
-  gather(let_go, worker, id)
+  gather(released, worker, id)
   redis.call('EXPIRE', job, keep_of(s[7]))
   if is_idem(s[9]) then redis.call('EXPIRE', s[9], keep_of(s[7])) end
-  tell(s[6], whole and record or summary)
+  publish(s[6], whole and record or summary)
   if s[8] then emit(s[8], id, s[12] or '', 'job.' .. state, true) end
-  if dead ~= '' then bury('job', id, 'reason', dead) end
+  if dead ~= '' then dead_letter('job', id, 'reason', dead) end
   return 1
 end) or 0

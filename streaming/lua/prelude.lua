@@ -16,14 +16,14 @@ end
 
 -- What many calls do to one key is done by one command, behind the last call or when it has grown long: entries dropped by
 -- lane, jobs let go by worker, scores and jobs listed by tenant, bytes owed by model and priority, bytes kept by tenant.
-local dropped, let_go, listed, owing, keeping = {}, {}, {}, {}, {}
+local dropped, released, listed, owing, keeping = {}, {}, {}, {}, {}
 local listed_s = 86400 -- put says for how long jobs are listed
 local function do_gathered()
   for lane, entries in pairs(dropped) do
     redis.call('XACK', lane, GROUP, unpack(entries))
     redis.call('XDEL', lane, unpack(entries))
   end
-  for worker, ids in pairs(let_go) do redis.call('SREM', claims_key(worker), unpack(ids)) end
+  for worker, ids in pairs(released) do redis.call('SREM', claims_key(worker), unpack(ids)) end
   for tenant, words in pairs(listed) do
     redis.call('ZADD', jobs_key(tenant), unpack(words))
     if now_ms() % 8 == 0 then -- one in eight, which is often enough to trim what the others add
@@ -53,7 +53,7 @@ local function do_gathered()
       if last - now > redis.call('TTL', key) then redis.call('EXPIRE', key, last - now) end
     end
   end
-  dropped, let_go, listed, owing, keeping = {}, {}, {}, {}, {}
+  dropped, released, listed, owing, keeping = {}, {}, {}, {}, {}
 end
 
 local function gather(lists, key, word, second)
@@ -156,7 +156,7 @@ local function kept_by(tenant, keep)
 end
 
 -- Tell every process that holds a response of this job. `reply` is a list of addresses joined by commas.
-local function tell(reply, message)
+local function publish(reply, message)
   for address in string.gmatch(reply or '', '[^,]+') do
     redis.call('PUBLISH', address, message)
   end
@@ -237,7 +237,7 @@ local function forget_consumer(model, worker)
 end
 
 -- A dead letter, for people: never work, so it may be trimmed by length.
-local function bury(...)
+local function dead_letter(...)
   redis.call('XADD', dead_key(), 'MAXLEN', '~', 10000, '*', ...)
 end
 
@@ -314,12 +314,12 @@ local function end_job(id, state, reason, now)
   owe(model, priority, s[8], -1)
   keep_ended(s[10], s[11], keep_of(s[5]), now, 0)
   disown(id, s[9])
-  if s[4] then gather(let_go, s[4], id) end
+  if s[4] then gather(released, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, keep_of(s[5]))
   if is_idem(s[7]) then redis.call('EXPIRE', s[7], keep_of(s[5])) end
   if s[6] then emit(s[6], id, s[10] or '', 'job.' .. state, true) end
-  tell(s[3], cmsgpack.pack({'e', id}))
+  publish(s[3], cmsgpack.pack({'e', id}))
 end
 
 -- Put a job that a worker was given back, before the lane it came from; a suspect where it will be run alone. Raises if
@@ -331,7 +331,7 @@ local function requeue(id, now, suspect, worker)
   local due = number_of(s[3])
   if s[3] and not due then error('its deadline is none', 0) end
   drop_entry(s[1], s[2])
-  gather(let_go, worker, id)
+  gather(released, worker, id)
   local lane = (suspect or kind == 'suspects') and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
@@ -468,7 +468,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
     redis.call('DEL', job) -- not a hash
     s = {'?'}
   end
-  if worker then gather(let_go, worker, id) end
+  if worker then gather(released, worker, id) end
   if not s[1] or s[1] == 'completed' or s[1] == 'failed' or s[1] == 'cancelled' or s[1] == 'expired' then return 0 end
   lane, entry = lane or s[2], entry or s[3]
   if not pcall(checked_place, lane, entry) then
@@ -483,12 +483,12 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   keep_ended(s[7], s[12], keep_of(s[5]), now, 0)
   pcall(disown, id, s[11])
   free_key(s[9], id)
-  if (s[4] or '') ~= '' then gather(let_go, s[4], id) end
+  if (s[4] or '') ~= '' then gather(released, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, keep_of(s[5]))
   if s[6] and s[7] then emit(s[6], id, s[7], 'job.failed', true) end
-  bury('job', id, 'reason', 'unreadable: ' .. reason)
-  tell(s[8], cmsgpack.pack({'e', id}))
+  dead_letter('job', id, 'reason', 'unreadable: ' .. reason)
+  publish(s[8], cmsgpack.pack({'e', id}))
   return 1
 end
 
@@ -559,6 +559,6 @@ local function holds(id, worker, run, state, owner, number)
       error('its worker is none', 0)
     end
   end
-  gather(let_go, worker, id)
+  gather(released, worker, id)
   return false
 end

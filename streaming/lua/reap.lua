@@ -9,7 +9,7 @@ local requeued, expired, given_up, spared = 0, 0, 0, 0
 
 local function give_up(id, reason)
   end_job(id, 'failed', reason, now)
-  bury('job', id, 'reason', reason)
+  dead_letter('job', id, 'reason', reason)
   given_up = given_up + 1
 end
 

@@ -10,7 +10,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from streaming.redis.client import Call, Wire, translated
+from streaming.redis.client import Call, RedisClient, translated
 
 MANY = 8
 """When so many wait that a bundle is worth its price they are sent at once: what comes with the same turn of the event
@@ -21,10 +21,10 @@ MAX_CALLS = 64
 Waiting = tuple[Call, "asyncio.Future[Any]"]
 
 
-class Bundle:
+class ScriptBatcher:
     """One per process and script. The script must bear repetition; its calls may run in any order."""
 
-    def __init__(self, wire: Wire, script: str) -> None:
+    def __init__(self, wire: RedisClient, script: str) -> None:
         self._wire, self._script = wire, script
         self._waiting: dict[int, list[Waiting]] = {}
         """By partition: one that is slow, or down, keeps no other waiting."""
@@ -36,7 +36,9 @@ class Bundle:
         future = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(partition, [])
         waiting.append(((self._script, partition, args), future))
-        if len(waiting) == MANY and self._wire.begin([call for call, _ in waiting], partial(self._begun, waiting)):
+        if len(waiting) == MANY and self._wire.send_nowait(
+            [call for call, _ in waiting], partial(self._begun, waiting)
+        ):
             self._waiting[partition] = []
         elif partition not in self._senders:
             self._senders[partition] = asyncio.create_task(self._send(partition))

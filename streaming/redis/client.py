@@ -24,7 +24,7 @@ from streaming.redis.connection import Command
 from streaming.redis.scripts import load_scripts
 from streaming.redis.subscription import Subscription
 from streaming.redis.topology import Topology, open_topology
-from streaming.settings import WireSettings
+from streaming.settings import RedisSettings
 
 REFUSALS = frozenset(
     {
@@ -58,7 +58,7 @@ Then = Callable[[list[Any] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ServerMemory:
     """Of one server, in bytes."""
 
     used: int
@@ -70,10 +70,10 @@ class Memory:
     """What the server used when it started: no job ever gets that."""
 
 
-class Wire:
+class RedisClient:
     """Open one per process, pass it to the parts that speak a piece of the protocol."""
 
-    def __init__(self, settings: WireSettings, topology: Topology) -> None:
+    def __init__(self, settings: RedisSettings, topology: Topology) -> None:
         self.settings = settings
         self.redis = topology.client
         """For single commands on keys; on a cluster it finds the node of each key."""
@@ -83,7 +83,7 @@ class Wire:
         self._scripts = load_scripts()
 
     @classmethod
-    def open(cls, settings: WireSettings) -> Wire:
+    def open(cls, settings: RedisSettings) -> RedisClient:
         """Nothing is sent yet; a server that is down shows at the first call."""
         return cls(settings, open_topology(settings.url, settings.timeout_s))
 
@@ -124,15 +124,23 @@ class Wire:
                 answers = await self._run(calls)
             return answers
 
-    def begin(self, calls: Sequence[Call], then: Then) -> bool:
-        """`outcomes`, but sent before this returns, and no task is woken by the answers: `then` is given them (of a
-        connection that is lost its error, for each), or None where the calls are to be sent once more, by `outcomes`.
-        False, and nothing is sent, where that cannot be."""
+    def send_nowait(self, calls: Sequence[Call], on_done: Then) -> bool:
+        """Send calls before this returns, and wake no task for their answers. Callers decide whether a call may be sent
+        again; this method never repeats one.
+
+        Args:
+            on_done: called with the answers (the error for each call if the connection was lost), or with None if the
+                caller should send the calls once more with `outcomes`.
+
+        Returns: False if nothing was sent, because no connection is open or the calls need a replica's answer.
+        """
         groups = _grouped(calls)
-        sent = None if self._is_promise(calls) else self._topology.say_scripts([self._evalsha(each) for each in groups])
+        sent = (
+            None if self._is_promise(calls) else self._topology.send_scripts([self._evalsha(each) for each in groups])
+        )
         if sent is None:
             return False
-        sent.add_done_callback(lambda sent: then(_begun(sent, groups)))
+        sent.add_done_callback(lambda sent: on_done(_begun(sent, groups)))
         return True
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
@@ -254,11 +262,11 @@ class Wire:
                     counts[name.decode()] += count
         return counts
 
-    async def memory(self) -> list[Memory]:
+    async def memory(self) -> list[ServerMemory]:
         """Of every primary that holds a partition. Raises Unavailable."""
         return [await self._memory(place, partitions) for place, partitions in (await self.homes()).items()]
 
-    async def _memory(self, place: str, partitions: Sequence[int]) -> Memory:
+    async def _memory(self, place: str, partitions: Sequence[int]) -> ServerMemory:
         owed = [("HVALS", partition_key(partition, "owed")) for partition in partitions]
         with translated():
             info, *found = checked(await self._topology.run_scripts(place, [("INFO", "memory"), *owed]))
@@ -266,7 +274,7 @@ class Wire:
         used, allowed, at_start = (
             _memory(info, name) for name in (b"used_memory", b"maxmemory", b"used_memory_startup")
         )
-        return Memory(used, allowed, sums, at_start)
+        return ServerMemory(used, allowed, sums, at_start)
 
     async def run_ids(self) -> dict[str, str]:
         """The run id of every primary by its place: another one means another server process. Raises Unavailable."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streaming.errors import Unavailable
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def better(known: Offset | None, fresh: Offset, now: int) -> Offset:
 class Clock:
     """One per process; `keep` renews it. On a cluster each partition goes by the clock of its own server."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self._offsets: dict[int, Offset] = {}
 

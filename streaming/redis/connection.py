@@ -31,7 +31,7 @@ KINDS: dict[str, type[ResponseError]] = {
 """Refusals that somebody here looks for by their class."""
 
 
-class Line:
+class SharedConnection:
     """`acquire` gives a connection that is open, `release` takes it back once it is not."""
 
     def __init__(
@@ -41,9 +41,9 @@ class Line:
         timeout_s: float,
     ) -> None:
         self._acquire, self._release, self._timeout_s = acquire, release, timeout_s
-        self._opening: asyncio.Task[Talk] | None = None
+        self._opening: asyncio.Task[PipelinedProtocol] | None = None
         self._connection: AbstractConnection | None = None
-        self._talk: Talk | None = None
+        self._talk: PipelinedProtocol | None = None
 
     async def run(self, commands: Sequence[Command]) -> list[Any]:
         """Answers and error answers. Raises the library's ConnectionError and TimeoutError: some may have run."""
@@ -55,15 +55,15 @@ class Line:
             talk = await self._open_for_all(self._opening)
             if talk.over:  # again, before those who waited for it had their turn
                 raise RedisConnectionError("the connection was lost as soon as it was open")
-        return await talk.say(commands)
+        return await talk.send(commands)
 
-    def say(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
         """The same at once, before whoever asks goes on; None, and nothing is sent, where it is not open."""
         talk = self._talk
-        return None if talk is None or talk.over else talk.say(commands)
+        return None if talk is None or talk.over else talk.send(commands)
 
     @staticmethod
-    async def _open_for_all(opening: asyncio.Task[Talk]) -> Talk:
+    async def _open_for_all(opening: asyncio.Task[PipelinedProtocol]) -> PipelinedProtocol:
         """For all who wait: a server that is down is asked once. One of them may leave, and `close` may cancel it:
         that cancels none of them."""
         await asyncio.wait({opening})
@@ -71,13 +71,13 @@ class Line:
             raise RedisConnectionError("the connection was closed while it was opened")
         return opening.result()
 
-    async def _open(self) -> Talk:
+    async def _open(self) -> PipelinedProtocol:
         await self._give_back()
         self._connection = await self._acquire()
-        self._talk = Talk(self._connection, self._timeout_s)
+        self._talk = PipelinedProtocol(self._connection, self._timeout_s)
         return self._talk
 
-    def _opened(self, opening: asyncio.Task[Talk]) -> None:
+    def _opened(self, opening: asyncio.Task[PipelinedProtocol]) -> None:
         self._opening = None
         if not opening.cancelled():
             opening.exception()  # whoever waited has it; perhaps nobody does any more
@@ -109,7 +109,7 @@ class Sent:
     answers: list[Any] = field(default_factory=list)
 
 
-class Talk(asyncio.Protocol):
+class PipelinedProtocol(asyncio.Protocol):
     """One life of a connection."""
 
     def __init__(self, connection: AbstractConnection, timeout_s: float) -> None:
@@ -126,7 +126,7 @@ class Talk(asyncio.Protocol):
         """Whether nothing can be sent any more. The transport knows first, `connection_lost` comes a turn later."""
         return self._over or self._transport.is_closing()
 
-    def say(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
+    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send them, unless it is over; their answers, in time. Whoever no longer waits for them disturbs nobody."""
         now = self._loop.time()
         sent = Sent(len(commands), now + self._timeout_s, self._loop.create_future())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 
 
 async def page(
-    wire: Wire, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
+    wire: RedisClient, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
 ) -> list[tuple[str, int]]:
     """Up to `limit` members with their scores, behind `after` (score, member). Members of the same score are told
     apart by their names, so no page skips one. Raises Unavailable."""
@@ -30,7 +30,7 @@ async def page(
     return found[:limit]
 
 
-async def overdue(wire: Wire, key: str, now_ms: int, limit: int) -> list[str]:
+async def overdue(wire: RedisClient, key: str, now_ms: int, limit: int) -> list[str]:
     """Up to `limit` members whose time has come, the oldest first. Raises Unavailable."""
     with translated():
         rows: Any = await wire.redis.zrangebyscore(key, "-inf", now_ms, 0, limit)

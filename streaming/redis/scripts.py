@@ -153,7 +153,7 @@ class Script:
 RARE = (
     "post",
     "emit",
-    "bury",
+    "dead_letter",
     "disown",
     "end_job",
     "free_key",

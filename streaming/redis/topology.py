@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streaming.address import Address, parse_address
-from streaming.redis.connection import Command, Line
+from streaming.redis.connection import Command, SharedConnection
 
 MAX_CONNECTIONS = 64
 MAX_CLUSTER_CONNECTIONS = 1024
@@ -49,7 +49,7 @@ class Topology(Protocol):
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
         """The same over the connection that all share, where a call costs least: for what does not make it wait."""
 
-    def say_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
         """Sent at once over that connection; None, and nothing is sent, if it is not open or there are several."""
 
     async def follow(self, moved: MovedError) -> None:
@@ -131,7 +131,7 @@ class OneServer:
 
     def __init__(self, client: Redis, timeout_s: float, sentinel: Sentinel | None = None) -> None:
         self.client, self._sentinel = client, sentinel
-        self._line = Line(client.connection_pool.get_connection, client.connection_pool.release, timeout_s)
+        self._line = SharedConnection(client.connection_pool.get_connection, client.connection_pool.release, timeout_s)
 
     async def place(self, key: str) -> str:
         return ""
@@ -145,8 +145,8 @@ class OneServer:
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
         return await self._checked(await self._line.run(commands))
 
-    def say_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        return self._line.say(commands)
+    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        return self._line.send(commands)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
         if any(_is_deposed(error) for error in _errors(answers)):
@@ -207,7 +207,7 @@ class Cluster:
 
     def __init__(self, address: Address, timeout_s: float, options: dict[str, Any]) -> None:
         self._timeout_s = timeout_s
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, SharedConnection] = {}
         self._cluster = ClusterClient(
             startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
             max_connections=MAX_CLUSTER_CONNECTIONS,
@@ -248,10 +248,10 @@ class Cluster:
             self._cluster.look_again()
         return answers
 
-    def say_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
         return None  # which node it is may have to be asked
 
-    def _line_to(self, place: str) -> Line:
+    def _line_to(self, place: str) -> SharedConnection:
         node = self._node(place)
 
         async def acquire() -> AbstractConnection:
@@ -262,7 +262,7 @@ class Cluster:
         async def release(connection: AbstractConnection) -> None:
             node.release(cast(Connection, connection))
 
-        return Line(acquire, release, self._timeout_s)
+        return SharedConnection(acquire, release, self._timeout_s)
 
     def _node(self, place: str) -> ClusterNode:
         node = self._cluster.get_node(node_name=place)

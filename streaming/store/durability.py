@@ -7,9 +7,9 @@
 | D2    | nothing is lost    | nothing               | down until it is back        | append-only file, fsync always   |
 | D3    | nothing is lost    | nothing, for one host | nothing that was answered    | as D1, and a replica             |
 
-At D3 an answer to put, cancel or finish is given only once a replica has what was written (`Wire.calls`); until then
-it is Unavailable. The job may still run: the same idempotency key finds it. A worker repeats a finish until a replica
-has it or another worker has the job.
+At D3 an answer to put, cancel or finish is given only once a replica has what was written (`RedisClient.calls`);
+until then it is Unavailable. The job may still run: the same idempotency key finds it. A worker repeats a finish until
+a replica has it or another worker has the job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runtime.config import ConfigError
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.settings import Durability
 
 OLDEST = (7, 0)
@@ -45,7 +45,7 @@ class Shortfall:
 
 
 def shortfalls(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
-    """Everything wanting, from the facts `Wire.inspect` gives; the fatal first."""
+    """Everything wanting, from the facts `RedisClient.inspect` gives; the fatal first."""
     found = [*_version(facts), *_eviction(level, facts), *_file(level, facts), *_replicas(level, facts)]
     return sorted(found, key=lambda shortfall: not shortfall.fatal)
 
@@ -96,7 +96,7 @@ def _replicas(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
     return found
 
 
-async def check_level(wire: Wire) -> list[str]:
+async def check_level(wire: RedisClient) -> list[str]:
     """Warnings for the operator. Raises ConfigError if a server cannot keep `redis.durability`, Unavailable if it does
     not answer (yet)."""
     level, warnings = wire.settings.durability, []

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from runtime.config import ConfigError
 from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key, new_deployment_id
-from streaming.redis.client import Wire, translated
-from streaming.settings import WireSettings
+from streaming.redis.client import RedisClient, translated
+from streaming.settings import RedisSettings
 
 FORMAT = 1
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these raises
 it, for a process of one version must not work on a store of another."""
-FORMAT_DIGEST = "1c250dd21e0a8fe2"
+FORMAT_DIGEST = "78afba398e73b18f"
 """The digest of what FORMAT stands for; tests/test_streaming_identity.py computes it and fails when it changes."""
 
 LOST_S = 5.0
@@ -41,7 +41,7 @@ class Identity:
     """Random: another store, or the same one emptied, has another."""
 
 
-async def enter_store(wire: Wire) -> Identity:
+async def enter_store(wire: RedisClient) -> Identity:
     """Compare the store's identity with this process's settings; an empty store gets one. One round trip, except for
     the first process of all. Raises ConfigError if this process must not use the store, Unavailable."""
     found = await read_identity(wire)
@@ -54,7 +54,7 @@ async def enter_store(wire: Wire) -> Identity:
     return found
 
 
-async def identify(wire: Wire) -> Identity:
+async def identify(wire: RedisClient) -> Identity:
     """The store's identity, which is written if it has none, as after FLUSHALL or a failover that lost it. It then
     has a new deployment id, so that a folder with the former one shows that the store has lost data. Raises
     Unavailable."""
@@ -62,7 +62,7 @@ async def identify(wire: Wire) -> Identity:
     return _parsed(await wire.call("identify", FLEET_SLOT, *args))
 
 
-async def read_identity(wire: Wire) -> Identity | None:
+async def read_identity(wire: RedisClient) -> Identity | None:
     """The store's identity; None if it has none. Raises Unavailable."""
     with translated():
         fields = await cast(
@@ -72,7 +72,7 @@ async def read_identity(wire: Wire) -> Identity | None:
     return None if fields[0] is None else _parsed(fields)
 
 
-def check_identity(identity: Identity, settings: WireSettings) -> None:
+def check_identity(identity: Identity, settings: RedisSettings) -> None:
     """Raises ConfigError if a process with these settings must not use the store."""
     if identity.format != FORMAT:
         raise ConfigError(
@@ -115,7 +115,7 @@ def _parsed(fields: list[Any]) -> Identity:
     return Identity(int(form or 0), int(partitions or 0), deployment.decode())
 
 
-async def _is_used(wire: Wire) -> bool:
+async def _is_used(wire: RedisClient) -> bool:
     """Whether Penstock has run on this store: every version writes some of these keys in its first seconds."""
     with translated():
         for slot in (FLEET_SLOT, 0):
@@ -124,7 +124,7 @@ async def _is_used(wire: Wire) -> bool:
     return False
 
 
-async def _awaited(wire: Wire) -> Identity | None:
+async def _awaited(wire: RedisClient) -> Identity | None:
     """The identity, once a running process has written it: it may be about to, and after a loss it does so again."""
     for _ in range(round(LOST_S / POLL_S)):
         if (found := await read_identity(wire)) is not None:

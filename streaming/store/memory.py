@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streaming.errors import NeverFits, StoreFull, Unavailable
-from streaming.redis.client import Memory, Wire
+from streaming.redis.client import RedisClient, ServerMemory
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ MAX_INFLOW_BYTES_PER_S = 100 << 20
 class Share:
     """One server as it was at the last look."""
 
-    memory: Memory
+    memory: ServerMemory
     taken: int = 0
     """Reserved by this process since then."""
 
@@ -64,11 +64,11 @@ class Reservation:
 class Headroom:
     """One per process that accepts jobs. As it was at the last look; room is taken to be there before the first."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self.reason = ""
         """Why nothing may be accepted, for people; "" while there is room."""
-        self._memories: list[Memory] = []
+        self._memories: list[ServerMemory] = []
         self._shares: dict[int, Share] = {}
         """By partition."""
 
@@ -121,17 +121,17 @@ class Headroom:
         return share.taken + needed <= room_of(share.memory, most) or needed > max_job_bytes(share.memory, most)
 
 
-def room_of(memory: Memory, most: float = ADMISSION_SHARE) -> int:
+def room_of(memory: ServerMemory, most: float = ADMISSION_SHARE) -> int:
     """Bytes that new jobs may bring and write, until this share of the memory is taken."""
     return int(most * memory.allowed) - memory.used - sum(memory.owed.values())
 
 
-def max_job_bytes(memory: Memory, most: float = ADMISSION_SHARE) -> int:
+def max_job_bytes(memory: ServerMemory, most: float = ADMISSION_SHARE) -> int:
     """Bytes that one new job may bring and write into a store that holds no other."""
     return int((most - IDLE_SHARE) * memory.allowed) - IDLE_BYTES - memory.at_start
 
 
-def next_look_s(memories: Iterable[Memory]) -> float:
+def next_look_s(memories: Iterable[ServerMemory]) -> float:
     """Seconds in which no flood can fill the fullest server: it is soon enough to look again then."""
     room = min(
         (room_of(memory) for memory in memories if memory.allowed), default=MAX_LOOK_INTERVAL_S * MAX_INFLOW_BYTES_PER_S
@@ -139,17 +139,17 @@ def next_look_s(memories: Iterable[Memory]) -> float:
     return min(max(MIN_LOOK_INTERVAL_S, room / MAX_INFLOW_BYTES_PER_S), MAX_LOOK_INTERVAL_S)
 
 
-def full_reason(memories: Iterable[Memory]) -> str:
+def full_reason(memories: Iterable[ServerMemory]) -> str:
     """What is said of the fullest server; "" if all that have a limit have room."""
     fullest = min((memory for memory in memories if memory.allowed), key=_left, default=None)
     return "" if fullest is None or room_of(fullest) > 0 else _said_of(fullest)
 
 
-def _left(memory: Memory) -> float:
+def _left(memory: ServerMemory) -> float:
     return room_of(memory) / memory.allowed
 
 
-def _said_of(memory: Memory) -> str:
+def _said_of(memory: ServerMemory) -> str:
     return (
         f"Redis uses {memory.used >> 20} MiB of {memory.allowed >> 20} MiB ({memory.used / memory.allowed:.0%}), "
         f"accepted jobs may still write {sum(memory.owed.values()) >> 20} MiB, "
@@ -157,6 +157,6 @@ def _said_of(memory: Memory) -> str:
     )
 
 
-def _too_much(memory: Memory, owed: int) -> str:
+def _too_much(memory: ServerMemory, owed: int) -> str:
     asks = f"this job's answer may need {owed / (1 << 20):.1f} MiB (fewer max_tokens, n or logprobs need less)"
     return f"{_said_of(memory)}; {asks}"

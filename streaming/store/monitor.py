@@ -13,7 +13,7 @@ import time
 
 from runtime.config import ConfigError
 from streaming.errors import Unavailable
-from streaming.redis.client import Wire
+from streaming.redis.client import RedisClient
 from streaming.store.durability import check_level
 from streaming.store.identity import LOST_S, Identity, check_identity, enter_store, identify, read_identity
 
@@ -33,7 +33,7 @@ SHORTFALL = "the store cannot keep what is accepted; whoever runs this server fi
 class StoreMonitor:
     """One per process. Nothing may be accepted while `reason` is not empty."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self.entered = asyncio.Event()
         """Set once the store was found to be one this process may use."""

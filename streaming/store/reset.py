@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from streaming.keys import FLEET_SLOT, ROOT, fleet_key, kind_of
-from streaming.redis.client import Wire, translated
+from streaming.redis.client import RedisClient, translated
 
 SIZES = {
     "lane": ("XLEN", "unfinished"),
@@ -47,7 +47,7 @@ class Contents:
     """Not delivered yet."""
 
 
-async def count_contents(wire: Wire) -> Contents:
+async def count_contents(wire: RedisClient) -> Contents:
     """Read the names of all keys. Raises Unavailable."""
     found = Contents()
     async for place, keys in wire.scan(f"{ROOT}*"):
@@ -65,7 +65,7 @@ async def count_contents(wire: Wire) -> Contents:
     return found
 
 
-async def reset_store(wire: Wire) -> int:
+async def reset_store(wire: RedisClient) -> int:
     """Delete every key of Penstock; the number of keys. Interrupted, the store stays unusable until it is done again:
     its identity goes last, and until then it names no format. Raises Unavailable."""
     identity = fleet_key("store")
@@ -78,7 +78,7 @@ async def reset_store(wire: Wire) -> int:
         return deleted + int(await wire.redis.unlink(identity))
 
 
-async def live_processes(wire: Wire) -> list[str]:
+async def live_processes(wire: RedisClient) -> list[str]:
     """The processes that have said in the last seconds that they are there, of whatever version: role and a name.
     Raises Unavailable."""
     now_ms = await wire.now_ms()

@@ -11,14 +11,14 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from streaming.jobs.messages import Failure, Logprob, ModelCard, Sampling, Turn
+from streaming.jobs.messages import ChatTurn, Failure, Logprob, ModelCard, Sampling
 
 
 class Request(msgspec.Struct, frozen=True):
     """One text to generate. `id` is unique among live requests and opaque to the engine."""
 
     id: str
-    prompt: Sequence[Turn] | str | Sequence[int]
+    prompt: Sequence[ChatTurn] | str | Sequence[int]
     """A conversation (the engine renders it with its chat template), a raw text, or token ids."""
     sampling: Sampling
     """`n` and prompt lists are already expanded: one request is one text."""
@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True):
         return "".join(text for text, _, _ in self.past)
 
 
-class Times(msgspec.Struct, frozen=True, gc=False):
+class EngineTimes(msgspec.Struct, frozen=True, gc=False):
     """When an engine had one request, by `time.monotonic`; 0.0: it cannot say, and the worker's own view counts."""
 
     scheduled: float = 0.0
@@ -67,7 +67,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[Logprob, ...] = ()
     failure: Failure | None = None
     """This request alone failed; the engine lives."""
-    times: Times | None = None
+    times: EngineTimes | None = None
     """Given with the last piece, where the engine knows."""
 
     @property
@@ -105,7 +105,7 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class EngineHealth:
     """`ok` False means the process should be restarted, `reason` says why."""
 
     ok: bool
@@ -138,7 +138,7 @@ class Engine(Protocol):
 
     def stats(self) -> Stats: ...
 
-    def health(self) -> Health: ...
+    def health(self) -> EngineHealth: ...
 
     async def stop(self) -> None:
         """Abort what runs, free the device. Bounded in time; idempotent."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 
 
 class ControlTokens:
@@ -36,7 +36,7 @@ class ControlTokens:
             done = middle
         return [*pieces, text[done:]]
 
-    def mark(self, turns: Sequence[Turn]) -> tuple[Sequence[Turn], str]:
+    def mark(self, turns: Sequence[ChatTurn]) -> tuple[Sequence[ChatTurn], str]:
         """The turns with a mark wherever their text is to be cut, and that mark, which no text can hold by chance or
         by intent; "" if nothing is to be cut. For templates, which take whole texts."""
         cuts = [self.cut(turn.content) for turn in turns]

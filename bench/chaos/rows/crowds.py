@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bench.chaos.asks import Ask, Told
+from bench.chaos.asks import Ask, ClientView
 from bench.chaos.house import House
 from bench.chaos.http import Cut, Exchange, fetch
 from bench.chaos.rows.workers import BEYOND_LEASE_MS, requests
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile, stalls_ms
 from bench.chaos.tenants import TENANTS, authorization
 from bench.chaos.yardstick import PASSES, yardstick
@@ -28,7 +28,7 @@ MAX_GROWTH = 400 * MIB
 """Of an API process, for a thousand readers."""
 
 
-async def f30(stage: Stage) -> None:
+async def f30(stage: FaultTestbed) -> None:
     """Every slot of a worker is taken by a long output; it is killed when another one is there."""
     tokens, step_ms = (300, 40) if stage.short else (1000, 40)
     environ = {"PENSTOCK_SIM_SLOTS": str(SLOTS), "PENSTOCK_SIM_STEP_MS": str(step_ms)}
@@ -60,7 +60,7 @@ async def f30(stage: Stage) -> None:
     stage.must(p99 <= allowed, f"streams waited p99 {p99:.0f} ms, allowed: {allowed} ms")
 
 
-def judge_health(stage: Stage, waits: Sequence[float], bare_ms: Sequence[float]) -> None:
+def judge_health(stage: FaultTestbed, waits: Sequence[float], bare_ms: Sequence[float]) -> None:
     """The API process said that it was well in time, beside a bare server that was asked meanwhile."""
     worst, bare = max(waits, default=math.inf), max(bare_ms, default=0.0)
     name = "health answered in ms, worst"
@@ -97,7 +97,7 @@ async def asking(port: int) -> AsyncIterator[list[float]]:
         await asyncio.wait([task])
 
 
-async def f31(stage: Stage) -> None:
+async def f31(stage: FaultTestbed) -> None:
     """Readers of running jobs are all cut off at once and come back at once with their cursors."""
     readers, jobs = (READERS // 10, 10) if stage.short else (READERS, JOBS)
     async with stage.house(workers=1, environ={"PENSTOCK_SIM_STEP_MS": "100"}) as house:
@@ -131,7 +131,7 @@ async def f31(stage: Stage) -> None:
             await house.ready()
 
 
-def _reader(house: House, owner: Told) -> Told:
+def _reader(house: House, owner: ClientView) -> ClientView:
     """One more client of a job, which only reads."""
     told = house.clients.tell(Ask(owner.ask.prompt, owner.ask.tokens, reads=False, tenant=owner.ask.tenant))
     told.job = owner.job
@@ -139,7 +139,7 @@ def _reader(house: House, owner: Told) -> Told:
     return told
 
 
-async def _come(house: House, told: Told, number: int, events: int) -> float | None:
+async def _come(house: House, told: ClientView, number: int, events: int) -> float | None:
     """Read some deltas behind the cursor, then go; seconds to the first one, or None if there was none."""
     began, first, port = time.monotonic(), None, house.ports[number % len(house.ports)]
     headers = authorization(told.ask.tenant) | ({"Last-Event-ID": told.cursor} if told.cursor else {})
@@ -172,13 +172,13 @@ def _rss(pid: int) -> int:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F30", "full worker killed", f"kill -9 of a worker that runs {SLOTS} long outputs", 2, f30, 420),
         alone=True,
         proves="The loss of a worker with all slots full stalls its readers no longer than that of an idle one.",
         short=1,
     ),
-    Row(
+    FaultRow(
         *("F31", "readers come back at once", f"{READERS} readers of {JOBS} jobs cut off and resumed", 2, f31, 300),
         alone=True,
         proves="Thousands of readers resume in seconds and in bounded memory, each with exactly what follows.",

@@ -9,12 +9,12 @@ from bench.chaos.budget import Budget
 from bench.chaos.checker import Life, lives_of
 from bench.chaos.house import House
 from bench.chaos.rows.workers import requests, victim
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile
 from bench.chaos.tenants import TENANTS
 
 
-async def _kill_door(stage: Stage, house: House, *, worker_too: bool) -> None:
+async def _kill_door(stage: FaultTestbed, house: House, *, worker_too: bool) -> None:
     """All streams at one API process; it dies, and they go on at the other one with their cursor."""
     for trial in stage.tries():
         number = trial % len(house.apis)
@@ -41,26 +41,26 @@ async def _kill_door(stage: Stage, house: House, *, worker_too: bool) -> None:
         await house.ready()
 
 
-async def f10(stage: Stage) -> None:
+async def f10(stage: FaultTestbed) -> None:
     """Resumed on another API process: the first frame within a second."""
     async with stage.house() as house:
         await _kill_door(stage, house, worker_too=False)
     _resumed(stage, 1000.0)
 
 
-async def f10_both(stage: Stage) -> None:
+async def f10_both(stage: FaultTestbed) -> None:
     """API process and worker die at once: the stall is a lease and the sweep, the resume is not."""
     async with stage.house() as house:
         await _kill_door(stage, house, worker_too=True)
     _resumed(stage, None)
 
 
-def _lives(stage: Stage, reqs: list[int]) -> list[Life]:
+def _lives(stage: FaultTestbed, reqs: list[int]) -> list[Life]:
     lives = lives_of(stage.history.events)
     return [lives[req] for req in reqs]
 
 
-def _resumed(stage: Stage, limit_ms: float | None) -> None:
+def _resumed(stage: FaultTestbed, limit_ms: float | None) -> None:
     """From the moment a connection broke to the first token of the next one."""
     times = []
     for life in lives_of(stage.history.events).values():
@@ -83,13 +83,13 @@ def _resumed(stage: Stage, limit_ms: float | None) -> None:
 CUT_OFF = Budget(unanswered=5, broken=20, why="all 5 streams of a trial are at the process that is killed")
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F10", "API process killed", "kill -9 under all open streams; resumed on the other", 50, f10, 420),
         alone=True,
         proves="Readers of a killed API process go on at another one, with every token once.",
         budget=CUT_OFF,
     ),
-    Row(
+    FaultRow(
         *("F10b", "API process and worker killed", "both at once", 20, f10_both, 240),
         proves="The same when the worker dies at the same time.",
         budget=CUT_OFF,

@@ -9,8 +9,8 @@ from bench.chaos.budget import Budget
 from bench.chaos.house import House
 from bench.chaos.replicated import ClusterNodes, Sentinels
 from bench.chaos.rows.workers import asks, requests
-from bench.chaos.servers import Server
-from bench.chaos.stage import Row, Stage
+from bench.chaos.servers import RedisServer
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile, stalls_ms
 
 PARTITIONS = 6
@@ -19,7 +19,7 @@ MAX_OUTAGE_MS = 10_000.0
 KEPT = {"PENSTOCK_REDIS_DURABILITY": "D3", "PENSTOCK_REDIS_TIMEOUT_S": "1"}
 
 
-async def f06(stage: Stage) -> None:
+async def f06(stage: FaultTestbed) -> None:
     """The primary is killed, or stopped and continued, in turn; the Sentinels name another."""
     stage.lease_ms = LEASE_MS
     servers = Sentinels(stage.folder)
@@ -41,7 +41,7 @@ async def f06(stage: Stage) -> None:
     _outage(stage)
 
 
-async def _lose(stage: Stage, primary: Server, trial: int) -> None:
+async def _lose(stage: FaultTestbed, primary: RedisServer, trial: int) -> None:
     """Gone for long enough to be replaced; then it is back, as a replica or believing that it is still the primary."""
     if trial % 4 == 3:
         stage.fault(f"SIGSTOP {primary.child.name}")
@@ -53,7 +53,7 @@ async def _lose(stage: Stage, primary: Server, trial: int) -> None:
         await primary.down(3.0)
 
 
-async def f23(stage: Stage) -> None:
+async def f23(stage: FaultTestbed) -> None:
     """In turn: a primary is killed, and the slot of a partition moves."""
     stage.lease_ms = LEASE_MS
     servers = ClusterNodes(stage.folder)
@@ -68,7 +68,7 @@ async def f23(stage: Stage) -> None:
     _outage(stage)
 
 
-async def _lose_or_move(stage: Stage, house: House, servers: ClusterNodes, trial: int) -> None:
+async def _lose_or_move(stage: FaultTestbed, house: House, servers: ClusterNodes, trial: int) -> None:
     begun = house.begin(asks(stage.row.id, trial, tokens=200))
     await asyncio.sleep(stage.rng.uniform(0.1, 1.0))
     partition = stage.rng.randrange(PARTITIONS)
@@ -86,7 +86,7 @@ async def _lose_or_move(stage: Stage, house: House, servers: ClusterNodes, trial
     stage.bit(gone and stage.across(requests(begun)), "the partition did not move, or nobody read across it")
 
 
-def _outage(stage: Stage) -> None:
+def _outage(stage: FaultTestbed) -> None:
     p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
     stage.must(p99 <= MAX_OUTAGE_MS, f"streams waited p99 {p99:.0f} ms, allowed: {MAX_OUTAGE_MS:.0f} ms")
 
@@ -94,12 +94,12 @@ def _outage(stage: Stage) -> None:
 FAILING_OVER = Budget(refused=120, unanswered=2, broken=60, why="nothing is accepted or read without a primary")
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F06", "primary lost (Sentinel)", "kill -9, or SIGSTOP for 4 s, of the primary; D3", 20, f06, 420),
         proves="What was answered at D3 survives the loss of the primary.",
         budget=FAILING_OVER,
     ),
-    Row(
+    FaultRow(
         *("F23", "node lost, slot moved (cluster)", "kill -9 of a primary; MIGRATE of a slot; D3", 20, f23, 420),
         proves="The same in a cluster, and while a partition moves.",
         budget=FAILING_OVER,

@@ -13,7 +13,7 @@ import msgspec
 from bench.chaos.asks import Ask
 from bench.chaos.house import House
 from bench.chaos.http import Cut, Exchange, fetch
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.waiting import becomes
 
 PHASES = ("accept", "queue", "prefill", "decode", "last")
@@ -25,7 +25,7 @@ GONE_S = 0.5
 """From the leaving (and the grace time) to the end of the work."""
 
 
-async def f08(stage: Stage) -> None:
+async def f08(stage: FaultTestbed) -> None:
     """Each phase, with each policy, several at once."""
     environ = {"PENSTOCK_SIM_SLOTS": str(SLOTS), "PENSTOCK_WORKER_PREFETCH": "0", "PENSTOCK_SIM_PREFILL_MS": "400"}
     async with stage.house(workers=1, environ=environ) as house:
@@ -41,7 +41,7 @@ async def f08(stage: Stage) -> None:
                 await house.finish(begun)
 
 
-async def _leave(stage: Stage, house: House, phase: str, policy: str, number: int) -> None:
+async def _leave(stage: FaultTestbed, house: House, phase: str, policy: str, number: int) -> None:
     mark = f"{phase} {stage.trials} {number} {policy}"
     ends = ("completed",) if policy == "continue" else ("cancelled",)
     may = ("cancelled", "completed") if phase == "last" else ends
@@ -94,7 +94,7 @@ def was_in(phase: str, view: Mapping[str, Any], left: float) -> bool:
     raise ValueError(phase)
 
 
-async def _judge(stage: Stage, house: House, req: int, mark: str, policy: str, left: float) -> dict[str, Any]:
+async def _judge(stage: FaultTestbed, house: House, req: int, mark: str, policy: str, left: float) -> dict[str, Any]:
     """The job as it says it ended, found by what it was marked with; one that never came to be is none."""
     found: list[str] = []
 
@@ -139,7 +139,7 @@ async def _view(house: House, job: str) -> dict[str, Any]:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F08", "client leaves", f"in {', '.join(PHASES)}; cancel, continue, grace", 40, f08, 120),
         proves="A client that leaves frees its slot as it asked, at whatever moment it goes.",
         short=20,

@@ -13,9 +13,9 @@ from bench.chaos.budget import Budget
 from bench.chaos.history import of_kind
 from bench.chaos.house import House
 from bench.chaos.http import Exchange
-from bench.chaos.processes import Child
+from bench.chaos.processes import ManagedProcess
 from bench.chaos.rows.workers import asks
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile, stalls_ms
 from bench.chaos.waiting import becomes
 
@@ -25,7 +25,7 @@ HOLDS_S = 5.0
 MAX_GAP_MS = 2000.0
 
 
-async def f17(stage: Stage) -> None:
+async def f17(stage: FaultTestbed) -> None:
     """Two of three workers get SIGTERM with streams open; the grace time is enough for some of them only."""
     async with stage.house(environ={"PENSTOCK_WORKER_DRAIN_S": "0.6"}) as house:
         for trial in stage.tries():
@@ -47,12 +47,12 @@ async def f17(stage: Stage) -> None:
     stage.must(not lost, f"{len(lost)} handed-over jobs count as lost by a worker")
 
 
-def holds_some(children: Sequence[Child], holders: Sequence[Child]) -> bool:
+def holds_some(children: Sequence[ManagedProcess], holders: Sequence[ManagedProcess]) -> bool:
     """Whether one of these processes is among those that hold jobs."""
     return any(child in holders for child in children)
 
 
-async def _stop(stage: Stage, child: Child, within_s: float) -> None:
+async def _stop(stage: FaultTestbed, child: ManagedProcess, within_s: float) -> None:
     """SIGTERM; it must end by itself, in time, with exit code 0."""
     lives = len(child.exits)
     child.send(signal.SIGTERM)
@@ -65,7 +65,7 @@ async def _stop(stage: Stage, child: Child, within_s: float) -> None:
     stage.must(child.exits[lives] == 0, f"{child.name} ended with {child.exits[lives]}")
 
 
-async def f18(stage: Stage) -> None:
+async def f18(stage: FaultTestbed) -> None:
     """Every process restarted, one by one, again and again, under load, with readers that have stalled."""
     environ = {"PENSTOCK_API_DRAIN_S": "3", "PENSTOCK_WORKER_DRAIN_S": "1"}
     async with stage.house(environ=environ) as house:
@@ -93,7 +93,7 @@ async def f18(stage: Stage) -> None:
     stage.must(p99 <= MAX_GAP_MS, f"gap p99 {p99:.0f} ms, allowed: {MAX_GAP_MS:.0f} ms")
 
 
-async def _holds(house: House, child: Child) -> bool:
+async def _holds(house: House, child: ManagedProcess) -> bool:
     return holds_some([child], await house.holders())
 
 
@@ -110,11 +110,11 @@ async def _stalled(port: int) -> Exchange:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F17", "scale-down", "SIGTERM of 2 of 3 workers; grace time 0.6 s", 20, f17, 200),
         proves="Stopping workers hands over what they cannot finish; it counts as no loss.",
     ),
-    Row(
+    FaultRow(
         *("F18", "rolling restart", "SIGTERM of every process in turn, under load", 24, f18, 240),
         proves="Every process can be restarted under load; readers change over or wait.",
         # Three times the most that was seen: 7 broken off in a trial.

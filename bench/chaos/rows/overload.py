@@ -16,7 +16,7 @@ from bench.chaos.budget import ANY, Budget
 from bench.chaos.checker import Life, lives_of
 from bench.chaos.history import of_kind
 from bench.chaos.house import Begun, House
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile
 from bench.chaos.yardstick import PASSES, yardstick
 
@@ -30,7 +30,7 @@ REFUSED_MS = 20.0
 """At the 99th percentile, on a machine that never stands still."""
 
 
-async def f15(stage: Stage) -> None:
+async def f15(stage: FaultTestbed) -> None:
     """Open loop: requests come at their own pace, whatever becomes of them."""
     environ = {
         "PENSTOCK_SIM_SLOTS": str(SLOTS),
@@ -98,7 +98,9 @@ async def _offer(
     return [life for req, life in lives_of(house.history.events).items() if req in requests]
 
 
-def _judge(stage: Stage, capacity: float, calm: list[Life], lives: list[Life], began: float, bare: float) -> None:
+def _judge(
+    stage: FaultTestbed, capacity: float, calm: list[Life], lives: list[Life], began: float, bare: float
+) -> None:
     done = {life.ask["prompt"]: life for life in lives if life.job}
     lanes = {lane: sum(prompt.startswith(lane) for prompt in done) for lane in SHARES}
     last = max(event["t"] for event in of_kind(stage.history.events, "final"))
@@ -123,7 +125,7 @@ def _judge(stage: Stage, capacity: float, calm: list[Life], lives: list[Life], b
     stage.must(share >= 0.05, f"the lowest lane got {share:.1%} of the work, at least 5% is due")
 
 
-def _note(stage: Stage, worse: Callable[[float, float], float], name: str, value: float) -> None:
+def _note(stage: FaultTestbed, worse: Callable[[float, float], float], name: str, value: float) -> None:
     """The worst of all trials."""
     stage.figures[name] = worse(float(stage.figures.get(name, value)), value)
 
@@ -135,7 +137,7 @@ def _first_token_ms(lives: list[Life]) -> list[float]:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F15", "overload", f"{TIMES} times the capacity for {SECONDS:.0f} s, three lanes", 5, f15, 300),
         alone=True,
         proves="Overload is refused quickly, and what is accepted is served in the order of its lanes.",

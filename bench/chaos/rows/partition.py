@@ -12,8 +12,8 @@ from bench.chaos.history import of_kind
 from bench.chaos.house import House
 from bench.chaos.proxy import Proxy
 from bench.chaos.rows.workers import asks, requests
-from bench.chaos.servers import Server
-from bench.chaos.stage import Row, Stage
+from bench.chaos.servers import RedisServer
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.tenants import TENANTS
 from bench.chaos.waiting import becomes, until
 
@@ -25,8 +25,8 @@ TOKENS = 300
 
 
 @asynccontextmanager
-async def _behind_proxies(stage: Stage) -> AsyncIterator[tuple[House, dict[str, Proxy]]]:
-    server = Server(stage.folder)
+async def _behind_proxies(stage: FaultTestbed) -> AsyncIterator[tuple[House, dict[str, Proxy]]]:
+    server = RedisServer(stage.folder)
     await server.start()
     proxies = {role: Proxy(server.port) for role in ROLES}
     await asyncio.gather(*(proxy.start() for proxy in proxies.values()))
@@ -38,7 +38,7 @@ async def _behind_proxies(stage: Stage) -> AsyncIterator[tuple[House, dict[str, 
     await server.child.end()
 
 
-async def f07(stage: Stage) -> None:
+async def f07(stage: FaultTestbed) -> None:
     """Each role is cut off in each way, for less than a lease and for longer."""
     async with _behind_proxies(stage) as (house, proxies):
         for trial in stage.tries():
@@ -59,9 +59,9 @@ async def f07(stage: Stage) -> None:
             await house.ready()
 
 
-async def f07_replica(stage: Stage) -> None:
+async def f07_replica(stage: FaultTestbed) -> None:
     """At D3 the replica is cut off: nothing may be accepted that only the primary knows."""
-    primary, replica = (Server(stage.folder, f"server-{number}") for number in (1, 2))
+    primary, replica = (RedisServer(stage.folder, f"server-{number}") for number in (1, 2))
     await asyncio.gather(primary.start(), replica.start())
     between = Proxy(primary.port)
     await between.start()
@@ -116,13 +116,13 @@ NO_REPLICA = Budget(
 """Three times the most that was seen: 5 refusals in a trial."""
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F07", "role cut off", f"{', '.join(ROLES)} from the store: {', '.join(WORDS)}", 27, f07, 600),
         proves="A role that cannot reach the store, or cannot hear it, loses and doubles nothing.",
         budget=CUT_OFF,
         short=9,
     ),
-    Row(
+    FaultRow(
         *("F07b", "replica cut off", "a proxy swallows replication; D3", 10, f07_replica, 240),
         proves="At D3 nothing is accepted that no replica has.",
         budget=NO_REPLICA,

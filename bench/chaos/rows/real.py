@@ -14,7 +14,7 @@ from bench.chaos.budget import ANY, RESETS, Budget
 from bench.chaos.house import House
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.rows.workers import victim
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.tenants import TENANTS, authorization
 from workers.engines import weights
 
@@ -52,7 +52,7 @@ def requests(trial: int) -> dict[str, tuple[str, dict[str, Any]]]:
     }
 
 
-async def f36(stage: Stage) -> None:
+async def f36(stage: FaultTestbed) -> None:
     """The same requests undisturbed and while workers are killed: every answer is the same, text for text."""
     path = await asyncio.to_thread(_weights)
     environ = {
@@ -207,7 +207,7 @@ def _apart(one: Sequence[Any], other: Sequence[Any]) -> str:
 
 
 def _compare(
-    stage: Stage,
+    stage: FaultTestbed,
     name: str,
     undisturbed: Mapping[str, Any],
     disturbed: Mapping[str, Any],
@@ -251,7 +251,7 @@ def _is_person(text: str) -> bool:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *(
             "F36",
             "real engine killed",

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import msgspec
 
-from bench.chaos.asks import Ask, Told
+from bench.chaos.asks import Ask, ClientView
 from bench.chaos.budget import Budget, Other
 from bench.chaos.history import of_kind
 from bench.chaos.house import House
 from bench.chaos.http import Exchange, fetch
 from bench.chaos.readings import CANCEL
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.tenants import SECOND, TENANTS
 from bench.chaos.waiting import becomes
 from streaming.keys import prefix as partition_prefix
@@ -28,7 +28,7 @@ EXPIRED_IN_QUEUE = 408
 POISON_MODELS = ("m1", "m2", "m3", "m4")
 
 
-async def f11(stage: Stage) -> None:
+async def f11(stage: FaultTestbed) -> None:
     """Each model gets one request that kills its engine, among 63 that do not."""
     faults = {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "5"}
     async with stage.house(models=POISON_MODELS, workers=2, environ=faults) as house:
@@ -44,7 +44,7 @@ async def f11(stage: Stage) -> None:
     stage.must("crash@" not in letters, "a dead letter shows the prompt")
 
 
-async def _poison(stage: Stage, house: House, model: str, turn: int) -> None:
+async def _poison(stage: FaultTestbed, house: House, model: str, turn: int) -> None:
     name = f"{model} turn {turn}"
     stage.fault(f"poison, {name}")
     poison = Ask(f"[[crash@{5 + turn}]] {name}", 30, chat=False, may=("failed",), model=model)
@@ -57,7 +57,7 @@ async def _dead_letters(house: House) -> str:
     return body.decode()
 
 
-async def f13(stage: Stage) -> None:
+async def f13(stage: FaultTestbed) -> None:
     """The same key fifty times at once, once more after a lost answer, and with another body."""
     async with stage.house(workers=2) as house:
         for number in stage.tries():
@@ -105,7 +105,7 @@ async def _count_jobs(house: House) -> int:
         cursor = f"&cursor={page['next_cursor']}"
 
 
-async def f16(stage: Stage) -> None:
+async def f16(stage: FaultTestbed) -> None:
     """Two slots, both taken: what may wait 300 ms expires unbegun; what runs is stopped at its deadline."""
     environ = {"PENSTOCK_SIM_SLOTS": "12", "PENSTOCK_WORKER_PREFETCH": "0"}
     async with stage.house(workers=1, environ=environ) as house:
@@ -125,14 +125,14 @@ async def f16(stage: Stage) -> None:
                 stage.bit(has_expired(told, begun=number < 12), "a job was not begun, or did not expire")
 
 
-def has_expired(told: Told, *, begun: bool) -> bool:
+def has_expired(told: ClientView, *, begun: bool) -> bool:
     """Whether a request's time was over: after its reader was shown a token, or before, and so perhaps refused."""
     if begun:
         return told.shown > 0 and told.state == "expired"
     return told.state == "expired" or told.refused == EXPIRED_IN_QUEUE
 
 
-async def _judge_expiry(stage: Stage, house: House, job: str, *, begun: bool) -> None:
+async def _judge_expiry(stage: FaultTestbed, house: House, job: str, *, begun: bool) -> None:
     if not job:
         return  # refused or expired without an id: the client was told, and the checker has seen it
     _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs/{job}")
@@ -144,7 +144,7 @@ async def _judge_expiry(stage: Stage, house: House, job: str, *, begun: bool) ->
         stage.must(view["started_at"] is None, f"{job} was begun although its time in the queue was over")
 
 
-async def f22(stage: Stage) -> None:
+async def f22(stage: FaultTestbed) -> None:
     """Cancels at random moments of queued, running and just finished jobs, twice, at both API processes."""
     environ = {"PENSTOCK_SIM_SLOTS": "6", "PENSTOCK_WORKER_PREFETCH": "1"}
     may = ("completed", "cancelled")
@@ -165,7 +165,7 @@ async def f22(stage: Stage) -> None:
         )
 
 
-async def _cancel(stage: Stage, house: House, told: Told) -> None:
+async def _cancel(stage: FaultTestbed, house: House, told: ClientView) -> None:
     after, at_end = stage.rng.uniform(0, 1.0), stage.rng.random() < 0.3
     await told.accepted.wait()
     if at_end:
@@ -178,7 +178,7 @@ async def _cancel(stage: Stage, house: House, told: Told) -> None:
         await asyncio.gather(*(house.clients.cancel(told.job, port) for port in house.ports))
 
 
-async def f24(stage: Stage) -> None:
+async def f24(stage: FaultTestbed) -> None:
     """What is no job lies in the lanes, between jobs that are."""
     async with stage.house(workers=2) as house:
         prefix, redis = partition_prefix(0), house.wire.redis
@@ -236,12 +236,12 @@ async def put_raw(redis: Any, lane: str, prefix: str, job: str, body: bytes) -> 
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F11", "poison request", "kills its engine, among 63 others", 20, f11, 300),
         proves="A request that kills engines fails alone.",
         short=4,
     ),
-    Row(
+    FaultRow(
         *("F13", "duplicates", f"one key {COPIES} times at once; after a lost answer; another body", 20, f13, 90),
         proves="One key of one tenant is one job; the same key of another tenant is another.",
         budget=Budget(
@@ -249,7 +249,7 @@ ROWS = (
         ),
         short=4,
     ),
-    Row(
+    FaultRow(
         *("F16", "deadlines", "300 ms in the queue, 1 s in all", 48, f16, 60),
         proves="A job whose time is over costs no engine step.",
         budget=Budget(
@@ -258,7 +258,7 @@ ROWS = (
         ),
         short=24,
     ),
-    Row(
+    FaultRow(
         *("F22", "cancel races", "cancel at random moments, twice, and at the end", 200, f22, 120),
         proves="A job completes or is cancelled, never both.",
         budget=Budget(
@@ -267,7 +267,7 @@ ROWS = (
         ),
         short=40,
     ),
-    Row(
+    FaultRow(
         *("F24", "corrupt entries", "random bytes, alien fields, 10 MB, an old schema", 20, f24, 120),
         proves="What is no job becomes a dead letter and stops nothing.",
     ),

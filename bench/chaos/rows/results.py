@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from bench.chaos.asks import Ask, Told
+from bench.chaos.asks import Ask, ClientView
 from bench.chaos.budget import ANY, Budget
 from bench.chaos.checker import Life, lives_of
 from bench.chaos.history import of_kind
 from bench.chaos.house import House
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.rows.workers import requests
-from bench.chaos.servers import Server
-from bench.chaos.stage import Row, Stage
+from bench.chaos.servers import RedisServer
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.tenants import TENANTS, authorization
 from bench.chaos.waiting import becomes
 
@@ -33,11 +33,11 @@ MAX_BUFFERED = 96 << 10
 """Bytes that these buffers may hold: those of an API process and of its socket, for a reader with a small one."""
 
 
-async def f32(stage: Stage) -> None:
+async def f32(stage: FaultTestbed) -> None:
     """More jobs than the store has room for with their results: admission must end before they are all in."""
     environ = {"PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_SLOTS": "64"}
     for _ in stage.tries():
-        server = Server(stage.folder, f"redis-{stage.trials}-{stage.missed}", f"maxmemory {MAXMEMORY}")
+        server = RedisServer(stage.folder, f"redis-{stage.trials}-{stage.missed}", f"maxmemory {MAXMEMORY}")
         await server.start()
         async with stage.house(server, workers=2, environ=environ) as house:
             before = await _used(server)
@@ -67,7 +67,7 @@ async def f32(stage: Stage) -> None:
     stage.must(not poison, f"{len(poison)} innocent jobs were given up as poison")
 
 
-async def _wave(stage: Stage, house: House, jobs: int) -> list[Told]:
+async def _wave(stage: FaultTestbed, house: House, jobs: int) -> list[ClientView]:
     """Put jobs as fast as it goes, and wait until those that were accepted have ended."""
     begun = house.begin(
         Ask(f"{stage.row.id} {stage.trials} {n}", TOKENS, False, reads=False, retries=False, tenant=TENANTS[n % 2])
@@ -78,11 +78,11 @@ async def _wave(stage: Stage, house: House, jobs: int) -> list[Told]:
     return told
 
 
-async def _used(server: Server) -> int:
+async def _used(server: RedisServer) -> int:
     return int((await server.command("INFO", "memory"))["used_memory"])
 
 
-async def f35(stage: Stage) -> None:
+async def f35(stage: FaultTestbed) -> None:
     """Retention is three seconds: a job waits longer with its key, and another one is read more slowly."""
     environ = {
         "PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S),
@@ -119,12 +119,12 @@ async def f35(stage: Stage) -> None:
             stage.must(gone, "a result outlived its retention by far")
 
 
-def _lives(stage: Stage, reqs: list[int]) -> list[Life]:
+def _lives(stage: FaultTestbed, reqs: list[int]) -> list[Life]:
     lives = lives_of(stage.history.events)
     return [lives[req] for req in reqs]
 
 
-async def _read_slowly(house: House, owner: Told) -> int:
+async def _read_slowly(house: House, owner: ClientView) -> int:
     """Follow a job's events, a few a second until its record is gone from the store, then as they come. The checker
     judges what was read. Returns how many bytes came when the record was gone."""
     told = house.clients.tell(Ask(owner.ask.prompt, owner.ask.tokens, chat=False, tenant=owner.ask.tenant))
@@ -165,13 +165,13 @@ async def _is_gone(port: int, job: str, tenant: str) -> bool:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F32", "results fill the store", f"{JOBS} jobs whose results need more than maxmemory", 2, f32, 300),
         proves="Admission leaves room for the output it owes: every accepted job ends, none is given up.",
         budget=Budget(refused=ANY, why="more is asked than the store can hold; the row judges what was accepted"),
         short=1,
     ),
-    Row(
+    FaultRow(
         *("F35", "retention passes", f"{RETENTION_S} s, while a job waits and while it is read", 6, f35, 180),
         proves="A key lives as long as its job, however long that waits; a reader that has begun reads to the end.",
     ),

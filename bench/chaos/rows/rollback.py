@@ -10,8 +10,8 @@ from bench.chaos.history import of_kind
 from bench.chaos.house import Begun, House
 from bench.chaos.proxy import Proxy
 from bench.chaos.rows.workers import asks
-from bench.chaos.servers import Server
-from bench.chaos.stage import Row, Stage
+from bench.chaos.servers import RedisServer
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.tenants import TENANTS
 from bench.chaos.waiting import until
 
@@ -20,9 +20,9 @@ FEW_SLOTS = {"PENSTOCK_SIM_SLOTS": "2", "PENSTOCK_WORKER_PREFETCH": "0"}
 """With three workers: some jobs wait, and the store may forget that they were claimed."""
 
 
-async def f05(stage: Stage) -> None:
+async def f05(stage: FaultTestbed) -> None:
     """The append-only folder is copied, and some time later the server is killed and begins again from the copy."""
-    server = Server(stage.folder)
+    server = RedisServer(stage.folder)
     await server.start()
     async with stage.house(server, environ=FEW_SLOTS) as house:
         for trial in stage.tries():
@@ -42,9 +42,9 @@ async def f05(stage: Stage) -> None:
     count_resets(stage)
 
 
-async def f05_replica(stage: Stage) -> None:
+async def f05_replica(stage: FaultTestbed) -> None:
     """A proxy holds replication back, the primary is killed, and the replica that is behind takes its place."""
-    servers = [Server(stage.folder, f"server-{number}") for number in (1, 2)]
+    servers = [RedisServer(stage.folder, f"server-{number}") for number in (1, 2)]
     await asyncio.gather(*(server.start() for server in servers))
     front, between = Proxy(servers[0].port), Proxy(servers[0].port)
     await asyncio.gather(front.start(), between.start())
@@ -75,7 +75,7 @@ async def f05_replica(stage: Stage) -> None:
     count_resets(stage)
 
 
-async def _follow(replica: Server, way: Proxy) -> None:
+async def _follow(replica: RedisServer, way: Proxy) -> None:
     await replica.command("REPLICAOF", "127.0.0.1", way.port)
 
     async def is_in_step() -> bool:
@@ -92,7 +92,7 @@ async def _lose_worker(house: House, trial: int) -> None:
         house.workers[trial % len(house.workers)].kill()
 
 
-async def _begin(stage: Stage, house: House, trial: int) -> list[Begun]:
+async def _begin(stage: FaultTestbed, house: House, trial: int) -> list[Begun]:
     """More jobs than slots; the store is copied while some wait, or while those that began are under way."""
     begun = house.begin(asks(stage.row.id, trial, 9, TOKENS))
     await asyncio.gather(*(told.accepted.wait() for told, _ in begun))
@@ -100,7 +100,7 @@ async def _begin(stage: Stage, house: House, trial: int) -> list[Begun]:
     return begun
 
 
-async def _go_on(stage: Stage, house: House, trial: int) -> list[Begun]:
+async def _go_on(stage: FaultTestbed, house: House, trial: int) -> list[Begun]:
     """What the store will not know any more: more tokens, and more jobs, some of which end."""
     late = [Ask(f"{stage.row.id} late {trial} {n}", 10 + 90 * n, n % 2 == 0, tenant=TENANTS[n % 2]) for n in range(4)]
     begun = house.begin(late)
@@ -109,7 +109,7 @@ async def _go_on(stage: Stage, house: House, trial: int) -> list[Begun]:
     return begun
 
 
-async def _finish(stage: Stage, house: House, begun: list[Begun], since: float) -> None:
+async def _finish(stage: FaultTestbed, house: House, begun: list[Begun], since: float) -> None:
     """The trial counts if readers who had not ended were shown what the store forgot."""
     await house.finish(begun)
     open_then = {told.req for told, _ in begun}
@@ -121,7 +121,7 @@ async def _finish(stage: Stage, house: House, begun: list[Begun], since: float) 
     await house.ready()
 
 
-def count_resets(stage: Stage) -> None:
+def count_resets(stage: FaultTestbed) -> None:
     resets = len(of_kind(stage.history.events, "reset"))
     stage.figures["readers told to begin anew"] = resets
     # In the few trials of the short form every reader may happen to be told that the job is gone instead.
@@ -136,14 +136,14 @@ def _away(why: str) -> Budget:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F05", "store restored", "killed, and back from a copy of its file that is up to 1 s old", 20, f05, 400),
         resets_allowed=True,
         proves="Readers of a store that lost answered writes are told stream.reset, or that the job is gone.",
         budget=_away("nothing is accepted or read while the store is away"),
         short=3,
     ),
-    Row(
+    FaultRow(
         *("F05b", "replica behind", "replication held back by a proxy, then failover; D1", 20, f05_replica, 400),
         resets_allowed=True,
         proves="The same where a replica that had not heard the last second takes over.",

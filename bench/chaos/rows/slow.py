@@ -16,7 +16,7 @@ from bench.chaos.asks import Ask
 from bench.chaos.checker import lives_of
 from bench.chaos.house import House
 from bench.chaos.http import Cut, Exchange, fetch
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile
 from bench.chaos.yardstick import PASSES, yardstick
 
@@ -48,7 +48,7 @@ class Wave:
     """Bytes of memory the API process took for each reader."""
 
 
-async def f09(stage: Stage) -> None:
+async def f09(stage: FaultTestbed) -> None:
     """Crowds of readers that stall at once, beside eight that do not; the others must not notice."""
     environ = {"PENSTOCK_SIM_STEP_MS": str(STEP_MS), "PENSTOCK_API_SEND_TIMEOUT_S": str(SEND_TIMEOUT_S)}
     async with stage.house(apis=1, workers=1, environ=environ) as house, yardstick(stage) as bare_ms:
@@ -79,7 +79,7 @@ async def f09(stage: Stage) -> None:
         stage.must(wave.others_ms <= allowed, f"others' p99 {wave.others_ms:.1f} ms, allowed: {allowed:.1f} ms")
 
 
-async def _wave(stage: Stage, house: House, name: str, crowd: int, bare_ms: list[float]) -> Wave:
+async def _wave(stage: FaultTestbed, house: House, name: str, crowd: int, bare_ms: list[float]) -> Wave:
     unread = house.begin([Ask(f"unread {name} {n}", 500, chat=False, reads=False) for n in range(crowd)])
     undisturbed, bare_then = await _others(house, f"undisturbed {name}", bare_ms)
     await house.finish(unread)
@@ -115,7 +115,7 @@ async def _others(house: House, name: str, bare_ms: list[float]) -> tuple[float,
     return 1000 * (percentile(sorted(gaps), 0.99) or 0.0), bare
 
 
-async def _stall(stage: Stage, house: House, name: str, *, takes_some: bool) -> float:
+async def _stall(stage: FaultTestbed, house: House, name: str, *, takes_some: bool) -> float:
     """Ask, then read 100 B/s, or nothing; seconds to the end of its work, which is looked at only then."""
     told = house.clients.tell(Ask(f"slow {name}", 6000, may=("cancelled",), reads=False))
     exchange = await Exchange.begin(house.ports[0], "POST", told.ask.path, told.ask.body, receive_buffer=BUFFER)
@@ -148,7 +148,7 @@ def _rss(pid: int) -> int:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F09", "slow readers", "100 B/s or nothing, 3 x 200 at once", 600, f09, 300),
         alone=True,
         proves="Readers that take nothing are cut off, in bounded memory, and others do not notice them.",

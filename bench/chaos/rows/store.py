@@ -8,13 +8,13 @@ from itertools import count
 
 from redis.exceptions import RedisError
 
-from bench.chaos.asks import Ask, Told
+from bench.chaos.asks import Ask, ClientView
 from bench.chaos.budget import ANY, Budget
 from bench.chaos.history import of_kind
 from bench.chaos.house import House
 from bench.chaos.rows.workers import asks, requests
-from bench.chaos.servers import Server
-from bench.chaos.stage import Row, Stage
+from bench.chaos.servers import RedisServer
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile, stalls_ms
 from bench.chaos.tenants import TENANTS
 from bench.chaos.waiting import becomes
@@ -26,10 +26,10 @@ MIN_STORM_KILLS = 20
 """Subscriptions that the quick kills must have met, in 4 s: two processes come back every 250 ms at the latest."""
 
 
-async def f04(stage: Stage) -> None:
+async def f04(stage: FaultTestbed) -> None:
     """kill -9 of the server, up to 3 s down, back from its file."""
     late: list[float] = []
-    server = Server(stage.folder)
+    server = RedisServer(stage.folder)
     await server.start()
     async with stage.house(server) as house:
         for trial in stage.tries():
@@ -54,12 +54,12 @@ async def f04(stage: Stage) -> None:
     _refused_rightly(stage)
 
 
-def _all_grew(begun: list[tuple[Told, asyncio.Task[Told]]], before: list[int]) -> bool:
+def _all_grew(begun: list[tuple[ClientView, asyncio.Task[ClientView]]], before: list[int]) -> bool:
     pairs = zip(begun, before, strict=True)
     return all(told.state or task.done() or told.shown > shown for (told, task), shown in pairs)
 
 
-def _refused_rightly(stage: Stage) -> None:
+def _refused_rightly(stage: FaultTestbed) -> None:
     """Every refusal is a 503 that says when to come back, and there were some."""
     refusals = of_kind(stage.history.events, "refused")
     wrong = [event for event in refusals if event["status"] != 503 or not event["retry_after"]]
@@ -68,9 +68,9 @@ def _refused_rightly(stage: Stage) -> None:
     stage.must(not wrong, f"refused otherwise than by 503 with Retry-After: {wrong[:2]}")
 
 
-async def f19(stage: Stage) -> None:
+async def f19(stage: FaultTestbed) -> None:
     """Every subscription cut each second; then for a while as fast as they come back."""
-    server = Server(stage.folder)
+    server = RedisServer(stage.folder)
     await server.start()
     async with stage.house(server) as house:
         running, numbers = asyncio.Event(), count()
@@ -95,7 +95,7 @@ async def f19(stage: Stage) -> None:
     stage.must(p99 <= 500, f"stall p99 {p99:.0f} ms; a poll of 250 ms after a wait of 250 ms to subscribe is allowed")
 
 
-async def kill_subscriptions(server: Server) -> int:
+async def kill_subscriptions(server: RedisServer) -> int:
     """How many connections were cut."""
     return int(await server.command("CLIENT", "KILL", "TYPE", "pubsub"))
 
@@ -105,9 +105,9 @@ async def _reading(house: House, running: asyncio.Event, numbers: count[int]) ->
         await house.finish(house.begin([Ask(f"reader {next(numbers)}", 130)]))
 
 
-async def f25(stage: Stage) -> None:
+async def f25(stage: FaultTestbed) -> None:
     """The append-only file cannot grow: no room on the disk, as the server sees it."""
-    server = Server(stage.folder)
+    server = RedisServer(stage.folder)
     await server.start()
     async with stage.house(server) as house:
         for trial in range(stage.wanted):
@@ -129,7 +129,7 @@ async def f25(stage: Stage) -> None:
     _refused_rightly(stage)
 
 
-async def _misconf(server: Server) -> bool:
+async def _misconf(server: RedisServer) -> bool:
     try:
         await server.command("SET", "probe", "1")
     except RedisError as error:
@@ -137,9 +137,9 @@ async def _misconf(server: Server) -> bool:
     return False
 
 
-async def f14(stage: Stage) -> None:
+async def f14(stage: FaultTestbed) -> None:
     """The store's memory is limited, and a flood of large jobs comes; then their results' time is over."""
-    server = Server(stage.folder)
+    server = RedisServer(stage.folder)
     await server.start()
     environ = {"PENSTOCK_REDIS_RETENTION_S": "8", "PENSTOCK_SIM_STEP_MS": "20"}
     async with stage.house(server, workers=2, environ=environ) as house:
@@ -184,7 +184,7 @@ async def _flood(house: House, trial: int) -> int:
     return refused
 
 
-async def _recovers(stage: Stage, house: House, server: Server, trial: int) -> None:
+async def _recovers(stage: FaultTestbed, house: House, server: RedisServer, trial: int) -> None:
     """Results are forgotten in time; from then on it takes five seconds at most until jobs are accepted again."""
 
     async def has_room() -> bool:
@@ -203,24 +203,24 @@ STORE_AWAY = Budget(refused=45, unanswered=3, broken=40, why="nothing is accepte
 """Three times the most that was seen on a machine that was far too busy: 18 and 14 in a trial."""
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F04", "store killed", "kill -9, back from its file after up to 3 s", 20, f04, 300),
         alone=True,
         proves="A store that comes back from its file has lost nothing, and readers are only late.",
         budget=STORE_AWAY,
     ),
-    Row(
+    FaultRow(
         *("F14", "memory cap", "maxmemory, and a flood of large jobs", 3, f14, 150),
         proves="Admission ends before the store is full, and begins again when it has room.",
         budget=Budget(refused=ANY, why="the flood comes until it is refused; the row judges how"),
         short=1,
     ),
-    Row(
+    FaultRow(
         *("F19", "pub/sub lost", "CLIENT KILL TYPE pubsub every 1 s, then every 20 ms", 20, f19, 90),
         alone=True,
         proves="Lost messages are read from the log.",
     ),
-    Row(
+    FaultRow(
         *("F25", "file cannot be written", "the append-only file hits a limit of its size", 5, f25, 90),
         proves="Nothing is accepted that cannot be kept, and what runs goes on afterwards.",
         budget=STORE_AWAY,

@@ -15,13 +15,13 @@ from bench.chaos.asks import Ask
 from bench.chaos.budget import Budget, Other
 from bench.chaos.house import House
 from bench.chaos.http import fetch
-from bench.chaos.processes import Child
+from bench.chaos.processes import ManagedProcess
 from bench.chaos.rows.requests import put_raw
 from bench.chaos.rows.workers import asks, requests, victim
-from bench.chaos.stage import Row, Stage
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.tenants import FIRST, authorization
 from bench.chaos.waiting import becomes, until
-from streaming.jobs.messages import State
+from streaming.jobs.messages import JobState
 from streaming.keys import ROOT, fleet_key, partition_key, prefix
 
 TOKENS = 200
@@ -71,14 +71,14 @@ class Spoiled:
     async def _all_run(self) -> bool:
         return set((await self._states()).values()) == {b"in_progress"}
 
-    async def spoil(self, stage: Stage) -> None:
+    async def spoil(self, stage: FaultTestbed) -> None:
         """Random bytes into each job's field, or digits, or nothing."""
         redis: Any = self.house.wire.redis
         for name, job in self.jobs.items():
             noise = stage.rng.choice([_noise(stage), _noise(stage), b"9" * 30, b""])
             await redis.hset(_job_key(job), name, noise)
 
-    async def cancel(self, stage: Stage) -> None:
+    async def cancel(self, stage: FaultTestbed) -> None:
         """Each, as its owner would. One whose record cannot be read may be answered as failed, or not be there."""
         for name, job in self.jobs.items():
             at = f"/v1/jobs/{job}/cancel"
@@ -88,10 +88,10 @@ class Spoiled:
                 f"a cancel is answered {status} where {name} is spoiled: {body[:100]!r}",
             )
 
-    async def judge(self, stage: Stage) -> None:
+    async def judge(self, stage: FaultTestbed) -> None:
         """Each has one of the final states and is kept for a time, not for ever."""
         redis: Any = self.house.wire.redis
-        final = {state.encode() for state in State if state.final}
+        final = {state.encode() for state in JobState if state.final}
 
         async def all_ended() -> bool:
             return set((await self._states()).values()) <= final
@@ -103,7 +103,7 @@ class Spoiled:
             stage.must(await redis.ttl(_job_key(self.jobs[name])) != -1, f"{what}: the job is kept for ever")
 
 
-async def f33(stage: Stage) -> None:
+async def f33(stage: FaultTestbed) -> None:
     """Random bytes into the logs, plans, overrides, the fleet, every channel, and each field of jobs' records, which
     then end, are cancelled, lose their worker by kill -9 or SIGTERM, or expire."""
     async with stage.house(environ={"PENSTOCK_WORKER_DRAIN_S": "0.5"}) as house:
@@ -140,13 +140,13 @@ async def f33(stage: Stage) -> None:
     stage.must(sorted(ended) == sorted(meant), f"processes ended: {ended}, meant to: {meant}")
 
 
-async def _bring_about(stage: Stage, house: House, spoiled: Spoiled) -> list[tuple[str, int]]:
+async def _bring_about(stage: FaultTestbed, house: House, spoiled: Spoiled) -> list[tuple[str, int]]:
     """What the manner says; the process that is to end by it, with its exit code."""
     if spoiled.manner == "cancel":
         await spoiled.cancel(stage)
     if spoiled.manner not in ("kill", "drain"):
         return []
-    doomed: Child = await victim(stage, house)
+    doomed: ManagedProcess = await victim(stage, house)
     lives = len(doomed.exits)
     number = signal.SIGKILL if spoiled.manner == "kill" else signal.SIGTERM
     doomed.send(number)
@@ -158,7 +158,7 @@ def _job_key(job: str) -> str:
     return partition_key(0, "job", job)
 
 
-async def _into_logs(stage: Stage, redis: Any) -> int:
+async def _into_logs(stage: FaultTestbed, redis: Any) -> int:
     """Entries between a worker's last frame and its next one; how many."""
     written = 0
     async for key in redis.scan_iter(match=f"{prefix(0)}log:*"):
@@ -173,7 +173,7 @@ async def _into_logs(stage: Stage, redis: Any) -> int:
     return written
 
 
-async def _into_fleet(stage: Stage, redis: Any) -> None:
+async def _into_fleet(stage: FaultTestbed, redis: Any) -> None:
     await redis.hset(fleet_key("plan"), "sim", _noise(stage))
     await redis.hset(fleet_key("plan"), _noise(stage), _noise(stage))
     await redis.hset(fleet_key("cold"), "sim", _noise(stage))
@@ -183,13 +183,13 @@ async def _into_fleet(stage: Stage, redis: Any) -> None:
     await redis.zadd(fleet_key("procs"), {"worker:noise": 1 << 40, _noise(stage): 1 << 40})
 
 
-async def _into_channels(stage: Stage, redis: Any) -> None:
+async def _into_channels(stage: FaultTestbed, redis: Any) -> None:
     for name in await redis.execute_command("PUBSUB", "CHANNELS", f"{ROOT}*"):
         for data in (_noise(stage), b"", b"\x93\xa1f", msgspec.msgpack.encode(["f", 1, 2, 3])):
             await redis.publish(name, data)
 
 
-async def _into_record(stage: Stage, redis: Any, job: str, trial: int) -> None:
+async def _into_record(stage: FaultTestbed, redis: Any, job: str, trial: int) -> None:
     """Of one job, the only one that may fail of it."""
     field = ("runs", "body", "created", "deadline")[trial % 4]
     await redis.hset(partition_key(0, "job", job), field, _noise(stage))
@@ -201,11 +201,11 @@ async def _clean(redis: Any) -> None:
     await redis.hdel(fleet_key("card"), "noise")
 
 
-def _noise(stage: Stage) -> bytes:
+def _noise(stage: FaultTestbed) -> bytes:
     return stage.rng.randbytes(stage.rng.choice([1, 40, 4000]))
 
 
-async def f34(stage: Stage) -> None:
+async def f34(stage: FaultTestbed) -> None:
     """A process of a newer version writes jobs, messages and entries of a version that is not known here."""
     async with stage.house() as house:
         redis: Any = house.wire.redis
@@ -284,7 +284,7 @@ MALFORMED = Other(500, "malformed_job", 4)
 """Of the touched job alone: its reader, and the one who reads it in the end."""
 
 ROWS = (
-    Row(
+    FaultRow(
         *(
             "F33",
             "corrupt frames and records",
@@ -297,7 +297,7 @@ ROWS = (
         budget=Budget(broken=20, others=(MALFORMED,), why="readers of the touched job may be told that it is lost"),
         short=len(MANNERS),
     ),
-    Row(
+    FaultRow(
         *("F34", "version N beside N+1", "jobs, messages and entries of an unknown version", 10, f34, 240),
         proves="What a newer version writes is set aside for it, and ends no loop.",
     ),

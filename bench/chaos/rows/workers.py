@@ -12,8 +12,8 @@ from bench.chaos.asks import Ask
 from bench.chaos.budget import Budget
 from bench.chaos.history import of_kind
 from bench.chaos.house import Begun, House
-from bench.chaos.processes import Child
-from bench.chaos.stage import Row, Stage
+from bench.chaos.processes import ManagedProcess
+from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.stalls import percentile, stalls_ms
 from bench.chaos.tenants import TENANTS
 from bench.chaos.waiting import becomes
@@ -37,9 +37,9 @@ def asks(row: str, trial: int, count: int = STREAMS, tokens: int = TOKENS) -> li
     ]
 
 
-async def victim(stage: Stage, house: House) -> Child:
+async def victim(stage: FaultTestbed, house: House) -> ManagedProcess:
     """Some worker that holds jobs; any, where all have ended before it was looked for: then the fault does not bite."""
-    found: list[Child] = []
+    found: list[ManagedProcess] = []
 
     async def some_hold() -> bool:
         found[:] = await house.holders()
@@ -54,7 +54,7 @@ def requests(begun: Sequence[Begun]) -> list[int]:
     return [told.req for told, _ in begun]
 
 
-async def _kill(stage: Stage, house: House, latest_s: float) -> None:
+async def _kill(stage: FaultTestbed, house: House, latest_s: float) -> None:
     for _ in stage.tries():
         begun = house.begin(asks(stage.row.id, stage.trials + 100 * stage.missed))
         await asyncio.sleep(stage.rng.uniform(0.02, latest_s))
@@ -66,23 +66,23 @@ async def _kill(stage: Stage, house: House, latest_s: float) -> None:
         await house.ready()
 
 
-def _has_ended(child: Child, lives: int) -> bool:
+def _has_ended(child: ManagedProcess, lives: int) -> bool:
     return len(child.exits) > lives
 
 
-def _stalls_end(stage: Stage, after_ms: float = 0.0) -> None:
+def _stalls_end(stage: FaultTestbed, after_ms: float = 0.0) -> None:
     """Readers waited for the loss to be seen, then for a lease and little more."""
     allowed = after_ms + stage.lease_ms + BEYOND_LEASE_MS
     p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
     stage.must(p99 <= allowed, f"stall p99 {p99:.0f} ms, allowed: {allowed:.0f} ms")
 
 
-def moved(stage: Stage) -> int:
+def moved(stage: FaultTestbed) -> int:
     """Jobs that went on with another worker."""
     return sum(event["attempts"] > 1 for event in of_kind(stage.history.events, "final"))
 
 
-async def f01(stage: Stage) -> None:
+async def f01(stage: FaultTestbed) -> None:
     """kill -9 of a worker at any moment of its streams' lives."""
     async with stage.house() as house:
         await _kill(stage, house, 1.2)
@@ -91,7 +91,7 @@ async def f01(stage: Stage) -> None:
     stage.must(moved(stage) >= stage.wanted, f"only {moved(stage)} jobs lost their worker in {stage.wanted} kills")
 
 
-async def f01_defaults(stage: Stage) -> None:
+async def f01_defaults(stage: FaultTestbed) -> None:
     """The same with the lease people have by default."""
     stage.lease_ms = 5000
     async with stage.house(lease_ms=5000) as house:
@@ -100,7 +100,7 @@ async def f01_defaults(stage: Stage) -> None:
     stage.figures["jobs moved"] = moved(stage)
 
 
-async def f02(stage: Stage) -> None:
+async def f02(stage: FaultTestbed) -> None:
     """SIGSTOP for four leases, then CONT: the zombie must end by itself, within a second, and have written nothing."""
     slowest = 0.0
     async with stage.house() as house:
@@ -125,7 +125,7 @@ async def f02(stage: Stage) -> None:
     stage.must(slowest <= 1.0, f"a zombie lived {slowest:.2f} s after CONT, allowed: 1 s")
 
 
-async def f03(stage: Stage) -> None:
+async def f03(stage: FaultTestbed) -> None:
     """In each model a request hangs the engine that takes it, until it is given up; its mates are judged."""
     models = ("m1", "m2", "m3", "m4")
     async with stage.house(apis=1, workers=2, models=models, environ={"PENSTOCK_SIM_FAULTS": "true"}) as house:
@@ -149,7 +149,7 @@ async def f03(stage: Stage) -> None:
     _stalls_end(stage, 3 * (1000 * WATCHDOG_S + stage.lease_ms))
 
 
-async def _note_exits(stage: Stage, house: House) -> None:
+async def _note_exits(stage: FaultTestbed, house: House) -> None:
     """Each engine that is given up is a fault; it is noted when its process has ended."""
     seen = 0
     while True:
@@ -160,7 +160,7 @@ async def _note_exits(stage: Stage, house: House) -> None:
         await asyncio.sleep(0.02)
 
 
-async def f27(stage: Stage) -> None:
+async def f27(stage: FaultTestbed) -> None:
     """The whole process stands still for two leases and a half: an API process and a worker in turn."""
     async with stage.house() as house:
         for trial in stage.tries():
@@ -184,24 +184,24 @@ async def f27(stage: Stage) -> None:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         *("F01", "worker killed", "kill -9 of 1 of 3 workers, at a random moment", 50, f01, 420),
         proves="Jobs of a killed worker go on elsewhere, on the same streams.",
     ),
-    Row(
+    FaultRow(
         *("F01d", "worker killed, default lease", "the same with lease_ms 5000", 4, f01_defaults, 120),
         proves="The same with the lease that people have by default.",
         short=1,
     ),
-    Row(
+    FaultRow(
         *("F02", "worker stopped, then a zombie", "SIGSTOP for 4 leases, then SIGCONT", 20, f02, 300),
         proves="A worker that wakes up after it was fenced writes nothing and ends.",
     ),
-    Row(
+    FaultRow(
         *("F03", "engine hangs", "an engine stops stepping, its process lives", 20, f03, 200),
         proves="A hung engine is given up, and only the request that hangs it fails.",
     ),
-    Row(
+    FaultRow(
         *("F27", "process stands still", "API process or worker does nothing for 2.5 leases", 20, f27, 240),
         proves="A process that stands still loses its lease or holds its readers up, and nothing else.",
         budget=Budget(broken=12, why="readers of a process that stood still may be cut off"),

@@ -19,18 +19,18 @@ from redis.asyncio import Redis
 JOBS = "plain:jobs"
 
 
-class Message(BaseModel):
+class PlainMessage(BaseModel):
     """One turn."""
 
     role: str
     content: str
 
 
-class ChatRequest(BaseModel):
+class PlainChatRequest(BaseModel):
     """What is asked."""
 
     model: str
-    messages: list[Message]
+    messages: list[PlainMessage]
     max_tokens: int
     stream: bool = True
 
@@ -40,10 +40,10 @@ def build(redis: Redis) -> FastAPI:
     app = FastAPI()
 
     @app.post("/v1/chat/completions")  # type: ignore[untyped-decorator]
-    async def chat(request: ChatRequest) -> StreamingResponse:
+    async def chat(request: PlainChatRequest) -> StreamingResponse:
         return StreamingResponse(tokens(request), media_type="text/event-stream")
 
-    async def tokens(request: ChatRequest) -> AsyncIterator[str]:
+    async def tokens(request: PlainChatRequest) -> AsyncIterator[str]:
         channel = f"plain:{uuid.uuid4().hex}"
         async with redis.pubsub() as pubsub:
             await pubsub.subscribe(channel)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from bench.environments import Environment
-from bench.gateway.system import ROOT, Say, Serving
+from bench.gateway.system import ROOT, Say, ServingGateway
 from bench.ports import free_port
 from bench.processes import Processes
 from workers.settings import SimSettings
@@ -41,7 +41,7 @@ class Dynamo:
         self._python = ENVIRONMENT.prepare(say)
 
     @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         environ = {
             **os.environ,
             "DYN_DISCOVERY_BACKEND": "file",
@@ -74,4 +74,4 @@ class Dynamo:
             ]
             processes.start("worker", worker)
             processes.wait_page(port, "/v1/models", b'"id"')
-            yield Serving(port, [processes])
+            yield ServingGateway(port, [processes])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.gateway.system import Say, Serving
+from bench.gateway.system import Say, ServingGateway
 from bench.ports import free_port
 from bench.processes import Processes
 from workers.settings import SimSettings
@@ -25,9 +25,9 @@ class Floor:
         """Nothing is needed."""
 
     @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         with Processes(folder) as processes:
-            yield Serving(start_engine_server(processes, engine), [processes])
+            yield ServingGateway(start_engine_server(processes, engine), [processes])
 
 
 def start_engine_server(processes: Processes, engine: SimSettings) -> int:

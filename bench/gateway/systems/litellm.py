@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.environments import Environment
 from bench.gateway.engine import MODEL
-from bench.gateway.system import Say, Serving
+from bench.gateway.system import Say, ServingGateway
 from bench.gateway.systems.floor import start_engine_server
 from bench.ports import free_port
 from bench.processes import Processes
@@ -45,11 +45,11 @@ class Litellm:
         self._python = ENVIRONMENT.prepare(say)
 
     @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         with Processes(folder, {**os.environ, **ENVIRON}) as processes:
             port, config = free_port(), folder / "config.yaml"
             config.write_text(CONFIG.format(model=MODEL, port=start_engine_server(processes, engine)))
             proxy = self._python.parent / "litellm"
             processes.start("litellm", [proxy, "--config", config, "--host", "127.0.0.1", "--port", str(port)])
             processes.wait_port(port)
-            yield Serving(port, [processes])
+            yield ServingGateway(port, [processes])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.gateway.system import Say, Serving
+from bench.gateway.system import Say, ServingGateway
 from bench.penstock import Penstock as Deployment
 from bench.penstock import start_redis
 from bench.processes import Processes
@@ -35,7 +35,7 @@ DEFAULTS = msgspec.to_builtins(SimSettings())
 
 
 @dataclass(frozen=True)
-class Penstock:
+class PenstockGateway:
     """All processes that `penstock up` starts, with the durable log on; out of source tree `tree` instead of the one
     installed."""
 
@@ -53,7 +53,7 @@ class Penstock:
         """Nothing is needed."""
 
     @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         for name in ("store", "metrics", "penstock"):
             (folder / name).mkdir()
         with Processes(folder / "store") as store:
@@ -69,7 +69,7 @@ class Penstock:
                 settings=self._settings(folder, engine),
                 tree=self.tree,
             ) as penstock:
-                yield Serving(penstock.port, [store, penstock.processes])
+                yield ServingGateway(penstock.port, [store, penstock.processes])
 
     def _settings(self, folder: Path, engine: SimSettings) -> dict[str, object]:
         return {

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from bench.environments import Environment
-from bench.gateway.system import ROOT, Say, Serving
+from bench.gateway.system import ROOT, Say, ServingGateway
 from bench.penstock import start_redis
 from bench.ports import free_port
 from bench.processes import Processes
@@ -32,7 +32,7 @@ class Plain:
         self._python = ENVIRONMENT.prepare(say)
 
     @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         with Processes(folder) as processes:
             url, port = start_redis(processes), free_port()
             settings = msgspec.json.encode(engine).decode()
@@ -40,4 +40,4 @@ class Plain:
             api: list[str | Path] = [self._python, "-m", "bench.gateway.guests.plain_api", str(port), url]
             processes.start("api", api, {"PYTHONPATH": str(ROOT)})
             processes.wait_port(port)
-            yield Serving(port, [processes])
+            yield ServingGateway(port, [processes])

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.environments import Environment
-from bench.gateway.system import Say, Serving
+from bench.gateway.system import Say, ServingGateway
 from bench.gateway.systems.floor import start_engine_server
 from bench.ports import free_port
 from bench.processes import Processes
@@ -26,7 +26,7 @@ class Router:
         self._python = ENVIRONMENT.prepare(say)
 
     @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[Serving]:
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         with Processes(folder) as processes:
             behind, port, metrics = start_engine_server(processes, engine), free_port(), free_port()
             argv: list[str | Path] = [self._python, "-m", "sglang_router.launch_router", "--policy", "round_robin"]
@@ -34,4 +34,4 @@ class Router:
             argv += ["--prometheus-port", str(metrics), "--log-level", "warn"]
             processes.start("router", argv)
             processes.wait_port(port)
-            yield Serving(port, [processes])
+            yield ServingGateway(port, [processes])

@@ -7,10 +7,10 @@ import sys
 
 from arq.connections import RedisSettings, create_pool
 
-from bench.jobs.callers import ANSWER, Plan, run, tasks
+from bench.jobs.callers import ANSWER, CallerPlan, run, tasks
 
 
-async def main(plan: Plan) -> None:
+async def main(plan: CallerPlan) -> None:
     pool = await create_pool(RedisSettings.from_dsn(plan.url))
     # A caller of arq asks again and again whether there is a result.
     pause_s = float(os.environ["BENCH_POLL_S"])
@@ -26,4 +26,4 @@ async def main(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
-    run(main(Plan.of(sys.argv[1:])))
+    run(main(CallerPlan.of(sys.argv[1:])))

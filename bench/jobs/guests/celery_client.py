@@ -8,7 +8,7 @@ monkey.patch_all()
 
 import sys  # noqa: E402 - after the patching
 
-from bench.jobs.callers import ANSWER, Plan, threads  # noqa: E402
+from bench.jobs.callers import ANSWER, CallerPlan, threads  # noqa: E402
 from bench.jobs.guests.celery_app import token  # noqa: E402
 
 
@@ -20,4 +20,4 @@ def ask() -> None:
 
 
 if __name__ == "__main__":
-    threads(Plan.of(sys.argv[1:]), ask)
+    threads(CallerPlan.of(sys.argv[1:]), ask)

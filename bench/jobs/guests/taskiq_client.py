@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from bench.jobs.callers import ANSWER, Plan, run, tasks
+from bench.jobs.callers import ANSWER, CallerPlan, run, tasks
 from bench.jobs.guests.taskiq_app import broker, token
 
 
-async def main(plan: Plan) -> None:
+async def main(plan: CallerPlan) -> None:
     await broker.startup()
     # A caller of taskiq asks again and again whether there is a result.
     pause_s = float(os.environ["BENCH_POLL_S"])
@@ -24,4 +24,4 @@ async def main(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
-    run(main(Plan.of(sys.argv[1:])))
+    run(main(CallerPlan.of(sys.argv[1:])))

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from streaming.jobs.messages import Failure, Turn
+from streaming.jobs.messages import ChatTurn, Failure
 from workers.engines.base import Refused
 
 _LONGEST = 1 << 24
@@ -43,7 +43,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateBroken(f"the model's chat template cannot be compiled: {error}") from None
 
-    def render(self, turns: Sequence[Turn]) -> str:
+    def render(self, turns: Sequence[ChatTurn]) -> str:
         """The prompt, up to where the assistant's answer begins. Raises Refused when the template will not have it."""
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming.jobs.messages import Capabilities, ModelCard
 from workers.engines import manifest
-from workers.engines.base import EngineDead, Health, Piece, Refused, Request, Stats, Step
+from workers.engines.base import EngineDead, EngineHealth, Piece, Refused, Request, Stats, Step
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.request import Generation, engine_error, invalid, too_long
@@ -161,14 +161,14 @@ class LlamacppEngine:
             extra={"tokens": float(self._tokens)},
         )
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         """Not ok when llama.cpp broke off a request by itself, or requests run and it is silent for too long."""
         if self._broken:
-            return Health(False, self._broken)
+            return EngineHealth(False, self._broken)
         silent = time.monotonic() - self._heard
         if self._running and silent > self._settings.hang_s:
-            return Health(False, f"llama.cpp is silent for {silent:.0f} s with {self._running} requests running")
-        return Health(True)
+            return EngineHealth(False, f"llama.cpp is silent for {silent:.0f} s with {self._running} requests running")
+        return EngineHealth(True)
 
     async def stop(self) -> None:
         """Requests still running get their last piece ("cancelled") if llama.cpp gives in within STOP_S."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from itertools import groupby
 
-from streaming.jobs.messages import Turn
+from streaming.jobs.messages import ChatTurn
 from workers.engines.base import Refused
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.llamacpp.chat_template import ChatTemplate, TemplateBroken
@@ -37,7 +37,7 @@ class Prompts:
         return self._template is not None
 
     def render(
-        self, prompt: Sequence[Turn] | str | Sequence[int], past: Sequence[tuple[str, Sequence[int], int]] = ()
+        self, prompt: Sequence[ChatTurn] | str | Sequence[int], past: Sequence[tuple[str, Sequence[int], int]] = ()
     ) -> list[str | int]:
         """The prompt and what earlier attempts generated behind it, as one call takes it. Raises Refused."""
         parts = self._prompt(prompt)
@@ -46,11 +46,11 @@ class Prompts:
             parts[-1], generated = last + first, generated[1:]  # tokens do not end where an attempt did
         return self._mixed([*parts, *generated])
 
-    def _prompt(self, prompt: Sequence[Turn] | str | Sequence[int]) -> list[str | int]:
+    def _prompt(self, prompt: Sequence[ChatTurn] | str | Sequence[int]) -> list[str | int]:
         if isinstance(prompt, str):
             parts: list[str | int] = [prompt] if prompt else [self._bos[0]] if self._bos else []
         elif is_chat(prompt):
-            parts = self._conversation([turn for turn in prompt if isinstance(turn, Turn)])
+            parts = self._conversation([turn for turn in prompt if isinstance(turn, ChatTurn)])
         else:
             parts = [number for number in prompt if isinstance(number, int)]
         if not parts:
@@ -60,7 +60,7 @@ class Prompts:
                 raise Refused(invalid(f"token {part} is not one of this model's {self._vocabulary}", "prompt"))
         return parts
 
-    def _conversation(self, turns: Sequence[Turn]) -> list[str | int]:
+    def _conversation(self, turns: Sequence[ChatTurn]) -> list[str | int]:
         if self._template is None:
             raise Refused(invalid("this model has no chat template: use /v1/completions", "messages"))
         marked, mark = self._control.mark(turns)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streaming.jobs.messages import Failure, Logprob, Turn
-from workers.engines.base import Piece, Request, Times
+from streaming.jobs.messages import ChatTurn, Failure, Logprob
+from workers.engines.base import EngineTimes, Piece, Request
 from workers.engines.stops import TokenGate
 from workers.settings import LlamacppSettings
 
@@ -117,7 +117,7 @@ class Generation:
             cached_tokens=cached,
             logprobs=held.logprobs,
             failure=self._failure,
-            times=Times(self.scheduled, self._first, time.monotonic()),
+            times=EngineTimes(self.scheduled, self._first, time.monotonic()),
         )
 
     def _prompt_size(self) -> tuple[int, int]:
@@ -170,8 +170,8 @@ class Generation:
         )
 
 
-def is_chat(prompt: Sequence[Turn] | str | Sequence[int]) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Turn)
+def is_chat(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], ChatTurn)
 
 
 def invalid(message: str, param: str | None = None) -> Failure:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from streaming.jobs.messages import Capabilities, Failure, ModelCard, Turn
-from workers.engines.base import Health, Piece, Refused, Request, Stats, Step, Times
+from streaming.jobs.messages import Capabilities, ChatTurn, Failure, ModelCard
+from workers.engines.base import EngineHealth, EngineTimes, Piece, Refused, Request, Stats, Step
 from workers.engines.sim.alarm import Alarm
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.stops import TokenGate, joined
@@ -45,11 +45,11 @@ SLOW = 5.0
 FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
 
 
-def prompt_text(prompt: Sequence[Turn] | str | Sequence[int]) -> str:
+def prompt_text(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> str:
     """The text a prompt stands for here."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{item.role}: {item.content}" if isinstance(item, Turn) else str(item) for item in prompt)
+    return "\n".join(f"{item.role}: {item.content}" if isinstance(item, ChatTurn) else str(item) for item in prompt)
 
 
 def token_text(prompt: str, index: int) -> str:
@@ -177,13 +177,13 @@ class SimEngine:
             steps=self._steps,
         )
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         if self._task is not None and self._task.done():
-            return Health(False, "the stepping task ended")
+            return EngineHealth(False, "the stepping task ended")
         silent = asyncio.get_running_loop().time() - self._stepped_at
         if self._by_id and self._stepped_at and silent > HUNG_AFTER_S + self._settings.step_ms / 100:
-            return Health(False, f"no step for {silent:.0f} s with work present")
-        return Health(True)
+            return EngineHealth(False, f"no step for {silent:.0f} s with work present")
+        return EngineHealth(True)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -370,7 +370,7 @@ class SimEngine:
 
     def _last(self, sequence: _Sequence, piece: Piece, finish: str = "") -> Piece:
         self._batch.ended.append(sequence)
-        times = Times(scheduled=sequence.scheduled_at)
+        times = EngineTimes(scheduled=sequence.scheduled_at)
         prompt, cached = sequence.prompt_tokens, sequence.cached
         return replace(piece, finish=finish, prompt_tokens=prompt, cached_tokens=cached, times=times)
 

@@ -23,15 +23,15 @@ from typing import Any
 
 from streaming.jobs.messages import Capabilities, Failure, ModelCard
 from workers.engines import manifest
-from workers.engines.base import EngineDead, Health, Piece, Refused, Request, Stats, Step
+from workers.engines.base import EngineDead, EngineHealth, Piece, Refused, Request, Stats, Step
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import sampling as trtllm_sampling
 from workers.engines.trtllm import stats as trtllm_stats
 from workers.engines.trtllm.args import Library
 from workers.engines.trtllm.inflight import InFlight, Live
-from workers.engines.trtllm.sampling import Limits
+from workers.engines.trtllm.sampling import EngineLimits
 from workers.engines.trtllm.stats import StatsReader
-from workers.engines.trtllm.text import Checkpoint, Codec, TextStream
+from workers.engines.trtllm.text import CheckpointInfo, Codec, TextStream
 from workers.settings import TrtllmSettings
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Loaded:
     llm: Any
     library: Library
     codec: Codec
-    limits: Limits
+    limits: EngineLimits
     end_ids: tuple[int, ...]
     """Every token that ends a text; many chat models have more than the tokenizer's one."""
     kv_tokens: int
@@ -93,9 +93,9 @@ class TrtllmEngine:
         self._engine = self._inspect(llm, library, checkpoint, on_step)
         return self._card(self._engine)
 
-    def _checkpoint(self) -> Checkpoint:
+    def _checkpoint(self) -> CheckpointInfo:
         try:
-            checkpoint = Checkpoint.read(Path(self._settings.model))
+            checkpoint = CheckpointInfo.read(Path(self._settings.model))
         except (ValueError, OSError) as error:
             raise EngineDead(f"the checkpoint's configuration cannot be read: {error}") from error
         if not (self._settings.max_seq_len or checkpoint.context):
@@ -133,7 +133,7 @@ class TrtllmEngine:
         except Exception as error:
             raise EngineDead(f"TensorRT-LLM could not load {self._settings.model}: {error}") from error
 
-    def _inspect(self, llm: Any, library: Library, checkpoint: Checkpoint, on_step: Step) -> Loaded:
+    def _inspect(self, llm: Any, library: Library, checkpoint: CheckpointInfo, on_step: Step) -> Loaded:
         codec, kv_tokens = Codec(llm.tokenizer), trtllm_stats.kv_capacity(llm)
         own = () if codec.end_id is None else (codec.end_id,)
         end_ids = tuple(dict.fromkeys(own + checkpoint.end_ids))
@@ -143,7 +143,9 @@ class TrtllmEngine:
             llm=llm,
             library=library,
             codec=codec,
-            limits=Limits.of(self._settings, checkpoint.context, kv_tokens, checkpoint.vocabulary or codec.vocabulary),
+            limits=EngineLimits.of(
+                self._settings, checkpoint.context, kv_tokens, checkpoint.vocabulary or codec.vocabulary
+            ),
             end_ids=end_ids,
             kv_tokens=kv_tokens,
             optional=trtllm_args.optional_call(library),
@@ -262,13 +264,13 @@ class TrtllmEngine:
             extra={**trtllm_stats.shown(latest), "retracted_tokens": float(engine.requests.retracted)},
         )
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         if self._engine is None:
-            return Health(False, "the engine is not running")
+            return EngineHealth(False, "the engine is not running")
         reason = self._engine.requests.dead or self._engine.requests.stalled(self._settings.watchdog_s)
         if not reason and not trtllm_stats.answers(self._engine.llm):
             reason = "TensorRT-LLM says it is not healthy"
-        return Health(not reason, reason)
+        return EngineHealth(not reason, reason)
 
     async def stop(self) -> None:
         """Abort what runs and free the GPUs. Returns in bounded time; what then still hangs dies with the process."""
@@ -284,7 +286,7 @@ class TrtllmEngine:
             )
 
 
-def admit(request: Request, codec: Codec, limits: Limits) -> tuple[Live, list[int]]:
+def admit(request: Request, codec: Codec, limits: EngineLimits) -> tuple[Live, list[int]]:
     """The request as it will be followed, and the token ids to generate after. Raises Refused."""
     prompt, past = codec.prompt_ids(request.prompt), codec.past_ids(request.past)
     budget = trtllm_sampling.budget(request.sampling, len(prompt), limits)

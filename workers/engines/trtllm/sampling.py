@@ -20,7 +20,7 @@ UNLIKELY = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """What the loaded engine can take. All lengths in tokens."""
 
     context: int
@@ -32,7 +32,7 @@ class Limits:
     """0: unknown."""
 
     @classmethod
-    def of(cls, settings: TrtllmSettings, model_context: int, kv_tokens: int, vocabulary: int) -> Limits:
+    def of(cls, settings: TrtllmSettings, model_context: int, kv_tokens: int, vocabulary: int) -> EngineLimits:
         """From the settings, what the model can do and what its memory holds (0: unknown)."""
         context = settings.max_seq_len or model_context
         context = min(context, kv_tokens) if kv_tokens else context
@@ -45,14 +45,14 @@ class Limits:
         )
 
 
-def budget(sampling: Sampling, prompt: int, limits: Limits) -> int:
+def budget(sampling: Sampling, prompt: int, limits: EngineLimits) -> int:
     """How many tokens may be generated in all; always explicit, the engine's own default is 32."""
     if sampling.max_tokens is not None:
         return sampling.max_tokens
     return min(limits.default_output, limits.context - prompt)
 
 
-def refusal(sampling: Sampling, ids: Sequence[int], limits: Limits) -> Failure | None:
+def refusal(sampling: Sampling, ids: Sequence[int], limits: EngineLimits) -> Failure | None:
     """Why a prompt of these ids with this sampling can never run here, or None."""
     if not ids:
         return _invalid("the prompt has no tokens: send some text", "prompt")
@@ -68,7 +68,7 @@ def refusal(sampling: Sampling, ids: Sequence[int], limits: Limits) -> Failure |
     return _too_long(sampling, len(ids), limits)
 
 
-def unresumable(sampling: Sampling, prompt: int, past: int, limits: Limits) -> Failure | None:
+def unresumable(sampling: Sampling, prompt: int, past: int, limits: EngineLimits) -> Failure | None:
     """Why a request that lost its worker after `past` tokens cannot go on here, or None."""
     if past and sampling.json_schema is not None:
         message = "the worker was lost in the middle of guided output, whose grammar cannot be resumed: send it again"
@@ -82,7 +82,7 @@ def unresumable(sampling: Sampling, prompt: int, past: int, limits: Limits) -> F
     return Failure("resume_impossible", message, 500)
 
 
-def _too_long(sampling: Sampling, prompt: int, limits: Limits) -> Failure | None:
+def _too_long(sampling: Sampling, prompt: int, limits: EngineLimits) -> Failure | None:
     if prompt > limits.longest_prefill:
         message = (
             f"the prompt has {prompt} tokens, but this engine takes at most {limits.longest_prefill} in one prefill: "

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from workers.engines.base import Times
+from workers.engines.base import EngineTimes
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def shown(latest: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def times(handle: Any, since: float) -> Times | None:
+def times(handle: Any, since: float) -> EngineTimes | None:
     """When the engine ran a request that was given to it at `since` (monotonic seconds), from its RequestOutput.
 
     Its times are of the system's steady clock, which on Linux is our monotonic one on the same machine. What does not
@@ -89,7 +89,7 @@ def times(handle: Any, since: float) -> Times | None:
     now = time.monotonic()
     if not found[0] or any(moment and not since <= moment <= now for moment in found):
         return None
-    return Times(*found)
+    return EngineTimes(*found)
 
 
 def _seconds(timing: Any, name: str) -> float:

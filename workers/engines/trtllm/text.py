@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from streaming.jobs.messages import Failure, Turn
+from streaming.jobs.messages import ChatTurn, Failure
 from workers.engines.base import Refused, Request
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.stops import StopMatcher
@@ -24,7 +24,7 @@ WINDOW = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointInfo:
     """What a checkpoint folder says of its model; 0 and () where it does not say."""
 
     context: int = 0
@@ -32,7 +32,7 @@ class Checkpoint:
     end_ids: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, folder: Path) -> Checkpoint:
+    def read(cls, folder: Path) -> CheckpointInfo:
         """Raises ValueError when a file is there but is not JSON."""
         config = _read_json(folder / "config.json")
         model = config | config.get("text_config", {})
@@ -74,14 +74,14 @@ class Codec:
         """How many token ids there are; 0: the tokenizer does not say."""
         return len(self._inner) if hasattr(self._inner, "__len__") else 0
 
-    def prompt_ids(self, prompt: Sequence[Turn] | str | Sequence[int]) -> list[int]:
+    def prompt_ids(self, prompt: Sequence[ChatTurn] | str | Sequence[int]) -> list[int]:
         """Control tokens that messages spell are text; a raw prompt is all its caller's, control tokens included.
 
         Raises Refused when the chat template does not take the conversation."""
         if isinstance(prompt, str):
             return list(self._tokenizer.encode(prompt, add_special_tokens=True))
-        if prompt and isinstance(prompt[0], Turn):
-            marked, mark = self._control.mark([turn for turn in prompt if isinstance(turn, Turn)])
+        if prompt and isinstance(prompt[0], ChatTurn):
+            marked, mark = self._control.mark([turn for turn in prompt if isinstance(turn, ChatTurn)])
             text = self._render(marked)
             return self._ids(text.split(mark) if mark else [text])
         return cast("list[int]", list(prompt))
