@@ -44,7 +44,7 @@ check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.tensorrt-llm
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose/compose.yaml
 	@$(BIN)/kubernetes-validate --strict --quiet $(MANIFESTS)
-	@$(BIN)/python -m pytest --quiet tests/test_docker_*.py
+	@$(BIN)/python -m pytest --quiet tests/docker
 
 lock: $(VENV)/.dev ## resolve all dependencies anew into the three lock files
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
@@ -123,11 +123,11 @@ soak: $(VENV)/.dev ## half an hour of load and kills: keys and memory must not g
 
 .PHONY: test-rabbitmq
 test-rabbitmq: $(VENV)/.dev ## events through a RabbitMQ of the tests' own (Debian: apt-get install rabbitmq-server)
-	@PENSTOCK_TEST_RABBITMQ=1 exec $(BIN)/python -m pytest tests/test_rabbitmq.py $(ARGS)
+	@PENSTOCK_TEST_RABBITMQ=1 exec $(BIN)/python -m pytest tests/system/test_rabbitmq.py $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(VENV)/.dev ## a real browser on a hostile page (Debian: apt-get install chromium)
-	@PENSTOCK_TEST_BROWSER=1 exec $(BIN)/python -m pytest tests/test_browser.py $(ARGS)
+	@PENSTOCK_TEST_BROWSER=1 exec $(BIN)/python -m pytest tests/system/test_browser.py $(ARGS)
 
 .PHONY: chaos-batch
 chaos-batch: $(VENV)/.dev ## batches: 200 kills, lost messages, full speed, beside people, memory; ARGS="--parts kills"

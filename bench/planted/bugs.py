@@ -20,32 +20,32 @@ from bench.planted.unreadable import UNREADABLE
 from bench.planted.work import WORK
 
 LUA = "streaming/lua/"
-PROTOCOL = "tests/test_streaming_protocol.py::test_"
-REGRESSIONS = "tests/test_streaming_regressions.py::test_"
-RELAY = "tests/test_streaming_relay.py::test_"
-EVENTS = "tests/test_api_events.py::test_"
-WORKER = "tests/test_workers_worker.py::test_"
-MEMORY = "tests/test_streaming_memory.py::test_"
-WRITER = "tests/test_workers_writer.py::test_"
-ATTEMPT = "tests/test_workers_attempt.py::test_"
-WALK = "tests/test_walk.py::test_"
-RENDER = "tests/test_api_render.py::test_"
-KEYS = "tests/test_api_keys.py::test_"
-IDEMPOTENCY = "tests/test_streaming_idempotency.py::test_"
-RETRIES = "tests/test_api_idempotency.py::test_"
-BATCHES = "tests/test_streaming_batches.py::test_"
-LEDGER = "tests/test_streaming_ledger.py::test_"
-PLANS = "tests/test_streaming_plans.py::test_"
-PODS = "tests/test_scheduler_kubernetes.py::test_"
-LINE = "tests/test_streaming_line.py::test_"
-TIDY = "tests/test_offline_tidy.py::test_"
-IDENTITY = "tests/test_streaming_identity.py::test_"
-SURVEY = "tests/test_offline_survey.py::test_"
-MALFORMED = "tests/test_streaming_malformed.py::test_"
-ERRORS = "tests/test_api_errors.py::test_"
-LISTS = "tests/test_api_lists.py::test_"
-SUMMARIES = "tests/test_streaming_summaries.py::test_"
-HISTORY = "tests/test_streaming_history.py::test_"
+PROTOCOL = "tests/streaming/jobs/test_protocol.py::test_"
+REGRESSIONS = "tests/streaming/test_regressions.py::test_"
+RELAY = "tests/streaming/jobs/test_relay.py::test_"
+EVENTS = "tests/api/test_events.py::test_"
+WORKER = "tests/workers/test_worker.py::test_"
+MEMORY = "tests/streaming/store/test_memory.py::test_"
+WRITER = "tests/workers/test_writer.py::test_"
+ATTEMPT = "tests/workers/test_attempt.py::test_"
+WALK = "tests/system/test_walk.py::test_"
+RENDER = "tests/api/openai/test_rendering.py::test_"
+KEYS = "tests/api/auth/test_keys.py::test_"
+IDEMPOTENCY = "tests/streaming/jobs/test_idempotency.py::test_"
+RETRIES = "tests/api/test_idempotency.py::test_"
+BATCHES = "tests/streaming/batches/test_store.py::test_"
+LEDGER = "tests/streaming/batches/test_ledger.py::test_"
+PLANS = "tests/streaming/fleet/test_plans.py::test_"
+PODS = "tests/scheduler/pools/test_kubernetes.py::test_"
+LINE = "tests/streaming/redis/test_connection.py::test_"
+TIDY = "tests/offline/batch/test_tidy.py::test_"
+IDENTITY = "tests/streaming/store/test_identity.py::test_"
+SURVEY = "tests/offline/batch/test_survey.py::test_"
+MALFORMED = "tests/streaming/test_malformed.py::test_"
+ERRORS = "tests/api/openai/test_errors.py::test_"
+LISTS = "tests/api/test_lists.py::test_"
+SUMMARIES = "tests/streaming/jobs/test_summaries.py::test_"
+HISTORY = "tests/streaming/jobs/test_history.py::test_"
 
 
 def _lua(script: str, old: str, new: str) -> Edit:
@@ -542,19 +542,19 @@ QUEUE = (
         "messages joined by a separator",
         "A broker message is counted with another one's redeliveries and rejected for them.",
         (Edit("streaming/events/redeliveries.py", "joined(queue, message_id)", 'f"{queue}\\0{message_id}"'),),
-        ("tests/test_streaming_redeliveries.py::test_each_message_of_each_queue_is_counted_by_itself",),
+        ("tests/streaming/events/test_redeliveries.py::test_each_message_of_each_queue_is_counted_by_itself",),
     ),
     Bug(
         "a schema that is tried again and again",
         "One tenant's schema that takes all the time of a check holds up the checks of every tenant.",
         (Edit("workers/checker.py", "            if self._exhausting.has(schema):", "            if False:"),),
-        ("tests/test_workers_checker.py::test_a_schema_whose_check_was_ended_is_not_tried_again",),
+        ("tests/workers/test_checker.py::test_a_schema_whose_check_was_ended_is_not_tried_again",),
     ),
     Bug(
         "a child that has the worker's secrets",
         "A fault of the validator of strangers' schemas gives the password of Redis away.",
         (Edit("workers/checker.py", "stdout=PIPE, env=environ, cwd", "stdout=PIPE, cwd"),),
-        ("tests/test_workers_checker.py::test_the_child_is_given_no_secrets",),
+        ("tests/workers/test_checker.py::test_the_child_is_given_no_secrets",),
     ),
     Bug(
         "a refusal that tells clients to reset the store",
@@ -584,7 +584,7 @@ QUEUE = (
         "rows for nobody",
         "The log holds a copy of every row for each API process that has died.",
         (Edit("workers/worker.py", "        loops.append(self._listener_loop())\n", ""),),
-        ("tests/test_workers_listeners.py::test_an_address_nobody_listens_at_is_dropped",),
+        ("tests/workers/test_listeners.py::test_an_address_nobody_listens_at_is_dropped",),
     ),
     Bug(
         "a reader dropped for good",
@@ -596,7 +596,7 @@ QUEUE = (
                 "if False and self",
             ),
         ),
-        ("tests/test_workers_listeners.py::test_a_reader_that_was_dropped_by_mistake_follows_again",),
+        ("tests/workers/test_listeners.py::test_a_reader_that_was_dropped_by_mistake_follows_again",),
     ),
     Bug(
         "a list of jobs that only grows",
@@ -708,7 +708,7 @@ TOKENS = (
                 "        self._checkpoints.append(checkpoint)\n",
             ),
         ),
-        ("tests/test_workers_writer.py::test_a_checkpoint_holds_all_that_came_before_it_is_written",),
+        ("tests/workers/test_writer.py::test_a_checkpoint_holds_all_that_came_before_it_is_written",),
     ),
     Bug(
         "a log that one long job keeps",
@@ -756,7 +756,9 @@ TOKENS = (
         "a grammar that is dropped after its first token",
         "llama.cpp generates text outside the schema, and its requester is not told before it ends.",
         (Edit("workers/engines/llamacpp/engine.py", "TRIAL_TOKENS = 3", "TRIAL_TOKENS = 1"),),
-        ("tests/test_workers_llamacpp.py::test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refused",),
+        (
+            "tests/workers/engines/llamacpp/test_engine.py::test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refused",
+        ),
     ),
     Bug(
         "two prompts out of one",
@@ -768,7 +770,7 @@ TOKENS = (
                 "parts, generated = [*parts, first], generated[1:]",
             ),
         ),
-        ("tests/test_workers_llamacpp.py::test_a_past_without_token_ids_is_continued_as_one_prompt",),
+        ("tests/workers/engines/llamacpp/test_engine.py::test_a_past_without_token_ids_is_continued_as_one_prompt",),
     ),
     Bug(
         "an engine that takes two runs for one",
@@ -804,7 +806,7 @@ TOKENS = (
         "an event's id twice",
         "The end of a job has the id of its last delta: who drops what it has seen never hears of the end.",
         (Edit("api/openai/cursor.py", "+ len(runs) + 2, str(runs[-1]))", "+ len(runs) + 1, str(runs[-1]))"),),
-        ("tests/test_api_cursor.py::test_ids_grow_and_each_leads_back_to_its_place",),
+        ("tests/api/openai/test_cursor.py::test_ids_grow_and_each_leads_back_to_its_place",),
     ),
     Bug(
         "a reset within its epoch",
@@ -878,7 +880,7 @@ TOKENS = (
         ),
         (
             ATTEMPT + "a_prompt_is_counted_once_whatever_ran_it",
-            "tests/test_losses.py::test_a_prompt_whose_answer_had_ended_is_counted_after_its_worker_was_killed",
+            "tests/system/test_losses.py::test_a_prompt_whose_answer_had_ended_is_counted_after_its_worker_was_killed",
         ),
     ),
     Bug(
@@ -1070,7 +1072,7 @@ LOOKS = (
                 "        args: list[str | int] = [deadlines, *models]\n        await self._wire.now_ms()\n",
             ),
         ),
-        ("tests/test_streaming_backlog.py::test_a_look_is_one_call_for_each_partition",),
+        ("tests/streaming/jobs/test_backlog.py::test_a_look_is_one_call_for_each_partition",),
     ),
     Bug(
         "a pass over the log for every job",
@@ -1133,7 +1135,7 @@ CALLERS = (
         "a constraint that has no effect",
         "A field by which other servers constrain an answer is ignored, and the answer is taken for a constrained one.",
         (Edit("api/openai/schemas.py", "if name in CONSTRAINTS:", "if False:"),),
-        ("tests/test_api_schemas.py::test_constraints_of_other_servers_are_refused_with_what_to_use_instead",),
+        ("tests/api/openai/test_schemas.py::test_constraints_of_other_servers_are_refused_with_what_to_use_instead",),
     ),
     Bug(
         "jobs of other tenants",
@@ -1142,7 +1144,7 @@ CALLERS = (
             Edit("api/jobs.py", "if record.job.tenant == caller.tenant:", "if record.job.tenant:"),
             Edit("api/jobs.py", "journal.outline(job_id, caller.tenant)", "journal.outline(job_id)"),
         ),
-        ("tests/test_api_admin.py::test_keys_say_who_may_come_in_how_high_and_who_may_administer",),
+        ("tests/api/admin/test_dead_letters.py::test_keys_say_who_may_come_in_how_high_and_who_may_administer",),
     ),
     Bug(
         "a joined job that is lost",
@@ -1160,13 +1162,13 @@ CALLERS = (
         "a poison message of a broker",
         "A message that makes its taker fail comes again and again, and nothing behind it is taken.",
         (Edit("offline/broker/intake.py", "if count > MAX_REDELIVERIES:", "if count < 0:"),),
-        ("tests/test_offline_events.py::test_a_message_that_makes_its_taker_fail_is_put_aside",),
+        ("tests/offline/broker/test_events.py::test_a_message_that_makes_its_taker_fail_is_put_aside",),
     ),
     Bug(
         "a reader that leaves is not heard",
         "The engine goes on for a client that is gone.",
         (Edit("api/stream/reply.py", "await abandon_quietly(self._services, job_id)", "await asyncio.sleep(0)"),),
-        ("tests/test_walk.py::test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on",),
+        ("tests/system/test_walk.py::test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on",),
     ),
 )
 
@@ -1239,7 +1241,7 @@ LINES = (
                 'return self.work(batch_id) / "input"',
             ),
         ),
-        ("tests/test_api_batches.py::test_a_create_tried_again_with_another_file_computes_that_one",),
+        ("tests/api/test_batches.py::test_a_create_tried_again_with_another_file_computes_that_one",),
     ),
     Bug(
         "a line cancelled by the turn before",
@@ -1251,7 +1253,7 @@ LINES = (
                 "        elif record.state is JobState.QUEUED:\n",
             ),
         ),
-        ("tests/test_api_batches.py::test_a_line_whose_job_was_cancelled_is_computed",),
+        ("tests/api/test_batches.py::test_a_line_whose_job_was_cancelled_is_computed",),
     ),
     Bug(
         "a refused create that keeps its file",
@@ -1263,7 +1265,7 @@ LINES = (
                 "    except KeyReused:\n",
             ),
         ),
-        ("tests/test_api_batches.py::test_a_refused_create_leaves_no_link_to_its_file",),
+        ("tests/api/test_batches.py::test_a_refused_create_leaves_no_link_to_its_file",),
     ),
     Bug(
         "a refused offer that takes the input away",
@@ -1275,7 +1277,7 @@ LINES = (
                 "if file_id:",
             ),
         ),
-        ("tests/test_api_batches.py::test_the_other_offers_go_when_a_batch_takes_its_input",),
+        ("tests/api/test_batches.py::test_the_other_offers_go_when_a_batch_takes_its_input",),
     ),
     Bug(
         "one batch that cannot be read fails the list",
@@ -1356,7 +1358,7 @@ STORE = (
                 "await enter_store(wire)",
             ),
         ),
-        ("tests/test_cli_store.py::test_adopt_without_yes_writes_nothing",),
+        ("tests/cli/test_store.py::test_adopt_without_yes_writes_nothing",),
     ),
     Bug(
         "tidy for another deployment",
@@ -1434,7 +1436,7 @@ STORE = (
                 "if self._servers:",
             ),
         ),
-        ("tests/test_streaming_monitor.py::test_settings_that_change_are_seen_a_little_later",),
+        ("tests/streaming/store/test_monitor.py::test_settings_that_change_are_seen_a_little_later",),
     ),
     Bug(
         "a promoted replica taken for the primary before it",
@@ -1446,13 +1448,13 @@ STORE = (
                 "if self._servers and time.monotonic()",
             ),
         ),
-        ("tests/test_streaming_sentinel.py::test_a_promoted_replica_is_checked",),
+        ("tests/streaming/redis/test_sentinel.py::test_a_promoted_replica_is_checked",),
     ),
     Bug(
         "processes known by their names",
         "Two machines run the documented commands, and each hides the other's worker.",
         (Edit("streaming/fleet/processes.py", "{process.role}:{process.life}", "{process.role}:{process.id}"),),
-        ("tests/test_streaming_presence.py::test_machines_may_use_the_same_name",),
+        ("tests/streaming/fleet/test_presence.py::test_machines_may_use_the_same_name",),
     ),
 )
 
@@ -1498,7 +1500,7 @@ POOLS = (
         "one Deployment for two pools",
         "Two models whose names differ only in a dot or a capital scale the same pods against each other.",
         (Edit("scheduler/settings.py", "            if other != pool:\n", "            if not other:\n"),),
-        ("tests/test_scheduler_process.py::test_two_pools_of_one_deployment_are_refused",),
+        ("tests/scheduler/test_process.py::test_two_pools_of_one_deployment_are_refused",),
     ),
     Bug(
         "every machine starts them all",
@@ -1510,7 +1512,7 @@ POOLS = (
                 "size = total if len(members) < 99 else None",
             ),
         ),
-        ("tests/test_cli_pool.py::test_two_machines_share_what_is_wanted",),
+        ("tests/cli/test_pool.py::test_two_machines_share_what_is_wanted",),
     ),
     Bug(
         "one entry ends the scheduler",
@@ -1544,7 +1546,7 @@ POOLS = (
                 "library = load_library()",
             ),
         ),
-        ("tests/test_workers_trtllm.py::test_the_event_loop_goes_on_while_it_loads",),
+        ("tests/workers/engines/trtllm/test_engine.py::test_the_event_loop_goes_on_while_it_loads",),
     ),
     Bug(
         "a sleeper nobody wakes at once",

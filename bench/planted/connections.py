@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-GUARD = "tests/test_api_connection_guard.py::test_"
-BOUNDS = "tests/test_api_bounds.py::test_"
-UPLOADS = "tests/test_api_uploads.py::test_"
-SURVEY = "tests/test_offline_survey.py::test_"
+GUARD = "tests/api/stream/test_connection_guard.py::test_"
+BOUNDS = "tests/api/test_bounds.py::test_"
+UPLOADS = "tests/api/test_uploads.py::test_"
+SURVEY = "tests/offline/batch/test_survey.py::test_"
 CONNECTION = "api/stream/connection.py"
 DROPPED = (
     "            cycle.keep_alive = False\n            self._dropping = True\n            self._leave()\n        elif"
 )
 
-CUT_OFF = "tests/test_losses.py::test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once"
+CUT_OFF = "tests/system/test_losses.py::test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once"
 
 CONNECTIONS = (
     Bug(
@@ -278,7 +278,7 @@ CONNECTIONS = (
                 "            except ZeroDivisionError as error:",
             ),
         ),
-        ("tests/test_offline_lines.py::test_a_line_that_an_older_version_took_ends_with_the_error",),
+        ("tests/offline/batch/test_lines.py::test_a_line_that_an_older_version_took_ends_with_the_error",),
     ),
     Bug(
         "a client that leaves is a fault of ours",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-DOOR = "tests/test_api_door.py::test_"
-ACCESS = "tests/test_api_access.py::test_"
-GUARD = "tests/test_api_guard.py::test_"
-CLIENT = "tests/test_cli_client.py::test_"
-UP = "tests/test_cli_up.py::test_"
+DOOR = "tests/api/auth/test_door.py::test_"
+ACCESS = "tests/api/auth/test_access.py::test_"
+GUARD = "tests/api/auth/test_guard.py::test_"
+CLIENT = "tests/cli/test_client.py::test_"
+UP = "tests/cli/test_up.py::test_"
 
 DOORS = (
     Bug(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-RESULTS = "tests/test_api_long_results.py::test_"
+RESULTS = "tests/api/test_long_results.py::test_"
 
 LONG_RESULTS = (
     Bug(

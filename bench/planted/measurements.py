@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-ABUSE = "tests/test_bench_abuse.py::test_"
-CONNECTIONS = "tests/test_bench_connections.py::test_"
-AUDIT = "tests/test_bench_audit.py::test_"
-SIM = "tests/test_workers_sim.py::test_"
+ABUSE = "tests/bench/test_abuse.py::test_"
+CONNECTIONS = "tests/bench/test_connections.py::test_"
+AUDIT = "tests/bench/test_audit.py::test_"
+SIM = "tests/workers/engines/sim/test_engine.py::test_"
 BESIDE = "the_chat_is_measured_beside_another_tenants_large_request"
 
 MEASUREMENTS = (
@@ -15,7 +15,7 @@ MEASUREMENTS = (
         "an undecided goal is reached",
         "A figure whose interval contains the bound is taken for a success.",
         (Edit("bench/report.py", "if least <= low and high <= most:", "if least <= high and low <= most:"),),
-        ("tests/test_bench_report.py::test_what_is_undecided_is_said_to_be_so",),
+        ("tests/bench/test_report.py::test_what_is_undecided_is_said_to_be_so",),
     ),
     Bug(
         "chats before the large request runs",

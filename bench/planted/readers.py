@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-EVENTS = "tests/test_api_events.py::test_"
-RELAY = "tests/test_streaming_relay.py::test_"
+EVENTS = "tests/api/test_events.py::test_"
+RELAY = "tests/streaming/jobs/test_relay.py::test_"
 
 READERS = (
     Bug(
@@ -33,7 +33,7 @@ READERS = (
         "an unreadable job ends before its deltas",
         "The id of its end is smaller than those that its reader has.",
         (Edit("api/openai/cursor.py", "in (MALFORMED.code, GONE.code):", "in (GONE.code,):"),),
-        ("tests/test_api_cursor.py::test_the_end_of_an_unreadable_job_is_behind_all_that_was_shown",),
+        ("tests/api/openai/test_cursor.py::test_the_end_of_an_unreadable_job_is_behind_all_that_was_shown",),
     ),
     Bug(
         "the end of another epoch",

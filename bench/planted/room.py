@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-ROOM = "tests/test_offline_room.py::test_"
-RESTORE = "tests/test_offline_restore.py::test_"
+ROOM = "tests/offline/batch/test_room.py::test_"
+RESTORE = "tests/offline/batch/test_restore.py::test_"
 MEMORY = "streaming/store/memory.py"
 LINES = "offline/batch/lines.py"
 

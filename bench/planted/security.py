@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-DOORS = "tests/test_security_doors.py::test_"
-FIELDS = "tests/test_security_fields.py::test_"
-MANIFEST = "tests/test_workers_manifest.py::test_"
-AUDIT = "tests/test_bench_audit.py::test_"
+DOORS = "tests/system/test_security_doors.py::test_"
+FIELDS = "tests/system/test_security_fields.py::test_"
+MANIFEST = "tests/workers/engines/test_manifest.py::test_"
+AUDIT = "tests/bench/test_audit.py::test_"
 
 SECURITY = (
     Bug(
@@ -87,13 +87,13 @@ SECURITY = (
         "an upload of any number of parts",
         "A form of a million small parts keeps each of them in memory.",
         (Edit("api/uploads.py", "MAX_PARTS = 16", "MAX_PARTS = 10**6"),),
-        ("tests/test_api_uploads.py::test_parts_and_their_headers_are_bounded",),
+        ("tests/api/test_uploads.py::test_parts_and_their_headers_are_bounded",),
     ),
     Bug(
         "a webhook's answer is read to its end",
         "An endpoint that answers without end holds an attempt, and the network, until its time is over.",
         (Edit("offline/webhooks/postman.py", "                if size > MAX_BYTES:\n                    break\n", ""),),
-        ("tests/test_offline_webhooks.py::test_an_answer_without_end_is_not_read_to_its_end",),
+        ("tests/offline/webhooks/test_postman.py::test_an_answer_without_end_is_not_read_to_its_end",),
     ),
     Bug(
         "workers may read dead letters",
@@ -105,7 +105,7 @@ SECURITY = (
                 '"xrange": frozenset({"log", "dead"}),\n        "hgetall": frozenset({"card"}),\n        "pubsub',
             ),
         ),
-        ("tests/test_streaming_excess.py::test_each_row_of_the_table_is_sent_and_nothing_else",),
+        ("tests/streaming/store/test_excess.py::test_each_row_of_the_table_is_sent_and_nothing_else",),
     ),
     Bug(
         "an unknown endpoint is a chat",
@@ -135,7 +135,9 @@ SECURITY = (
                 "for name in named if name",
             ),
         ),
-        ("tests/test_workers_trtllm.py::test_nothing_of_a_checkpoint_is_loaded_that_its_manifest_does_not_list",),
+        (
+            "tests/workers/engines/trtllm/test_engine.py::test_nothing_of_a_checkpoint_is_loaded_that_its_manifest_does_not_list",
+        ),
     ),
     Bug(
         "an audit that nobody answered passes",

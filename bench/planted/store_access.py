@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-EMBEDDED = "tests/test_cli_embedded.py::test_"
-ACCESS = "tests/test_streaming_acl.py::test_"
+EMBEDDED = "tests/cli/test_embedded.py::test_"
+ACCESS = "tests/streaming/store/test_acl.py::test_"
 
 STORE_ACCESS = (
     Bug(
@@ -71,7 +71,7 @@ STORE_ACCESS = (
         "a folder that is there is taken as it is",
         "A data folder that others may enter stays open to them, with the store's socket in it.",
         (Edit("cli/instance.py", "            folder.chmod(0o700)\n", ""),),
-        ("tests/test_cli_instance.py::test_nobody_else_may_enter",),
+        ("tests/cli/test_instance.py::test_nobody_else_may_enter",),
     ),
     Bug(
         "a long path is no address",
@@ -93,13 +93,13 @@ STORE_ACCESS = (
         "a typed password goes to a command line",
         "Every user of the machine can read the password of Redis for as long as a detached `up` runs.",
         (Edit("cli/up.py", 'url = flags.pop("redis_url")', 'url = flags["redis_url"]'),),
-        ("tests/test_cli_up.py::test_a_typed_password_is_not_passed_on",),
+        ("tests/cli/test_up.py::test_a_typed_password_is_not_passed_on",),
     ),
     Bug(
         "the broker's database is the first",
         "On a Unix socket Celery uses another database than the one that is named.",
         (Edit("offline/app.py", 'f"?virtual_host={query[\'db\']}" if "db" in query else ""', '""'),),
-        ("tests/test_offline_app.py::test_the_queues_own_redis_is_the_broker",),
+        ("tests/offline/test_app.py::test_the_queues_own_redis_is_the_broker",),
     ),
     Bug(
         "a role may do everything",

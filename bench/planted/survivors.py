@@ -5,10 +5,10 @@ from __future__ import annotations
 from bench.planted.bug import Bug, Edit
 
 LUA = "streaming/lua/"
-PROTOCOL = "tests/test_streaming_protocol.py::test_"
-WORKER = "tests/test_workers_worker.py::test_"
-TURN = "tests/test_offline_turn.py::test_"
-WAITING = "tests/test_offline_events.py::test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries"
+PROTOCOL = "tests/streaming/jobs/test_protocol.py::test_"
+WORKER = "tests/workers/test_worker.py::test_"
+TURN = "tests/offline/batch/test_turn.py::test_"
+WAITING = "tests/offline/broker/test_events.py::test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries"
 INTAKE = "except (Rejected, LaneFull, StoreFull, Unavailable):"
 
 SURVIVORS = (
@@ -22,7 +22,7 @@ SURVIVORS = (
                 "and true then",
             ),
         ),
-        ("tests/test_streaming_regressions.py::test_the_log_of_a_worker_that_still_works_does_not_expire",),
+        ("tests/streaming/test_regressions.py::test_the_log_of_a_worker_that_still_works_does_not_expire",),
     ),
     Bug(
         "every reader resets anew",
@@ -34,7 +34,7 @@ SURVIVORS = (
         "a join that pins nothing",
         "A job whose id was given out with a 202 ends when the client that streams it leaves.",
         (Edit(LUA + "join.lua", "digest, not waits, epoch)", "digest, false, epoch)"),),
-        ("tests/test_streaming_memory.py::test_a_full_store_answers_a_key_whose_job_it_has",),
+        ("tests/streaming/store/test_memory.py::test_a_full_store_answers_a_key_whose_job_it_has",),
     ),
     Bug(
         "the later of two times",
@@ -56,13 +56,13 @@ SURVIVORS = (
         "a young batch in quarantine",
         "A batch that is being created loses its folder to the quarantine.",
         (Edit("offline/batch/desk.py", "if state is None} & set(old))", "if state is None})"),),
-        ("tests/test_offline_tidy.py::test_what_is_young_is_left_alone",),
+        ("tests/offline/batch/test_tidy.py::test_what_is_young_is_left_alone",),
     ),
     Bug(
         "a newer answer is a failure",
         "During an upgrade the answers of newer workers are written down as errors of their lines.",
         (Edit("offline/batch/lines.py", "if record is not None and record.newer:", "if False:"),),
-        ("tests/test_offline_lines.py::test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process",),
+        ("tests/offline/batch/test_lines.py::test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process",),
     ),
     Bug(
         "a withdrawal that gives up",
@@ -74,7 +74,7 @@ SURVIVORS = (
                 "        except Unavailable:\n            return\n",
             ),
         ),
-        ("tests/test_api_idempotency.py::test_a_refused_put_is_withdrawn_however_long_the_store_is_away",),
+        ("tests/api/test_idempotency.py::test_a_refused_put_is_withdrawn_however_long_the_store_is_away",),
     ),
     Bug(
         "the end of an old run",
@@ -92,19 +92,19 @@ SURVIVORS = (
                 "return (LoggedRun(current, inbox.number),)",
             ),
         ),
-        ("tests/test_streaming_relay.py::test_a_reader_behind_two_hand_overs_gets_what_every_run_logged",),
+        ("tests/streaming/jobs/test_relay.py::test_a_reader_behind_two_hand_overs_gets_what_every_run_logged",),
     ),
     Bug(
         "a schema that fetches",
         "A stranger's schema has the worker open addresses and files.",
         (Edit("workers/json_check.py", "offline=True,", "offline=False,"),),
-        ("tests/test_workers_checker.py::test_a_schema_fetches_nothing",),
+        ("tests/workers/test_checker.py::test_a_schema_fetches_nothing",),
     ),
     Bug(
         "an unmarked reset",
         "Processes start on a store of which half was deleted.",
         (Edit(LUA + "condemn.lua", "'format', 0, 'partitions', 0, 'deployment', ''", "'marked', 1"),),
-        ("tests/test_cli_store.py::test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_starts_on",),
+        ("tests/cli/test_store.py::test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_starts_on",),
     ),
     Bug(
         "a dropped run is ended",
@@ -140,7 +140,7 @@ SURVIVORS = (
         "a worker judged by what was long ago",
         "The only busy worker is cordoned when its machine becomes slower, with nobody there to compare it with.",
         (Edit("scheduler/policy/health.py", " and now - record.window.at <= STALE_S\n", "\n"),),
-        ("tests/test_scheduler_health.py::test_a_peer_that_has_long_been_idle_judges_nobody",),
+        ("tests/scheduler/policy/test_health.py::test_a_peer_that_has_long_been_idle_judges_nobody",),
     ),
     Bug(
         "an attempt longer than its lease",
@@ -152,7 +152,7 @@ SURVIVORS = (
                 "int(200 * self.settings.timeout_s)",
             ),
         ),
-        ("tests/test_offline_webhooks.py::test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last",),
+        ("tests/offline/webhooks/test_postman.py::test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last",),
     ),
     Bug(
         "a cancelled batch waits its whole time",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-ENGINES = "tests/test_workers_tenants.py::test_"
-TRTLLM = "tests/test_workers_trtllm.py::test_"
-CACHE = "tests/test_tenant_cache.py::test_"
-QUOTAS = "tests/test_tenant_quotas.py::test_"
-FILES = "tests/test_tenant_files.py::test_"
-TIDY = "tests/test_offline_tidy.py::test_"
-SECRETS = "tests/test_telemetry_redaction.py::test_"
-CANARIES = "tests/test_canaries.py::test_"
+ENGINES = "tests/workers/test_tenants.py::test_"
+TRTLLM = "tests/workers/engines/trtllm/test_engine.py::test_"
+CACHE = "tests/system/test_tenant_cache.py::test_"
+QUOTAS = "tests/system/test_tenant_quotas.py::test_"
+FILES = "tests/system/test_tenant_files.py::test_"
+TIDY = "tests/offline/batch/test_tidy.py::test_"
+SECRETS = "tests/telemetry/test_redaction.py::test_"
+CANARIES = "tests/system/test_canaries.py::test_"
 KNOWN = "            return known\n        self._away.pop"
-TERMINAL = "tests/test_cli_output.py::test_"
+TERMINAL = "tests/cli/test_output.py::test_"
 
 
 def _lua(script: str, old: str, new: str) -> Edit:
@@ -276,7 +276,7 @@ STORAGE = (
         "messages of a broker are not counted",
         "Through the broker a tenant keeps as many jobs as it likes.",
         (Edit("offline/broker/intake.py", ", quota=self._quota\n            )", "\n            )"),),
-        ("tests/test_offline_events.py::test_what_a_tenant_may_keep_bounds_its_messages_too",),
+        ("tests/offline/broker/test_events.py::test_what_a_tenant_may_keep_bounds_its_messages_too",),
     ),
     Bug(
         "the input of a batch is free",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-TEST = "tests/test_streaming_unreadable.py::test_"
+TEST = "tests/streaming/test_unreadable.py::test_"
 
 
 def _lua(script: str, old: str, new: str) -> Edit:
@@ -116,6 +116,6 @@ UNREADABLE = (
         "an end told of a record that is not read",
         "Who waits for a job hears that it completed, and who asks later that its record cannot be read.",
         (_lua("finish", "  check_readable(job)\n", ""),),
-        ("tests/test_streaming_malformed.py::test_a_record_spoiled_before_its_end_has_one_end",),
+        ("tests/streaming/test_malformed.py::test_a_record_spoiled_before_its_end_has_one_end",),
     ),
 )

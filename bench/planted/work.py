@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
-UNITS = "tests/test_streaming_work.py::test_"
-CHOICES = "tests/test_workers_choices.py::test_"
-PLACES = "tests/test_workers_places.py::test_"
-BOUND = "tests/test_api_choices.py::test_"
-QUOTA = "tests/test_offline_quota.py::test_"
+UNITS = "tests/streaming/jobs/test_work.py::test_"
+CHOICES = "tests/workers/test_choices.py::test_"
+PLACES = "tests/workers/test_places.py::test_"
+BOUND = "tests/api/test_choices.py::test_"
+QUOTA = "tests/offline/batch/test_quota.py::test_"
 WORKER = "workers/worker.py"
 
 WORK = (

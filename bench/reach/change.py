@@ -54,13 +54,16 @@ def likeliest(
 def said_by(tree: Path) -> Mapping[str, frozenset[str]]:
     """The words of each test, without its parameters, and of the name of its file."""
     said: dict[str, frozenset[str]] = {}
-    for path in sorted((tree / "tests").glob("test_*.py")):
+    for path in sorted((tree / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                said[f"tests/{path.name}::{node.name}"] = words_of(path.stem, *lines[first - 1 : node.end_lineno])
+                place = path.relative_to(tree)
+                said[f"{place.as_posix()}::{node.name}"] = words_of(
+                    *place.with_suffix("").parts[1:], *lines[first - 1 : node.end_lineno]
+                )
     return said
 
 

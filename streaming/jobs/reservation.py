@@ -10,8 +10,8 @@ from streaming.jobs.work import work_of
 
 TOKEN = 96
 """Bytes of one token that is alone in its step: an entry of the log with one reply address, and a row of the record.
-tests/test_streaming_memory.py measures 46 and 21 with Valkey 8; in steps shared by many jobs the log's share is 21. The
-rest is for longer texts and for what the allocator rounds up."""
+tests/streaming/store/test_memory.py measures 46 and 21 with Valkey 8; in steps shared by many jobs the log's share is
+21. The rest is for longer texts and for what the allocator rounds up."""
 LOGPROB, ALTERNATIVE = 40, 40
 """More for the log-probability of a token, and for each of its alternatives: both stand in log and record."""
 JOB = 1536

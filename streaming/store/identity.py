@@ -21,7 +21,7 @@ FORMAT = 1
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these raises
 it, for a process of one version must not work on a store of another."""
 FORMAT_DIGEST = "78afba398e73b18f"
-"""The digest of what FORMAT stands for; tests/test_streaming_identity.py computes it and fails when it changes."""
+"""Digest of what FORMAT stands for; tests/streaming/store/test_identity.py computes it and fails when it changes."""
 
 LOST_S = 5.0
 """How long a starting process waits for a running one to write a lost identity again, before it takes the store for one

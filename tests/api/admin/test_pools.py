@@ -1,0 +1,308 @@
+"""/admin/pools and `penstock scale`: what is shown, who may change it, and what a waiting job is told."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from house import ADMIN_TOKEN, House, eventually, redis_process
+
+from api.outlook import STALE_S, PlanReader
+from api.services import PLANS_EVERY_S
+from cli.__main__ import main
+from cli.client import Client
+from streaming.fleet.plans import Plan, Prospect
+from streaming.priority import Priority
+from tests.api.test_openapi import SCHEMAS, conforms
+
+TWO = "[models.sim]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 3\n[models.'org/big']\nengine = 'sim'\n"
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """An API process and a scheduler; nobody starts workers."""
+    folder = tmp_path_factory.mktemp("gate")
+    (folder / "penstock.toml").write_text(TWO)
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        house.environ |= {"PENSTOCK_SCHEDULER_TICK_S": "0.1", "PENSTOCK_SCHEDULER_LEAD_S": "2"}
+        try:
+            house.start("scheduler", "--id", "scheduler-1")
+            house.start_api()
+            eventually(lambda: pool(house)["want"] == 0)
+            yield house
+        finally:
+            house.close()
+
+
+def pool(house: House, model: str = "sim") -> dict[str, Any]:
+    return dict(json.loads(house.get(f"/admin/pools/{model}")[1]))
+
+
+def put(house: House, body: Any, model: str = "sim") -> tuple[int, dict[str, Any]]:
+    status, _, answer = house.request("PUT", f"/admin/pools/{model}", body)
+    return status, json.loads(answer)
+
+
+class Told(NamedTuple):
+    """A command's exit code and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def scale(gate: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
+    """`penstock scale ...` about the gate, in this process; connections that end with a command's process end here."""
+    monkeypatch.chdir(gate.folder)
+    monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
+    opened, find = [], Client.find
+    monkeypatch.setattr(Client, "find", lambda where: opened.append(find(where)) or opened[-1])
+
+    def run(*words: str, url: str = gate.url) -> Told:
+        code = main(["scale", *words, "--url", url])
+        while opened:
+            opened.pop()._http.close()
+        return Told(code, *capsys.readouterr())
+
+    return run
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_shown(gate: House) -> None:
+    """Both models, with plan, reason, lanes and limits; the leader, and what it did; all as the document says."""
+    answer = json.loads(gate.get("/admin/pools")[1])
+    assert conforms(answer, SCHEMAS["PoolList"])
+    sim, big = answer["data"]
+    assert (sim["model"], sim["want"], sim["min"], sim["max"], sim["pool"]) == ("sim", 0, 0, 3, "local")
+    assert (big["model"], big["want"], big["min"]) == ("org/big", 1, 1) and big["reason"]
+    assert sim["reason"] and sim["override"] is None and sim["workers"] == []
+    assert sim["lanes"]["batch"]["waiting"] == 0 and sim["wake_s"] > 0
+    assert answer["leader"]["id"].startswith("scheduler-1@") and answer["leader"]["epoch"] == sim["epoch"]
+    assert any(action["action"] == "lead" for action in answer["actions"])
+    assert conforms(pool(gate, "org/big"), SCHEMAS["Pool"])
+
+
+def test_a_number_is_set_paused_and_resumed(gate: House) -> None:
+    """Each at once, with who and when; DELETE lets the scheduler decide again."""
+    status, answer = put(gate, {"want": 2})
+    assert status == 200 and conforms(answer, SCHEMAS["Pool"])
+    override = answer["override"]
+    assert (override["want"], override["paused"], override["by"], override["until"]) == (2, False, "local", None)
+    assert eventually(lambda: pool(gate)["want"] == 2)
+    assert "by hand" in pool(gate)["reason"]
+    _, answer = put(gate, {"paused": True, "for_s": 600})
+    override = answer["override"]
+    assert override["paused"] and round(override["until"] - override["at"]) == 600
+    assert eventually(lambda: "paused" in pool(gate)["reason"]) and pool(gate)["want"] == 2
+    status, _, body = gate.request("DELETE", "/admin/pools/sim")
+    assert status == 200 and json.loads(body)["override"] is None
+    assert eventually(lambda: "paused" not in pool(gate)["reason"])
+    assert gate.request("DELETE", "/admin/pools/sim")[0] == 200, "again is no error"
+    actions = [action["action"] for action in json.loads(gate.get("/admin/pools")[1])["actions"]]
+    assert [kind for kind in reversed(actions) if kind in ("set", "pause", "resume")][-3:] == ["set", "pause", "resume"]
+    put(gate, {"want": 0, "for_s": 1})
+    assert eventually(lambda: pool(gate)["override"] is None)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "want", "either"),
+        ({"want": 1, "paused": True}, "want", "either"),
+        ({"want": 4}, "want", "from 0 to 3"),
+        ({"want": True}, "want", "whole number"),
+        ({"want": "2"}, "want", "whole number"),
+        ({"paused": False}, "paused", "DELETE"),
+        ({"want": 1, "for_s": 0}, "for_s", "seconds"),
+        ({"want": 1, "for_s": 1.5}, "for_s", "seconds"),
+        ({"want": 1, "forever": 1}, "forever", "known field"),
+        (b"[]", None, "object"),
+        (b"{", None, "valid JSON"),
+    ],
+)
+def test_bad_overrides_are_refused_in_plain_words(gate: House, body: Any, param: str | None, words: str) -> None:
+    """400 with the field and the fix, and nothing is changed."""
+    status, _, answer = gate.request("PUT", "/admin/pools/sim", body)
+    error = json.loads(answer)["error"]
+    assert (status, error["param"]) == (400, param) and words in error["message"]
+    assert pool(gate)["override"] is None
+
+
+def test_unknown_models_and_methods(gate: House) -> None:
+    for method in ("GET", "PUT", "DELETE"):
+        status, _, body = gate.request(method, "/admin/pools/nobody", {"want": 1} if method == "PUT" else None)
+        assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
+    assert gate.request("POST", "/admin/pools/sim", {})[0] == 405
+
+
+def test_only_an_admin_may(empty_house: House, tmp_path: Path) -> None:
+    """Without a key 401, with one that is no admin's 403, on every route; an override has the key's name."""
+    rows = {"plain": "tenant = 'a'", "root": "tenant = 'ops'\nadmin = true"}
+    (tmp_path / "penstock.toml").write_text(
+        TWO
+        + "".join(
+            f"[keys.{name}]\nsha256 = '{hashlib.sha256(f'sk-{name}'.encode()).hexdigest()}'\n{row}\n"
+            for name, row in rows.items()
+        )
+    )
+    empty_house.start_api()
+
+    def ask(method: str, path: str, key: str) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        status, _, body = empty_house.request(method, path, {"want": 1} if method == "PUT" else None, headers)
+        return status, json.loads(body)
+
+    routes = [("GET", "/admin/pools"), *((method, "/admin/pools/sim") for method in ("GET", "PUT", "DELETE"))]
+    for method, path in routes:
+        assert ask(method, path, "")[0] == 401
+        assert ask(method, path, "sk-plain")[0] == 403
+        assert ask(method, path, "sk-root")[0] == 200
+    assert ask("PUT", "/admin/pools/sim", "sk-root")[1]["override"]["by"] == "root"
+    assert ask("GET", "/admin/pools", "sk-root")[1]["leader"] is None, "no scheduler runs here"
+
+
+def test_a_waiting_job_is_told_when_its_model_will_be_awake(gate: House) -> None:
+    """At zero workers the model is listed, the job is held, and its ETA is the cold start; later it is less."""
+    gate.request("DELETE", "/admin/pools/sim")
+    assert "sim" in [model["id"] for model in json.loads(gate.get("/v1/models")[1])["data"]]
+    body = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}
+    cold_ms = 1000 * pool(gate)["cold_start_s"]
+
+    def told() -> tuple[str, int]:
+        status, headers, answer = gate.post("/v1/jobs", body)
+        assert status == 202
+        return json.loads(answer)["id"], int(headers["x-queue-eta-ms"])
+
+    job_id, eta_ms = eventually(told, KeyError)  # the plans are read every second
+    assert 0 < eta_ms <= cold_ms
+    job = json.loads(gate.get(f"/v1/jobs/{job_id}")[1])
+    assert job["status"] == "queued" and 0 < job["eta_ms"] <= cold_ms
+    eventually(lambda: pool(gate)["want"] >= 1)
+    assert eventually(lambda: json.loads(gate.get(f"/v1/jobs/{job_id}")[1])["eta_ms"] < eta_ms)
+    for row in json.loads(gate.get("/v1/jobs?limit=100")[1])["data"]:
+        gate.post(f"/v1/jobs/{row['id']}/cancel", {})
+
+
+def test_a_held_stream_begins_at_once_and_says_for_how_long(gate: House) -> None:
+    """What cannot begin before the first sign of life does not wait for it: status and ETA are there while it waits."""
+    body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+
+    def begun() -> tuple[str, int] | None:
+        put(gate, {"want": 0})
+        eventually(lambda: pool(gate)["want"] == 0)
+        gate.request("DELETE", "/admin/pools/sim")
+        eventually(lambda: (shown := pool(gate))["want"] == 0 and shown["wake_s"] == shown["cold_start_s"] >= 10.0)
+        time.sleep(2 * PLANS_EVERY_S)  # until the API process has most likely read it too
+        connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=60)
+        try:
+            kind = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), kind)
+            response = connection.getresponse()
+            eta = response.getheader("X-Queue-ETA-Ms")
+            assert response.status == 200
+            return (response.getheader("X-Job-Id") or "", int(eta)) if eta and int(eta) >= 10_000 else None
+        finally:
+            connection.close()
+
+    job_id, _ = eventually(begun, seconds=90)
+    assert json.loads(gate.get(f"/v1/jobs/{job_id}")[1])["status"] in ("queued", "cancelled")
+
+
+# --- at the command line ---------------------------------------------------------------------------------------------
+
+
+def test_status_is_a_table_that_aligns(scale: Callable[..., Told]) -> None:
+    """One row a model, every column under its name; who leads goes to stderr."""
+    done = scale("status")
+    header, *rows = done.stdout.splitlines()
+    assert done.returncode == 0 and len(rows) == 2
+    names = ["MODEL", "WANT", "READY", "STARTING", "DRAINING", "MIN", "MAX", "WAITING", "WAIT", "OVERRIDE", "REASON"]
+    assert header.split() == names
+    starts = [header.index(f"{name} ") if name != "REASON" else header.index(name) for name in names[1:]]
+    assert all(row[start - 1] == " " and row[start] != " " for row in rows for start in starts)
+    assert "scheduler-1@" in done.stderr and "leads" in done.stderr
+
+
+def test_status_as_json_is_one_object_a_line(scale: Callable[..., Told]) -> None:
+    done = scale("status", "--json")
+    sim, big = (json.loads(line) for line in done.stdout.splitlines())
+    assert (sim["model"], big["model"]) == ("sim", "org/big")
+    assert sim["decided_at"].endswith("Z") and done.stderr == ""
+
+
+def test_set_pause_resume_and_log(scale: Callable[..., Told]) -> None:
+    """Each answers with the pool; the log has who did what, the newest first."""
+    done = scale("set", "org/big", "1", "--for", "10m")
+    assert done.returncode == 0 and "set to 1 by local" in done.stdout and " until " in done.stdout
+    assert "paused by local" in scale("pause", "org/big").stdout
+    assert json.loads(scale("resume", "org/big", "--json").stdout)["override"] is None
+    rows = [json.loads(line) for line in scale("log", "--json").stdout.splitlines()]
+    by_hand = [row for row in rows if row["model"] == "org/big" and row["by"] == "local"]
+    assert [row["action"] for row in by_hand] == ["resume", "pause", "set"]
+    assert "resume" in scale("log").stdout
+
+
+def test_exit_codes(scale: Callable[..., Told]) -> None:
+    """Wrong usage 2, a refusal 1, nothing there 3."""
+    assert scale("set", "sim").returncode == 2
+    assert scale("set", "sim", "many").returncode == 2
+    assert scale("pause", "sim", "--for", "soon").returncode == 2
+    done = scale("set", "sim", "9")
+    assert done.returncode == 1 and "from 0 to 3" in done.stderr
+    done = scale("set", "nobody", "1", "--json")
+    assert done.returncode == 1 and json.loads(done.stderr)["error"]["code"] == "model_not_found" and not done.stdout
+    assert scale("status", url="http://127.0.0.1:1").returncode == 3
+
+
+# --- what can be expected --------------------------------------------------------------------------------------------
+
+
+def learnt(want: int = 1, wake_s: float = 0.0, at_ms: int = 1_000, **lane: Any) -> PlanReader:
+    outlook = PlanReader()
+    plan = Plan(model="m", want=want, reason="r", at_ms=at_ms, wake_s=wake_s, lanes={"batch": Prospect(**lane)})
+    outlook.learn({"m": plan}, 1_000)
+    return outlook
+
+
+def test_an_eta_follows_the_place_in_the_lane() -> None:
+    """From what was expected at the lane's end: more for each job more, less for each less, never less than nothing."""
+    outlook = learnt(wait_s=10.0, each_s=0.5, waiting=20)
+    assert [outlook.eta_ms("m", Priority.BATCH, before) for before in (20, 22, 10, 0)] == [10_000, 11_000, 5_000, 0]
+
+
+def test_an_eta_is_never_before_a_worker_is_there() -> None:
+    """Asleep: the whole start, however long ago that was looked at. Waking: what is left of it."""
+    asleep = learnt(want=0, wake_s=8.0, at_ms=-2_000, wait_s=8.0)
+    assert asleep.eta_ms("m", Priority.BATCH, 0) == 8_000
+    falling_asleep = PlanReader()
+    plan = Plan(model="m", want=0, reason="r", at_ms=0, cold_start_s=5.0, lanes={"batch": Prospect(0.0)})
+    falling_asleep.learn({"m": plan}, 0)
+    assert falling_asleep.eta_ms("m", Priority.BATCH, 0) == 5_000, "a worker that still drains is no help"
+    eta = learnt(want=1, wake_s=8.0, at_ms=-2_000, wait_s=9.0).eta_ms("m", Priority.BATCH, 0)
+    assert eta is not None and 5_900 <= eta <= 6_000
+
+
+def test_nobody_can_say() -> None:
+    """No plan, no such lane, nobody who would begin it, or a plan no scheduler stands behind any more."""
+    assert PlanReader().eta_ms("m", Priority.BATCH, 0) is None
+    assert learnt(wait_s=1.0).eta_ms("m", Priority.STANDARD, 0) is None
+    held = learnt(wait_s=None)
+    assert held.eta_ms("m", Priority.BATCH, 0) is None and held.knows("m"), "no pace of earlier jobs says otherwise"
+    assert not held.knows("other") and not learnt(at_ms=-20_000, wait_s=1.0).knows("m")
+    assert learnt(at_ms=int(1_000 - 1_000 * STALE_S - 1), wait_s=1.0).eta_ms("m", Priority.BATCH, 0) is None
+
+
+def test_a_plan_from_a_clock_that_is_ahead_is_as_new_as_one_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not make a worker's start take longer than it does."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    assert learnt(want=1, wake_s=8.0, at_ms=9_000, wait_s=8.0).eta_ms("m", Priority.BATCH, 0) == 8_000

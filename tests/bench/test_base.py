@@ -1,0 +1,230 @@
+"""Two trees compared: order of turns, ratios and verdicts, copies of trees, and a short real run."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from bench.gateway import base, trees
+from bench.gateway.__main__ import main
+from bench.gateway.base import BASE, THIS, of_level, per_round, report, turns
+from bench.gateway.options import GatewayOptions
+from bench.gateway.play import GatewayReadings
+from bench.interval import coverage_of, median_interval
+from bench.load.plan import StreamReading
+from bench.load.stats import Spread
+from bench.planted.tree import copy_tree
+from bench.program import WrongArguments
+from bench.report import load
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = {THIS: "aaa", BASE: "bbb"}
+
+
+def reading(us_per_token: float, tokens: int = 1000, errors: int = 0) -> StreamReading:
+    cpu_s = us_per_token * tokens / 1e6
+    return StreamReading(
+        requests=10,
+        wrong={"cut off": errors} if errors else {},
+        tokens=tokens,
+        seconds=1.0,
+        ttft=Spread(),
+        itl=Spread(),
+        e2e=Spread(),
+        cpu={"api-1": cpu_s / 2, "worker-1": cpu_s / 4, "redis": cpu_s / 4},
+        own_cpu=0.1,
+    )
+
+
+def options(rounds: int) -> GatewayOptions:
+    return GatewayOptions(
+        quick=False,
+        levels=(16,),
+        rounds=rounds,
+        requests_per_stream=1,
+        tokens=128,
+        step_ms=15,
+        prefill_ms=25,
+        limit_s=60,
+    )
+
+
+def played(ratios: list[float], errors: int = 0) -> GatewayReadings:
+    """Rounds in which this tree costs so many times what the base costs, while the machine gets slower and slower."""
+    found = GatewayReadings()
+    for number, ratio in enumerate(ratios):
+        for _ in range(2):
+            found.note(THIS, 16, reading(ratio * 50 * (number + 1), errors=errors))
+            found.note(BASE, 16, reading(50 * (number + 1)))
+    return found
+
+
+def verdict(ratios: list[float], errors: int = 0) -> list[str]:
+    found = report(played(ratios, errors), VERSIONS, 1.03, options(len(ratios)), "command")
+    return [ratio.verdict for ratio in found.ratios]
+
+
+@pytest.mark.parametrize(
+    ("count", "rank", "coverage"),
+    [(1, 1, 0.0), (5, 1, 0.9375), (6, 1, 0.96875), (9, 2, 0.9609375), (12, 3, 0.9614), (25, 8, 0.9567)],
+)
+def test_the_interval_is_the_narrowest_that_covers_enough(count: int, rank: int, coverage: float) -> None:
+    found = median_interval(range(count, 0, -1))
+    assert (found.rank, found.low, found.high) == (rank, rank, count + 1 - rank)
+    assert found.coverage == pytest.approx(coverage, abs=1e-4) and found.median == (count + 1) / 2
+    if 2 * (rank + 1) <= count + 1:
+        assert coverage_of(count, rank + 1) < 0.95
+
+
+def test_the_interval_contains_the_true_median_as_often_as_it_says() -> None:
+    """For a lopsided distribution, whose mean is far from its median."""
+    numbers = random.Random(15)
+    samples = [[numbers.expovariate(1.0) for _ in range(9)] for _ in range(20_000)]
+    true = median(numbers.expovariate(1.0) for _ in range(200_001))
+    inside = sum(found.low <= true <= found.high for found in map(median_interval, samples))
+    assert inside / len(samples) == pytest.approx(coverage_of(9, 2), abs=0.01)
+
+
+def test_each_round_turns_abba_or_baab_so_that_a_steady_drift_cancels() -> None:
+    assert [turns(number) for number in range(3)] == [
+        (THIS, BASE, BASE, THIS),
+        (BASE, THIS, THIS, BASE),
+        (THIS, BASE, BASE, THIS),
+    ]
+    for number in range(2):
+        drifting = {
+            name: [50.0 + 10 * at for at, each in enumerate(turns(number)) if each == name] for name in VERSIONS
+        }
+        assert sum(drifting[THIS]) == sum(drifting[BASE])
+
+
+def test_a_round_is_weighed_by_its_tokens_and_needs_one() -> None:
+    assert per_round([reading(10, 1000), reading(40, 500), reading(7), reading(9)]) == [20, 8]
+    assert per_round([reading(0, 0), reading(0, 0)]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        ([1.0] * 9, "reached"),
+        ([1.04] * 9, "missed"),
+        ([1.02] + [1.04] * 8, "missed"),  # one round on the good side is not enough
+        ([1.02, 1.02] + [1.04] * 7, "undecided"),  # two are: the interval begins there
+        ([2.0] * 6 + [1.0] * 3, "undecided"),
+    ],
+)
+def test_a_bound_is_missed_only_by_a_whole_interval(ratios: list[float], expected: str) -> None:
+    """Whatever the order of the rounds, and although the machine gets slower from round to round."""
+    random.Random(1).shuffle(ratios)
+    assert verdict(ratios) == [expected, "reached"]
+
+
+def test_the_report_shows_both_trees_at_each_level_and_every_ratio() -> None:
+    found = report(played([1.01, 0.99] * 5), VERSIONS, 1.03, options(10), "command")
+    assert [(row["system"], row["streams"], row["rounds"], row["errors"]) for row in found.rows] == [
+        (THIS, 16, 10, 0),
+        (BASE, 16, 10, 0),
+    ]
+    ratio = found.ratios[0]
+    assert ratio.what == "c=16: CPU per token, this tree / bbb" and ratio.at_most == 1.03
+    assert ratio.rounds == pytest.approx((1.01, 0.99) * 5) and ratio.interval == pytest.approx((0.99, 1.01))
+    assert "numbers 2 and 9" in found.notes[0] and "97.9 %" in found.notes[0]
+
+
+def test_failed_requests_of_this_tree_are_a_verdict_of_their_own() -> None:
+    assert verdict([0.5] * 9, errors=1) == ["reached", "missed"]
+
+
+def test_too_few_rounds_and_rounds_without_a_token_are_no_success() -> None:
+    assert verdict([9.0] * 8) == ["", "reached"]
+    found = played([1.0] * 9)
+    found.readings[THIS, 16][-2:] = [reading(0, 0), reading(0, 0)]
+    assert of_level(found.readings, 16, "bbb", 1.03).verdict == "missed"
+
+
+def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ratio, code in ((1.0, 0), (1.2, 1)):
+        rounds = played([ratio] * 9)
+        made = report(rounds, VERSIONS, 1.03, options(9), "command")
+        monkeypatch.setattr(base, "compare", lambda *_, made=made: made)
+        assert main(["--base", "HEAD", "--out", str(tmp_path / str(code))]) == code
+        assert load(tmp_path / str(code) / "gateway-base.json").ratios == made.ratios
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--base", "HEAD", "--rounds", "8"], "judged by 9 rounds or more"),
+        (["--base", "HEAD", "--burst"], "--base compares two trees and nothing else"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().out
+
+
+STEP = "    def _step(self, now: float) -> list[Piece]:\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git checkout of the tree under test, with one commit."""
+    folder = tmp_path / "checkout"
+    copy_tree(ROOT, folder)
+    monkeypatch.setattr(trees, "ROOT", folder)
+    for name, value in (("GIT_CONFIG_GLOBAL", "/dev/null"), ("GIT_CONFIG_SYSTEM", "/dev/null")):
+        monkeypatch.setenv(name, value)
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "test")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "test@example.com")
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "tree")
+    return folder
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkout: Path, tmp_path: Path) -> None:
+    """The working tree's simulated engine wastes 5 ms of CPU in each step; the commit's does not."""
+    sim = checkout / "workers" / "engines" / "sim" / "engine.py"
+    sim.write_text(sim.read_text().replace(STEP, f"{STEP}        sum(range(200_000))\n"))
+    before = git(checkout, "status", "--porcelain")
+    assert before == "M workers/engines/sim/engine.py"
+    words = ["--levels", "2", "--tokens", "16", "--step-ms", "2", "--prefill-ms", "2", "--out", str(tmp_path)]
+    assert main(["--base", "HEAD", "--quick", *words]) == 0
+    found = load(tmp_path / "gateway-base-quick.json")
+    assert [(row["system"], row["streams"], row["requests"], row["errors"]) for row in found.rows] == [
+        (THIS, 2, 4, 0),
+        (BASE, 2, 4, 0),
+    ]
+    for row in found.rows:
+        assert {part.split()[0] for part in row["parts"].split(", ")} == {
+            "api-1",
+            "worker-1",
+            "redis",
+            "scheduler-1",
+            "offline-1",
+        }
+    ratio = found.ratios[0]
+    assert ratio.value is not None and ratio.value > 1.5 and ratio.verdict == ""
+    commit = git(checkout, "rev-parse", "--short=12", "HEAD")
+    assert found.settings["versions"] == {THIS: f"{commit}-dirty", BASE: commit}
+    assert git(checkout, "status", "--porcelain") == before
+    assert git(checkout, "worktree", "list").count("\n") == 0
+
+
+def test_a_tree_that_cannot_be_run_is_refused_with_the_reason(checkout: Path, tmp_path: Path) -> None:
+    with pytest.raises(WrongArguments, match=r"git rev-parse .*no such commit"):
+        trees.export("nowhere", tmp_path / "base")
+    (checkout / "streaming" / "__init__.py").write_text("import a_library_of_another_time\n")
+    git(checkout, "commit", "--quiet", "--all", "--message", "another time")
+    with pytest.raises(WrongArguments, match=r"cannot be imported in this environment: .*a_library_of_another_time"):
+        trees.export("HEAD", tmp_path / "base")
+    trees.export("HEAD~1", tmp_path / "before")

@@ -1,0 +1,215 @@
+"""The table of planted bugs fits the tree, and what counts as caught."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+import tomllib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from bench.planted import trial
+from bench.planted.bug import Bug, Edit, Rotten
+from bench.planted.bugs import BUGS
+from bench.planted.report import as_document
+from bench.planted.tree import PACKAGES
+from bench.planted.trial import (
+    FAILED,
+    FIRST_TESTS,
+    PASSED,
+    TIMED_OUT,
+    BugTrial,
+    Chosen,
+    SuiteRun,
+    choose,
+    run_changed,
+    run_tests,
+    run_until_noticed,
+)
+from bench.reach.reach import Reach
+from bench.reach.scripts import changed_scripts
+
+TREE = Path(__file__).parents[2]
+
+NAMED = Chosen(("tests/t.py::test_x",))
+
+each_bug = pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+
+
+def test_every_package_is_in_a_copy() -> None:
+    """One left out would be imported from the installed tree, or be missed."""
+    settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
+    assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+
+
+@each_bug
+def test_a_bug_fits_the_tree(bug: Bug) -> None:
+    """Every text it replaces is there exactly once, and something changes."""
+    for file, text in bug.patched(TREE).items():
+        assert text != (TREE / file).read_text(encoding="utf-8")
+
+
+@each_bug
+def test_the_tests_of_a_bug_exist(bug: Bug) -> None:
+    """A test that was renamed would notice nothing."""
+    assert bug.tests and bug.edits and bug.breaks
+    for test in bug.tests:
+        file, _, name = test.partition("::")
+        tree = ast.parse((TREE / file).read_text(encoding="utf-8"))
+        assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_names_are_unique() -> None:
+    """A bug is chosen, and reported, by its name; none is another's twin."""
+    assert len({bug.name for bug in BUGS}) == len({bug.edits for bug in BUGS}) == len(BUGS) >= 12
+
+
+def test_a_bug_is_a_mistake_and_not_gibberish(redis_url: str) -> None:
+    """Its files can still be compiled: a test must fail for what the bug does."""
+    with Redis.from_url(redis_url) as client:
+        for bug in BUGS:
+            texts = bug.patched(TREE)
+            for file in texts:
+                if file.endswith(".py"):
+                    compile(texts[file], file, "exec")
+            lua = {file: text for file, text in texts.items() if file.endswith(".lua")}
+            for source in changed_scripts(TREE, lua).values() if lua else ():
+                assert client.script_load(source)
+
+
+def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """Neither a text that is gone nor one that is there twice is replaced. Its edits are made one after the other."""
+    (tmp_path / "f").write_text("a b b")
+    for old in ("c", "b"):
+        with pytest.raises(Rotten, match="not once"):
+            Bug("n", "x", (Edit("f", "a", "x"), Edit("f", old, "x")), ("t",)).patched(tmp_path)
+    assert Bug("n", "x", (Edit("f", "a", "x"), Edit("f", "x b", "y")), ("t",)).patched(tmp_path) == {"f": "y b"}
+
+
+def test_a_change_is_made_in_a_copy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests run there, and the tree stays as it was."""
+    monkeypatch.setattr(trial, "copy_tree", partial(shutil.copytree, dirs_exist_ok=True))
+    (tmp_path / "thing.py").write_text("RIGHT = True\n")
+    (tmp_path / "test_it.py").write_text("import thing\n\n\ndef test_it():\n    assert thing.RIGHT\n")
+    for text, code in (("RIGHT = False\n", FAILED), ("RIGHT = 1\n", PASSED)):
+        assert run_changed(tmp_path, {"thing.py": text}, ["test_it.py::test_it"], 60.0).code == code
+    assert (tmp_path / "thing.py").read_text() == "RIGHT = True\n"
+
+
+def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
+    """Those named with it, then the quickest, as long as there is time."""
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "a.py").write_text("def one():\n    two\n    three\n")
+    bug = Bug("n", "x", (Edit("api/a.py", "two", "2"),), ("named",))
+    seconds = {"slow": 110.0, "quick": 1.0, "slower": 115.0, "other": 1.0}
+    lines = {1: frozenset({"other"}), 2: frozenset({"slow", "slower", "quick"})}
+    known = Reach(seconds, {"api/a.py": lines})
+    chosen = choose(tmp_path, bug, known)
+    assert (chosen.tests, chosen.covering) == (("named", "quick", "slow"), 3)
+    assert choose(tmp_path, bug, Reach(seconds, {})).tests == choose(tmp_path, bug, None).tests == ("named",)
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "caught"),
+    [
+        (FAILED, "F\nFAILED tests/t.py::test_x[a b-1] - assert 1 == 2\n1 failed", True),
+        (FAILED, "F\nFAILED tests/t.py::test_x\n1 failed", True),
+        (FAILED, "E\nERROR tests/t.py::test_x - RuntimeError: no server\n1 error", False),
+        (PASSED, "1 passed", False),
+        (2, "FAILED tests/t.py::test_x", False),
+        (4, "ERROR: not found", False),
+        (TIMED_OUT, "not done after 90 s", False),
+    ],
+)
+def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
+    """Not one that could not be collected or set up, nor one that hangs."""
+    assert BugTrial(BUGS[0], SuiteRun(code, 1.0, output), NAMED).caught is caught
+
+
+@pytest.mark.parametrize(
+    ("broken", "ran"),
+    [(1, [0, 1]), (FIRST_TESTS, [*range(FIRST_TESTS + 1)]), (None, [*range(FIRST_TESTS + 2)])],
+)
+def test_tests_are_run_until_one_notices(tmp_path: Path, broken: int | None, ran: list[int]) -> None:
+    """Among the first few, among the others, or nowhere."""
+    text = "from pathlib import Path\n"
+    for number in range(FIRST_TESTS + 2):
+        text += f"def test_{number}():\n    Path('ran').open('a').write('{number} ')\n    assert {number != broken}\n"
+    (tmp_path / "test_all.py").write_text(text)
+    tests = [f"test_all.py::test_{number}" for number in range(FIRST_TESTS + 2)]
+    run = run_until_noticed(lambda some: run_tests(tmp_path, some, "-x"), lambda _: SuiteRun(PASSED, 1.0, ""), tests)
+    assert list(map(int, (tmp_path / "ran").read_text().split())) == ran
+    assert (run.failure is not None, run.code) == ((False, PASSED) if broken is None else (True, FAILED))
+
+
+class Told:
+    """A tree of which is told, for the tests that matter, what pytest says of them, one run after the other."""
+
+    def __init__(self, **says: tuple[int, str]) -> None:
+        self.says = says
+        self.runs: list[list[str]] = []
+
+    def __call__(self, tests: Sequence[str]) -> SuiteRun:
+        self.runs.append(list(tests))
+        code, output = next((self.says[test] for test in tests if test in self.says), (PASSED, ""))
+        return SuiteRun(code, 1.0, output)
+
+
+FAILS, CRASHES, HANGS = (FAILED, "FAILED b - no\n"), (4, "ERROR t.py - ImportError\n"), (TIMED_OUT, "")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sound", "code", "unsure", "asked"),
+    [
+        pytest.param({"b": FAILS}, {}, FAILED, (), [["b"]], id="the sound tree passes the test that failed"),
+        pytest.param({"b": FAILS}, {"b": FAILS}, PASSED, ("b",), [["b"]], id="it fails too, and the others pass"),
+        pytest.param(
+            {"b": FAILS, "c": (FAILED, "FAILED c[1] - no\n")},
+            {"b": FAILS},
+            FAILED,
+            ("b",),
+            [["b"], ["c"]],
+            id="another",
+        ),
+        pytest.param({"c": CRASHES}, {}, 4, (), [["a", "b", "c"]], id="only the changed tree cannot be imported"),
+        pytest.param({"c": CRASHES}, {"a": CRASHES}, PASSED, ("a", "b", "c"), [["a", "b", "c"]], id="neither can"),
+        pytest.param({"a": HANGS}, {}, TIMED_OUT, (), [["a", "b", "c"]], id="only the changed tree hangs"),
+        pytest.param({"a": HANGS}, {"b": FAILS}, PASSED, ("a", "b", "c"), [["a", "b", "c"]], id="the sound one fails"),
+        pytest.param({"b": (4, "ERROR: not found: /x/b\n")}, {}, PASSED, ("b",), [], id="a test is no more"),
+        pytest.param(
+            {"b": (4, "ERROR: not found: /x/b\nERROR: found no collectors for /x/c\n")},
+            {},
+            4,
+            (),
+            [["a", "b", "c"]],
+            id="a file of tests cannot be imported",
+        ),
+    ],
+)
+def test_nothing_is_noticed_that_the_sound_tree_shares(
+    changed: dict[str, tuple[int, str]],
+    sound: dict[str, tuple[int, str]],
+    code: int,
+    unsure: tuple[str, ...],
+    asked: list[list[str]],
+) -> None:
+    """A failed test is tried there by itself; all of them, where none failed."""
+    before, after = Told(**sound), Told(**changed)
+    run = run_until_noticed(after, before, ["a", "b", "c"])
+    assert (run.code, run.unsure, before.runs) == (code, unsure, asked)
+    assert run.seconds == len(after.runs)
+    if code == PASSED and len(unsure) < 3:
+        assert after.runs[-1] == [test for test in "abc" if test not in unsure], "the others go on"
+
+
+def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
+    """Of a file its name is kept; an address of the API is no path."""
+    said = f"FAILED tests/test_a.py::test_b - Gone: '{tmp_path}/data' beside {sys.executable}, not /v1/jobs\n"
+    trial = BugTrial(BUGS[0], SuiteRun(FAILED, 1.0, said), NAMED)
+    (row,) = as_document([trial], 1.0)["bugs"]
+    assert row["said"] == f"Gone: '…/data' beside …/{Path(sys.executable).name}, not /v1/jobs"

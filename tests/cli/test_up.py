@@ -1,0 +1,545 @@
+"""`penstock up` as people meet it: real processes, from the first line to the last."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import eventually
+from redis import Redis
+
+from cli.__main__ import main
+
+ROLES = ["redis", "api", "worker", "scheduler", "offline"]
+TOKENS = "20"
+TWO_WORKERS = """
+[models.toy]
+engine = "sim"
+min_workers = 1
+max_workers = 2
+options = {slots = 1, step_ms = 100}
+[scheduler]
+tick_s = 0.2
+interactive_s = 0.5
+"""
+
+
+class Up:
+    """One `penstock up --engine sim` in a folder of its own, on any free port."""
+
+    def __init__(self, folder: Path, *options: str, **environ: str) -> None:
+        self.folder = folder
+        self.data_dir = folder / "data"
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        self.environ |= {"PENSTOCK_SIM_STEP_MS": "2", "PENSTOCK_SIM_PREFILL_MS": "2", "PYTHONPATH": path()} | environ
+        self.errors = folder / "errors"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [*penstock(), "up", "--engine", "sim", "--port", "0", "--data-dir", str(self.data_dir), *options],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=self.environ,
+                cwd=folder,
+                text=True,
+            )
+        self.block: list[str] = []
+
+    def ready(self) -> Up:
+        """Wait for the ready block."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.block.append(line.rstrip("\n"))
+            if line.startswith("  Stop"):
+                return self
+        raise AssertionError(self.said())
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command about this instance."""
+        return run(*words, "--data-dir", str(self.data_dir), cwd=self.folder, env=self.environ)
+
+    def ps(self) -> list[dict[str, Any]]:
+        """The processes, as programs see them; none when nothing runs."""
+        return listed("--data-dir", str(self.data_dir))
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, once every process is ready."""
+        found = eventually(lambda: (rows := self.ps()) and all(row["state"] == "ready" for row in rows) and rows)
+        assert isinstance(found, list)
+        return {row["id"]: row["pid"] for row in found}
+
+    def said(self) -> str:
+        """What it wrote on stderr so far."""
+        return self.errors.read_text()
+
+    def end(self) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout=60)
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever the test did."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(timeout=60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def path() -> str:
+    """Where the packages are, for processes that start in another folder."""
+    return os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+
+
+def penstock() -> list[str]:
+    return [sys.executable, "-m", "cli"]
+
+
+def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
+    return subprocess.run([*penstock(), *words], check=False, capture_output=True, text=True, **options)
+
+
+def listed(*where: str) -> list[dict[str, Any]]:
+    """What `penstock ps --json` says; in this process, for it is asked again and again."""
+    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()):
+        main(["ps", "--json", *where])
+    return [json.loads(line) for line in said.getvalue().splitlines()]
+
+
+def alive(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """An instance for tests that only look."""
+    up = Up(tmp_path_factory.mktemp("shared"), "--model", "toy").ready()
+    yield up
+    up.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """Start instances one after the other in the same folder."""
+    started: list[Up] = []
+
+    def begin(*options: str, **environ: str) -> Up:
+        started.append(Up(tmp_path, *options, **environ))
+        return started[-1]
+
+    yield begin
+    for up in started:
+        up.close()
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_ready_block(shared: Up) -> None:
+    """Eight lines, golden but for numbers and folders; nothing of a library is on the screen."""
+    shapes = [
+        r"penstock \S+   engine sim   model toy   1 worker   ready in \d+\.\d s",
+        r"  API    http://127\.0\.0\.1:\d+/v1",
+        r"  Kept   data  \(queue and results survive a restart\)",
+        r"  Log    data/logs",
+        r"",
+        r"  Try    curl -N http://127\.0\.0\.1:\d+/v1/chat/completions -H 'Content-Type: application/json' -d '\{.*\}'",
+        r"         penstock chat --data-dir data \"What is a penstock\?\"",
+        r"  Stop   Ctrl-C \(finishes running jobs, again to stop now\)",
+    ]
+    assert len(shared.block) == len(shapes)
+    for line, shape in zip(shared.block, shapes, strict=True):
+        assert re.fullmatch(shape, line), line
+    phases = re.compile(r"penstock \S+|(redis|api|worker|scheduler|offline)-1: .+")
+    assert all(phases.fullmatch(line) for line in shared.said().strip().split("\n"))
+
+
+def test_the_curl_line_can_be_pasted(shared: Up) -> None:
+    """What is shown to try works as it stands."""
+    command = shared.block[5].removeprefix("  Try    ")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("data: [DONE]")
+
+
+def test_ps_as_json(shared: Up) -> None:
+    """One object per line, in the order of the roles, with at least these fields; every process lives."""
+    shared.pids()
+    rows = [json.loads(line) for line in shared.run("ps", "--json").stdout.splitlines()]
+    assert [row["role"] for row in rows] == ROLES
+    for row in rows:
+        assert row.keys() >= {"role", "id", "pid", "state", "since"}
+        assert row["state"] == "ready"
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["since"])
+        assert alive(row["pid"])
+
+
+def test_ps_through_redis(shared: Up) -> None:
+    """The same processes by --redis-url, as they say of themselves."""
+    state = json.loads((shared.data_dir / "run" / "state.json").read_text())
+    done = run("ps", "--json", "--redis-url", state["redis_url"], env=shared.environ)
+    assert [json.loads(line)["role"] for line in done.stdout.strip().split("\n")] == ROLES[1:]
+
+
+def test_ps_as_a_table(shared: Up) -> None:
+    """For people; the last line says whether it serves."""
+    done = shared.run("ps")
+    assert done.stdout.split()[:5] == ["ROLE", "ID", "PID", "STATE", "SINCE"]
+    assert done.stderr.startswith("ready at http://127.0.0.1:")
+
+
+def test_chat_submit_and_jobs(shared: Up) -> None:
+    """An answer, the same answer from the queue, and the job it was."""
+    said = shared.run("chat", "hello", "--max-tokens", TOKENS)
+    assert said.returncode == 0
+    assert len(said.stdout.split()) == int(TOKENS)
+    waited = shared.run("submit", "hello", "--wait", "--max-tokens", TOKENS)
+    followed = shared.run("submit", "hello", "--follow", "--max-tokens", TOKENS)
+    assert said.stdout == waited.stdout == followed.stdout
+    job_id = shared.run("submit", "hello", "--max-tokens", TOKENS, "--priority", "batch").stdout.strip()
+    assert shared.run("jobs", "events", job_id).stdout == said.stdout
+    assert shared.run("jobs", "result", job_id).stdout == said.stdout
+    job = json.loads(shared.run("jobs", "show", job_id, "--json").stdout)
+    assert (job["status"], job["priority"]) == ("completed", "batch")
+    listed = shared.run("jobs", "ls", "--status", "completed", "--json", "--limit", "1").stdout.strip().split("\n")
+    assert [json.loads(line)["id"] for line in listed] == [job_id]
+
+
+def test_unknown_job_and_model(shared: Up) -> None:
+    """The API's refusals are failures with its words."""
+    assert "no such job" in shared.run("jobs", "show", "job_" + "0" * 32).stderr
+    refused = shared.run("chat", "hello", "--model", "nobody")
+    assert refused.returncode == 1
+    assert "does not exist here" in refused.stderr
+
+
+def test_second_up_finds_the_first(shared: Up) -> None:
+    """It says where the first one is, and starts nothing."""
+    before = shared.pids()
+    done = shared.run("up", "--engine", "sim", "--port", "0")
+    assert done.returncode == 1
+    assert shared.block[1].split()[-1].removesuffix("/v1") in done.stderr
+    assert shared.pids() == before
+
+
+def test_taken_port(shared: Up, tmp_path: Path) -> None:
+    """By whom it is taken and which one is free, in at most four lines and without a traceback."""
+    port = shared.block[1].split(":")[-1].removesuffix("/v1")
+    done = run("up", "--engine", "sim", "--port", port, "--data-dir", str(tmp_path), env=shared.environ)
+    assert done.returncode == 1
+    error = done.stderr[done.stderr.index("error:") :].strip().split("\n")
+    assert error[0] == f"error: port {port} is taken"
+    assert f"pid {shared.process.pid}" in error[1]
+    assert "penstock up --port" in error[2]
+    assert len(error) <= 4
+
+
+def test_doctor_knows_its_instance(shared: Up) -> None:
+    """The port is ours and the embedded server keeps what it is given."""
+    report = json.loads(shared.run("doctor", "--json").stdout)
+    found = {check["name"]: check for check in report["checks"]}
+    assert found["port"]["detail"].startswith("ours")
+    assert found["redis"]["status"] == "ok"
+    assert not any(name.startswith("redis ") for name in found)
+
+
+# --- ending ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_clean_end(start: Any, number: signal.Signals) -> None:
+    """Exit 0, no process, no temporary file; the queue, the logs and the lock's file stay."""
+    up = start().ready()
+    pids = up.pids()
+    up.process.send_signal(number)
+    assert up.end() == 0
+    assert "draining 0 jobs, Ctrl-C again to stop now" in up.said()
+    assert not any(map(alive, pids.values()))
+    assert sorted(entry.name for entry in up.data_dir.iterdir()) == ["files", "lock", "logs", "redis"]
+    assert up.run("ps").returncode == 3
+
+
+def test_running_job_is_finished_first(start: Any) -> None:
+    """Ctrl-C during an answer: the answer comes to its end, then everything stops."""
+    up = start("--sim-step-ms", "20").ready()
+    chat = subprocess.Popen(
+        [*penstock(), "chat", "hello", "--max-tokens", "100", "--data-dir", str(up.data_dir)],
+        stdout=subprocess.PIPE,
+        env=up.environ,
+        text=True,
+    )
+    assert chat.stdout is not None
+    first = chat.stdout.read(1)
+    state = json.loads((up.data_dir / "run" / "state.json").read_text())
+    eventually(lambda: any(row["running"] == 1 for row in listed("--redis-url", state["redis_url"])))
+    up.process.send_signal(signal.SIGINT)
+    answer = first + chat.stdout.read()
+    assert chat.wait() == 0
+    assert len(answer.split()) == 100
+    assert up.end() == 0
+    assert "draining 1 job," in up.said()
+    chat.stdout.close()
+
+
+def test_second_interrupt_stops_now_and_loses_nothing(start: Any) -> None:
+    """A long job is not waited for; it is still there, and finished, in the next life."""
+    up = start("--sim-step-ms", "500", PENSTOCK_REDIS_LEASE_MS="1000").ready()
+    job_id = up.run("submit", "hello", "--max-tokens", "200").stdout.strip()
+    eventually(lambda: json.loads(up.run("jobs", "show", job_id, "--json").stdout)["status"] == "in_progress")
+    up.process.send_signal(signal.SIGINT)
+    eventually(lambda: "again to stop now" in up.said())
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    again = start("--sim-step-ms", "1", PENSTOCK_REDIS_LEASE_MS="1000").ready()
+    done = again.run("jobs", "events", job_id)
+    assert done.returncode == 0
+    assert len(again.run("jobs", "result", job_id).stdout.split()) == 200
+
+
+def test_killed_up_leaves_no_process(start: Any) -> None:
+    """SIGKILL of the parent: every child ends by itself, and the next start is not in the way of the last."""
+    up = start().ready()
+    pids = up.pids()
+    up.process.kill()
+    up.end()
+    eventually(lambda: not any(map(alive, pids.values())), seconds=5)
+    assert up.run("ps").returncode == 3
+    assert start().ready().pids().keys() == pids.keys()
+
+
+def test_killed_children_come_back(start: Any) -> None:
+    """SIGKILL of each role in turn: another process takes its place, and answers go on."""
+    up = start().ready()
+    before = up.pids()
+    for name in ("worker-1", "scheduler-1", "api-1", "redis-1"):
+        os.kill(before[name], signal.SIGKILL)
+        eventually(lambda name=name: up.pids()[name] != before[name])
+        said = eventually(lambda: (done := up.run("chat", "hello", "--max-tokens", TOKENS)).returncode == 0 and done)
+        assert isinstance(said, subprocess.CompletedProcess)
+        assert len(said.stdout.split()) == int(TOKENS)
+        assert f"{name} ended (killed by SIGKILL); starting it again" in up.said()
+
+
+def test_interrupt_while_starting(start: Any) -> None:
+    """Ctrl-C before it is ready: everything that was started ends, without waiting for what it was loading."""
+    up = start(PENSTOCK_SIM_LOAD_MS="60000")
+    eventually(lambda: any("weights" in row["detail"] for row in up.ps()))
+    pids = [row["pid"] for row in up.ps()]
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 0
+    assert not any(map(alive, filter(None, pids)))
+
+
+# --- other ways to start ---------------------------------------------------------------------------------------------
+
+
+def test_model_that_cannot_be_loaded_ends_it(start: Any, tmp_path: Path) -> None:
+    """A model file that is missing: tried, told once with its cause, exit 1, nothing left."""
+    up = start("--engine", "llamacpp", PENSTOCK_LLAMACPP_PATH=str(tmp_path / "missing.gguf"))
+    assert up.end() == 1
+    said = up.said()
+    assert said.count("error:") == 1
+    assert "missing.gguf" in said
+    assert "next:  penstock doctor" in said
+    assert not (up.data_dir / "run").exists()
+
+
+def test_the_admin_commands_work_without_any_setting(shared: Up) -> None:
+    """They send the token of the data folder by themselves; others of this machine do not get in."""
+    token, state = shared.data_dir / "run" / "admin-token", shared.data_dir / "run" / "state.json"
+    assert token.stat().st_mode & 0o777 == 0o600 and len(token.read_text()) >= 43
+    for words in (("scale", "status"), ("scale", "log"), ("scale", "resume", "toy"), ("dlq", "ls"), ("webhooks", "ls")):
+        done = shared.run(*words)
+        assert done.returncode == 0, (words, done.stderr)
+    url = json.loads(state.read_text())["url"]
+    elsewhere = {**shared.environ, "PENSTOCK_DATA_DIR": str(shared.data_dir)}
+    assert run("dlq", "ls", "--url", url, env=elsewhere, cwd=shared.folder).returncode == 0
+    other_key = {**elsewhere, "PENSTOCK_API_KEY": "sk-of-some-other-server"}
+    assert run("dlq", "ls", env=other_key, cwd=shared.folder).returncode == 0
+    stranger = {name: value for name, value in elsewhere.items() if name != "PENSTOCK_DATA_DIR"}
+    refused = run("dlq", "ls", "--url", url, env=stranger, cwd=shared.folder)
+    assert refused.returncode == 4 and "--data-dir" in refused.stderr
+    by_hand = stranger | {"PENSTOCK_API_KEY": token.read_text()}
+    assert run("dlq", "ls", "--url", url, env=by_hand, cwd=shared.folder).returncode == 0
+
+
+def test_the_admin_token_is_told_to_nobody(shared: Up) -> None:
+    """Processes are given its hash, in a file that their owner alone may read: neither is in an argv or a log."""
+    token = (shared.data_dir / "run" / "admin-token").read_text()
+    known = hashlib.sha256(token.encode()).hexdigest()
+    settings = (shared.data_dir / "run" / "settings.json").read_text()
+    assert known in settings and token not in settings
+    for pid in shared.pids().values():
+        for what in ("cmdline", "environ"):
+            said = Path(f"/proc/{pid}/{what}").read_bytes().decode(errors="replace")
+            assert token not in said and known not in said
+    for log in (shared.data_dir / "logs").iterdir():
+        assert token not in (text := log.read_text()) and known not in text, log
+
+
+def test_no_workers(start: Any) -> None:
+    """--workers 0 starts none, and is ready without."""
+    up = start("--workers", "0").ready()
+    assert "0 workers" in up.block[0]
+    assert [row["role"] for row in up.ps()] == ["redis", "api", "scheduler", "offline"]
+
+
+def test_several_api_processes_and_a_redis_of_ones_own(start: Any, redis_url: str) -> None:
+    """They share the port; a configured Redis is used and not supervised."""
+    up = start("--api-processes", "2", PENSTOCK_REDIS_URL=redis_url).ready()
+    assert sorted(up.pids()) == ["api-1", "api-2", "offline-1", "scheduler-1", "worker-1"]
+    assert "in Redis at 127.0.0.1:" in up.block[2]
+    assert up.run("chat", "hello", "--max-tokens", TOKENS).returncode == 0
+
+
+def test_pool_follows_the_backlog(start: Any, tmp_path: Path) -> None:
+    """More waiting jobs than the workers there are should bear: another one is started, up to the most."""
+    (tmp_path / "penstock.toml").write_text(TWO_WORKERS)
+    up = start().ready()
+    url = json.loads((up.data_dir / "run" / "state.json").read_text())["url"]
+    job = {"model": "toy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100}
+    for _ in range(6):
+        asked = urllib.request.Request(f"{url}/v1/jobs", json.dumps(job).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.status == 202
+    eventually(lambda: sum(row["role"] == "worker" for row in up.ps()) == 2)
+    up.process.send_signal(signal.SIGINT)
+    eventually(lambda: "again to stop now" in up.said())
+    up.process.send_signal(signal.SIGINT)
+    up.end()
+
+
+def test_detach_and_down(tmp_path: Path) -> None:
+    """It returns when ready; `down` drains it and returns when it has ended."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    here: dict[str, Any] = {"cwd": tmp_path, "env": environ | {"PYTHONPATH": path()}}
+    done = run("up", "--engine", "sim", "--port", "0", "--detach", **here)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("penstock down")
+    again = run("up", "--engine", "sim", "--port", "0", "--detach", **here)
+    assert again.returncode == 1
+    assert "already running" in again.stderr
+    assert run("down", **here).returncode == 0
+    assert run("ps", **here).returncode == 3
+    assert not (tmp_path / ".penstock" / "run").exists()
+
+
+def test_verbose_shows_the_logs(start: Any) -> None:
+    """-v puts what the processes log on stderr, each line under its name."""
+    up = start("-v").ready()
+    eventually(lambda: "worker-1: ready" in up.said())
+
+
+def test_terminal_shows_phases_with_seconds(tmp_path: Path) -> None:
+    """On a terminal every silence has a named phase and a clock; with NO_COLOR and TERM=dumb no escape is sent."""
+    on_terminal(tmp_path, rb"worker-1: \w.*  [1-9]\.\d s", TERM="xterm", NO_COLOR="1")
+    plain = on_terminal(tmp_path, rb"worker-1: ", TERM="dumb")
+    assert b"\x1b" not in plain
+
+
+def on_terminal(folder: Path, until: bytes, **environ: str) -> bytes:
+    """What a person sees of a very slow start, ended by Ctrl-C once it shows this."""
+    leader, follower = pty.openpty()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "FORCE_COLOR"))}
+    process = subprocess.Popen(
+        [*penstock(), "up", "--engine", "sim", "--port", "0"],
+        stdin=follower, stdout=follower, stderr=follower, cwd=folder, start_new_session=True,
+        env=inherited | {"PENSTOCK_SIM_LOAD_MS": "100000", "PYTHONPATH": path()} | environ,
+    )  # fmt: skip
+    os.close(follower)
+    seen, interrupted = b"", False
+    with suppress(OSError):  # how a terminal says that nobody is there any more
+        while data := os.read(leader, 4096):
+            seen += data
+            if not interrupted and re.search(until + rb"|Stop   Ctrl-C", seen):
+                process.send_signal(signal.SIGINT)
+                interrupted = True
+    os.close(leader)
+    assert process.wait() == 0 and re.search(until, seen), seen
+    return seen
+
+
+def test_redis_that_is_down_is_waited_for(start: Any) -> None:
+    """With a Redis that does not answer it waits and says for what, and ends cleanly."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    up = start("--redis-url", f"redis://127.0.0.1:{port}/0")
+    eventually(lambda: "Redis" in up.said())
+    began = time.monotonic()
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 0
+    assert time.monotonic() - began < 30
+
+
+# --- passwords -------------------------------------------------------------------------------------------------------
+
+
+def family(pid: int) -> dict[int, bytes]:
+    """The command line of a process and of all it has started, and what these have."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found, fresh = {pid}, {pid}
+    while fresh := {child for child, parent in parents.items() if parent in fresh} - found:
+        found |= fresh
+    return {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in found if Path(f"/proc/{each}").exists()}
+
+
+def holding(folder: Path, secret: str) -> set[str]:
+    """Names of the files in a folder that hold a secret."""
+    return {path.name for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()}
+
+
+def test_no_password_is_on_a_command_line(shared: Up) -> None:
+    """Every user of a machine can read those. Logs have none either, and what has it is for the owner alone."""
+    url = json.loads((shared.data_dir / "run" / "state.json").read_text())["redis_url"]
+    password = url.split(":")[2].split("@")[0]
+    lines = family(shared.process.pid)
+    assert set(shared.pids().values()) < set(lines) and len(password) > 16
+    assert [line for line in lines.values() if password.encode() in line] == []
+    assert holding(shared.data_dir, password) == {"valkey.conf", "settings.json", "state.json"}
+    for name in ("redis/valkey.conf", "run/settings.json", "run/state.json"):
+        assert (shared.data_dir / name).stat().st_mode & 0o077 == 0
+    assert shared.data_dir.stat().st_mode & 0o077 == 0
+
+
+def test_a_typed_password_is_not_passed_on(tmp_path: Path, redis_url: str) -> None:
+    """Whoever types one is told who sees it; the processes that stay have it from their settings."""
+    with Redis.from_url(redis_url) as admin:
+        admin.execute_command("ACL", "SETUSER", "typed", "on", ">canary-password", "~*", "&*", "+@all")
+        try:
+            url = redis_url.replace("redis://", "redis://typed:canary-password@")
+            where = ["--data-dir", str(tmp_path / "data")]
+            environ = {**os.environ, "PYTHONPATH": path()}
+            words = ["up", "--detach", "--engine", "sim", "--port", "0", "--redis-url", url, *where]
+            done = run(*words, env=environ, cwd=tmp_path)
+            try:
+                assert done.returncode == 0, done.stderr
+                assert "every user of this machine can read the password" in done.stderr
+                assert "canary-password" not in done.stdout + done.stderr
+                state = json.loads((tmp_path / "data" / "run" / "state.json").read_text())
+                lines = family(state["pid"])
+                assert state["redis_url"] == url and len(lines) >= len(ROLES)
+                assert [line for line in lines.values() if b"canary-password" in line] == []
+                assert holding(tmp_path / "data", "canary-password") == {"settings.json", "state.json"}
+            finally:
+                run("down", "--now", *where, env=environ, cwd=tmp_path)
+        finally:
+            admin.execute_command("ACL", "DELUSER", "typed")

@@ -1,0 +1,440 @@
+"""The compose deployment: its parts know each other, its settings are settings, and its roles run as it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import answers_are_right, begin, content, ended, line
+from docker_files import (
+    COMPOSE,
+    DOCKER,
+    FILES,
+    MONITORING,
+    ONES,
+    ROOT,
+    SECTIONS,
+    SLACK_S,
+    VERSION,
+    document,
+    images,
+    is_pinned,
+    logins,
+    new_key,
+    pin,
+    settings_only,
+    versions,
+)
+from house import eventually, free_port, redis_process
+from openai import OpenAI
+from redis import Redis
+
+from api.auth.keys import Keyring, check_exposure
+from api.settings import ApiSettings, KeySettings
+from offline.settings import OfflineSettings
+from runtime.config import Config, load
+from streaming.keys import fleet_key
+from streaming.redis.client import RedisClient
+from streaming.settings import FilesSettings, ModelSettings, RedisSettings
+from streaming.store.durability import check_level
+from workers.settings import WorkerSettings
+
+FILE: dict[str, Any] = document(COMPOSE / "compose.yaml")
+SERVICES: dict[str, Any] = FILE["services"]
+ROLES = {"api": "api", "worker": "worker", "scheduler": "scheduler", "offline": "offline"}
+"""Services of ours, and the role of each."""
+
+IMAGES = images()
+
+
+def image_of(service: str) -> str:
+    return str(SERVICES[service]["image"].partition(":")[0])
+
+
+def environ_of(service: str) -> dict[str, str]:
+    """The variables that are ours: the image's, and what compose lays over them. Its login is not in the tree."""
+    return settings_only({**IMAGES[image_of(service)][1].environ(), **SERVICES[service]["environment"]})
+
+
+def seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+)s", text)
+    assert match
+    return float(match[1])
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, str]:
+    """penstock.toml as `docker/new-key` makes it, and the key it prints."""
+    return new_key(COMPOSE, tmp_path / "compose")
+
+
+def config_of(service: str, settings: Path) -> Config:
+    return load(SECTIONS[ROLES[service]], path=settings, environ=environ_of(service))
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("service", ROLES)
+def test_its_settings_are_settings(service: str, made: tuple[Path, str]) -> None:
+    """File and variables together are what the role takes, and all roles find the same Redis and model."""
+    config = config_of(service, made[0])
+    assert config.section("redis", RedisSettings).url == "redis://redis:6379/0"
+    assert SERVICES[service]["env_file"] == f"./secrets/{service}.env"
+    login = logins(made[0].parent)[service]
+    assert re.fullmatch(rf"redis://{service}:[0-9a-f]{{48}}@redis:6379/0", login)
+    (model,) = config.table("models", ModelSettings)
+    assert f"--model {model}" == " ".join(SERVICES["worker"]["command"])
+
+
+def test_the_key_opens_the_door(made: tuple[Path, str]) -> None:
+    """What is printed is a key of the file; the door may stand open to other machines; no key is in the tree."""
+    settings, key = made
+    config = config_of("api", settings)
+    keyring = Keyring(config.table("keys", KeySettings))
+    check_exposure(config.section("api", ApiSettings).host, keyring)
+    assert keyring.caller(f"Bearer {key}").tenant == "first"
+    assert key not in settings.read_text() and "[keys" not in (COMPOSE / "penstock.example.toml").read_text()
+
+
+def test_a_key_is_never_replaced(made: tuple[Path, str]) -> None:
+    """A second time nothing is done, and it says why."""
+    again = subprocess.run(["sh", DOCKER / "new-key", made[0].parent], capture_output=True, text=True, check=False)
+    assert again.returncode == 1 and again.stdout == "" and "is there already" in again.stderr
+
+
+def test_the_settings_made_stay_out_of_the_repository() -> None:
+    """They are somebody's own."""
+    made = [
+        (folder.parent / name).relative_to(ROOT)
+        for folder in DOCKER.rglob("penstock.example.toml")
+        for name in ("penstock.toml", "secrets/api.env", "secrets/users.acl", "images-by-digest/kustomization.yaml")
+    ]
+    for path in [*made, Path("docker/compose/.env")]:
+        asked = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
+        assert asked.returncode in (0, 128), f"{path} would be committed"  # 128: an exported tree without git
+
+
+# --- containers ------------------------------------------------------------------------------------------------------
+
+
+def test_every_image_is_pinned() -> None:
+    """Ours at this version; others by a digest that must be given, whose name stands in docker/images."""
+    ours = {name: service["image"] for name, service in SERVICES.items() if "build" in service}
+    assert set(ours) == set(ROLES)
+    assert all(image.rpartition(":")[2] == VERSION and is_pinned(image) for image in ours.values())
+    others = [service["image"] for name, service in SERVICES.items() if name not in ours]
+    others += {SERVICES[name]["build"]["args"]["PYTHON"] for name in ours}
+    for image in others:
+        required = re.fullmatch(r"\$\{(\w+):\?run sh docker/pin-images docker/compose first\}", image)
+        assert required and required[1] in versions(), image
+
+
+def test_digests_are_found_where_the_images_come_from(made: tuple[Path, str], tmp_path: Path) -> None:
+    """One for each image that compose asks for. An image that cannot be had, or has none, is named, and nothing is
+    written that half fits."""
+    folder = made[0].parent
+    refused = pin(tmp_path, str(folder), BROKEN="redis:7.4.6")
+    assert refused.returncode == 1 and "redis:7.4.6 cannot be pulled" in refused.stderr
+    refused = pin(tmp_path, str(folder), LOCAL="prom/prometheus:*")
+    assert refused.returncode == 1 and "has no digest" in refused.stderr and not (folder / ".env").exists()
+    assert pin(tmp_path, str(folder)).returncode == 0
+    found = dict(line.split("=") for line in (folder / ".env").read_text().splitlines())
+    asked = set(re.findall(r"\$\{(\w+):\?", (COMPOSE / "compose.yaml").read_text(encoding="utf-8")))
+    assert set(found) == asked and len(asked) == 5
+    assert found == {name: f"{versions()[name].rpartition(':')[0]}@sha256:{ONES}" for name in asked}
+
+
+def test_digests_of_an_overlay_are_found_in_your_registry(tmp_path: Path) -> None:
+    """All images of its pods, ours at this version where they were pushed to."""
+    overlay = tmp_path / "cpu"
+    shutil.copytree(DOCKER / "kubernetes/overlays/cpu", overlay)
+    assert "where were the images" in pin(tmp_path, str(overlay)).stderr
+    done = pin(tmp_path, str(overlay), "registry.example.com:5000/team/")
+    assert done.returncode == 0, done.stderr
+    component = document(overlay / "images-by-digest/kustomization.yaml")
+    assert (component["kind"], component["apiVersion"]) == ("Component", "kustomize.config.k8s.io/v1alpha1")
+    names = {image["name"]: image["newName"] for image in component["images"]}
+    ours = {"penstock-api", "penstock-offline", "penstock-scheduler", "penstock-worker-smollm2"}
+    assert names == {**{name: f"registry.example.com:5000/team/{name}" for name in ours}, "redis": "redis"}
+    assert {image["digest"] for image in component["images"]} == {f"sha256:{ONES}"}
+    refused = pin(tmp_path, str(overlay), "r/", BROKEN=f"r/penstock-offline:{VERSION}")
+    assert refused.returncode == 1 and "penstock-offline" in refused.stderr
+
+
+# --- who reaches whom ------------------------------------------------------------------------------------------------
+
+
+def test_networks_are_apart() -> None:
+    """Only the roles reach Redis, and Redis and workers reach nothing else; clients reach the API alone."""
+    on = {name: set(service["networks"]) for name, service in SERVICES.items()}
+    assert set().union(*on.values()) == set(FILE["networks"])
+    members = {network: {name for name, mine in on.items() if network in mine} for network in FILE["networks"]}
+    assert members["back"] == {"redis", *ROLES} and members["front"] == {"api", "offline"}
+    assert members["telemetry"] == {"collector", "prometheus", *ROLES}
+    assert members["monitoring"] == {"collector", "prometheus", "grafana"}
+    internal = {name for name, network in FILE["networks"].items() if network and network["internal"]}
+    assert internal == {"back", "telemetry"}
+    assert {name for name, mine in on.items() if mine <= internal} == {"redis", "worker", "scheduler"}
+    for name, service in SERVICES.items():
+        assert not service.get("ports") or on[name] - internal, "no port of an internal network is published"
+
+
+def test_redis_lets_nobody_in_without_a_password(made: tuple[Path, str]) -> None:
+    """Its users are those of the file made beside the settings, which has hashes only and is read by another user; the
+    passwords are for their owner alone."""
+    secrets = made[0].parent / "secrets"
+    command = SERVICES["redis"]["command"]
+    target = command[command.index("--aclfile") + 1]
+    (mount,) = [each for each in SERVICES["redis"]["volumes"] if isinstance(each, dict)]
+    assert (mount["source"], mount["target"], mount["read_only"]) == ("./secrets/users.acl", target, True)
+    users = (secrets / "users.acl").read_text()
+    assert "requirepass" not in command and "nopass" not in users.replace("user probe reset on nopass ", "")
+    on = {line.split()[1] for line in users.splitlines() if " on " in line}
+    assert on == {"probe", *ROLES}
+    found = logins(made[0].parent)
+    passwords = {role: url.split(":")[2].split("@")[0] for role, url in found.items()}
+    assert set(found) == set(ROLES) and len(set(passwords.values())) == len(ROLES)
+    for role, password in passwords.items():
+        assert password not in users and f"user {role} reset on #{sha256(password.encode()).hexdigest()} " in users
+        assert stat.S_IMODE((secrets / f"{role}.env").stat().st_mode) == 0o600
+    assert stat.S_IMODE((secrets / "users.acl").stat().st_mode) == 0o644
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
+    shown = json.dumps(FILE)
+    assert "redis://" not in shown and "PASSWORD" not in shown.upper().replace("THE PASSWORD OF", "")
+
+
+def test_monitoring_has_no_door_without_a_key(made: tuple[Path, str]) -> None:
+    """Every user of the machine, and every page in a browser on it, reaches a published port: there are the API's and
+    Grafana's, which asks for a login made for this deployment alone and serves no rebound name."""
+    published = {name: service["ports"] for name, service in SERVICES.items() if service.get("ports")}
+    assert published == {"api": ["127.0.0.1:8000:8000"], "grafana": ["127.0.0.1:3000:3000"]}
+    grafana = SERVICES["grafana"]
+    environ = grafana["environment"]
+    assert environ["GF_AUTH_ANONYMOUS_ENABLED"] == environ["GF_USERS_ALLOW_SIGN_UP"] == "false"
+    assert (environ["GF_SERVER_DOMAIN"], environ["GF_SERVER_ENFORCE_DOMAIN"]) == ("localhost", "true")
+    login = made[0].parent / grafana["env_file"]
+    name, _, password = login.read_text().strip().partition("=")
+    assert name == "GF_SECURITY_ADMIN_PASSWORD" and re.fullmatch("[0-9a-f]{48}", password)
+    assert stat.S_IMODE(login.stat().st_mode) == 0o600
+    assert not any("PASSWORD" in name or "DISABLE_LOGIN" in name for name in environ), "none stands in the tree"
+
+
+@pytest.mark.parametrize("service", ROLES)
+def test_what_is_built_is_the_target_of_that_name(service: str) -> None:
+    """Image, target and role agree."""
+    build = SERVICES[service]["build"]
+    assert f"penstock-{build['target']}" == image_of(service)
+    assert IMAGES[image_of(service)][0] == ROLES[service]
+    assert (COMPOSE / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_container_may_little(service: str) -> None:
+    """Nothing is written to an image, no capability is kept, none can be gained, and only this machine may knock."""
+    spec = SERVICES[service]
+    assert spec["read_only"] is True and spec["cap_drop"] == ["ALL"]
+    assert spec["security_opt"] == ["no-new-privileges:true"]
+    assert all(port.startswith("127.0.0.1:") for port in spec.get("ports", ()))
+    assert spec["deploy"]["resources"]["limits"]["memory"], "one that grows must not take the others with it"
+
+
+def test_what_is_named_is_there() -> None:
+    """Files, volumes and services that parts of the file name."""
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", ())) <= set(SERVICES)
+        for volume in service.get("volumes", ()):
+            source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
+            if source in ("./penstock.toml", "./secrets/users.acl"):
+                assert (COMPOSE / "penstock.example.toml").is_file()
+                assert volume["bind"] == {"create_host_path": False}, "else a folder is made in its place"
+            elif source.startswith("."):
+                assert (COMPOSE / source).exists(), source
+            else:
+                assert source in FILE["volumes"]
+
+
+def test_api_and_offline_have_the_same_files(made: tuple[Path, str]) -> None:
+    """One volume, where both look for it; nobody else has it."""
+    volumes = {
+        name: [(each["source"], each["target"]) for each in service["volumes"] if each.get("type") == "volume"]
+        for name, service in SERVICES.items()
+        if name in ROLES
+    }
+    assert {name for name, found in volumes.items() if found} == {"api", "offline"}
+    assert volumes["api"] == volumes["offline"] == [("files", FILES)]
+    for service in ("api", "offline"):
+        assert config_of(service, made[0]).section("files", FilesSettings).dir == Path(FILES)
+
+
+@pytest.mark.parametrize(
+    ("service", "section", "kind"),
+    [("api", "api", ApiSettings), ("worker", "worker", WorkerSettings), ("offline", "offline", OfflineSettings)],
+)
+def test_there_is_time_to_drain(service: str, section: str, kind: Any, made: tuple[Path, str]) -> None:
+    """Docker kills later than the role has given up waiting."""
+    drain_s = config_of(service, made[0]).section(section, kind).drain_s
+    assert seconds(SERVICES[service]["stop_grace_period"]) >= drain_s + SLACK_S
+
+
+def test_the_processes_do_not_spin_beyond_their_share() -> None:
+    """llama.cpp counts the cores of the machine, not those of the limit."""
+    threads = int(environ_of("worker")["PENSTOCK_LLAMACPP_THREADS"])
+    assert threads < float(SERVICES["worker"]["deploy"]["resources"]["limits"]["cpus"])
+
+
+def test_metrics_and_traces_find_their_way() -> None:
+    """Prometheus asks each role at its port, and the collector listens where spans are sent."""
+    jobs = document(MONITORING / "prometheus.yml")["scrape_configs"]
+    asked = {(name, sd["port"]) for job in jobs for sd in job["dns_sd_configs"] for name in sd["names"]}
+    shown = {(name, int(IMAGES[image_of(name)][1].ports()[-1])) for name in ROLES}
+    assert asked == shown
+    listens = document(MONITORING / "collector.yaml")["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
+    for role in ROLES:
+        assert environ_of(role)["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] == f"http://collector:{listens.rpartition(':')[2]}"
+
+
+def test_the_page_names_what_is_there() -> None:
+    """Files and folders of docs/deployment.md exist, the settings that are yet to be made aside."""
+    page = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
+    named = {path.rstrip("./") for path in re.findall(r"(?<!tests/)docker/[\w./-]+", page)}
+    assert len(named) > 8
+    made = {"docker/compose/penstock.toml", "docker/compose/.env", "docker/compose/secrets/grafana.env"}
+    assert {path for path in named if not (ROOT / path).exists()} - made == set()
+
+
+# --- alive -----------------------------------------------------------------------------------------------------------
+
+
+async def test_redis_keeps_what_is_promised(tmp_path: Path) -> None:
+    """A server with these very options lacks nothing for the level of the roles."""
+    program, *options = SERVICES["redis"]["command"]
+    assert program == "redis-server"
+    at = options.index("--aclfile")
+    with redis_process(tmp_path, None, *options[:at], *options[at + 2 :]) as url:
+        wire = RedisClient.open(RedisSettings(url=url))
+        try:
+            assert await check_level(wire) == []
+        finally:
+            await wire.close()
+
+
+async def test_a_role_may_not_read_the_servers_settings(made: tuple[Path, str], tmp_path: Path) -> None:
+    """Passwords are among them. All it lacks is the fsync, which it then says it cannot check."""
+    with guarded_redis(made[0].parent, tmp_path) as urls:
+        wire = RedisClient.open(RedisSettings(url=urls["api"]))
+        try:
+            (warning,) = await check_level(wire)
+        finally:
+            await wire.close()
+    assert "appendfsync is unknown" in warning
+
+
+@contextmanager
+def guarded_redis(folder: Path, data: Path) -> Iterator[dict[str, str]]:
+    """Redis as compose starts it, with the users made in `folder`; its address by role, with each role's own login. It
+    is healthy by compose's own test, whose words a Python client says here."""
+    program, *options = SERVICES["redis"]["command"]
+    users = options.index("--aclfile") + 1
+    options[users] = str(folder / "secrets" / "users.acl")
+    words = SERVICES["redis"]["healthcheck"]["test"][1].split()
+    login = {"username": words[words.index("--user") + 1], "password": words[words.index("--pass") + 1]}
+    (data / program).mkdir()
+    with redis_process(data / program, None, *options, login=login) as url:
+        yield {role: each.replace("redis:6379/0", url.partition("//")[2]) for role, each in logins(folder).items()}
+
+
+class Container:
+    """A role started by its image's entrypoint with compose's arguments, variables and settings; only addresses and the
+    engine differ, for here is no other network and no weights."""
+
+    def __init__(self, service: str, folder: Path, differs: dict[str, str]) -> None:
+        *_, shell, flag, line, zero = IMAGES[image_of(service)][1].command("ENTRYPOINT")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        ours = {"PATH": path, "PYTHONPATH": str(ROOT), "HOSTNAME": os.uname().nodename}  # this tree, wherever it lies
+        self.environ = {**environ_of(service), **differs, **ours}
+        self.environ.pop("PENSTOCK_TELEMETRY_OTLP_ENDPOINT")
+        self.folder, self.test = folder, SERVICES[service]["healthcheck"]["test"]
+        words = [shell, flag, line, zero, *SERVICES[service].get("command", ())]
+        self.process = subprocess.Popen(words, cwd=folder, env=self.environ)
+
+    def healthy(self) -> bool:
+        """As compose asks."""
+        kind, *words = self.test
+        assert kind == "CMD"
+        return subprocess.run(words, cwd=self.folder, env=self.environ, check=False).returncode == 0
+
+
+@pytest.fixture
+def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Container]]:
+    """All roles on a Redis of their own; a folder stands for the volume."""
+    settings, _ = made
+    settings.write_text(settings.read_text().replace('"llamacpp"', '"sim"'))
+    data = tmp_path
+    with ExitStack() as stack:
+        urls = stack.enter_context(guarded_redis(settings.parent, data))
+        roles: dict[str, Container] = {}
+        for service in ROLES:
+            differs = {"PENSTOCK_REDIS_URL": urls[service]}
+            if "PENSTOCK_FILES_DIR" in environ_of(service):
+                differs["PENSTOCK_FILES_DIR"] = str(data / "files")
+            if service == "api":
+                differs |= {"PENSTOCK_API_HOST": "127.0.0.1", "PENSTOCK_API_PORT": str(free_port())}
+            differs |= {"PENSTOCK_TELEMETRY_METRICS_HOST": "127.0.0.1"}
+            differs |= {"PENSTOCK_TELEMETRY_METRICS_PORT": str(free_port())}
+            roles[service] = Container(service, settings.parent, differs)
+            stack.callback(roles[service].process.kill)
+        yield roles
+
+
+def answer_a_batch(api: Container, key: str) -> None:
+    """Two lines, uploaded, computed and read."""
+    port = api.environ["PENSTOCK_API_PORT"]
+    lines = [line(number, model="smollm2-135m-instruct") for number in range(2)]
+    with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0) as openai:
+        done = ended(openai, begin(openai, lines))
+        assert done.status == "completed"
+        answers_are_right(content(openai, done.output_file_id), lines)
+
+
+def shown_by(container: Container) -> str:
+    """Its own metrics page."""
+    address = f"http://127.0.0.1:{container.environ['PENSTOCK_TELEMETRY_METRICS_PORT']}/metrics"
+    with urllib.request.urlopen(address, timeout=10) as page:
+        return str(page.read().decode())
+
+
+def test_the_roles_run_as_the_file_says(containers: dict[str, Container], made: tuple[Path, str]) -> None:
+    """Each becomes healthy by its own check, is known by its container's name, and ends well when stopped; together
+    they answer a batch, and show that they did."""
+    with Redis.from_url(containers["api"].environ["PENSTOCK_REDIS_URL"]) as redis:
+        eventually(lambda: redis.zcard(fleet_key("procs")) == len(ROLES))  # asking takes a process each time
+    for container in containers.values():
+        eventually(container.healthy)
+    answer_a_batch(containers["api"], made[1])
+    assert "penstock_batch_lines_total 2.0" in shown_by(containers["offline"])
+    assert 'penstock_lane_waiting{model="smollm2-135m-instruct",priority="batch"}' in shown_by(containers["api"])
+    listed = subprocess.run(
+        [sys.executable, "-m", "cli", "ps"],
+        env={**os.environ, "PENSTOCK_REDIS_URL": containers["api"].environ["PENSTOCK_REDIS_URL"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = [line.split()[:2] for line in listed.stdout.splitlines()[1:]]
+    assert sorted(names) == sorted([role, os.uname().nodename] for role in ROLES)
+    for container in containers.values():
+        container.process.terminate()
+    assert {service: container.process.wait(30) for service, container in containers.items()} == dict.fromkeys(ROLES, 0)

@@ -1,0 +1,378 @@
+"""Webhooks: signatures, forbidden addresses, when to try again, and deliveries by real processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hmac
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import begin, client, ended, line
+from flow import until
+from house import ADMIN_TOKEN, House, eventually
+from openai import InvalidWebhookSignatureError, OpenAI
+from receiver import Receiver, due_now, receiving
+from redis import Redis
+
+from cli.__main__ import main
+from offline.webhooks.backoff import after_failure
+from offline.webhooks.guard import networks_of, refusal
+from offline.webhooks.postman import Endpoint, Postman
+from offline.webhooks.signature import signed_headers
+from runtime.config import ConfigError, build
+from streaming.events.outbox import Event
+from streaming.events.webhooks import DeliveryAttempt, Webhooks
+from streaming.keys import partition_key
+from streaming.redis.client import RedisClient
+from streaming.settings import ENDS, WebhookSettings, signing_key
+from telemetry.metrics import Metrics
+
+SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+"""The 32 bytes 0123456789abcdef0123456789abcdef."""
+JOB = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+
+
+def settings_of(**more: Any) -> WebhookSettings:
+    return build(WebhookSettings, {"url": "https://example.com/hook", "secret": SECRET, **more}, "webhooks.test")
+
+
+def an_errand(**more: Any) -> DeliveryAttempt:
+    fields: dict[str, Any] = {
+        "id": "msg_00" + "a" * 30, "attempt": 1, "tries": 1, "age_ms": 0, "now_ms": 1_700_000_000_000,
+        "event": "evt_1", "type": "job.completed", "subject": "job_1", "at_ms": 1_700_000_000_000,
+    }  # fmt: skip
+    return DeliveryAttempt(**fields | more)
+
+
+# --- signatures ------------------------------------------------------------------------------------------------------
+
+
+def test_the_signature_is_what_openssl_makes_of_it() -> None:
+    """By hand: printf 'msg_1.1700000000.{"a":1}' | openssl dgst -sha256 -hmac <the secret's bytes> -binary | base64"""
+    headers = signed_headers(SECRET, "msg_1", 1_700_000_000, b'{"a":1}')
+    assert headers == {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": "1700000000",
+        "webhook-signature": "v1,rkwp5YuvdrMkcu0ZhuMsXoTg44mHAr1Q0+FFgFpXsjY=",
+    }
+
+
+def test_the_five_lines_of_the_page_verify_it() -> None:
+    """As they stand there."""
+    page = (Path(__file__).parents[3] / "docs" / "events.md").read_text(encoding="utf-8")
+    lines = next(block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "hmac" in block)
+    body = b'{"a":1}'
+    headers = signed_headers(SECRET, "msg_1", int(time.time()), body)
+    known = {"base64": base64, "hmac": hmac, "time": time, "secret": SECRET, "headers": headers}
+    exec(lines, known | {"body": body})  # noqa: S102 - our own page
+    with pytest.raises(AssertionError):
+        exec(lines, known | {"body": body + b" "})  # noqa: S102
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_c2hvcnQ=", SECRET.removeprefix("whsec_"), "whsec_%"])
+def test_what_is_no_secret_is_refused_without_saying_it(secret: str) -> None:
+    """At the start, in plain words."""
+    with pytest.raises(ConfigError, match="whsec_ and 24 to 64 bytes") as caught:
+        settings_of(secret=secret)
+    assert not secret or secret.removeprefix("whsec_") not in str(caught.value) or secret == "whsec_"
+
+
+def test_a_secret_is_its_bytes() -> None:
+    assert signing_key(SECRET) == b"0123456789abcdef" * 2
+
+
+# --- where webhooks may go -------------------------------------------------------------------------------------------
+
+INTERNAL = [
+    "127.0.0.1", "127.8.9.1", "0.0.0.0", "0.1.2.3", "10.0.0.1",  # noqa: S104
+    "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254", "169.254.0.1",
+    "100.64.0.1", "100.127.255.254", "192.0.0.8", "192.0.2.1", "198.18.0.1",
+    "198.51.100.7", "203.0.113.9", "192.88.99.1", "224.0.0.1", "239.255.255.250",
+    "240.0.0.1", "255.255.255.255", "::", "::1", "::127.0.0.1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "fe80::1", "fe80::1%eth0",
+    "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2002:7f00:1::", "2002:a00:1::", "2001::1",
+    "2001:db8::1", "100::1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", INTERNAL)
+def test_internal_addresses_are_refused(address: str) -> None:
+    assert "is not a public address" in refusal(address, ())
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1"])
+def test_public_addresses_are_not(address: str) -> None:
+    assert refusal(address, ()) == ""
+
+
+def test_a_network_that_is_named_is_allowed_and_no_other() -> None:
+    allowed = networks_of(["10.1.0.0/16", "fd00::/8"])
+    assert [bool(refusal(each, allowed)) for each in ("10.1.2.3", "::ffff:10.1.2.3", "fd00::1", "10.2.0.1")] == [
+        False, False, False, True,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "0", "[::1]", "[::ffff:127.0.0.1]"],
+)
+async def test_no_spelling_of_this_machine_is_connected_to(host: str) -> None:
+    """The receiver is there, and hears nothing."""
+    with receiving(Receiver()) as receiver:
+        port = receiver.url.split(":")[2]
+        endpoint = Endpoint("test", settings_of(url=f"http://{host}:{port}", allow_http=True, timeout_s=5))
+        status, problem = await endpoint.send(an_errand())
+        await endpoint.close()
+    assert status == 0 and "is not a public address" in problem and receiver.got == []
+
+
+async def test_a_name_that_is_looked_up_differently_each_time_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look-up for a connection: its answer is checked, and connected to. A second answer is never asked for."""
+    answers = [["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]]
+    asked: list[str] = []
+
+    async def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        return [(2, 1, 6, "", (address, port)) for address in answers[len(asked) - 1]]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    with receiving(Receiver()) as receiver:
+        port = receiver.url.split(":")[2].split("/")[0]
+        named = settings_of(url=f"http://rebind.test:{port}", allow_http=True, networks=["127.0.0.0/8"], timeout_s=5)
+        allowed = Endpoint("test", named)
+        assert (await allowed.send(an_errand()))[0] == 204 and asked == ["rebind.test"]
+        mixed = Endpoint("test", settings_of(url=f"http://rebind.test:{port}", allow_http=True, timeout_s=5))
+        assert "127.0.0.1 is not a public address" in (await mixed.send(an_errand()))[1]
+        await allowed.close()
+        await mixed.close()
+    assert len(receiver.got) == 1
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+    """Its status is known, and no more is read of it than may be: what it says is not kept anyway."""
+    taken = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * 16 * 1024)
+                await writer.drain()
+        taken.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        row = settings_of(url=f"http://127.0.0.1:{port}", allow_http=True, networks=["127.0.0.0/8"], timeout_s=5)
+        endpoint = Endpoint("test", row)
+        assert await endpoint.send(an_errand()) == (200, "")
+        async with asyncio.timeout(30):
+            await taken.wait()
+        await endpoint.close()
+
+
+async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> None:
+    def answer(number: int) -> tuple[int, dict[str, str]]:
+        if number == 2:
+            time.sleep(1.5)
+        return 302, {"location": receiver.url + "/elsewhere"}
+
+    with receiving(Receiver(answer)) as receiver:
+        row = settings_of(url=receiver.url, allow_http=True, networks=["127.0.0.0/8"], timeout_s=1)
+        endpoint = Endpoint("test", row)
+        assert await endpoint.send(an_errand()) == (302, "the endpoint answered 302")
+        assert await endpoint.send(an_errand()) == (0, "TimeoutError")
+        await endpoint.close()
+    assert len(receiver.got) == 2
+
+
+async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: RedisClient) -> None:
+    """While the endpoint takes its time, no other process is given the message."""
+    looked = threading.Event()
+
+    def answer(_: int) -> tuple[int, dict[str, str]]:
+        looked.wait(10)
+        return 204, {}
+
+    with receiving(Receiver(answer)) as receiver:
+        row = settings_of(url=receiver.url, allow_http=True, networks=["127.0.0.0/8"], timeout_s=10)
+        metrics, webhooks = Metrics.start("", "offline"), Webhooks(wire)
+        entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
+        event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
+        await webhooks.dispatch(event, ["test"])
+        postman = asyncio.create_task(Postman(wire, "p", [Endpoint("test", row)], metrics).keep_going())
+        await until(lambda: receiver.got)
+        (message,) = await webhooks.recent(1)
+        looked.set()
+        assert (message.state, message.attempts) == ("pending", 1)
+        assert message.due_ms - message.tried_ms > 1000 * row.timeout_s
+        postman.cancel()
+        await asyncio.gather(postman, return_exceptions=True)
+        metrics.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("http://example.com", "https://"), ("ftp://example.com", "https://"),
+     ("https://u:p@example.com", "without a user"), ("https://", "https://host"), ("https://example.com:99999", "ort")],
+)  # fmt: skip
+def test_addresses_that_cannot_be_are_refused_at_the_start(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings_of(url=url)
+
+
+# --- when to try again -----------------------------------------------------------------------------------------------
+
+
+def test_waits_grow_to_their_longest_and_end() -> None:
+    """8 attempts within a day at the middle of the jitter, then it is given up with the reason."""
+    waits, age_s, tries = [], 0.0, 0
+    while (decision := after_failure(tries := tries + 1, age_s, 500, 86_400, 0.5)).wait_s is not None:
+        waits.append(decision.wait_s)
+        age_s += decision.wait_s
+    assert waits == [5, 30, 180, 1080, 6480, 21600, 21600, 21600]
+    assert "9 attempts" in decision.reason and age_s < 86_400
+
+
+def test_jitter_stays_within_a_fifth() -> None:
+    found = [after_failure(2, 0, 0, 86_400, chance).wait_s for chance in (0.0, 0.5, 1.0)]
+    assert found == pytest.approx([24, 30, 36])
+
+
+def test_an_endpoint_that_is_gone_is_not_tried_again() -> None:
+    assert after_failure(1, 0, 410, 86_400, 0.5).wait_s is None
+
+
+# --- the whole way ---------------------------------------------------------------------------------------------------
+
+
+def configure(house: House, receiver: Receiver, **more: Any) -> None:
+    """An endpoint in the settings of every process."""
+    row = {"url": receiver.url, "secret": SECRET, "allow_http": True, "networks": ["127.0.0.0/8"], "timeout_s": 1.0}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in (row | more).items()]
+    (house.folder / "penstock.toml").write_text("\n".join(["[webhooks.test]", *lines, ""]))
+
+
+def messages(house: House) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(house.get("/admin/webhooks")[1])["data"]
+    return found
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving(Receiver()) as each:
+        yield each
+
+
+def submit(house: House, **more: Any) -> str:
+    status, _, body = house.post("/v1/jobs", JOB | more)
+    assert status == 202, body
+    return str(json.loads(body)["id"])
+
+
+def test_a_job_and_a_batch_are_told_of_and_the_official_client_believes_it(
+    empty_house: House, receiver: Receiver
+) -> None:
+    """First two answers are 500: the same message comes again under the same id, each time rightly signed."""
+    receiver.answer = lambda number: (500 if number <= 2 else 200, {})
+    configure(empty_house, receiver, events=["job.completed", "job.cancelled", "batch.completed"])
+    empty_house.start_api()
+    waiting = submit(empty_house)
+    empty_house.post(f"/v1/jobs/{waiting}/cancel", {})
+    empty_house.start("workers")
+    empty_house.start("offline")
+    empty_house.wait_ready()
+    openai = client(empty_house)
+    job = submit(empty_house)
+    batch = ended(openai, begin(openai, [line(number) for number in range(3)]))
+    empty_house.post("/v1/chat/completions", JOB)  # somebody waits for it: no webhook
+    eventually(lambda: [bool(m["last_status_code"]) for m in messages(empty_house)] == [True] * 3)
+    for message in messages(empty_house):
+        if message["status"] == "pending":
+            due_now(empty_house, message)
+    eventually(lambda: [m["status"] for m in messages(empty_house)] == ["delivered"] * 3)
+    told = {(body["type"], body["data"]["id"]) for body in receiver.bodies()}
+    assert told == {("job.cancelled", waiting), ("job.completed", job), ("batch.completed", batch.id)}
+    assert len(receiver.got) == 5 and len(set(receiver.ids())) == 3
+    hooks = OpenAI(api_key="none", webhook_secret=SECRET).webhooks
+    for headers, body in receiver.got:
+        hooks.verify_signature(body, headers)
+        with pytest.raises(InvalidWebhookSignatureError):
+            hooks.verify_signature(body + b" ", headers)
+    whole = next(each for each in receiver.got if b"batch.completed" in each[1])
+    event = hooks.unwrap(whole[1], whole[0])
+    assert event.type == "batch.completed" and event.data.id == batch.id
+    assert SECRET.removeprefix("whsec_") not in "".join(empty_house.log(role) for role in ("api", "offline", "workers"))
+    assert SECRET.encode() not in empty_house.get("/admin/webhooks")[1]
+
+
+def test_the_commands_list_show_and_replay(
+    empty_house: House, receiver: Receiver, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """410 ends it at once, and it says so; a replay brings the same id again."""
+    receiver.answer = lambda number: (410 if number == 1 else 200, {})
+    configure(empty_house, receiver)
+    empty_house.start_api()
+    for role in ("workers", "offline"):
+        empty_house.start(role)
+    submit(empty_house)
+    eventually(lambda: [m["status"] for m in messages(empty_house)] == ["failed"])
+    eventually(lambda: "webhook given up: the endpoint answered 410" in empty_house.log("offline"))
+    monkeypatch.chdir(empty_house.folder)
+    monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
+    url = ("--url", empty_house.url)
+    assert main(["webhooks", "ls", *url]) == 0 and "job.completed" in capsys.readouterr().out
+    name = messages(empty_house)[0]["id"]
+    assert main(["webhooks", "show", name, *url]) == 0 and "410" in capsys.readouterr().out
+    assert main(["webhooks", "replay", name, *url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "pending"
+    eventually(lambda: messages(empty_house)[0]["status"] == "delivered")
+    assert receiver.ids() == [name, name] and messages(empty_house)[0]["attempts"] == 2
+    assert empty_house.get("/admin/webhooks/msg_00" + "0" * 30)[0] == 404
+
+
+def test_killed_in_between_another_delivers(empty_house: House) -> None:
+    """The receiver has heard it and not answered when its sender is killed: it hears it again, from another process."""
+    killed: list[bool] = []
+
+    def answer(number: int) -> tuple[int, dict[str, str]]:
+        if number == 1:
+            offline.send_signal(signal.SIGKILL)
+            offline.wait()
+            killed.append(True)
+        return 200, {}
+
+    empty_house.environ["PENSTOCK_REDIS_PARTITIONS"] = "3"
+    with receiving(Receiver(answer)) as receiver:
+        configure(empty_house, receiver)
+        empty_house.start_api()
+        empty_house.start("workers")
+        offline = empty_house.start("offline")
+        jobs = {submit(empty_house) for _ in range(5)}
+        eventually(lambda: killed)
+        empty_house.start("offline", "--id", "offline-2")
+        eventually(lambda: len([m for m in messages(empty_house) if m["status"] == "delivered"]) == 5)
+    assert {body["data"]["id"] for body in receiver.bodies()} == jobs
+    assert len(set(receiver.ids())) == 5 and len(receiver.got) > 5
+
+
+def test_a_job_that_nobody_asked_about_leaves_nothing(house: House) -> None:
+    """Without settings no record names anybody, and no outbox is made."""
+    submit(house)
+    with Redis.from_url(house.redis_url) as redis:
+        eventually(lambda: json.loads(house.get("/v1/jobs")[1])["data"][0]["status"] == "completed")
+        assert redis.keys("penstock:*outbox*") == [] and redis.keys("penstock:*hook*") == []
+
+
+def test_every_end_can_be_asked_for() -> None:
+    assert len(ENDS) == 8 and settings_of(events=["batch.failed"]).events == ("batch.failed",)

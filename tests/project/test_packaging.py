@@ -1,0 +1,77 @@
+"""The plain top-level packages are ours alone, and what is in the tree is what is shipped and allowed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+NAMES = ["api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli", "bench"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def others() -> dict[str, set[str]]:
+    """What lies at the top of every distribution but ours."""
+    return {
+        found.name: {file.parts[0] for file in found.files or ()}
+        for found in distributions()
+        if found.name != "penstock"
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_other_distribution_owns_the_name(name: str, others: dict[str, set[str]]) -> None:
+    """A package of the same name would be installed over ours without a word."""
+    assert others and [other for other, tops in others.items() if name in tops] == []
+
+
+def test_all_packages_share_one_root() -> None:
+    """What is imported is what lies in this tree."""
+    specs = [find_spec(name) for name in NAMES]
+    roots = {Path(spec.origin or "").parent.parent for spec in specs if spec}
+    assert len(specs) == len(NAMES) and len(roots) == 1
+
+
+def test_only_the_catalogue_spells_a_redis_name() -> None:
+    """Keys and channels are made in one file."""
+    spelled = [
+        str(path.relative_to(ROOT))
+        for name in NAMES
+        for path in (ROOT / name).rglob("*.py")
+        if re.search(r"[\"']penstock:", path.read_text(encoding="utf-8"))
+    ]
+    assert spelled == ["streaming/keys.py"]
+
+
+def test_nothing_on_a_wire_is_pickled() -> None:
+    """No module of ours can unpickle."""
+    banned = re.compile(r"^\s*(import|from) (pickle|marshal|shelve|dill|joblib|cloudpickle)\b", re.MULTILINE)
+    found = [path for name in NAMES for path in (ROOT / name).rglob("*.py") if banned.search(path.read_text("utf-8"))]
+    assert found == []
+
+
+def test_locks_are_hashed_and_name_no_index() -> None:
+    """Every requirement has a hash; where it comes from is the installer's own configuration."""
+    for lock in ROOT.glob("requirements*.lock"):
+        text = lock.read_text(encoding="utf-8")
+        assert "://" not in text and "--index" not in text and "--find-links" not in text
+        requirements = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+        assert requirements and text.count("--hash=sha256:") >= len(requirements)
+
+
+def test_no_file_names_an_address_packages_come_from() -> None:
+    """Neither hosts of package indexes nor paths of one machine are in the project."""
+    hosts = re.compile("(" + "|".join(["pypi" + r"\.org", "python" + r"hosted\.org", "registry" + r"\.npmjs"]) + ")")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if tracked.returncode:  # an exported tree without git: look at everything that is ours
+        names = [str(path.relative_to(ROOT)) for name in [*NAMES, "docs", "tests"] for path in (ROOT / name).rglob("*")]
+    else:
+        names = tracked.stdout.splitlines()
+    paths = [ROOT / name for name in names if (ROOT / name).is_file()]
+    named = [str(path) for path in paths if hosts.search(path.read_text(encoding="utf-8", errors="replace"))]
+    assert paths and named == []

@@ -1,0 +1,135 @@
+"""What the README and the docs tell people to type is typed here, against a house with a simulated engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from house import ADMIN_TOKEN, House, serving
+
+from api.settings import ApiSettings, KeySettings
+from cli.settings import UpSettings
+from offline.settings import OfflineSettings
+from runtime.config import build, load
+from scheduler.settings import SchedulerSettings
+from streaming.settings import (
+    BatchSettings,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    RedisSettings,
+    WebhookSettings,
+)
+from telemetry.settings import TelemetrySettings
+from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+
+ROOT = Path(__file__).parents[2]
+MODEL = "smollm2-135m-instruct"
+ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
+KINDS = {
+    "webhooks": WebhookSettings, "events": EventSettings,
+    "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
+    "up": UpSettings, "api": ApiSettings, "redis": RedisSettings, "worker": WorkerSettings, "models": ModelSettings,
+    "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "keys": KeySettings, **ENGINES,
+}  # fmt: skip
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(path: Path) -> list[str]:
+    """Every line behind a prompt, without its comment."""
+    lines = [line for block in blocks(path, "console") for line in block.splitlines() if line.startswith("$ ")]
+    return [re.sub(r"\s{2,}# .*", "", line[2:]) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """The README's model name, with a simulated engine behind it."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "penstock.toml").write_text(f'[models."{MODEL}"]\nengine = "sim"\n')
+    with serving(folder, "scheduler", "workers", "offline") as house:
+        yield house
+
+
+def curl(house: House, command: str) -> tuple[int, str]:
+    """The few flags of curl that the pages use."""
+    words = shlex.split(command)[1:]
+    url = next(word for word in words if word.startswith("http"))
+    data = words[words.index("-d") + 1] if "-d" in words else None
+    headers = dict(words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H")
+    path = url.replace("http://127.0.0.1:8000", "")
+    status, _, body = house.request("POST" if data else "GET", path, data.encode() if data else None, headers)
+    return status, body.decode()
+
+
+def test_the_readmes_curl_lines_work(served: House) -> None:
+    """A streamed chat that ends as streams end, and an accepted job."""
+    lines = [line for line in commands(ROOT / "README.md") if line.startswith("curl")]
+    answers = [curl(served, line) for line in lines]
+    assert [status for status, _ in answers] == [200, 202]
+    assert answers[0][1].endswith("data: [DONE]\n\n") and json.loads(answers[1][1])["object"] == "job"
+
+
+def test_the_readmes_penstock_lines_work(served: House) -> None:
+    """Every command but `up` and `doctor`, which need a machine of their own, ends well and says something."""
+    lines = [shlex.split(line) for line in commands(ROOT / "README.md") if re.match(r"(\.venv/bin/)?penstock ", line)]
+    known = {"submit", "up", "ps", "chat", "jobs", "batch", "webhooks", "tenants", "scale", "dlq", "store", "doctor"}
+    assert {line[1] for line in lines} == known
+    environ = {**os.environ, **served.environ, "PENSTOCK_API_PORT": str(served.port)}
+    # `penstock up` would have put the token, and the address that may learn it, where the commands find them.
+    environ |= {"PENSTOCK_API_KEY": ADMIN_TOKEN, "PENSTOCK_URL": f"http://127.0.0.1:{served.port}"}
+    for line in commands(ROOT / "README.md"):
+        if line.startswith("printf"):  # files that the commands read
+            subprocess.run(["sh", "-c", line], cwd=served.folder, check=True)
+    for line in lines:
+        if line[1] not in ("up", "doctor"):
+            done = subprocess.run(
+                [sys.executable, "-m", "cli", *line[1:]],
+                env=environ,
+                cwd=served.folder,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == 0 and done.stdout + done.stderr, (line, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/configuration.md", "docs/operations.md", "docs/models.md", "docs/events.md"]
+)
+def test_the_pages_settings_are_settings(page: str, tmp_path: Path) -> None:
+    """Every TOML block of the pages is accepted as it stands (an elided hash aside)."""
+    for block in blocks(ROOT / page, "toml"):
+        path = tmp_path / "penstock.toml"
+        path.write_text(re.sub(r'"…[^"]*"', f'"{"0" * 64}"', block), encoding="utf-8")
+        config = load(KINDS, path=path, environ={})
+        for model in config.table("models", ModelSettings).values():
+            build(ENGINES[model.engine], model.options, model.engine)
+        assert tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_makefile_has_what_the_readme_names() -> None:
+    """`make up` and `make test` exist."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {line.split()[1] for line in commands(ROOT / "README.md") if line.startswith("make")}
+    assert named == {"up", "test"} <= set(targets)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Every relative link of the README and the docs is a file here."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+        missing = [link for link in links if not (page.parent / link).exists()]
+        assert missing == [], page

@@ -1,0 +1,232 @@
+"""Settings: file, variables, flags, in that order; every mistake names the key, what was expected and the nearest."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from api.settings import ApiSettings, KeySettings
+from cli.settings import UpSettings
+from offline.settings import OfflineSettings
+from runtime.config import SECTIONS, Config, ConfigError, load
+from scheduler.policy.shapes import Shape
+from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
+from streaming.settings import (
+    BatchSettings,
+    End,
+    EventSettings,
+    FilesSettings,
+    ModelSettings,
+    QuotaSettings,
+    RedisSettings,
+    Resources,
+    ShapeSettings,
+    WebhookSettings,
+    served_models,
+)
+from telemetry.settings import TelemetrySettings
+from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+
+KINDS = {"api": ApiSettings, "redis": RedisSettings, "models": ModelSettings, "keys": KeySettings}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "penstock.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
+    """Each source overrides only what it names."""
+    path = written(tmp_path, '[api]\nport = 1111\nhost = "127.0.0.2"\nwait_s = 5\n')
+    environ = {"PENSTOCK_PORT": "2222", "PENSTOCK_API_HOST": "127.0.0.3"}
+    config = load(KINDS, path=path, environ=environ, flags={("api", "host"): "127.0.0.4", ("api", "port"): None})
+    api = config.section("api", ApiSettings)
+    assert (api.host, api.port, api.wait_s) == ("127.0.0.4", 2222, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "words"),
+    [
+        ("[api]\nprot = 1\n", {}, ("api.prot", "'port'")),
+        ("[apy]\nport = 1\n", {}, ("apy", "'api'")),
+        ("[api]\nport = 'x'\n", {}, ("api.port", "a whole number")),
+        ("[api]\nport = 70000\n", {}, ("api.port", "65535")),
+        ("api = 3\n", {}, ("api", "expected a table")),
+        ("[models.m]\nengine = 'gpt'\n", {}, ("models.m.engine", "llamacpp")),
+        ("[models.m]\n", {}, ("models.m", "engine")),
+        ("[models.m]\nengine = 'sim'\nmin_workers = 2\nmax_workers = 1\n", {}, ("models.m", "less than")),
+        ("[keys.k]\nsha256 = 'plain'\ntenant = 't'\n", {}, ("keys.k.sha256: this is not a SHA-256", "sha256sum")),
+        ("[api]\nadmin_token_sha256 = 'plain'\n", {}, ("api.admin_token_sha256: this is not", "sha256sum")),
+        (
+            "",
+            {"PENSTOCK_API_TRUSTED_PROXIES": "10.1.0.1/16"},
+            ("api.trusted_proxies: '10.1.0.1/16' is no network; write 10.1.0.0/16 or one address.",),
+        ),
+        ("[api]\ntrusted_proxies = ['proxy.example']\n", {}, ("api.trusted_proxies: 'proxy.example'", "10.1.0.0/16")),
+        ("[api]\ncors_origins = ['a']\n", {}, ("api.cors_origins: 'a' is no origin",)),
+        ("[api", {}, ("cannot be read",)),
+        ("", {"PENSTOCK_PROT": "1"}, ("PENSTOCK_PROT", "PENSTOCK_PORT")),
+        ("", {"PENSTOCK_API_KEEPALIVE_S": "1"}, ("PENSTOCK_API_KEEPALIVE_S", "PENSTOCK_API_KEEP_ALIVE_S")),
+        ("", {"PENSTOCK_REDIS_PARTITIONS": "many"}, ("redis.partitions", "a whole number")),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, environ: dict[str, str], words: tuple[str, ...]) -> None:
+    """The key, what was expected, the nearest known key."""
+    with pytest.raises(ConfigError) as error:
+        load(KINDS, path=written(tmp_path, text), environ=environ)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[keys.k]\nsha256 = 'sk-12345'\ntenant = 't'", "[api]\nadmin_token_sha256 = 'sk-12345'"]
+)
+def test_what_stands_in_the_place_of_a_hash_is_not_repeated(tmp_path: Path, text: str) -> None:
+    """It may be the key itself."""
+    with pytest.raises(ConfigError) as error:
+        load(KINDS, path=written(tmp_path, text), environ={})
+    assert "sk-1" not in str(error.value)
+
+
+def test_sections_of_other_processes_are_left_to_them(tmp_path: Path) -> None:
+    """A role reads its own sections and accepts that there are others."""
+    path = written(tmp_path, "[sim]\nstep_ms = 1\n[scheduler]\ntick_s = 2\n")
+    load(KINDS, path=path, environ={"PENSTOCK_SIM_STEP_MS": "3"})
+
+
+def test_merged_settings_reach_a_child_process_and_nobody_else(tmp_path: Path) -> None:
+    """Saved settings read back the same, and only their owner may read them: they may hold a password."""
+    config = load(KINDS, environ={"PENSTOCK_REDIS_URL": "redis://:secret@127.0.0.1/0"})
+    config.save(tmp_path / "settings.json")
+    assert Config.saved(tmp_path / "settings.json").section("redis", RedisSettings).url.startswith("redis://:secret")
+    assert (tmp_path / "settings.json").stat().st_mode & 0o077 == 0
+
+
+DOCUMENTED: dict[str, type[msgspec.Struct]] = {
+    "up": UpSettings, "api": ApiSettings, "redis": RedisSettings, "worker": WorkerSettings,
+    "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
+    "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
+    "models.<name>.shapes.<shape>": ShapeSettings,
+    "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
+    "quotas": QuotaSettings,
+    "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
+}  # fmt: skip
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+DEFAULTS = {
+    (part.partition("]")[0], key): default
+    for part in PAGE.split("\n## [")[1:]
+    for key, default in re.findall(r"^\| `(\w+)` \| (.+?) \|", part, re.MULTILINE)
+}
+"""The second cell of each row of the page."""
+IN_WORDS: dict[str, tuple[Any, ...]] = {
+    "required": (msgspec.NODEFAULT,),
+    "none": (None, ()),
+    "empty": ("", ()),
+    "by the keys": (None,),
+    "unset": (None,),
+    "all of them": (get_args(End),),
+    "`{}`": ({}, QuotaSettings(), Resources()),
+    "`[]`": ((),),
+}
+"""What a default that is said in words may be."""
+
+
+def test_every_setting_is_documented() -> None:
+    """docs/configuration.md has a section per section and a row per key, and no row for a key that is gone."""
+    assert set(DEFAULTS) == {(name, key) for name, kind in DOCUMENTED.items() for key in kind.__struct_fields__}
+    assert {section.partition(".")[0] for section in DOCUMENTED} == set(SECTIONS)
+
+
+@pytest.mark.parametrize(("section", "key"), DEFAULTS)
+def test_a_default_is_as_documented(section: str, key: str) -> None:
+    """People leave out what they read is right for them; a default that changes is changed on the page as well."""
+    field = next(each for each in msgspec.structs.fields(DOCUMENTED[section]) if each.name == key)
+    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    said = DEFAULTS[section, key]
+    if said in IN_WORDS:
+        assert default in IN_WORDS[said]
+    else:
+        plain = default.value if isinstance(default, Enum) else default
+        assert said == f"`{str(plain).lower() if isinstance(plain, bool) else plain}`"
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+CURVES = {"wide": [[1, 50], [32, 400], [128, 500]], "narrow": [[1, 20], [32, 300], [128, 1100]]}
+
+
+def shaped(folder: Path, **shapes: str) -> dict[str, ModelSettings]:
+    """A model with these shapes, as rows of TOML."""
+    rows = [f"[models.m.shapes.{name}]\n{text}\n" for name, text in shapes.items()]
+    model = "[models.m]\nengine = 'sim'\nmax_workers = 4\ncost_per_hour = 2\noptions.slots = 8\noptions.step_ms = 3\n"
+    return load(KINDS, path=written(folder, model + "".join(rows)), environ={}).table("models", ModelSettings)
+
+
+def test_what_a_shape_leaves_out_is_the_models(tmp_path: Path) -> None:
+    """Bounds, cost and options; and a model without shapes is its own only pool."""
+    model = shaped(tmp_path, wide="upto = 9\nmin_workers = 0\nmax_workers = 1\noptions.slots = 2", narrow="")["m"]
+    wide, narrow = model.pools["wide"], model.pools["narrow"]
+    assert (wide.min_workers, wide.most_workers, wide.options) == (0, 1, {"slots": 2, "step_ms": 3})
+    assert (narrow.min_workers, narrow.most_workers, narrow.options) == (1, 4, {"slots": 8, "step_ms": 3})
+    assert (wide.cost_per_hour, model.least_wanted, model.most_wanted) == (2, 0, 4)
+    assert shapes_of("m", model) == (Shape("wide", 9), Shape("narrow"))
+    alone = shaped(tmp_path)["m"]
+    assert alone.pools == {"": alone} and shapes_of("m", alone) == ()
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "words"),
+    [
+        ("upto = 0", "", ("shapes.wide.upto", "0.0")),
+        ("", "", ("shapes.wide", "upto is missing")),
+        ("upto = 3", "upto = 4", ("shapes.narrow", "last shape")),
+        ("upto = 3\nmni_workers = 1", "", ("shapes.wide.mni_workers", "'min_workers'")),
+        ("upto = 3\nmin_workers = 5", "", ("shapes.wide", "max_workers 4 is less than min_workers 5")),
+        ("upto = 3\nmin_workers = 0\nmax_workers = 0", "", ("shapes.wide", "wait for ever")),
+        ("curve = [[1, 2]]", "", ("shapes.narrow", "curve is missing")),
+        ("curve = [[1, 2]]\nupto = 3", "curve = [[1, 2]]", ("shapes.wide", "one or the other")),
+        ("curve = [[3, 2], [1, 2]]", "curve = [[1, 2]]", ("shapes.wide", "rising")),
+        ("curve = [[1, 2, 3]]", "curve = [[1, 2]]", ("shapes.wide.curve", "length 2")),
+    ],
+)
+def test_shapes_that_make_no_sense_are_refused(wide: str, narrow: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    """The message names the shape and what to do."""
+    with pytest.raises(ConfigError) as error:
+        shaped(tmp_path, wide=wide, narrow=narrow)
+    assert all(word in str(error.value) for word in ("models.m", *words))
+
+
+def test_one_shape_or_a_bad_name_or_no_money_is_refused(tmp_path: Path) -> None:
+    """Each with its reason."""
+    for shapes, word in (
+        ({"wide": "upto = 3"}, "one shape alone"),
+        ({"Wide": "upto = 3", "narrow": ""}, "small letters"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            shaped(tmp_path, **shapes)
+    dear = ModelSettings(engine="sim", shapes={"a": ShapeSettings(upto=2), "b": ShapeSettings()})
+    with pytest.raises(ValueError, match=r"shapes\.b: budget_per_hour does not pay"):
+        msgspec.structs.replace(dear, budget_per_hour=3, shapes={**dear.shapes, "b": ShapeSettings(cost_per_hour=4)})
+
+
+def test_thresholds_are_read_from_curves(tmp_path: Path) -> None:
+    """Where the lines cross; a shape that is never the best is refused by its name."""
+    model = shaped(tmp_path, **{name: f"curve = {curve}" for name, curve in CURVES.items()})["m"]
+    wide, narrow = shapes_of("m", model)
+    assert 32 < wide.upto < 128 and narrow == Shape("narrow")
+    backwards = shaped(tmp_path, **{name: f"curve = {CURVES[name]}" for name in ("narrow", "wide")})["m"]
+    with pytest.raises(ConfigError, match=r"models\.m\.shapes\.wide: by the curves another shape"):
+        shapes_of("m", backwards)
+
+
+@pytest.mark.parametrize("name", ["", "a b", ":a", "ä", "a#b", "a\nb", "x" * 129])
+def test_a_models_name_is_checked_by_every_process(name: str) -> None:
+    """It stands in keys and channels of the store, and a # would make it one of its pools."""
+    assert served_models({"org/Model-1.5:q4_k": ModelSettings(engine="sim")})
+    with pytest.raises(ConfigError, match="a model name has letters"):
+        served_models({name: ModelSettings(engine="sim")})

@@ -1,0 +1,245 @@
+"""Schedulers as real processes: settings, one alone, and several of which the leader is killed or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from kube import Kube
+
+from runtime.config import Config, ConfigError
+from scheduler.__main__ import Settings, main
+from scheduler.settings import KubernetesSettings
+from streaming.fleet.leader import Lead, Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Noted, Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.messages import Chat, ChatTurn, Job, Process
+from streaming.jobs.queue import Queue
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from streaming.store.identity import enter_store
+
+ROOT = Path(__file__).parents[2]
+MODEL = "m"
+T = TypeVar("T")
+
+
+class Schedulers:
+    """Processes that share one server, and what they do there."""
+
+    def __init__(self, redis_url: str, wire: RedisClient, folder: Path) -> None:
+        self.folder, self.wire = folder, wire
+        self.settings = folder / "settings.json"
+        self.plans, self.leadership, self.overrides = Plans(wire), Leadership(wire), Overrides(wire)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        models = {MODEL: {"engine": "sim", "min_workers": 0, "max_workers": 9}}
+        self.raw = {"redis": {"url": redis_url}, "scheduler": {"tick_s": 0.05, "lead_s": 1.0}, "models": models}
+        Config(self.raw).save(self.settings)
+
+    def start(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "scheduler", "--settings", str(self.settings), "--id", name]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            environ = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+            process = subprocess.Popen(command, env=environ, cwd=self.folder, stderr=log)
+        self.processes.append(process)
+        return process
+
+    async def leader(self, *, after: int = 0) -> tuple[Lead, subprocess.Popen[bytes]]:
+        """Whoever leads under an epoch beyond `after`."""
+
+        async def found() -> tuple[Lead, subprocess.Popen[bytes]] | None:
+            lead = await self.leadership.current()
+            if not lead.holder or lead.epoch <= after:
+                return None
+            return lead, next(each for each in self.processes if lead.holder.endswith(f":{each.pid}"))
+
+        return await self.until(found)
+
+    async def until(self, look: Callable[[], Awaitable[T | None]], seconds: float = 30.0) -> T:
+        async with asyncio.timeout(seconds):
+            while not (value := await look()):
+                await asyncio.sleep(0.01)
+        return value
+
+    async def want(self, number: int) -> None:
+        """A decision of ours, and the plan that follows from it."""
+        await self.overrides.put(MODEL, number, "test")
+
+        async def planned() -> bool:
+            plan = (await self.plans.read()).get(MODEL)
+            return plan is not None and plan.want == number
+
+        await self.until(planned)
+
+    async def actions(self) -> list[Noted]:
+        """Oldest first."""
+        return list(reversed(await self.plans.actions(1000)))
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+async def schedulers(redis_url: str, wire: RedisClient, tmp_path: Path) -> AsyncIterator[Schedulers]:
+    schedulers = Schedulers(redis_url, wire, tmp_path)
+    await enter_store(wire)
+    yield schedulers
+    schedulers.close()
+
+
+# --- one -------------------------------------------------------------------------------------------------------------
+
+
+def test_limits_come_from_the_models() -> None:
+    """min_workers alone is also the maximum; where pods are is read too."""
+    config = Config(
+        {
+            "models": {"a": {"engine": "sim", "min_workers": 2}, "b": {"engine": "sim", "max_workers": 5}},
+            "scheduler": {"idle_s": 7},
+            "kubernetes": {"namespace": "llm"},
+        }
+    )
+    settings = Settings.read(config)
+    assert {name: (each.min, each.max, each.idle_s) for name, each in settings.limits.items()} == {
+        "a": (2, 2, 7.0),
+        "b": (1, 5, 7.0),
+    }
+    assert settings.kubernetes == KubernetesSettings(namespace="llm")
+
+
+def test_a_bad_setting_is_an_error_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, the key and the nearest known one on stderr."""
+    path = tmp_path / "penstock.toml"
+    path.write_text("[scheduler]\nidel_s = 3\n")
+    assert main(["--config", str(path)]) == 2
+    assert capsys.readouterr().err == "error: scheduler.idel_s: no such setting (did you mean 'idle_s'?)\n"
+
+
+@pytest.mark.parametrize(
+    ("deployment", "models"),
+    [
+        ("w-{model}", {"a.b": {}, "A-b": {}}),
+        ("w-{model}", {"a-fast": {}, "a": {"shapes": {"fast": {"upto": 4}, "slow": {}}}}),
+        ("w", {"a": {}, "b": {}}),
+    ],
+)
+def test_two_pools_of_one_deployment_are_refused(deployment: str, models: dict[str, dict[str, object]]) -> None:
+    """They would scale it against each other; pools of other kinds have no such names."""
+    tables = {name: {"engine": "sim", **more} for name, more in models.items()}
+    config = {"models": tables, "kubernetes": {"deployment": deployment}}
+    assert Settings.read(Config({**config, "scheduler": {"pool": "local"}}))
+    with pytest.raises(ConfigError, match=r"kubernetes\.deployment: .* would both be the Deployment"):
+        Settings.read(Config({**config, "scheduler": {"pool": "kubernetes"}}))
+    Settings.read(Config({"models": {"a": {"engine": "sim"}}, "scheduler": {"pool": "kubernetes"}}))
+
+
+async def test_one_alone(schedulers: Schedulers, wire: RedisClient) -> None:
+    """It sees a put job, publishes one worker, is in the fleet, and SIGTERM ends it with 0 and the lead free."""
+    queue, fleet = Queue(wire), Fleet(wire)
+    turn = Chat((ChatTurn("user", "hello"),))
+    await queue.put(Job(id=queue.new_id("t"), model=MODEL, tenant="t", priority=Priority.STANDARD, prompt=turn))
+    process = schedulers.start("scheduler-7")
+    plan = await schedulers.until(lambda: _plan(schedulers))
+
+    async def ready() -> list[Process]:
+        return [each for each in await fleet.processes("scheduler") if each.state == "ready"]
+
+    found = await schedulers.until(ready)
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait, 20) == 0
+    assert plan.want == 1
+    assert [(each.id, each.pid, each.state) for each in found] == [("scheduler-7", process.pid, "ready")]
+    assert await fleet.processes("scheduler") == [] and (await schedulers.leadership.current()).holder == ""
+    events = [json.loads(line) for line in (schedulers.folder / "scheduler-7.log").read_text().splitlines()]
+    assert [event["want"] for event in events if event.get("action") == "up"] == [1]
+
+
+async def _plan(schedulers: Schedulers) -> object:
+    return (await schedulers.plans.read()).get(MODEL)
+
+
+# --- several ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_killed_leader_is_replaced(schedulers: Schedulers) -> None:
+    """kill -9 of the leader: the next one acts within twice the time a lead is kept."""
+    for number in (1, 2):
+        schedulers.start(f"scheduler-{number}")
+    first, process = await schedulers.leader()
+    await schedulers.want(2)
+    killed = time.monotonic()
+    process.kill()
+    second, _ = await schedulers.leader(after=first.epoch)
+    await schedulers.want(3)
+    assert time.monotonic() - killed < 10.0
+    assert second.holder != first.holder
+    last = (await schedulers.actions())[-1]
+    assert (last.action.kind, last.action.want, last.epoch) == ("up", 3, second.epoch)
+    assert last.action.by == second.holder
+
+
+async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedulers) -> None:
+    """SIGSTOP in the middle of its work, another leads, SIGCONT: no action under an older epoch follows a newer one."""
+    for number in (1, 2):
+        schedulers.start(f"scheduler-{number}")
+    lead, process = await schedulers.leader()
+    for turn in range(3):
+        await schedulers.want(1 + turn)
+        await schedulers.overrides.put(MODEL, 9, "test")  # something is about to be done
+        process.send_signal(signal.SIGSTOP)
+        try:
+            newer, successor = await schedulers.leader(after=lead.epoch)
+            await schedulers.want(5 + turn)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        await schedulers.want(1 + turn)
+        lead, process = newer, successor
+    actions = await schedulers.actions()
+    epochs = [noted.epoch for noted in actions]
+    assert epochs == sorted(epochs) and len(set(epochs) - {0}) >= 4
+    done = [noted for noted in actions if noted.action.kind in ("up", "down")]
+    holders = {noted.epoch: noted.action.by for noted in actions if noted.action.kind == "lead"}
+    assert all(noted.action.by == holders[noted.epoch] for noted in done)
+    assert all(f"@{socket.gethostname()}/" in holder for holder in holders.values())
+
+
+async def test_a_stopped_leader_changes_no_pods(schedulers: Schedulers, tmp_path: Path) -> None:
+    """The same with pods: what the API server takes comes only from the leader whose epoch it was told last."""
+    Config({**schedulers.raw, "scheduler": schedulers.raw["scheduler"] | {"pool": "kubernetes"}}).save(
+        schedulers.settings
+    )
+    with Kube(tmp_path) as kube:
+        kube.deploy(f"penstock-worker-{MODEL}", 1)
+        for number in (1, 2):
+            schedulers.start(f"scheduler-{number}", KUBECONFIG=str(kube.config_of(f"s{number}")))
+        lead, process = await schedulers.leader()
+        for turn in range(3):
+            await schedulers.want(1 + turn)
+            await schedulers.overrides.put(MODEL, 9, "test")  # something is about to be done
+            process.send_signal(signal.SIGSTOP)
+            try:
+                newer, successor = await schedulers.leader(after=lead.epoch)
+                await schedulers.want(5 + turn)
+                await schedulers.until(lambda turn=turn: _has_pods(kube, 5 + turn))
+            finally:
+                process.send_signal(signal.SIGCONT)
+            await schedulers.want(4 + turn)
+            lead, process = newer, successor
+        assert kube.stale == [] and len(set(kube.writers)) == 2
+
+
+async def _has_pods(kube: Kube, number: int) -> bool:
+    return len(kube.pods) == number

@@ -1,0 +1,372 @@
+"""Access rules of the store: what a role needs is allowed, on real processes, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import answers_are_right, begin, client, content, ended, line
+from guarded import PASSWORD, GuardedHouse, as_user, guarded
+from house import eventually
+from receiver import Receiver, receiving
+from redis import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+
+from cli.__main__ import main
+from streaming.batches.files import Files
+from streaming.batches.store import Batches
+from streaming.errors import Unavailable
+from streaming.events.redeliveries import Redeliveries
+from streaming.events.webhooks import Webhooks
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Plans
+from streaming.fleet.processes import Fleet
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.messages import Chat, ChatTurn, Job, StoredFile
+from streaming.jobs.queue import Queue
+from streaming.jobs.records import JobReader
+from streaming.keys import BROKER, fleet_key, partition_key
+from streaming.priority import Priority
+from streaming.redis import scripts
+from streaming.redis.batcher import ScriptBatcher
+from streaming.redis.client import RedisClient
+from streaming.settings import QuotaSettings, RedisSettings
+from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
+from streaming.store.identity import enter_store, read_identity
+from streaming.store.memory import Headroom
+
+ROLES = [*SCRIPTS]
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+SECRET = "whsec_" + "QUJDRA" * 6 + "QUJDRA=="[:4]
+
+REFUSED = "ACL failure in script|no permissions"
+
+FORBIDDEN = (
+    "FLUSHALL", "FLUSHDB", "KEYS *", "SCAN 0", "RANDOMKEY", "DBSIZE", "SWAPDB 0 1", "MOVE k 1", "COPY k l",
+    "RENAME k l", "DUMP k", "RESTORE k 0 x", "MIGRATE h 1 k 0 1", "SORT k", "OBJECT ENCODING k",
+    "CONFIG GET requirepass", "CONFIG SET dir /tmp", "CONFIG REWRITE", "ACL LIST", "ACL SETUSER api on nopass",
+    "ACL LOAD", "ACL LOG", "CLIENT LIST", "CLIENT KILL 127.0.0.1:1", "CLIENT PAUSE 1000", "MONITOR",
+    "SHUTDOWN NOSAVE", "SAVE", "BGSAVE", "BGREWRITEAOF", "REPLICAOF h 1", "PSYNC ? -1", "FAILOVER", "MODULE LIST",
+    "FUNCTION LOAD x", "SCRIPT FLUSH", "SCRIPT KILL", "SLOWLOG GET", "LATENCY RESET", "MEMORY DOCTOR", "PSUBSCRIBE *",
+    "SPUBLISH c x", "APPEND k x", "GETDEL k", "UNLINK k",
+)  # fmt: skip
+"""What would read, change or end more than a role has to do with."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedHouse]:
+    """A server with the users, and no process."""
+    with guarded(tmp_path_factory.mktemp("guarded")) as house:
+        yield house
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving(Receiver()) as each:
+        yield each
+
+
+def user(store: GuardedHouse, name: str) -> Redis:
+    return Redis.from_url(as_user(store.redis_url, name), decode_responses=True)
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_what_the_catalogue_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    """The one that deployments use, and the one that is printed. After a change of scripts or keys:
+    `penstock store acl > docker/redis/users.acl`."""
+    assert main(["store", "acl"]) == 0
+    committed = Path(__file__).parents[3] / "docker" / "redis" / "users.acl"
+    assert capsys.readouterr().out == acl_file() == committed.read_text(encoding="utf-8")
+
+
+def test_every_script_is_somebodys() -> None:
+    """By the table that people read, too. `penstock` runs two: `share` for its pools, `condemn` for its stores."""
+    people = {"share", "condemn"}
+    assert frozenset().union(*SCRIPTS.values()) | people == set(scripts.NAMES)
+    table = dict(re.findall(r"^\| (\w+) +\| ([a-z, ]+?) +\| ", scripts.__doc__ or "", re.MULTILINE))
+    del table["script"]
+    assert set(table) == set(scripts.NAMES)
+    for name, who in table.items():
+        expected = set(ROLES) if who == "any" else set(who.split(", ")) - {"pools", "cli"}
+        assert {role for role in ROLES if name in SCRIPTS[role]} == expected, name
+
+
+def test_what_a_script_needs_is_read_off_it() -> None:
+    """Some by hand: keys by their functions, from a record, as an argument; subcommands, a chosen command; channels."""
+    assert script_kinds("register") == {"worker", "leases"}
+    assert {"lane", "retry", "suspects", "idem"} < script_kinds("cancel")
+    assert script_kinds("waiting") == {"lane", "retry", "suspects"} < script_kinds("stand")
+    assert {"xgroup|create", "xreadgroup"} < script_commands("claim") and "xgroup" not in script_commands("claim")
+    assert {"hkeys", "hgetall", "hmget", "hget", "hstrlen", "hexists", "get"} == script_commands("record")
+    assert script_channels("put") == {"api", "worker", "scheduler"} and script_channels("plan") == {"pools", "worker"}
+
+
+def test_nobody_is_let_in_by_the_file_alone() -> None:
+    """No password is in it, and all are off but the one that may ping."""
+    lines = [each.split() for each in acl_file().splitlines()]
+    assert [words[1] for words in lines] == ["default", "probe", *ROLES, "operator"]
+    assert [words[1] for words in lines if "on" in words] == ["probe"]
+    assert [words[1] for words in lines if "nopass" in words] == ["probe"]
+    assert not any(re.search(r" [#>]", each) for each in acl_file().splitlines())
+    assert not any("+@" in word or word in ("~*", "&*", "allkeys") for words in lines for word in words)
+    assert [words[6:] for words in lines if words[1] == "probe"] == [["-@all", "+ping"]]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_nothing_beyond_its_own(store: GuardedHouse, role: str) -> None:
+    """Forty commands and more, each refused for what it is and before anything is done; and none by a way round."""
+    assert len(FORBIDDEN) >= 40
+    with user(store, role) as client:
+        assert client.ping()
+        for words in FORBIDDEN:
+            with pytest.raises(NoPermissionError, match="no permissions"):
+                client.execute_command(*words.split())
+        for words in (["SCAN", "0"], ["FLUSHALL"], ["DBSIZE"], ["SET", "foreign", "x"]):
+            with pytest.raises(ResponseError, match=REFUSED):
+                client.execute_command("EVAL", f"return redis.call({str(words)[1:-1]})", "0")
+    with user(store, "root") as root:
+        assert root.ping() and not root.exists("foreign")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_keys_and_channels_of_others_are_closed(store: GuardedHouse, role: str) -> None:
+    """Those of other programs on the same server, and of Penstock what the role has nothing to do with."""
+    others = {
+        "api": [partition_key(0, "redelivery", "x"), f"{BROKER}x", fleet_key("shares", "x")],
+        "worker": [partition_key(0, "file", "x"), partition_key(0, "batch", "x"), partition_key(0, "hook", "x")],
+        "scheduler": [partition_key(0, "file", "x"), partition_key(0, "batch", "x"), f"{BROKER}x"],
+        "offline": [partition_key(0, "leases"), partition_key(0, "alone", "m"), partition_key(0, "swept")],
+    }[role]
+    with user(store, role) as client:
+        for key in ("session:1", "penstock", "penstock:{0}:nothing", *others):
+            with pytest.raises(NoPermissionError):
+                client.hget(key, "field")
+            with pytest.raises(ResponseError, match=REFUSED):
+                client.eval("return redis.call('HGET', ARGV[1], 'field')", 0, key)
+        for channel in ("news", "penstock:", "penstock:other:x"):
+            with pytest.raises(NoPermissionError):
+                client.publish(channel, "x")
+            with pytest.raises(NoPermissionError), client.pubsub() as listening:
+                listening.subscribe(channel)
+                listening.get_message(timeout=10)
+        for command in sorted(BROKER_COMMANDS & {"lpush", "brpop"}):  # Celery's keys are the offline processes'
+            if role != "offline":
+                with pytest.raises(NoPermissionError):
+                    client.execute_command(command, f"{BROKER}x", "1")
+    if role == "offline":
+        with user(store, role) as client:
+            assert client.lpush(f"{BROKER}x", "1") == 1
+            with pytest.raises(NoPermissionError):
+                client.lpush(partition_key(0, "job", "x"), "1")
+
+
+def test_without_a_login_there_is_nothing(store: GuardedHouse) -> None:
+    """And who may ping may only ping."""
+    address = f"redis://{store.redis_url.rpartition('@')[2]}"
+    with Redis.from_url(address) as nobody, pytest.raises(AuthenticationError):
+        nobody.ping()
+    with Redis.from_url(address.replace("//", "//probe:any@")) as probe:
+        assert probe.ping()
+        for words in ("INFO", "TIME", "GET penstock:{fleet}:store", "PUBLISH penstock:pools:plan x"):
+            with pytest.raises(NoPermissionError):
+                probe.execute_command(*words.split())
+    guess = Redis.from_url(as_user(store.redis_url, "api").replace(PASSWORD, "wrong"))
+    with guess, pytest.raises(AuthenticationError):
+        guess.ping()
+
+
+# --- what is allowed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_the_roles_do_their_work(tmp_path: Path, receiver: Receiver, partitions: int) -> None:
+    """Chats, jobs, events, a lost worker, a batch, webhooks, pools and dead letters by real processes, each as its own
+    user: all of it works, also with quotas, and the server has refused nothing."""
+    lines = ["[webhooks.test]", f'url = "{receiver.url}"', f'secret = "{SECRET}"', "allow_http = true"]
+    lines += ['networks = ["127.0.0.0/8"]', "[quotas]", "jobs = 1000", "job_bytes = 100_000_000"]
+    lines += ["result_bytes = 100_000_000", "file_bytes = 100_000_000"]
+    with guarded(tmp_path) as house:
+        (tmp_path / "penstock.toml").write_text("\n".join([*lines, ""]))
+        house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SCHEDULER_TICK_S": "0.1"}
+        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": str(partitions)}
+        for role in ("scheduler", "workers", "offline"):
+            house.start(role)
+        house.start_api()
+        house.wait_ready()
+        assert house.post("/v1/chat/completions", CHAT)[0] == 200
+        status, _, stream = house.post("/v1/chat/completions", {**CHAT, "stream": True, "n": 2})
+        assert status == 200 and stream.rstrip().endswith(b"data: [DONE]")
+        jobs(house)
+        lost_worker(house)
+        openai = client(house)
+        batch_lines = [line(number) for number in range(5)]
+        done = ended(openai, begin(openai, batch_lines))
+        assert done.status == "completed"
+        answers_are_right(content(openai, done.output_file_id), batch_lines)
+        assert openai.batches.list().data and openai.files.list().data and openai.files.delete(done.input_file_id)
+        looked_after(house)
+        eventually(lambda: {body["type"] for body in receiver.bodies()} >= {"job.completed", "batch.completed"})
+        assert house.denied() == []
+
+
+def jobs(house: GuardedHouse) -> None:
+    """Put, put again by its key, listed, read, followed, cancelled, waited for."""
+    key = {"Idempotency-Key": "one"}
+    first, again = (json.loads(house.post("/v1/jobs", CHAT, key)[2])["id"] for _ in range(2))
+    assert first == again
+    assert json.loads(house.get(f"/v1/jobs/{first}?wait=30")[1])["status"] == "completed"
+    assert house.get(f"/v1/jobs/{first}/result")[0] == house.get(f"/v1/jobs/{first}/events")[0] == 200
+    assert len(json.loads(house.get("/v1/jobs?limit=5")[1])["data"]) >= 2
+    long = json.loads(house.post("/v1/jobs", {**CHAT, "max_tokens": 3000})[2])["id"]
+    assert house.post(f"/v1/jobs/{long}/cancel", {})[0] in (200, 202)
+    eventually(lambda: json.loads(house.get(f"/v1/jobs/{long}")[1])["status"] == "cancelled")
+    behind = json.loads(house.post("/v1/jobs", {**CHAT, "queue": {"deadline_ms": 60_000}})[2])["id"]
+    assert house.get(f"/v1/jobs/{behind}/events")[0] == 200
+
+
+def lost_worker(house: GuardedHouse) -> None:
+    """A request that kills its workers is given up, is a dead letter, and is dropped; what ran beside it goes on."""
+    poison = json.loads(house.post("/v1/jobs", {**CHAT, "messages": [{"role": "user", "content": "[[crash@4]]"}]})[2])
+    mate = json.loads(house.post("/v1/jobs", {**CHAT, "max_tokens": 40})[2])["id"]
+    for _ in range(3):
+        worker = house.start("workers")
+        eventually(lambda w=worker: w.poll() is not None or status_of(house, poison["id"]) == "failed")
+    house.start("workers")
+    eventually(lambda: status_of(house, poison["id"]) == "failed")
+    eventually(lambda: status_of(house, mate) == "completed")
+    (letter,) = json.loads(house.get("/admin/dlq")[1])["data"]
+    assert house.get(f"/admin/dlq/{letter['id']}")[0] == 200
+    assert house.request("DELETE", f"/admin/dlq/{letter['id']}")[0] in (200, 204)
+
+
+def status_of(house: GuardedHouse, job: str) -> str:
+    return str(json.loads(house.get(f"/v1/jobs/{job}")[1])["status"])
+
+
+def looked_after(house: GuardedHouse) -> None:
+    """Pools, their overrides, webhooks and metrics; and by the operator's commands, fleet and store."""
+    assert house.get("/admin/pools")[0] == house.get("/admin/webhooks")[0] == house.get("/metrics")[0] == 200
+    assert house.request("PUT", "/admin/pools/sim", {"paused": True, "for_s": 600})[0] == 200
+    eventually(lambda: "paused" in json.loads(house.get("/admin/pools/sim")[1])["reason"])
+    assert house.request("DELETE", "/admin/pools/sim")[0] == 200
+    (message, *_) = json.loads(house.get("/admin/webhooks")[1])["data"]
+    assert house.post(f"/admin/webhooks/{message['id']}/replay", {})[0] == 202
+    environ = {**house.environ, "PENSTOCK_REDIS_URL": as_user(house.redis_url, "operator")}
+    for code, *words in ((0, "ps"), (0, "store", "show"), (2, "store", "reset"), (0, "doctor")):
+        command = [sys.executable, "-m", "cli", *words]
+        done = subprocess.run(command, env=environ, cwd=house.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == code and "permission" not in done.stdout + done.stderr, (words, done)
+
+
+JOB, FILE, BATCH, TENANT = "job_00" + "0" * 30, "file-00" + "0" * 30, "batch_00" + "0" * 30, "t"
+
+PLAIN: dict[str, Callable[[RedisClient], list[Awaitable[Any]]]] = {
+    "api": lambda wire: [
+        Files(wire).recent(TENANT, stored(), 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
+        Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]), Webhooks(wire).recent(5),
+        JobReader(wire).was_known(TENANT, JOB), DeadLetters(wire).recent(5), Plans(wire).actions(5), Plans(wire).read(),
+        Overrides(wire).of(["m"]), Fleet(wire).processes(), Fleet(wire).cards(), wire.memory(), wire.run_ids(),
+        wire.homes(), wire.now_ms(), read_identity(wire), fresh(wire),
+    ],
+    "worker": lambda wire: [
+        Fleet(wire).cards(), wire.listeners(["penstock:api:x"]), wire.run_ids(), wire.time_us(""), fresh(wire),
+    ],
+    "scheduler": lambda wire: [
+        Plans(wire).cold_starts(), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(), fresh(wire),
+    ],
+    "offline": lambda wire: [
+        Redeliveries(wire).begin("q", "m"), Redeliveries(wire).settle("q", "m"), Files(wire).known([FILE]),
+        Queue(wire, Headroom(wire)).known([JOB]), Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
+        Files(wire).expired(5),
+        Batches(wire).forget_expired(5), Batches(wire).states([BATCH]), wire.memory(), Fleet(wire).processes(),
+        fresh(wire),
+    ],
+}  # fmt: skip
+"""What processes of a role ask without a script, by the methods that they use."""
+
+
+def stored() -> StoredFile:
+    return StoredFile(id=FILE, tenant=TENANT, name="n", size=1, purpose="batch", created_ms=1, expires_ms=2)
+
+
+async def fresh(wire: RedisClient) -> None:
+    """As a process that finds an empty store."""
+    with Redis.from_url(as_user(wire.settings.url, "root")) as root:
+        root.flushall()
+    await enter_store(wire)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_plain_commands_are_allowed(store: GuardedHouse, role: str) -> None:
+    """Whatever the client library makes of them."""
+    store.denied()
+    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, role)))
+    try:
+        for each in PLAIN[role](wire):
+            await each
+    finally:
+        await wire.close()
+    assert store.denied() == []
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("role", ["api", "offline"])
+async def test_jobs_are_put_under_a_quota(store: GuardedHouse, role: str, partitions: int) -> None:
+    """By the door and by the intake of a broker's messages: with several partitions each asks what the others hold."""
+    with user(store, "root") as root:
+        root.flushall()
+    store.denied()
+    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, role), partitions=partitions))
+    queue, quota = Queue(wire), QuotaSettings(jobs=100, job_bytes=100_000, result_bytes=100_000)
+    try:
+        for number in range(4):
+            fields: dict[str, Any] = {"id": queue.new_id(TENANT), "model": "m", "tenant": TENANT}
+            job = Job(**fields, priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", f"hello {number}"),)))
+            await queue.put(job, quota=quota)
+    finally:
+        await wire.close()
+    assert store.denied() == []
+
+
+async def test_a_right_that_lacks_is_the_stores_refusal(store: GuardedHouse) -> None:
+    """In a script too: whoever brings a job keeps it and tries again, and is told what to look at."""
+    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, "scheduler")))
+    try:
+        with pytest.raises(Unavailable, match=r"no permissions to run the 'z\w+' command.*penstock store acl"):
+            await wire.call("usage", 0, TENANT, 60, 0, 0)
+        bundle = ScriptBatcher(wire, "usage")
+        with pytest.raises(Unavailable, match="penstock store acl"):
+            await bundle.call(0, TENANT, 60, 0, 0)
+    finally:
+        await wire.close()
+        store.denied()
+
+
+@pytest.mark.parametrize("role", ["api", "worker", "offline"])
+async def test_a_promise_of_a_replica_may_be_asked_for(store: GuardedHouse, role: str) -> None:
+    """At D3 a mark is written and waited for: refused for want of a replica, not of a right."""
+    script, *args = {
+        "api": ["cancel", "job_00" + "0" * 30],
+        "worker": ["finish", "w", "job_00" + "0" * 30, "1", "", "", ""],
+        "offline": ["cancel", "job_00" + "0" * 30],
+    }[role]
+    store.denied()
+    settings = RedisSettings(url=as_user(store.redis_url, role), durability="D3", timeout_s=0.5)
+    wire = RedisClient.open(settings)
+    try:
+        with pytest.raises(Unavailable, match="no replica has it yet"):
+            await wire.call(script, 0, *args)
+    finally:
+        await wire.close()
+    assert store.denied() == []

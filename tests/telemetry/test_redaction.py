@@ -1,0 +1,337 @@
+"""Secrets are known by their shape or their name, in logs, spans and what ends a process; nothing else is."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import dataclasses
+import hashlib
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming.keys import new_deployment_id, new_file_id, new_job_id
+from streaming.settings import WebhookSettings
+from telemetry.redaction import HIDDEN, clean, redact
+from telemetry.tracing import Tracing
+from tests.telemetry.test_tracing import Collector, attributes_of, collector
+
+ROOT = Path(__file__).parents[2]
+__all__ = ["collector"]
+
+# Put together here, so that no scanner takes this file for one that holds secrets.
+BODY = "aB3" * 12
+LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{BODY}\n{BODY}\n-----END RSA PRIVATE KEY-----"
+JWT = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (b'{"alg":"HS256"}', b'{"sub":"me"}'))
+JWT += "." + BODY
+
+SHAPES = [
+    "sk-" + "proj-" + BODY,
+    "sk-" + "ant-api03-" + BODY,
+    "hf_" + BODY,
+    "ghp_" + BODY,
+    "gho_" + BODY,
+    "github_pat_" + BODY,
+    "glpat-" + BODY,
+    "AKIA" + "QWERTYUIOPASDFGH",
+    "ASIA" + "QWERTYUIOPASDFGH",
+    "AIza" + "Sy" + BODY,
+    "xoxb-" + "1234567890-" + BODY,
+    "xoxp-" + BODY,
+    "whsec_" + base64.b64encode(b"x" * 24).decode(),
+    "nvapi-" + BODY,
+    "gsk_" + BODY,
+    "ya29." + BODY,
+    "sk_live_" + BODY,
+    "rk_test_" + BODY,
+    "xai-" + BODY,
+    JWT,
+    PEM,
+]
+
+NAMED = [
+    ("AUTH {}", "plain"),
+    ("AUTH default {}", "plain"),
+    ("*3\r\n$4\r\nAUTH\r\n$7\r\ndefault\r\n$9\r\n{}\r\n", "plain"),
+    ("requirepass {}", "plain"),
+    ("CONFIG SET masterauth {}", "plain"),
+    ("ACL SETUSER worker on >{} ~*", "plain"),
+    ("redis://worker:{}@db:6379/0", "plain"),
+    ("GET /v1/jobs?token={}&limit=5", "plain"),
+    ("access_token={}", "plain"),
+    ("{{'admin_token': '{}'}}", "two words"),
+    ('{{"token": "{}"}}', "two words"),
+    ("X-Admin-Token: {}", "plain"),
+    ("Cookie: session={}; theme=dark", "plain"),
+    ("Set-Cookie: sid={}; HttpOnly", "plain"),
+    ("redis_password={}", "plain"),
+    ("PENSTOCK_API_KEY={}", "plain"),
+    ('{{"api_key": "{}"}}', "two words"),
+    ('said {{\\"password\\": \\"{}\\"}}', "plain"),
+    ("[(b'x-api-key', b'{}')]", "plain"),
+    ("[('Idempotency-Key', '{}')]", "plain"),
+    ("Idempotency-Key: {}", "plain"),
+    ("Authorization: Bearer {}", "plain"),
+    ("client_secret = {}", "plain"),
+    ("passphrase: {}", "plain"),
+    ("Authorization: Token {}", "plain"),
+    ("authorization: ApiKey {}", "two words"),
+    ("Proxy-Authorization: Negotiate {}", "plain"),
+    ("{{'authorization': 'Digest {}'}}", "two words"),
+    ('Authorization: Digest username="me", response="{}", opaque="x"', "plain"),
+    ("Authorization: something new {}", "two words"),
+    ("[(b'authorization', b'Token {}')]", "plain"),
+    ("aws_secret_access_key={}", "plain"),
+    ("AWS_SECRET_ACCESS_KEY: '{}'", "two words"),
+    ('{{"clientSecret":"{}"}}', "two words"),
+    ('{{"accessToken": "{}"}}', "two words"),
+    ('{{\\"secretAccessKey\\": \\"{}\\"}}', "plain"),
+    ("encryption_key={}", "plain"),
+    ("encryptionKey={}", "plain"),
+    ("signing-key: {}", "plain"),
+    ("AccountKey={};EndpointSuffix=x", "plain"),
+    ("API key: {}", "plain"),
+    ("environ['SOME_API_KEY'] = '{}'", "two words"),
+    ("credential={}", "plain"),
+    ("Credentials: {}", "plain"),
+    ("pass={}", "plain"),
+    ("db_pass: {}", "plain"),
+    ("dbpassword={}", "plain"),
+    ("REDISCLI_AUTH={}", "plain"),
+    ("mysql --password {} --user me", "plain"),
+    ("x --api-key '{}'", "two words"),
+    ("--token={}", "plain"),
+    ("['--password', '{}']", "two words"),
+    ("token: {}", "plain"),
+    ("Bearer: {}", "plain"),
+    ("X-Auth-Token: {}", "plain"),
+    ('password: "a \\" {}"', "two words"),
+    ("user worker on >{} ~* +@all", "plain"),
+    ("user worker reset off #00 >first >{}", "plain"),
+    ("auth {}", "plain"),
+    ("auth default {}", "plain"),
+    ("db> Auth {}", "plain"),
+    ("sent auth me {} and more", "plain"),
+    ("hello 3 auth u {}", "plain"),
+    ("HELLO 3 AUTH u {} SETNAME x", "plain"),
+    ("*2\r\n$4\r\nauth\r\n$9\r\n{}\r\n", "plain"),
+    ("https://a.example/blob?sv=2024&sig={}&se=1", "signature"),
+    ("https://a.example/o?X-Amz-Signature={}&x=1", "signature"),
+    ("https://hooks.slack.com/services/T000/B000/{}", "plain"),
+    ("https://discord.com/api/webhooks/1234/{}", "plain"),
+    ("amqp://user:a/{}@broker:5672//", "plain"),
+]
+
+KINDS = {"plain": "hunter2-0x", "two words": "correct horse", "signature": "hunter2%2B" + "0x" * 12}
+
+
+@pytest.mark.parametrize("secret", SHAPES)
+def test_secrets_of_these_shapes_are_hidden(secret: str) -> None:
+    """Wherever they stand: in a sentence, quoted, in a URL, in a query, behind a name, beside each other."""
+    inner = BODY[-12:] if BODY in secret else secret[-12:]
+    around = ("refused {} today", '"{}"', "https://h/{}/x", "?a={}&b=1", "{0},{0}")
+    for text in (form.format(secret) for form in around):
+        assert inner not in redact(text) and HIDDEN in redact(text)
+    assert redact(f"before {secret} after").startswith("before ")
+
+
+@pytest.mark.parametrize(("form", "kind"), NAMED)
+def test_secrets_behind_these_names_are_hidden(form: str, kind: str) -> None:
+    """A password has no shape; the word before it tells."""
+    shown = redact(form.format(KINDS[kind]))
+    assert not any(part in shown for part in ("hunter2", "0x0x", "correct", "horse"))
+    assert HIDDEN in shown and redact(shown) == shown
+
+
+def test_ids_and_digests_are_not_secrets() -> None:
+    """What people search logs for stays, and so do words that merely look alike."""
+    texts = [
+        new_job_id(3), new_file_id(0), new_deployment_id(), "batch_" + secrets.token_hex(16), "msg_" + "0" * 32,
+        "req_" + secrets.token_hex(12), hashlib.sha256(b"x").hexdigest(), hashlib.sha1(b"x").hexdigest(),  # noqa: S324
+        "sha256:" + "ab" * 32, "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "1:15:0a1b2c3d4e5f",
+        "max_tokens: 5, tokens=7 prompt_tokens: 9", "unexpected token: <EOF>", "token 49153 is not one of this model's",
+        "NOAUTH Authentication required.", "task-force risk-averse disk-usage-2024-12-01-summary",
+        "smollm2-135m-instruct", "http://127.0.0.1:8000/v1/models", "user@example.org", "Idempotency-Key has 300",
+        "this API key is not known here", "/var/lib/penstock/run/api-key", "AUTHOR of it, AUTHENTICATED",
+        "2026-11-23T03:20:47.123Z", "cookies are not used", "a secret between us", "engine.sock", "eyJ is a prefix",
+    ]  # fmt: skip
+    assert [redact(text) for text in texts] == texts
+
+
+ORDINARY = [
+    "max_tokens", "tokens", "prompt_tokens", "completion_tokens", "first_token", "kv_token", "token", "tokenizer",
+    "key", "lane_key", "redis_key", "partition_key", "public_key", "author", "authored", "pass", "passes", "sig",
+    "signal", "keys", "keyspace", "monkey", "compass", "secretary", "password_file", "api_key_id", "tokens_per_second",
+    "cookies", "bearers", "authority", "passed",
+]  # fmt: skip
+AROUND = ["{}={}", "{}: {}", "{} = {}", "'{}': {}", '"{}":{}', "--{} {}"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(ORDINARY), st.sampled_from(AROUND), st.integers(0, 999)), min_size=1))
+def test_numbers_behind_ordinary_names_stay(named: list[tuple[str, str, int]]) -> None:
+    """In any order, beside each other: "max_tokens=12 tokens: 40" stays readable."""
+    text = " ".join(form.format(name, number) for name, form, number in named)
+    assert redact(text) == text
+
+
+@given(
+    st.sampled_from(ORDINARY), st.sampled_from(["{}: {}", "the {} is {}"]), st.from_regex("[a-z]{1,12}", fullmatch=True)
+)
+def test_words_behind_ordinary_names_stay(name: str, form: str, word: str) -> None:
+    """What people write about tokens and keys."""
+    assert redact(form.format(name, word)) == form.format(name, word)
+
+
+WORDS = ["secret", "password", "credential", "apiKey", "signing_key", "access-token", "http_auth", "db_pass"]
+MORE = st.lists(st.sampled_from(["aws", "Client", "MY", "x", "redis"]), max_size=3)
+
+
+@given(MORE, st.sampled_from(WORDS), st.sampled_from("_-"), st.sampled_from(["{}={}", "{}: {}", '"{}": "{}"']))
+def test_a_secret_name_is_one_behind_any_others(before: list[str], word: str, joint: str, form: str) -> None:
+    """However its words are joined, in texts and in mappings."""
+    for name in (
+        joint.join([*before, word]),
+        "".join([*(each.lower() for each in before), word[0].upper() + word[1:]]),
+    ):
+        assert redact(form.format(name, "hunter2")) == form.format(name, HIDDEN)
+        assert clean({name: "hunter2"}) == {name: HIDDEN}
+
+
+def test_what_penstock_logs_stays_readable() -> None:
+    """Every constant message of a log call or an error in the tree, but for those that show where a key goes."""
+    said = []
+    for package in ("api", "offline", "scheduler", "streaming", "telemetry", "workers", "runtime"):
+        for file in (ROOT / package).rglob("*.py"):
+            for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS:
+                    said += [each.value for each in call.args[:1] if isinstance(each, ast.Constant)]
+    assert len(said) > 40
+    assert [redact(text) for text in said] == said
+
+
+def test_values_of_any_kind_are_searched() -> None:
+    """Bytes, sets, records of settings and of others, by the names of their fields."""
+    endpoint = WebhookSettings(url="https://a.example/", secret=SHAPES[12])
+
+    @dataclasses.dataclass
+    class Login:
+        user: str
+        password: str
+        note: bytes
+
+    value = {"a": {"b": [b"Bearer hunter2-0x"]}, "s": {"ghp_" + BODY}, "e": endpoint, "l": Login("me", "x y", b"fine")}
+    shown = clean(value)
+    assert shown["a"] == {"b": [f"Bearer {HIDDEN}"]} and shown["s"] == [f"ghp_{HIDDEN}"]
+    assert shown["e"]["secret"] == HIDDEN and shown["e"]["url"] == "https://a.example/"
+    assert shown["l"] == {"user": "me", "password": HIDDEN, "note": "fine"}
+    assert clean({"token": "x", "Set-Cookie": "y", "tokens": 5, "total_tokens": 6, "x-admin-token": "z"}) == {
+        "token": HIDDEN, "Set-Cookie": HIDDEN, "tokens": 5, "total_tokens": 6, "x-admin-token": HIDDEN,
+    }  # fmt: skip
+
+
+HOSTILE: list[Callable[[int], str]] = [
+    lambda n: "a." * n,
+    lambda n: "://a:" * n,
+    lambda n: "://" + "a" * n,
+    lambda n: "eyJ" * n,
+    lambda n: "eyJaaaaaaaa." * n,
+    lambda n: "sk-" * n,
+    lambda n: "sk-a" * n,
+    lambda n: "password" + " " * n,
+    lambda n: "password=" * n,
+    lambda n: 'password="' * n,
+    lambda n: "cookie:" * n,
+    lambda n: "token" * n,
+    lambda n: "a-token" * n,
+    lambda n: "a_" * n,
+    lambda n: "AUTH $1 " * n,
+    lambda n: "AUTH " + "\\r\\n" * n,
+    lambda n: "-----BEGIN PRIVATE KEY-----" * n,
+    lambda n: "-----BEGIN " * n,
+    lambda n: "-" * n,
+    lambda n: "bearer " * n,
+    lambda n: "acl setuser " * n,
+    lambda n: "\\" * n,
+    lambda n: "password" + "\\" * n,
+    lambda n: ("password" + "\\" * 50) * (n // 20),
+    lambda n: "a_key=" * n,
+    lambda n: "k" * n + "_key: " + "v" * n,
+    lambda n: "token: " * n,
+    lambda n: "a,'" * n + "key",
+    lambda n: "key" + "a\\" * n,
+    lambda n: "--password " * n,
+    lambda n: "--" + "a-" * n + "key",
+    lambda n: "authorization:" * n,
+    lambda n: 'authorization:="' * n,
+    lambda n: "authorization: " + "\\" * n,
+    lambda n: "authorization: Token " + "a" * n,
+    lambda n: "auth a " * n,
+    lambda n: "auth " + "a" * n,
+    lambda n: "auth " + "a1 " * n,
+    lambda n: "hello 3 auth " * n,
+    lambda n: "user a on " * n + " >",
+    lambda n: "user " * n + " >",
+    lambda n: "user a on" + " >" * n,
+    lambda n: "sig=" * n,
+    lambda n: "token:" * n,
+    lambda n: "https://hooks.slack.com/" * n,
+    lambda n: "key=" + "AbC" * n + "=1",
+]
+
+
+@pytest.mark.parametrize("make", HOSTILE)
+def test_no_text_is_slow_to_redact(make: Callable[[int], str]) -> None:
+    """Eight times the text takes about eight times as long, and not sixty-four times. By the processor's time: others
+    use this machine too."""
+
+    def seconds(n: int) -> float:
+        text, best = make(n), float("inf")
+        for _ in range(5):
+            began = time.process_time()
+            redact(text)
+            best = min(best, time.process_time() - began)
+        return best
+
+    assert seconds(16_000) < 24 * seconds(2_000) + 0.05
+
+
+def test_spans_are_redacted(collector: Collector) -> None:
+    """Attributes, events, the status and the exception with its traceback."""
+    tracing = Tracing.start("api", collector.url)
+    secret = SHAPES[0]
+    span = tracing.span("work", attributes={"at.start": secret})
+    span.set({"set": secret, "password": "hunter2-0x"})
+    span.event("moment", {"said": f"token={secret}"})
+    try:
+        raise ConnectionError(f"cannot reach redis://:hunter2-0x@db with {secret}")
+    except ConnectionError as error:
+        span.end(error=error, attributes={"at.end": [secret]})  # type: ignore[dict-item]
+    tracing.close()
+    _, sent = collector.spans["work"]
+    assert attributes_of(sent)["at.start"] == f"sk-{HIDDEN}"
+    assert attributes_of(sent)["password"] == HIDDEN
+    whole = str(sent)
+    assert "exception.stacktrace" in whole and f"redis://:{HIDDEN}@db" in whole
+    assert "hunter2" not in whole and BODY not in whole
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_what_ends_a_process_is_redacted(where: str) -> None:
+    """Python's own traceback would hold the message as it is."""
+    code = (
+        "import threading\nfrom telemetry.logs import setup\nsetup('api', 'info')\n"
+        "def fail():\n    raise ConnectionError('redis://:' + 'hunter2' + '@db')\n"
+        + ("fail()" if where == "main" else "thread = threading.Thread(target=fail); thread.start(); thread.join()")
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "Traceback" in done.stderr and f"redis://:{HIDDEN}@db" in done.stderr
+    assert "hunter2@" not in done.stderr
+    assert done.stdout == "" and len(done.stderr.splitlines()) == 1

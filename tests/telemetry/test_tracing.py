@@ -1,0 +1,251 @@
+"""Traces: the context that crosses the queue, with and without a collector."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import House, eventually
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from telemetry import tracing
+from telemetry.settings import TelemetrySettings
+from telemetry.tracing import Tracing, current, extract
+
+ROOT = Path(__file__).parents[2]
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+INCOMING = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
+
+
+class Collector(ThreadingHTTPServer):
+    """An OTLP/HTTP receiver that keeps every span by name, with the service it came from."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Receive)
+        self.spans: dict[str, tuple[str, SentSpan]] = {}
+        self.paths: list[str] = []
+        self.answers = threading.Event()
+        self.answers.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Receive(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.paths.append(self.path)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    self.server.spans[span.name] = (names["service.name"], span)
+        self.server.answers.wait()
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def attributes_of(span: SentSpan) -> dict[str, Any]:
+    return {each.key: getattr(each.value, str(each.value.WhichOneof("value"))) for each in span.attributes}
+
+
+def test_one_trace_crosses_the_queue(collector: Collector) -> None:
+    """Two processes' spans, joined only by the dict a job carries, are one trace with the right parents and times."""
+    api, worker = Tracing.start("api", collector.url), Tracing.start("worker", collector.url + "/")
+    accepted, claimed = 1_763_689_596_000_000_000, 1_763_689_597_500_000_000
+
+    door = api.span("chat", extract(INCOMING), "server", attributes={tracing.REQUEST_MODEL: "m"})
+    job = door.carrier()
+    queue = worker.span("queue", job, "consumer", accepted, {tracing.PRIORITY: "standard"})
+    queue.end(claimed)
+    work = worker.span("generate", queue.carrier(), start_ns=claimed)
+    work.event("first token")
+    work.end(attributes={tracing.OUTPUT_TOKENS: 7})
+    door.set({tracing.JOB_ID: "j1"})
+    door.end()
+    api.close()
+    worker.close()
+
+    assert set(collector.paths) == {"/v1/traces"}
+    services = {name: service for name, (service, _) in collector.spans.items()}
+    assert services == {"chat": "api", "queue": "worker", "generate": "worker"}
+    sent = {name: span for name, (_, span) in collector.spans.items()}
+    assert {span.trace_id.hex() for span in sent.values()} == {TRACE} == {door.trace_id, queue.trace_id}
+    parents = {name: span.parent_span_id.hex() for name, span in sent.items()}
+    assert parents == {"chat": PARENT, "queue": door.span_id, "generate": queue.span_id}
+    assert (sent["queue"].start_time_unix_nano, sent["queue"].end_time_unix_nano) == (accepted, claimed)
+    assert [sent[name].kind for name in ("chat", "queue", "generate")] == [
+        SentSpan.SPAN_KIND_SERVER,
+        SentSpan.SPAN_KIND_CONSUMER,
+        SentSpan.SPAN_KIND_INTERNAL,
+    ]
+    assert attributes_of(sent["chat"]) == {"gen_ai.request.model": "m", "penstock.job.id": "j1"}
+    assert attributes_of(sent["generate"]) == {"gen_ai.usage.output_tokens": 7}
+    assert [event.name for event in sent["generate"].events] == ["first token"]
+    assert {span.trace_state for span in sent.values()} == {"vendor=1"}
+
+
+def test_a_failure_is_told_and_an_end_counts_once(collector: Collector) -> None:
+    """Status and message of the first end stay; an exception is recorded as one."""
+    tracer = Tracing.start("worker", collector.url)
+    span = tracer.span("generate")
+    span.end(error="worker_lost")
+    span.end(error="never seen", attributes={"late": True})
+    tracer.span("submit").end(error=ValueError("too long"))
+    tracer.close()
+    _, sent = collector.spans["generate"]
+    assert (sent.status.code, sent.status.message) == (Status.STATUS_CODE_ERROR, "worker_lost")
+    assert attributes_of(sent) == {}
+    assert [event.name for event in collector.spans["submit"][1].events] == ["exception"]
+
+
+def test_a_trace_the_caller_does_not_sample_is_not_recorded(collector: Collector) -> None:
+    """The unsampled flag is obeyed here and carried on."""
+    tracer = Tracing.start("api", collector.url)
+    span = tracer.span("chat", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-00", span.carrier()["traceparent"])
+    span.end()
+    tracer.close()
+    assert collector.spans == {}
+
+
+def test_without_a_collector_nothing_is_imported_or_sent() -> None:
+    """A request's spans without an endpoint leave the OpenTelemetry SDK, and the network, alone."""
+    code = """
+import socket, sys
+socket.socket.connect = lambda *_: sys.exit("connected")
+from telemetry.tracing import Tracing
+tracer = Tracing.start("api", "")
+door = tracer.span("chat")
+queue = tracer.span("queue", door.carrier())
+queue.end(), door.end(), tracer.close()
+print(door.trace_id == queue.trace_id, [name for name in sys.modules if name.startswith("opentelemetry")])
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True []\n", "")
+
+
+def test_without_a_collector_every_request_still_has_an_id() -> None:
+    """A new trace is unsampled and unlike the last one; a caller's trace is passed on unchanged."""
+    off = Tracing.start("api", "")
+    first, second = off.span("chat"), off.span("chat")
+    assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-00", first.carrier()["traceparent"])
+    assert first.trace_id != second.trace_id
+    assert extract(first.carrier()) == first.carrier()
+    continued = off.span("queue", extract(INCOMING))
+    assert continued.carrier() == INCOMING
+    assert (continued.trace_id, continued.span_id) == (TRACE, PARENT)
+    continued.set({"a": 1})
+    continued.event("first token")
+    continued.end(error="ignored")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "nonsense",
+        f"00-{TRACE}-{PARENT}",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01-more",
+        f"00-{TRACE}-{PARENT}-01\n",
+    ],
+)
+def test_a_malformed_context_is_no_context(value: str) -> None:
+    """What is not a traceparent by the W3C's words is ignored, with its tracestate."""
+    assert extract({"traceparent": value, "tracestate": "vendor=1"}) == {}
+
+
+def test_a_later_version_and_an_odd_tracestate() -> None:
+    """A version yet unknown may be longer; a tracestate too long or with control characters is left out."""
+    later = f"01-{TRACE}-{PARENT}-01-more"
+    assert extract({"traceparent": later}) == {"traceparent": later}
+    for state in ("a" * 513, "a=1\r\nx: y"):
+        assert extract({**INCOMING, "tracestate": state}) == {"traceparent": INCOMING["traceparent"]}
+
+
+def test_the_active_span_is_the_innermost() -> None:
+    """`active` nests and puts back what was before."""
+    off = Tracing.start("api", "")
+    outer, inner = off.span("a"), off.span("b")
+    with outer.active(), inner.active() as span:
+        assert current() is inner is span
+    assert current() is None
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing gives up on the last spans after its own time, however long the exporter would go on."""
+    monkeypatch.setattr(tracing, "CLOSE_S", 0.05)
+    monkeypatch.setattr(tracing, "EXPORT_S", 60)
+    collector.answers.clear()
+    tracer = Tracing.start("api", collector.url)
+    tracer.span("chat").end()
+    began = time.monotonic()
+    tracer.close()
+    assert time.monotonic() - began < 15
+    collector.answers.set()
+
+
+def test_a_missing_exporter_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the optional package the error says what to install."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(tracing.MissingExporterError, match=re.escape("pip install 'penstock[otlp]'")):
+        Tracing.start("api", "http://127.0.0.1:4318")
+
+
+def test_an_endpoint_without_a_scheme_is_refused() -> None:
+    """The settings say what an endpoint looks like instead of failing at the first export."""
+    with pytest.raises(ValueError, match="expected http://HOST:PORT"):
+        TelemetrySettings(otlp_endpoint="127.0.0.1:4318")
+
+
+def test_a_request_through_real_processes_is_one_trace(collector: Collector, empty_house: House) -> None:
+    """API, queue and generate spans of two processes, under the caller's own traceparent."""
+    house = empty_house
+    house.environ["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] = collector.url
+    house.environ["OTEL_BSP_SCHEDULE_DELAY"] = "100"  # the exporter's own: ms between two batches of spans
+    house.start("workers")
+    house.start_api()
+    house.wait_ready()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    assert house.post("/v1/chat/completions", body, INCOMING)[0] == 200
+    wanted = {"POST /v1/chat/completions", "queue", "generate"}
+    eventually(lambda: wanted <= set(collector.spans))
+    door, server = collector.spans["POST /v1/chat/completions"]
+    role, queue = collector.spans["queue"]
+    generate = collector.spans["generate"][1]
+    assert (door, role) == ("penstock-api", "penstock-worker")
+    assert {span.trace_id.hex() for span in (server, queue, generate)} == {TRACE}
+    parents = [span.parent_span_id.hex() for span in (server, queue, generate)]
+    assert parents == [PARENT, server.span_id.hex(), queue.span_id.hex()]

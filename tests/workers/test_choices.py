@@ -1,0 +1,412 @@
+"""Requests of many choices: at most half of a worker is theirs, the other choices wait in it and all of them end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from flow import deltas_of
+from msgspec.structs import replace
+
+from streaming.jobs.messages import Job, JobState, Sampling, Text
+from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import JobReader
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from tests.workers.test_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
+from workers.engines.base import EngineDead, EngineHealth, Piece, Request
+from workers.engines.sim.engine import SimEngine, token_text
+from workers.settings import SimSettings, WorkerSettings
+
+__all__ = ["recorder", "start"]  # fixtures
+
+SLOW = SimSettings(step_ms=20, prefill_ms=1, slots=8)
+
+
+class Counted(SimEngine):
+    """Notes what it is given, in order, and how much of each job it has at most."""
+
+    def __init__(self, model: str, settings: SimSettings) -> None:
+        super().__init__(model, settings)
+        self.given: list[str] = []
+        self.seeds: dict[int, int | None] = {}
+        self.live: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+
+    async def start(self, on_step, on_phase):  # type: ignore[no-untyped-def]
+        def counted(pieces: list[Piece]) -> None:
+            for piece in pieces:
+                if piece.last:
+                    self.live[job_of(piece.id)] -= 1
+            on_step(pieces)
+
+        return await super().start(counted, on_phase)
+
+    def submit(self, request: Request) -> None:
+        super().submit(request)
+        job = job_of(request.id)
+        self.given.append(request.id)
+        self.seeds[int(request.id.rpartition("/")[2])] = request.sampling.seed
+        self.live[job] += 1
+        self.most[job] = max(self.most[job], self.live[job])
+
+
+def job_of(request_id: str) -> str:
+    return request_id.partition("/")[0]
+
+
+def prompts(count: int) -> Text:
+    return Text(tuple(f"prompt {number}" for number in range(count)))
+
+
+def many(queue: Queue, choices: int, tokens: int, **changes: object) -> Job:
+    """A job of so many prompts."""
+    return a_job(queue, prompt=prompts(choices), sampling=Sampling(max_tokens=tokens), **changes)
+
+
+def said(prompt: str, tokens: int) -> str:
+    return "".join(token_text(prompt, index) for index in range(tokens))
+
+
+async def exact(wire: RedisClient, job: Job, tokens: int) -> None:
+    """Every choice has its text, every delta its number, and each prompt is counted once."""
+    record = await ended(wire, job.id)
+    assert record.state is JobState.COMPLETED and record.terminal is not None
+    n, texts = job.sampling.n, job.prompt.texts  # type: ignore[union-attr]
+    assert [text_of(record, at) for at in range(job.choices)] == [
+        said(texts[at // n], tokens) for at in range(job.choices)
+    ]
+    assert [row.seq for row in record.terminal.rows] == list(range(1, len(record.terminal.rows) + 1))
+    assert record.terminal.usage.completion == tokens * job.choices
+    assert record.terminal.usage.prompt == sum(max(1, len(text) // 4) for text in texts)
+    assert record.terminal.finishes == ("length",) * job.choices
+
+
+def nothing_left(running: Running) -> None:
+    worker = running.worker
+    assert (worker.running, worker.texts, worker.batch_texts, worker._partial) == (0, 0, 0, {})
+
+
+@pytest.mark.parametrize(("slots", "share"), [(8, 4), (3, 1), (1, 1)])
+async def test_one_request_has_half_of_the_slots(wire: RedisClient, start: Start, slots: int, share: int) -> None:
+    """At least one; the other choices are started as its own end, in their order, and each with its own seed."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=slots), engine=Counted)
+    job = a_job(queue, prompt=prompts(5), sampling=Sampling(max_tokens=6, n=4, seed=100))
+    await queue.put(job)
+    await exact(wire, job, 6)
+    engine = running.engine
+    assert isinstance(engine, Counted) and engine.most[job.id] == share
+    assert [int(each.rpartition("/")[2]) for each in engine.given] == list(range(20))
+    assert engine.seeds == {index: 100 + index % 4 for index in range(20)}
+    nothing_left(running)
+
+
+async def test_others_are_claimed_and_run_beside_it(wire: RedisClient, start: Start) -> None:
+    """Jobs of other tenants end while the choices of the large one wait: also where there is one slot for all."""
+    queue = Queue(wire)
+    for slots in (8, 1):
+        running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=slots))
+        large = many(queue, 40, 40, tenant="large")
+        await queue.put(large)
+        await until(lambda: _texts(running, max(1, slots // 2)))  # noqa: B023
+        for number in range(3):
+            other = a_job(queue, f"other {number}", 4, tenant="other")
+            await queue.put(other)
+            assert (await ended(wire, other.id)).state is JobState.COMPLETED
+        assert running.worker.running == 1 and running.worker._partial, "the large one was not done"
+        await queue.cancel(large.id)
+        assert (await ended(wire, large.id)).state is JobState.CANCELLED
+        running.stop.set()
+        await running.task
+
+
+async def _texts(running: Running, count: int) -> bool:
+    return running.worker.texts == count
+
+
+async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None:
+    """Where the KV cache is smaller than the slots would need, half of that is the limit, by estimated sizes."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
+    job = many(queue, 12, 78)  # of 80 tokens each
+    await queue.put(job)
+    await until(lambda: _texts(running, 2))
+    other = a_job(queue, "other", 4)
+    await queue.put(other)
+    assert (await ended(wire, other.id)).state is JobState.COMPLETED
+    assert running.worker._partial
+    await exact(wire, job, 78)
+    assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 2
+
+
+async def test_the_longest_prompt_is_what_counts(wire: RedisClient, start: Start) -> None:
+    """Choices are not told apart: were the shortest taken for all, a few long ones would fill the cache."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
+    texts = ("short", "long" * 100, *["short"] * 6)
+    job = a_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=20))
+    await queue.put(job)
+    await exact(wire, job, 20)
+    assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 1
+
+
+async def test_several_of_them_fill_the_slots_and_no_more(wire: RedisClient, start: Start) -> None:
+    """What is claimed together: every job has its first choice, the others are started where there is room; the engine
+    never queues more than is kept at hand."""
+    queue = Queue(wire)
+    jobs = [many(queue, 10, 30) for _ in range(5)]
+    for job in jobs:
+        await queue.put(job)
+    seen: list[tuple[int, int]] = []
+    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8), engine=Counted)
+    take = running.worker.on_step
+
+    def watched(pieces: Sequence[Piece]) -> None:
+        take(pieces)
+        seen.append((running.worker.texts, running.worker.running))
+
+    running.worker.on_step = watched  # type: ignore[method-assign]
+    for job in jobs:
+        await exact(wire, job, 30)
+    assert isinstance(running.engine, Counted) and max(running.engine.most.values()) == 4
+    assert max(texts for texts, _ in seen) == 8 and max(held for _, held in seen) >= 5
+    nothing_left(running)
+
+
+async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, start: Start) -> None:
+    """Lines of many choices fill all other slots and not one more; a chat has one at once."""
+    queue = Queue(wire)
+    lines = [many(queue, 10, 400, priority=Priority.BATCH) for _ in range(6)]
+    for line in lines:
+        await queue.put(line)
+    running = await start(SLOW, WorkerSettings(reserved_slots=2, drain_s=5))
+    await until(lambda: _texts(running, 6))
+    assert running.worker.batch_texts == 6
+    chat = a_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
+    await queue.put(chat)
+    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    assert running.worker.batch_texts == 6 and running.engine.stats().waiting == 0
+    for line in lines[:3]:
+        await queue.cancel(line.id)
+        await ended(wire, line.id)
+    await until(lambda: _texts(running, 6))  # what is left goes on in their place
+    assert running.worker.batch_texts == 6
+
+
+async def test_of_what_waits_the_highest_lane_goes_first(wire: RedisClient, start: Start) -> None:
+    """A line of a batch that came first has to wait for the choices of a chat."""
+    queue = Queue(wire)
+    running = await start(
+        SimSettings(step_ms=2, prefill_ms=1, slots=4), WorkerSettings(reserved_slots=0), engine=Counted
+    )
+    engine = running.engine
+    assert isinstance(engine, Counted)
+    lines = [many(queue, 12, 60, priority=Priority.BATCH) for _ in range(2)]
+    for job in lines:
+        await queue.put(job)
+    await until(lambda: _texts(running, 4))
+    chat = many(queue, 8, 10, priority=Priority.INTERACTIVE)
+    await queue.put(chat)
+    await exact(wire, chat, 10)
+    of_chat = [at for at, each in enumerate(engine.given) if job_of(each) == chat.id]
+    assert of_chat[1] - of_chat[0] == 1, "its second choice was the next one to be given"
+    for job in lines:
+        await exact(wire, job, 60)
+
+
+@pytest.mark.parametrize("stop", ["cancel", "deadline"])
+async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start: Start, stop: str) -> None:
+    """A cancel and a deadline while choices wait: these are never started, and no reader hears of them."""
+    queue = Queue(wire)
+    running = await start(SLOW, engine=Counted)
+    job = many(queue, 20, 500, deadline_ms=400 if stop == "deadline" else None)
+    await queue.put(job)
+    await until(lambda: _texts(running, 4))
+    if stop == "cancel":
+        await queue.cancel(job.id)
+    record = await ended(wire, job.id)
+    assert (
+        record.state is (JobState.CANCELLED if stop == "cancel" else JobState.EXPIRED) and record.terminal is not None
+    )
+    assert isinstance(running.engine, Counted) and len(running.engine.given) == 4
+    assert {row.index for row in record.terminal.rows} <= {0, 1, 2, 3}
+    assert record.terminal.usage.prompt == sum(len(f"prompt {at}") // 4 for at in range(4)), "of those that ran"
+    nothing_left(running)
+
+
+async def test_one_choice_that_fails_ends_the_job(wire: RedisClient, start: Start) -> None:
+    """The engine fails one that had to wait: no other is started, and the job has failed once."""
+    queue = Queue(wire)
+    running = await start(replace(SLOW, faults=True, step_ms=2), engine=Counted)
+    texts = tuple(f"prompt {number}" + " [[fail@3]]" * (number == 5) for number in range(30))
+    job = a_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=10))
+    await queue.put(job)
+    record = await ended(wire, job.id)
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
+    assert record.terminal.failure.code == "engine_error"
+    assert isinstance(running.engine, Counted) and len(running.engine.given) < 12
+    nothing_left(running)
+
+
+async def test_a_list_with_one_impossible_prompt_computes_nothing(wire: RedisClient, start: Start) -> None:
+    """Every prompt is looked at before the first choice is begun, also where that one would have to wait."""
+    queue = Queue(wire)
+    running = await start(replace(SLOW, step_ms=2), engine=Counted)
+    job = a_job(queue, prompt=Text((*prompts(6).texts, "x" * 50_000, "y")), sampling=Sampling(max_tokens=10))
+    await queue.put(job)
+    assert await refused_with(wire, job) == 0
+    assert isinstance(running.engine, Counted) and running.engine.given == []
+    nothing_left(running)
+    fine = many(queue, 9, 5)
+    await queue.put(fine)
+    await exact(wire, fine, 5)
+
+
+async def refused_with(wire: RedisClient, job: Job) -> int:
+    """A job that is too long: how many of its tokens were said."""
+    record = await ended(wire, job.id)
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
+    assert record.terminal.failure.code == "context_length_exceeded"
+    return record.terminal.usage.completion
+
+
+async def test_one_choice_that_is_refused_ends_the_job(wire: RedisClient, start: Start) -> None:
+    """An engine that cannot say before it is given a prompt: the job fails when its turn comes."""
+
+    class Unsure(Counted):
+        async def check(self, request: Request) -> None: ...
+
+    queue = Queue(wire)
+    running = await start(replace(SLOW, step_ms=2), engine=Unsure)
+    job = a_job(queue, prompt=Text((*prompts(6).texts, "x" * 50_000, "y")), sampling=Sampling(max_tokens=10))
+    await queue.put(job)
+    assert await refused_with(wire, job) > 0
+    nothing_left(running)
+    fine = many(queue, 9, 5)
+    await queue.put(fine)
+    await exact(wire, fine, 5)
+
+
+async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start: Start) -> None:
+    """Some choices ended, some under way, some never begun: another worker, with other slots, does the rest."""
+    queue = Queue(wire)
+    first = await start(SLOW, WorkerSettings(drain_s=0.1))
+    job = a_job(queue, prompt=prompts(6), sampling=Sampling(max_tokens=25, n=2))
+    await queue.put(job)
+    await until(lambda: _ended_choices(wire, job))
+    first.stop.set()
+    await first.task
+    nothing_left(first)
+    assert (await JobReader(wire).record(job.id)).state is JobState.QUEUED
+    await start(SimSettings(step_ms=1, prefill_ms=1, slots=3))
+    await exact(wire, job, 25)
+
+
+async def _ended_choices(wire: RedisClient, job: Job) -> bool:
+    journal = JobReader(wire)
+    return any(row.finish for row in await deltas_of(journal, await journal.record(job.id)))
+
+
+async def test_a_lost_workers_choices_are_continued_or_begun(wire: RedisClient, start: Start) -> None:
+    """The same after a loss: every text is exact, each delta is there once, prompts are counted once."""
+    queue = Queue(wire)
+    lost = await start(SLOW)
+    job = many(queue, 10, 25)
+    await queue.put(job)
+    await until(lambda: _ended_choices(wire, job))
+    lost.task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await lost.task
+    await lost.engine.stop()
+
+    async def reaped() -> bool:
+        return (await Reaper(wire).sweep()).requeued == 1
+
+    await until(reaped)
+    await start(SimSettings(step_ms=1, prefill_ms=1, slots=4))
+    await exact(wire, job, 25)
+    assert (await JobReader(wire).record(job.id)).attempt == 2
+
+
+async def test_long_ones_are_checkpointed_while_choices_wait(wire: RedisClient, start: Start) -> None:
+    """The log in front of them is trimmed, and nothing is lost of what was said or waits."""
+    queue = Queue(wire)
+    running = await start(
+        SimSettings(step_ms=1, prefill_ms=1, slots=2), WorkerSettings(checkpoint_frames=50, drain_s=0.1)
+    )
+    job = many(queue, 4, 400)
+    await queue.put(job)
+
+    async def checkpointed() -> bool:
+        return any(attempt.is_checkpointed for attempt in running.worker._attempts.values())
+
+    await until(checkpointed)
+    running.stop.set()
+    await running.task
+    await start(SimSettings(step_ms=1, prefill_ms=1, slots=8))
+    await exact(wire, job, 400)
+
+
+async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: RedisClient, start: Start) -> None:
+    """Some of its texts were under way, which this engine cannot continue: every choice is computed from its first
+    token, also those that had ended and those that had not begun."""
+    queue = Queue(wire)
+    first = await start(SLOW, WorkerSettings(drain_s=0), engine=DeafEngine)
+    stop = token_text("prompt 0", 5)  # ends the first choice in the middle of the others
+    assert [at for at in range(10) if stop in said(f"prompt {at}", 25)] == [0]
+    job = a_job(queue, prompt=prompts(10), sampling=Sampling(max_tokens=25, json_schema={}, stop=(stop,)))
+    await queue.put(job)
+    await until(lambda: _ended_choices(wire, job))
+    first.stop.set()
+    await first.task
+    second = await start(SimSettings(step_ms=1, prefill_ms=1, slots=3), engine=DeafEngine)
+    record = await ended(wire, job.id)
+    assert [text_of(record, at) for at in range(10)] == [said(f"prompt {at}", 25 if at else 5) for at in range(10)]
+    assert isinstance(second.engine, DeafEngine) and list(second.engine.pasts.values()) == [0] * 10
+    assert record.terminal is not None and record.terminal.usage.completion >= 9 * 25 + 5
+    nothing_left(second)
+
+
+async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, start: Start) -> None:
+    """A full worker claims the next job when one choice of a job ends, not only when a job does or at its next poll."""
+    queue = Queue(wire)
+    settings = WorkerSettings(prefetch=0, poll_ms=60_000)
+    running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=4), settings)
+    short = Sampling(max_tokens=4000, stop=(token_text("short", 60),))
+    jobs = [many(queue, 1, 4000), many(queue, 1, 4000), a_job(queue, prompt=Text(("short", "long")), sampling=short)]
+    for job in jobs:
+        await queue.put(job)
+    await until(lambda: _texts(running, 4))
+    waits = a_job(queue, "waits", 4)
+    await queue.put(waits)
+    assert (await ended(wire, waits.id)).state is JobState.COMPLETED
+    assert running.worker.running == 3
+
+
+async def test_an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker(
+    wire: RedisClient, start: Start
+) -> None:
+    """Nobody hears what the event loop's callbacks raise."""
+
+    class Dying(SimEngine):
+        count = 0
+
+        def submit(self, request: Request) -> None:
+            self.count += 1
+            if self.count == 3:
+                raise EngineDead("gone")
+            super().submit(request)
+
+        def health(self) -> EngineHealth:
+            return EngineHealth(True)
+
+    queue = Queue(wire)
+    running = await start(SLOW, engine=Dying)
+    await queue.put(many(queue, 10, 20))
+    with pytest.raises(EngineDead, match="gone"):
+        await asyncio.wait_for(running.task, 20)

@@ -1,0 +1,219 @@
+"""Places in an engine: which of them waiting choices may take, and which are kept for the jobs that are claimed next.
+
+The engine here ends a text when the test says so, so nothing depends on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from streaming.jobs.messages import Job, Sampling
+from streaming.jobs.queue import Queue
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from tests.workers.test_choices import job_of, many, nothing_left
+from tests.workers.test_worker import Start, a_job, recorder, start, until
+from workers.engines.base import Piece, Request, Stats
+from workers.engines.sim.engine import SimEngine
+from workers.settings import SimSettings, WorkerSettings
+from workers.worker import PARTIAL_PER_SLOT
+
+__all__ = ["recorder", "start"]  # fixtures
+
+SLOTS = SimSettings(slots=4)
+NEVER_MS = 600_000
+"""The worker looks for work only when it is told, or has room."""
+
+
+class Manual(SimEngine):
+    """Runs what it is given, in order, as far as there are slots; a text ends when `end` says so."""
+
+    def __init__(self, model: str, settings: SimSettings) -> None:
+        super().__init__(model, settings)
+        self.given: list[str] = []
+        """The job of each text, in order."""
+        self.live: list[str] = []
+
+    async def start(self, on_step, on_phase):  # type: ignore[no-untyped-def]
+        self.tell = on_step
+        return await super().start(on_step, on_phase)
+
+    def submit(self, request: Request) -> None:
+        self.given.append(job_of(request.id))
+        self.live.append(request.id)
+
+    def stats(self) -> Stats:
+        running = min(len(self.live), SLOTS.slots)
+        return Stats(slots=SLOTS.slots, running=running, waiting=len(self.live) - running)
+
+    def cancel(self, request_id: str) -> None:
+        if request_id in self.live:
+            self.live.remove(request_id)
+            self.tell([Piece(request_id, finish="cancelled")])
+
+    def end(self, *jobs: Job) -> None:
+        """In one step the oldest text of each of these jobs, or of all that run."""
+        ended = []
+        for ids in [{job.id} for job in jobs] or [set(self.given)]:
+            ended.append(next(each for each in self.live if job_of(each) in ids))
+            self.live.remove(ended[-1])
+        self.tell([Piece(each, "text", (), 1, "length", 1) for each in ended])
+
+
+class Bench:
+    """A worker of four slots and who brings it jobs. Those of sixteen choices are there before it is."""
+
+    def __init__(self, wire: RedisClient, start: Start) -> None:
+        self.queue, self._start = Queue(wire), start
+
+    async def begin(self, large: int, prefetch: int = 1, priority: Priority = Priority.STANDARD) -> list[Job]:
+        """Start the worker; it claims so many jobs of sixteen choices together and fills its slots."""
+        jobs = [many(self.queue, 16, 8, priority=priority) for _ in range(large)]
+        for job in jobs:
+            await self.queue.put(job)
+        settings = WorkerSettings(prefetch=prefetch, poll_ms=NEVER_MS, drain_s=0, reserved_slots=0)
+        self.running = await self._start(SLOTS, settings, engine=Manual)
+        assert isinstance(self.running.engine, Manual)
+        self.engine = self.running.engine
+        await until(_true(lambda: len(self.engine.live) == min(2 * large, SLOTS.slots)))
+        return jobs
+
+    async def chat(self, priority: Priority = Priority.INTERACTIVE) -> Job:
+        """A job of one choice."""
+        job = a_job(self.queue, priority=priority, sampling=Sampling(max_tokens=4))
+        await self.queue.put(job)
+        return job
+
+    async def given(self, job: Job) -> None:
+        """Until the engine has it."""
+        await until(_true(lambda: job.id in self.engine.given))
+
+    async def looked(self) -> None:
+        """Until the worker has looked for work and found that it has no room."""
+        await until(_true(lambda: self.running.worker._claimer.is_full))
+
+    async def ended(self, jobs: list[Job]) -> None:
+        """All end, with every choice."""
+
+        async def is_over() -> bool:
+            if self.engine.live:
+                self.engine.end()
+            return not self.running.worker.running
+
+        await until(is_over)
+        assert [self.engine.given.count(job.id) for job in jobs] == [job.choices for job in jobs]
+        nothing_left(self.running)
+
+
+def _true(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def true() -> bool:
+        return condition()
+
+    return true
+
+
+@pytest.fixture
+def bench(wire: RedisClient, start: Start) -> Bench:
+    return Bench(wire, start)
+
+
+async def test_waiting_choices_leave_the_place_beyond_the_slots(bench: Bench) -> None:
+    """However many large jobs there are, a job of a higher lane is claimed at once and has the next slot."""
+    jobs = await bench.begin(3)
+    chat = await bench.chat()
+    await bench.given(chat)
+    assert len(bench.engine.live) == 5, "before any text has ended"
+    await bench.ended([*jobs, chat])
+
+
+async def test_a_higher_lane_has_every_place_that_becomes_free(bench: Bench) -> None:
+    """As long as there are jobs in it, no choice of a lower one is started."""
+    jobs = await bench.begin(3)
+    chats = [await bench.chat() for _ in range(6)]
+    for chat in chats:
+        await bench.given(chat)
+        bench.engine.end()
+    assert bench.engine.given[4:10] == [chat.id for chat in chats]
+    await bench.ended([*jobs, *chats])
+
+
+async def test_of_choices_that_wait_the_highest_lane_goes_first(bench: Bench) -> None:
+    """Where several places become free in one step, too."""
+    lines = await bench.begin(2, priority=Priority.BATCH)
+    chat = many(bench.queue, 8, 4, priority=Priority.INTERACTIVE)
+    await bench.queue.put(chat)
+    await bench.given(chat)
+    bench.engine.end(*lines)
+    assert bench.engine.given[4:] == [chat.id, chat.id], "both of its share, and no line's beside them"
+    await bench.ended([*lines, chat])
+
+
+async def test_jobs_of_the_same_lane_and_choices_have_a_place_each_in_turn(bench: Bench) -> None:
+    """Neither holds up the other: a stream of jobs, and choices that waited before them."""
+    jobs = await bench.begin(3)
+    others = [await bench.chat(Priority.STANDARD) for _ in range(4)]
+    for other in others:
+        await bench.given(other)
+        await bench.looked()
+        before = len(bench.engine.given)
+        bench.engine.end()
+        assert len(bench.engine.given) == before + 1 and bench.engine.given[-1] in {job.id for job in jobs}
+        bench.engine.end()  # this place is the next one's of the others
+        assert len(bench.engine.given) == before + 1
+    await bench.ended([*jobs, *others])
+
+
+async def test_more_large_jobs_than_places_do_not_close_the_worker(bench: Bench) -> None:
+    """Some of them have no choice running for a while, each goes on in its turn, and a chat is claimed at once."""
+    jobs = await bench.begin(4)
+    for _ in range(4):
+        jobs.append(many(bench.queue, 16, 8, priority=Priority.STANDARD))
+        await bench.queue.put(jobs[-1])
+        await bench.given(jobs[-1])
+        bench.engine.end()  # a place for a choice that waits
+        assert len(bench.engine.live) == 5
+        bench.engine.end()  # and one for the next job
+    chat = await bench.chat()
+    await bench.given(chat)
+    seen = len(bench.engine.given)
+    for _ in range(12):
+        bench.engine.end()
+    assert set(bench.engine.given[seen:]) == {job.id for job in jobs}, "each has had a place"
+    await bench.ended([*jobs, chat])
+
+
+async def test_without_a_place_beyond_the_slots_a_claim_goes_first(bench: Bench) -> None:
+    """The place of a choice that ends is the claimer's, if it had none the last time; what it leaves is for choices."""
+    jobs = await bench.begin(3, prefetch=0)
+    chat = await bench.chat()
+    await bench.looked()
+    bench.engine.end()
+    await bench.given(chat)
+    assert bench.engine.given[4] == chat.id and len(bench.engine.live) == 4
+    await bench.looked()
+    bench.engine.end(jobs[0])  # nobody waits in the queue
+    await until(_true(lambda: len(bench.engine.live) == 4))
+    assert bench.engine.given[5] in {job.id for job in jobs}
+    await bench.ended([*jobs, chat])
+
+
+async def test_a_worker_does_not_hold_any_number_of_them(bench: Bench) -> None:
+    """Beyond so many jobs with choices that wait, others are left to other workers."""
+    await bench.begin(0)
+    most = PARTIAL_PER_SLOT * SLOTS.slots
+    jobs = [many(bench.queue, 6, 8, priority=Priority.STANDARD) for _ in range(most + 5)]
+    for job in jobs:
+        await bench.queue.put(job)
+    held: list[int] = []
+
+    async def is_over() -> bool:
+        held.append(len(bench.running.worker._partial))
+        if bench.engine.live:
+            bench.engine.end()
+        return not bench.running.worker.running and len(set(bench.engine.given)) == len(jobs)
+
+    await until(is_over)
+    assert max(held) <= most
+    assert [bench.engine.given.count(job.id) for job in jobs] == [6] * len(jobs)
