@@ -23,8 +23,8 @@ from streaming.jobs.messages import ChatTurn, Sampling
 from workers.engines.base import Piece, Request
 from workers.engines.llamacpp import gguf, gguf_convert
 from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.weights import fetch_bundled
-from workers.settings import LlamacppSettings
 
 PROMPTS = (
     "What is the capital of France?",

@@ -27,8 +27,8 @@ from streaming.redis.client import RedisClient
 from streaming.settings import Durability, RedisSettings
 from streaming.store.durability import shortfalls
 from streaming.store.identity import Identity, check_identity, disagreement, read_identity
+from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.weights import SMOLLM2, file_sha256
-from workers.settings import LlamacppSettings
 
 TESTED = ((3, 11), (3, 13))
 SPEED = ("uvloop", "httptools", "hiredis")

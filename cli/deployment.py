@@ -31,7 +31,10 @@ from streaming.settings import (
     check_model_names,
 )
 from telemetry.settings import TelemetrySettings
-from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.registry import sections
+from workers.engines.trtllm.settings import TrtllmSettings
+from workers.settings import WorkerSettings
 
 KINDS: dict[str, type[msgspec.Struct]] = {
     "up": UpSettings,
@@ -44,9 +47,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "scheduler": SchedulerSettings,
     "kubernetes": KubernetesSettings,
     "telemetry": TelemetrySettings,
-    "sim": SimSettings,
-    "llamacpp": LlamacppSettings,
-    "trtllm": TrtllmSettings,
+    **sections(),
     "models": ModelSettings,
     "keys": KeySettings,
     "webhooks": WebhookSettings,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
-from runtime.config import FILE
+from runtime.config import FILE, EngineName
 
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,7 +15,7 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     data_dir: Path = Path(".penstock")
     """Queue, results, weights, logs and the running instance's state."""
-    engine: Literal["llamacpp", "sim", "trtllm"] = "llamacpp"
+    engine: EngineName = "llamacpp"
     """The engine of the one model served when no [models.<name>] is configured."""
     model: str = ""
     """Name of that model (default: by the engine), or of the configured model the commands use by default."""

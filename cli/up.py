@@ -25,6 +25,7 @@ from cli.output import note
 from cli.progress import ProgressLine
 from cli.screen import Screen
 from cli.version import version
+from runtime.config import ENGINES
 from telemetry import logs
 
 FLAGS = {
@@ -49,7 +50,7 @@ FLAGS = {
 @click.option("--port", type=int, help="Port of the API [8000]; 0: any free one.")
 @click.option("--data-dir", help="Queue, weights, logs and state [.penstock].")
 @redis_url_option("A Redis or Valkey you already have, instead of the embedded one.")
-@click.option("--engine", type=click.Choice(["llamacpp", "sim", "trtllm"]), help="Engine of the model [llamacpp].")
+@click.option("--engine", type=click.Choice(ENGINES), help="Engine of the model [llamacpp].")
 @click.option("--model", help="Name of the model served.")
 @click.option("--workers", type=click.IntRange(0), help="Workers of every model; 0 starts none.")
 @click.option("--api-processes", type=click.IntRange(1, 64), help="API processes sharing the port [1].")

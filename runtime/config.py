@@ -12,16 +12,20 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
 FILE = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 
+ENGINES = ("llamacpp", "sim", "trtllm")
+"""Names of the engines. A new engine is one folder, `workers/engines/<name>`, and its name here."""
+
 SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes", "telemetry"),
-    *("sim", "llamacpp", "trtllm", "models", "keys"),
+    *ENGINES,
+    *("models", "keys"),
     *("webhooks", "events", "quotas"),
 )
 """Every section there is; a process that reads only some still refuses a section nobody has."""
@@ -44,6 +48,10 @@ NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTO
 
 MISTAKE = "mistake"
 """Key in the `extra` of a setting's msgspec.Meta: what is wrong with a value that does not fit, in words of its own."""
+
+EngineName: TypeAlias = Annotated[
+    str, msgspec.Meta(pattern=f"^({'|'.join(ENGINES)})$", extra={MISTAKE: f"expected one of {', '.join(ENGINES)}"})
+]
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from runtime.config import ConfigError
+from runtime.config import ConfigError, EngineName
 from streaming.address import parse_address
 from streaming.priority import Priority
 
@@ -217,7 +217,7 @@ class ShapeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One row of [models.<name>]: a model people may ask for, with its own lanes and workers."""
 
-    engine: Literal["llamacpp", "sim", "trtllm"]
+    engine: EngineName
     min_workers: Annotated[int, msgspec.Meta(ge=0)] = 1
     max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """None: the same as min_workers."""

@@ -32,9 +32,9 @@ from telemetry.metrics import Metrics
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 from workers.engines.base import Engine, EngineDead, Piece
-from workers.engines.registry import build
+from workers.engines.registry import build, sections
 from workers.record import Recorder
-from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+from workers.settings import WorkerSettings
 from workers.tally import WorkCounters
 from workers.worker import Worker, guard
 
@@ -50,9 +50,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "redis": RedisSettings,
     "worker": WorkerSettings,
     "telemetry": TelemetrySettings,
-    "sim": SimSettings,
-    "llamacpp": LlamacppSettings,
-    "trtllm": TrtllmSettings,
+    **sections(),
     "models": ModelSettings,
 }
 

@@ -19,7 +19,7 @@ from bench.load.child import measure
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.stats import Spread
 from bench.penstock import MODEL, Penstock
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 STEP_MS, PREFILL_MS, SLOTS = 15.0, 25.0, 256
 SHORTEST, LONGEST = 64, 192

@@ -14,7 +14,7 @@ from bench.engine.plan import EnginePlan, EngineSpeed
 from streaming.jobs.messages import ChatTurn, Sampling
 from workers.engines.base import Piece, Request
 from workers.engines.llamacpp.engine import LlamacppEngine
-from workers.settings import LlamacppSettings
+from workers.engines.llamacpp.settings import LlamacppSettings
 
 
 class Bare:

@@ -13,7 +13,7 @@ import msgspec
 from streaming.jobs.messages import Sampling
 from workers.engines.base import Piece, Request
 from workers.engines.sim.engine import SimEngine
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 MODEL = "bench"
 

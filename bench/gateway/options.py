@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.gateway.system import ServingGateway
 from bench.load.plan import LoadPlan
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 OVERHEAD_S = 4.0
 """Of one measurement: starting, warming up, reading what came back."""

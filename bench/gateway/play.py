@@ -12,7 +12,7 @@ from bench.gateway.system import GatewaySystem, Say, ServingGateway
 from bench.load.child import LoadFailed, measure
 from bench.load.plan import LoadPlan, StreamReading
 from bench.processes import Died
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 SETTLE_S = 0.5
 """Between starting and loading: what a start leaves to do is not counted against a stream."""

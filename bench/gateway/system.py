@@ -11,7 +11,7 @@ from typing import Protocol
 import bench
 from bench.gateway.engine import MODEL
 from bench.processes import Processes
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 ROOT = Path(bench.__file__).parent.parent
 """Guests in other environments import the engine from here."""

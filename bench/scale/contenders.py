@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from bench.scale.freeness import merged
 from scheduler.policy.decide import decide
-from scheduler.policy.freeness import merged
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.plan import PolicyState
 from scheduler.policy.snapshot import Snapshot, WorkerLoad

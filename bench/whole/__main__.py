@@ -28,7 +28,7 @@ from bench.processes import Died, Processes
 from bench.program import ProgramRun, count
 from bench.report import Column, Ratio, Report
 from bench.whole.ask import AnswerSize, Came, ask
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 NAME = "whole"
 CONTROL, PENSTOCK = "control", "penstock"

@@ -19,8 +19,6 @@ BACK = 0.8
 """Share of a threshold below which jobs go back to the smaller shape."""
 DWELL_S = 5.0
 """Between two switches, at the least."""
-HORIZON_S = 600.0
-"""How far ahead reloading GPUs in another shape is to pay."""
 
 Curve: TypeAlias = Sequence[tuple[float, float]]
 """(jobs at once, throughput) as measured, in any unit but the same for all shapes; by rising jobs."""
@@ -117,9 +115,3 @@ def takers(
 
 def _fitting(shapes: Sequence[Shape], jobs: float) -> Shape:
     return next((shape for shape in shapes if jobs < shape.upto), shapes[-1])
-
-
-def reshaping_pays(now: float, then: float, load_s: float, horizon_s: float = HORIZON_S) -> bool:
-    """Whether GPUs that give the throughput `now` should be drained and loaded in the shape that gives `then`:
-    (then - now) * horizon > now * load_s, what is gained against what is lost while they load."""
-    return (then - now) * horizon_s > now * load_s

@@ -27,7 +27,7 @@ from bench.load.plan import LoadPlan, StreamReading
 from bench.load.scripted import ClockError
 from bench.load.stats import Spread
 from bench.report import Report, load
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 SMALL = ("--levels", "2", "--tokens", "8", "--step-ms", "2", "--prefill-ms", "2", "--requests-per-stream", "2")
 

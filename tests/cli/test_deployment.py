@@ -16,7 +16,7 @@ from cli.instance import DataDir, Instance, ProcessEntry
 from cli.machine import outside_url
 from cli.up import FLAGS
 from runtime.config import Config, ConfigError
-from workers.settings import LlamacppSettings
+from workers.engines.llamacpp.settings import LlamacppSettings
 
 TWO_MODELS = """
 [models.fast]

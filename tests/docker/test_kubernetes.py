@@ -38,7 +38,9 @@ from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.fleet.plans import Plan
 from streaming.jobs.messages import Process
 from streaming.settings import ModelSettings, RedisSettings
-from workers.settings import LlamacppSettings, TrtllmSettings, WorkerSettings
+from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.trtllm.settings import TrtllmSettings
+from workers.settings import WorkerSettings
 
 OVERLAYS = ["cpu", "tensorrt-llm"]
 IMAGES = images()

@@ -29,7 +29,10 @@ from streaming.settings import (
     WebhookSettings,
 )
 from telemetry.settings import TelemetrySettings
-from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.sim.settings import SimSettings
+from workers.engines.trtllm.settings import TrtllmSettings
+from workers.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2-135m-instruct"

@@ -30,7 +30,10 @@ from streaming.settings import (
     served_models,
 )
 from telemetry.settings import TelemetrySettings
-from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings, WorkerSettings
+from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.sim.settings import SimSettings
+from workers.engines.trtllm.settings import TrtllmSettings
+from workers.settings import WorkerSettings
 
 KINDS = {"api": ApiSettings, "redis": RedisSettings, "models": ModelSettings, "keys": KeySettings}
 

@@ -25,8 +25,9 @@ from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers.engines.base import Piece, Request
 from workers.engines.sim.engine import SimEngine
+from workers.engines.sim.settings import SimSettings
 from workers.record import Recorder
-from workers.settings import SimSettings, WorkerSettings
+from workers.settings import WorkerSettings
 from workers.worker import Worker
 
 DELAY_S = 0.2

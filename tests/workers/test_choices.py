@@ -20,7 +20,8 @@ from streaming.redis.client import RedisClient
 from tests.workers.test_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
 from workers.engines.base import EngineDead, EngineHealth, Piece, Request
 from workers.engines.sim.engine import SimEngine, token_text
-from workers.settings import SimSettings, WorkerSettings
+from workers.engines.sim.settings import SimSettings
+from workers.settings import WorkerSettings
 
 __all__ = ["recorder", "start"]  # fixtures
 

@@ -23,7 +23,7 @@ from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics
 from workers.__main__ import WorkerProcess
 from workers.engines.sim.engine import SimEngine
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 from workers.tally import WorkCounters
 
 

@@ -24,9 +24,10 @@ from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers import worker as module
 from workers.engines.sim.engine import SimEngine
+from workers.engines.sim.settings import SimSettings
 from workers.listeners import LOOKS, Listeners, in_use
 from workers.record import Recorder
-from workers.settings import SimSettings, WorkerSettings
+from workers.settings import WorkerSettings
 from workers.worker import Worker
 
 GONE = channel("api", "gone")

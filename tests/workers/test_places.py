@@ -17,7 +17,8 @@ from tests.workers.test_choices import job_of, many, nothing_left
 from tests.workers.test_worker import Start, a_job, recorder, start, until
 from workers.engines.base import Piece, Request, Stats
 from workers.engines.sim.engine import SimEngine
-from workers.settings import SimSettings, WorkerSettings
+from workers.engines.sim.settings import SimSettings
+from workers.settings import WorkerSettings
 from workers.worker import PARTIAL_PER_SLOT
 
 __all__ = ["recorder", "start"]  # fixtures

@@ -17,12 +17,13 @@ from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.prompt import Prompts
 from workers.engines.llamacpp.request import Generation
+from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.slots import Slots
 from workers.engines.prefix import shared_length
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.sim.engine import SimEngine
+from workers.engines.sim.settings import SimSettings
 from workers.engines.stops import joined
-from workers.settings import LlamacppSettings, SimSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

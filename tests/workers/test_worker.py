@@ -57,8 +57,9 @@ from workers.attempt import Attempt
 from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, reserved_slots, room, room_for_batch
 from workers.engines.base import Piece, Request, Stats, Step
 from workers.engines.sim.engine import SimEngine, prompt_text, token_text
+from workers.engines.sim.settings import SimSettings
 from workers.record import Recorder
-from workers.settings import SimSettings, WorkerSettings
+from workers.settings import WorkerSettings
 from workers.worker import Worker
 
 FAST = SimSettings(step_ms=1, prefill_ms=1, slots=8)

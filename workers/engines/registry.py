@@ -1,30 +1,33 @@
-"""Which engine serves a model, by its configuration. Engines are imported only when they are chosen."""
+"""Engine registry: builds the engine that a model's settings name. An engine is imported only when it is needed.
+
+The package of an engine, `workers.engines.<name>`, has two modules that are found by name: `settings`, whose SECTION is
+the struct of its section in penstock.toml, and `engine`, whose `build(model, settings, data_dir)` makes it.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
-from runtime.config import Config
+import msgspec
+
+from runtime.config import ENGINES, Config
 from streaming.settings import ModelSettings
 from workers.engines.base import Engine
-from workers.settings import LlamacppSettings, SimSettings, TrtllmSettings
 
 
 def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -> Engine:
     """An engine that is not started yet. Raises ConfigError, EngineDead."""
-    match settings.engine:
-        case "sim":
-            from workers.engines.sim.engine import SimEngine  # noqa: PLC0415
+    own = config.section(settings.engine, section_of(settings.engine), settings.options)
+    return cast(Engine, import_module(f"workers.engines.{settings.engine}.engine").build(model, own, data_dir))
 
-            return SimEngine(model, config.section("sim", SimSettings, settings.options))
-        case "llamacpp":
-            from workers.engines.llamacpp.engine import LlamacppEngine  # noqa: PLC0415
-            from workers.engines.weights import fetch  # noqa: PLC0415
 
-            options = config.section("llamacpp", LlamacppSettings, settings.options)
-            gguf = options.path or fetch(data_dir / "weights", lambda _phase, _done, _total: None)
-            return LlamacppEngine(model, options, gguf)
-        case "trtllm":
-            from workers.engines.trtllm.engine import TrtllmEngine  # noqa: PLC0415
+def section_of(engine: str) -> type[msgspec.Struct]:
+    """The struct that checks the engine's section."""
+    return cast(type[msgspec.Struct], import_module(f"workers.engines.{engine}.settings").SECTION)
 
-            return TrtllmEngine(model, config.section("trtllm", TrtllmSettings, settings.options))
+
+def sections() -> dict[str, type[msgspec.Struct]]:
+    """The section of every engine."""
+    return {engine: section_of(engine) for engine in ENGINES}

@@ -13,7 +13,7 @@ from bench.environments import Environment
 from bench.gateway.system import ROOT, Say, ServingGateway
 from bench.ports import free_port
 from bench.processes import Processes
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 ENVIRONMENT = Environment(
     name="dynamo",

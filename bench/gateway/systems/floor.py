@@ -12,7 +12,7 @@ import msgspec
 from bench.gateway.system import Say, ServingGateway
 from bench.ports import free_port
 from bench.processes import Processes
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 
 class Floor:

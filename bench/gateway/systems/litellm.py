@@ -13,7 +13,7 @@ from bench.gateway.system import Say, ServingGateway
 from bench.gateway.systems.floor import start_engine_server
 from bench.ports import free_port
 from bench.processes import Processes
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 ENVIRONMENT = Environment(name="litellm", packages=("litellm[proxy]==1.106.2",))
 

@@ -14,7 +14,7 @@ from bench.penstock import Penstock as Deployment
 from bench.penstock import start_redis
 from bench.processes import Processes
 from streaming.settings import Durability
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 OPTIONS: dict[Durability, tuple[str, ...]] = {
     "D0": ("appendonly no",),

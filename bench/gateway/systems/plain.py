@@ -14,7 +14,7 @@ from bench.gateway.system import ROOT, Say, ServingGateway
 from bench.penstock import start_redis
 from bench.ports import free_port
 from bench.processes import Processes
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 ENVIRONMENT = Environment(
     name="fastapi",

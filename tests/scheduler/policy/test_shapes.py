@@ -1,4 +1,4 @@
-"""Which of a model's pools new jobs go to; how replicas share a GPU; how prefill and decode share workers."""
+"""Which of a model's pools new jobs go to; how replicas share a GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.config import ConfigError
 from scheduler.policy.packing import USABLE, Footprint, pack, replicas_for
-from scheduler.policy.ratio import EVERY_S, Sides, balance
-from scheduler.policy.shapes import DWELL_S, Shape, ShapeChoice, calibrated, reshaping_pays, route, threshold
+from scheduler.policy.shapes import DWELL_S, Shape, ShapeChoice, calibrated, route, threshold
 from scheduler.settings import shapes_of
 from streaming.settings import ModelSettings, ShapeSettings
 
@@ -97,11 +96,6 @@ def test_shapes_that_were_renamed_are_chosen_anew() -> None:
     assert route(ShapeChoice("gone", 100.0, 0.0, 0.0), LOW_HIGH, 100, 1.0).shape == "high"
 
 
-def test_reloading_must_pay() -> None:
-    """60 s without 100/s are won back in ten minutes by 11/s more, not by 9/s more."""
-    assert reshaping_pays(100, 111, 60) and not reshaping_pays(100, 109, 60)
-
-
 SMALL = Footprint(weights=3 << 30, kv_token=36_864, activations=1 << 30)
 
 
@@ -127,62 +121,6 @@ def test_as_many_replicas_as_run_the_knee() -> None:
     assert [pack(SMALL, 80 << 30, r).mps_percent for r in (1, 2, 3)] == [100, 50, 33]
     with pytest.raises(ValueError, match="0 replicas"):
         pack(SMALL, 80 << 30, 0)
-
-
-def plant(sides: Sides, prompts: float, answers: float) -> tuple[float, float]:
-    """Shares of target that rise with the load of each side's workers, steeply near their capacity of 1 each."""
-    return tuple(  # type: ignore[return-value]
-        min(9.0, 0.6 / max(1 - load / workers, 0.01) * 0.5)
-        for load, workers in ((prompts, sides.prefill), (answers, sides.decode))
-    )
-
-
-@pytest.mark.parametrize(("prompts", "answers"), [(4.0, 2.4), (1.2, 5.2), (3.0, 3.2)])
-def test_the_ratio_settles_after_a_change_of_mix(prompts: float, answers: float) -> None:
-    """From a 4:6 split, prompts or answers become many: settled in at most five changes, with at most one reversal."""
-    sides, history, now = Sides(4, 6), [4], 0.0
-    for _ in range(60):
-        now += EVERY_S
-        verdict = balance(sides, *plant(sides, prompts, answers), now)
-        sides = verdict.sides
-        history.append(sides.prefill)
-    steps = [after - before for before, after in pairwise(history) if after != before]
-    assert len(steps) <= 5
-    assert sum(one != other for one, other in pairwise(steps)) <= 1
-    assert max(plant(sides, prompts, answers)) <= 1
-    assert sides.prefill + sides.decode == 10
-
-
-def test_no_split_is_good_enough() -> None:
-    """Where every split leaves one side behind, workers do not go to and fro: one more is asked for."""
-    sides, history, asked, now = Sides(5, 5), [5], 0, 0.0
-    for _ in range(60):
-        now += EVERY_S
-        verdict = balance(sides, *plant(sides, 4.4, 2.9), now)
-        sides, asked = verdict.sides, asked + verdict.scale
-        history.append(sides.prefill)
-    steps = [after - before for before, after in pairwise(history) if after != before]
-    assert asked > 0 and sum(one != other for one, other in pairwise(steps)) <= 1
-
-
-def test_both_behind_asks_for_more_workers_and_both_ahead_for_fewer() -> None:
-    """And each side keeps one worker."""
-    assert balance(Sides(2, 2), 1.5, 1.2, 0.0).scale == 1
-    assert balance(Sides(2, 2), 0.5, 0.2, 0.0).scale == -1
-    assert balance(Sides(1, 1), 0.5, 0.2, 0.0).scale == 0
-    assert balance(Sides(1, 1), 1.5, 0.2, 0.0).scale == 1
-    held = balance(Sides(2, 2, changed=0.0), 1.5, 0.2, 29.0)
-    assert (held.sides, held.scale) == (Sides(2, 2, changed=0.0), 0)
-
-
-@pytest.mark.parametrize(
-    ("ttft", "tpot", "to", "sides"), [(1.5, 0.2, "prefill", Sides(3, 1)), (0.2, 1.5, "decode", Sides(1, 3))]
-)
-def test_a_worker_goes_to_the_side_that_is_behind(ttft: float, tpot: float, to: str, sides: Sides) -> None:
-    """And the reason names that side."""
-    verdict = balance(Sides(2, 2), ttft, tpot, 0.0)
-    assert (verdict.sides.prefill, verdict.sides.decode) == (sides.prefill, sides.decode)
-    assert verdict.why.endswith(f"one worker goes to {to}")
 
 
 def test_a_shape_between_two_equal_thresholds_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 from workers.engines import manifest
 from workers.engines.base import EngineDead
 from workers.engines.llamacpp.engine import LlamacppEngine
-from workers.settings import LlamacppSettings
+from workers.engines.llamacpp.settings import LlamacppSettings
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "deep/model-00001.safetensors": b"weights"}
 

@@ -27,10 +27,11 @@ from workers.engines.base import EngineDead, EngineHealth, Piece, Refused, Reque
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.request import Generation, engine_error, invalid, too_long
+from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.slots import Slot, Slots
 from workers.engines.llamacpp.tokenizer import Tokenizer, most_tokens
 from workers.engines.stops import joined
-from workers.settings import LlamacppSettings
+from workers.engines.weights import fetch
 
 if TYPE_CHECKING:
     from workers.engines.llamacpp.prompt import Prompts
@@ -373,3 +374,8 @@ def _not_installed(error: ImportError) -> EngineDead:
 def _cores() -> int:
     """The cores this process may use, which in a container are fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def build(model: str, settings: LlamacppSettings, data_dir: Path) -> LlamacppEngine:
+    """See workers.engines.registry. Fetches the default model if no other is set. Raises EngineDead."""
+    return LlamacppEngine(model, settings, settings.path or fetch(data_dir / "weights", lambda *_: None))

@@ -11,8 +11,8 @@ from typing import Any
 
 from streaming.jobs.messages import ChatTurn, Failure, Logprob
 from workers.engines.base import EngineTimes, Piece, Request
+from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.stops import TokenGate
-from workers.settings import LlamacppSettings
 
 
 class Generation:

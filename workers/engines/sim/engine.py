@@ -17,6 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -24,8 +25,8 @@ from streaming.jobs.messages import Capabilities, ChatTurn, Failure, ModelCard
 from workers.engines.base import EngineHealth, EngineTimes, Piece, Refused, Request, Stats, Step
 from workers.engines.sim.alarm import Alarm
 from workers.engines.sim.cache import PrefixCache
+from workers.engines.sim.settings import SimSettings
 from workers.engines.stops import TokenGate, joined
-from workers.settings import SimSettings
 
 WORDS = tuple(
     "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
@@ -389,3 +390,8 @@ def too_long(prompt_tokens: int, max_tokens: int | None, context: int) -> Failur
         400,
         "messages",
     )
+
+
+def build(model: str, settings: SimSettings, data_dir: Path) -> SimEngine:
+    """See workers.engines.registry; nothing of this engine lies in the data folder."""
+    return SimEngine(model, settings)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.settings import TrtllmSettings
+from workers.engines.trtllm.settings import TrtllmSettings
 
 ANCHOR = "1.3.0rc23"
 """The version whose names this adapter was written against."""

@@ -30,9 +30,9 @@ from workers.engines.trtllm import stats as trtllm_stats
 from workers.engines.trtllm.args import Library
 from workers.engines.trtllm.inflight import InFlight, Live
 from workers.engines.trtllm.sampling import EngineLimits
+from workers.engines.trtllm.settings import TrtllmSettings
 from workers.engines.trtllm.stats import StatsReader
 from workers.engines.trtllm.text import CheckpointInfo, Codec, TextStream
-from workers.settings import TrtllmSettings
 
 log = logging.getLogger(__name__)
 
@@ -354,3 +354,8 @@ async def ends_in_time(shutdown: Callable[[], None], limit_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def build(model: str, settings: TrtllmSettings, data_dir: Path) -> TrtllmEngine:
+    """See workers.engines.registry; nothing of this engine lies in the data folder."""
+    return TrtllmEngine(model, settings)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streaming.jobs.messages import Failure, Logprob, Sampling
-from workers.settings import TrtllmSettings
+from workers.engines.trtllm.settings import TrtllmSettings
 
 MAX_LOGPROBS = 20
 

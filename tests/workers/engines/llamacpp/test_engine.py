@@ -15,9 +15,9 @@ import pytest_asyncio
 from streaming.jobs.messages import ChatTurn, Failure, ModelCard, Sampling
 from workers.engines.base import EngineDead, Piece, Refused, Request
 from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.tokenizer import Tokenizer
 from workers.engines.stops import joined
-from workers.settings import LlamacppSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,7 +11,7 @@ import pytest
 from streaming.jobs.messages import Sampling
 from workers.engines.base import Piece, Refused, Request
 from workers.engines.sim.engine import SimEngine, count_tokens, token_text
-from workers.settings import SimSettings
+from workers.engines.sim.settings import SimSettings
 
 
 class Bench:

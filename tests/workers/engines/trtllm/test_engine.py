@@ -33,8 +33,8 @@ from workers.engines.trtllm import sampling as trtllm_sampling
 from workers.engines.trtllm import stats as trtllm_stats
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.inflight import BURST
+from workers.engines.trtllm.settings import TrtllmSettings
 from workers.engines.trtllm.text import Detokenizer
-from workers.settings import TrtllmSettings
 
 ROOT = Path(__file__).parents[4]
 FACTS = json.loads(Path(__file__).with_name("trtllm_facts.json").read_text())

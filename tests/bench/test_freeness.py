@@ -1,4 +1,4 @@
-"""Who has room for one more job."""
+"""Llumnix' measure of room."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policy.freeness import BLOCK_TOKENS, BUSY, freeness, merged, placement
+from bench.scale.freeness import BLOCK_TOKENS, freeness, merged
 from scheduler.policy.snapshot import WorkerLoad
 
 
@@ -39,19 +39,6 @@ def test_freeness_is_blocks_per_job() -> None:
     assert freeness(crowded) == (1600 - 6 * 400) / BLOCK_TOKENS / 10
     by_slots = WorkerLoad("w", slots=8, running=6)
     assert freeness(by_slots) == 2 * 1024 / BLOCK_TOKENS / 6
-
-
-@given(workers(), st.floats(0, 0.999), st.integers(1, 3))
-def test_the_next_job_goes_to_one_of_the_freest(workers: list[WorkerLoad], draw: float, among: int) -> None:
-    """Only to a worker that takes jobs; to one that is not busy while there is any; to one of the freest of those."""
-    chosen = placement(workers, draw, among)
-    ready = [worker for worker in workers if worker.state == "ready"]
-    assert (chosen is None) == (not ready)
-    if chosen is None:
-        return
-    calm = [worker for worker in ready if freeness(worker) >= BUSY] or ready
-    assert chosen in ready and chosen in calm
-    assert sum(freeness(worker) > freeness(chosen) for worker in calm) < among
 
 
 @given(workers())
