@@ -24,7 +24,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --require-ha
 # What kubectl is given; the kustomizations and KEDA's object have no schema among Kubernetes' own.
 MANIFESTS = $(filter-out %/kustomization.yaml,$(wildcard docker/kubernetes/base/*.yaml docker/kubernetes/overlays/*/*.yaml))
 
-.PHONY: help up test check lock clean
+.PHONY: help up test test-fast check lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -35,6 +35,9 @@ up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 900
 
 test: $(VENV)/.dev ## the whole test suite, three files at a time; ARGS="-k relay" passes flags
 	@exec $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+test-fast: $(VENV)/.dev ## the tests that take no seconds, about a minute; ARGS="tests/api" passes flags
+	@exec $(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile -m "not slow" $(ARGS)
 
 check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/ruff check .
