@@ -34,8 +34,7 @@ from runtime.config import FILE, Config, ConfigError, load
 from runtime.lifeline import Lifeline
 from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.presence import present
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Process
+from streaming.fleet.processes import Fleet, Process
 from streaming.keys import new_life
 from streaming.redis.client import RedisClient
 from streaming.settings import (

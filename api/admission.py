@@ -31,7 +31,8 @@ from streaming.errors import (
     UnknownJob,
 )
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.messages import Job, ModelCard
+from streaming.jobs.cards import ModelCard
+from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import joined, partition_of

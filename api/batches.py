@@ -27,10 +27,10 @@ from api.openai.rendering import usage_object
 from api.openai.schemas import read_object
 from api.openai.validation import explained
 from api.services import Services
+from streaming.batches.batch import Batch, BatchState, LineFault
 from streaming.batches.ledger import LineOutcome
 from streaming.batches.store import BatchCommand, BatchRecord
 from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch, UnknownFile
-from streaming.jobs.messages import Batch, BatchState, LineFault
 
 MAX_PER_PAGE = 100
 

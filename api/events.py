@@ -33,11 +33,13 @@ from api.openai.rendering import (
 )
 from api.services import Services
 from streaming.errors import NewerMessage, UnknownJob
+from streaming.jobs.frames import Delta
 from streaming.jobs.history import History
-from streaming.jobs.messages import Delta, Failure, JobState, Terminal
+from streaming.jobs.job import JobState
 from streaming.jobs.records import MALFORMED, NEWER, JobRecord
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.terminal import Failure, Terminal
 
 RESET_PAUSE_S = 0.1
 """Before a reader is given the log of a new epoch: whatever changes all the time is not told all the time."""

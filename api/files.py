@@ -17,8 +17,8 @@ from api.openai.batch_schemas import MAX_EXPIRY_S, MIN_EXPIRY_S
 from api.query import whole_number
 from api.services import Services
 from api.uploads import Allowance, Upload, receive
+from streaming.batches.files import StoredFile
 from streaming.errors import QuotaExceeded, UnknownFile
-from streaming.jobs.messages import StoredFile
 
 BATCH, OUTPUT = "batch", "batch_output"
 PURPOSES = (BATCH, OUTPUT)

@@ -20,7 +20,7 @@ from api.query import whole_number
 from api.services import Services
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
-from streaming.jobs.messages import Job, JobState
+from streaming.jobs.job import Job, JobState
 from streaming.jobs.records import JobRecord
 from streaming.jobs.summaries import Summary
 from streaming.keys import partition_of

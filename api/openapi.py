@@ -10,7 +10,7 @@ from api.auth.access import RULES, Access
 from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
 from api.openai.batch_schemas import BatchRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
-from streaming.jobs.messages import JobState
+from streaming.jobs.job import JobState
 
 
 class Route(NamedTuple):

@@ -29,8 +29,8 @@ from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.backlog import Backlog
+from streaming.jobs.cards import ModelCard
 from streaming.jobs.deliveries import Deliveries
-from streaming.jobs.messages import ModelCard
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reaper import Reaper

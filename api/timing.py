@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.jobs import as_json, job_headers, own_record
-from streaming.jobs.messages import Delivered
+from streaming.jobs.deliveries import Delivered
 from streaming.jobs.records import JobRecord, with_delivery
 from telemetry.latency import (
     EGRESS_FIRST,

@@ -6,8 +6,7 @@ import asyncio
 
 from cli.errors import UNREACHABLE, Problem
 from streaming.errors import Unavailable
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Process
+from streaming.fleet.processes import Fleet, Process
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 

@@ -45,8 +45,7 @@ from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.presence import present
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Process
+from streaming.fleet.processes import Fleet, Process
 from streaming.keys import new_life
 from streaming.redis.client import RedisClient
 from streaming.settings import (

@@ -25,9 +25,8 @@ from streaming.errors import Unavailable
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Override, Overrides
 from streaming.fleet.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect, pool_name
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, Process
 from streaming.jobs.backlog import Backlog
-from streaming.jobs.messages import Process
 from streaming.jobs.reaper import Reaper
 from streaming.keys import new_life
 from streaming.redis.client import RedisClient

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from scheduler.policy import snapshot
 from scheduler.policy.snapshot import Snapshot
+from streaming.fleet.processes import Process
 from streaming.jobs.backlog import Backlog, LaneDepth, WaitingDeadline
-from streaming.jobs.messages import Process
 
 
 async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Backlog) -> list[Snapshot]:

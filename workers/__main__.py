@@ -21,8 +21,8 @@ from runtime.config import FILE, Config, ConfigError, load
 from runtime.lifeline import Lifeline
 from streaming.errors import Unavailable
 from streaming.fleet.presence import present
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import ModelCard, Process
+from streaming.fleet.processes import Fleet, Process
+from streaming.jobs.cards import ModelCard
 from streaming.keys import new_life
 from streaming.redis.client import RedisClient
 from streaming.settings import ModelSettings, RedisSettings, served_models

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from streaming.errors import Fenced, NewerMessage, Unavailable
+from streaming.jobs.cards import Capabilities
 from streaming.jobs.history import NOTHING, History
+from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
-from streaming.jobs.messages import Capabilities, Failure, Job
 from streaming.jobs.records import JobReader
+from streaming.jobs.terminal import Failure
 from workers.engines.base import Stats
 from workers.resume import restart_reason
 from workers.settings import WorkerSettings

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from streaming.jobs.messages import Job, JobState, Terminal
+from streaming.jobs.job import Job, JobState
+from streaming.jobs.terminal import Terminal
 from telemetry import tracing
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from streaming.jobs.messages import Capabilities, Delta, Job
+from streaming.jobs.cards import Capabilities
+from streaming.jobs.frames import Delta
+from streaming.jobs.job import Job
 
 
 def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from streaming.jobs.messages import Generated
+from streaming.jobs.terminal import Generated
 from streaming.redis.clock import Clock
 from workers.engines.base import EngineTimes
 

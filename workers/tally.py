@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from streaming.jobs.messages import Served, Terminal
+from streaming.fleet.processes import Served
+from streaming.jobs.terminal import Terminal
 
 
 class WorkCounters:

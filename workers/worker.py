@@ -17,25 +17,14 @@ from typing import Any
 from runtime.lag import watch_lag
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.capabilities import unsupported
+from streaming.jobs.cards import Capabilities, ModelCard
+from streaming.jobs.control import Cancel, Control, Cordon, Follow, Hold, Wake
 from streaming.jobs.history import History
+from streaming.jobs.job import Job, JobState, prompt_count
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim
-from streaming.jobs.messages import (
-    Cancel,
-    Capabilities,
-    Control,
-    Cordon,
-    Failure,
-    Follow,
-    Hold,
-    Job,
-    JobState,
-    ModelCard,
-    Terminal,
-    Wake,
-    prompt_count,
-)
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader
+from streaming.jobs.terminal import Failure, Terminal
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.keys import partition_of
 from streaming.priority import Priority

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from streaming.errors import Rewound, Unavailable
+from streaming.jobs.frames import Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
-from streaming.jobs.messages import Opening
 from streaming.redis.client import Call
 from workers.checkpoint import in_frames
 

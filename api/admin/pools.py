@@ -20,8 +20,8 @@ from api.openai.schemas import read_object
 from api.services import Services
 from streaming.fleet.overrides import Override
 from streaming.fleet.plans import Noted, Plan, Prospect
+from streaming.fleet.processes import Process
 from streaming.jobs.backlog import LaneDepth
-from streaming.jobs.messages import Process
 from streaming.settings import ModelSettings
 
 ACTIONS = 20

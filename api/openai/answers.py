@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from streaming.batches.batch import BatchState
 from streaming.fleet.plans import ActionKind, PoolKind
-from streaming.jobs.messages import BatchState, JobState
+from streaming.jobs.job import JobState
 from streaming.priority import Priority
 from streaming.settings import QuotaSettings
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps

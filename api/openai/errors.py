@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streaming.errors import QuotaExceeded
-from streaming.jobs.messages import Failure, Job, JobState, Terminal, prompt_count
+from streaming.jobs.job import Job, JobState, prompt_count
+from streaming.jobs.terminal import Failure, Terminal
 
 MAX_RETRY_S = 120
 """Told to wait any longer, OpenAI's libraries give up at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from streaming.jobs.messages import Logprob
+from streaming.jobs.frames import Logprob
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say; OpenAI's own stand-in."""

@@ -19,7 +19,10 @@ from api.openai.cursor import Cursor
 from api.openai.errors import ApiError, from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
 from runtime.turns import ROWS_A_SLICE, Sliced, at_once
-from streaming.jobs.messages import Chat, Delta, Job, JobState, Logprob, ModelCard, Terminal, Usage
+from streaming.jobs.cards import ModelCard
+from streaming.jobs.frames import Delta, Logprob
+from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 
 DONE = b"data: [DONE]\n\n"

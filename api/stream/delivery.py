@@ -6,7 +6,7 @@ import time
 
 from api.admission import Admitted
 from api.services import Services
-from streaming.jobs.messages import Delivered
+from streaming.jobs.deliveries import Delivered
 
 
 class Delivery:

@@ -10,7 +10,7 @@ import asyncio
 
 from api.openai.rendering import encode_json, on_one_line
 from api.stream.connection import CHUNK_END, Connection, chunk_head
-from streaming.jobs.messages import Delta
+from streaming.jobs.frames import Delta
 from telemetry.tallies import BufferedHistogram
 
 SHORT = 1024

@@ -27,7 +27,9 @@ from api.stream.delivery import Delivery
 from api.stream.flow import TokenFlow
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
-from streaming.jobs.messages import Delta, JobState, Terminal
+from streaming.jobs.frames import Delta
+from streaming.jobs.job import JobState
+from streaming.jobs.terminal import Terminal
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
 log = logging.getLogger(__name__)

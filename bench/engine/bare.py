@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from bench.engine.plan import EnginePlan, EngineSpeed
-from streaming.jobs.messages import ChatTurn, Sampling
+from streaming.jobs.job import ChatTurn, Sampling
 from workers.engines.base import Piece, Request
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from streaming.jobs.messages import Sampling
+from streaming.jobs.job import Sampling
 from workers.engines.base import Piece, Request
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from bench.processes import Processes, spent
+from streaming.jobs.codec import encode_delta
+from streaming.jobs.frames import Delta
 from streaming.jobs.lease import Lease
-from streaming.jobs.messages import Delta, encode_delta
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

@@ -892,7 +892,7 @@ TOKENS = (
     Bug(
         "a log written anew without its prompts",
         "After a failover the rewritten log has lost how large the prompts were.",
-        (Edit("streaming/jobs/messages.py", "    if delta.prompt is not None:\n", "    if not delta:\n"),),
+        (Edit("streaming/jobs/codec.py", "    if delta.prompt is not None:\n", "    if not delta:\n"),),
         (ATTEMPT + "a_prompt_is_counted_once_whatever_ran_it",),
     ),
     Bug(

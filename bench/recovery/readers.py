@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.penstock import MODEL
-from streaming.jobs.messages import ChatTurn
+from streaming.jobs.job import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 HOST = "127.0.0.1"

@@ -10,8 +10,9 @@ import logging
 
 import msgspec
 
+from streaming.batches.batch import BatchProgress, BatchState
 from streaming.batches.file_store import FileStore
-from streaming.jobs.messages import BatchProgress, BatchState, StoredFile
+from streaming.batches.files import StoredFile
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from api.openai.batch_lines import BadLine, Envelope, envelope, refusal, request_of, traits
 from api.openai.errors import ApiError
+from streaming.batches.batch import LineFault
 from streaming.batches.ledger import InputPlan, LineOutcome, Segment, lines_of
-from streaming.jobs.messages import LineFault, ModelCard
+from streaming.jobs.cards import ModelCard
 
 MAX_FAULTS = 100
 MAX_LINE = 2 * 1024 * 1024

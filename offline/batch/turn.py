@@ -18,13 +18,13 @@ from api.openai.batch_outputs import blocks, output_lines
 from offline.batch.ending import Ending, note_ending, noted_ending
 from offline.batch.lines import BatchTools, Lines
 from offline.batch.survey import Survey, SurveyInterrupted, Terms, survey
+from streaming.batches.batch import BatchState, LineFault
 from streaming.batches.file_store import FileStore, Incoming
-from streaming.batches.files import Files
+from streaming.batches.files import Files, StoredFile
 from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment
 from streaming.batches.store import Batches, BatchLease, SaveResult
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import BatchState, LineFault, StoredFile
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

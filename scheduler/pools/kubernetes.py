@@ -30,7 +30,7 @@ from scheduler.pools.base import Move, PoolError
 from scheduler.pools.leaving import LeavingStep, Member, next_step
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Action, Cordoned, Plan, PoolKind, pool_name
-from streaming.jobs.messages import Process
+from streaming.fleet.processes import Process
 
 log = logging.getLogger(__name__)
 

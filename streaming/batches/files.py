@@ -6,8 +6,10 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, cast
 
+import msgspec
+
 from streaming.errors import DecodeError, QuotaExceeded, UnknownFile
-from streaming.jobs.messages import StoredFile, decode_file, encode
+from streaming.jobs.codec import decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import kept_partition, new_file_id, partition_key, tenant_partition
 from streaming.redis.client import RedisClient, translated
@@ -17,6 +19,26 @@ log = logging.getLogger(__name__)
 
 UNREADABLE = "(its record cannot be read)"
 """Name of a file whose record cannot be read."""
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a file. Its bytes lie in the folder of files, under its id; `name` is for people only."""
+
+    id: str
+    tenant: str
+    name: str
+    size: int
+    purpose: str
+    created_ms: int
+    expires_ms: int
+
+
+_FILE = msgspec.msgpack.Decoder(StoredFile)
+
+
+def decode_file(data: bytes) -> StoredFile:
+    """Raises DecodeError."""
+    return decode(_FILE, data)
 
 
 class Files:

@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from streaming.batches.file_store import replacing
-from streaming.jobs.messages import Usage
+from streaming.jobs.terminal import Usage
 
 ROW = struct.Struct("<IBxHQIIII")
 ROW_BYTES = ROW.size + 4

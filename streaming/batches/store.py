@@ -11,17 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from streaming.batches.batch import Batch, BatchProgress, BatchState, LineFault, decode_batch, decode_progress
+from streaming.batches.files import StoredFile
 from streaming.errors import DecodeError, KeyReused, QuotaExceeded, StreamingError, Superseded, UnknownBatch
-from streaming.jobs.messages import (
-    Batch,
-    BatchProgress,
-    BatchState,
-    LineFault,
-    StoredFile,
-    decode_batch,
-    decode_progress,
-    encode,
-)
+from streaming.jobs.codec import encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import joined, kept_partition, new_batch_id, partition_key, tenant_partition
 from streaming.priority import Priority

@@ -8,8 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from streaming.errors import Unavailable
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Process
+from streaming.fleet.processes import Fleet, Process
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,9 @@ The API asks before it accepts a job, the worker again before it runs it: the mo
 
 from __future__ import annotations
 
-from streaming.jobs.messages import Capabilities, Chat, Failure, Job, Tokens
+from streaming.jobs.cards import Capabilities
+from streaming.jobs.job import Chat, Job, Tokens
+from streaming.jobs.terminal import Failure
 
 
 def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:

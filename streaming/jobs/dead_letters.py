@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from streaming.errors import MalformedJob, UnknownJob
-from streaming.jobs.messages import Job
+from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.records import JobReader
 from streaming.keys import partition_key, replay_job_id

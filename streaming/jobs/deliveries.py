@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
+
 from streaming.errors import Unavailable
-from streaming.jobs.messages import Delivered, encode
+from streaming.jobs.codec import decode, encode
 from streaming.keys import partition_of
 from streaming.redis.client import RedisClient
 
@@ -20,6 +22,27 @@ WRITE_EVERY_S = 0.25
 MAX_WAITING = 20_000
 MAX_AT_ONCE = 500
 """Notes in one script, which holds the server for about half a millisecond then."""
+
+
+class Delivered(msgspec.Struct, frozen=True, array_like=True):
+    """When an API process handed a job's answer on, in microseconds of Redis time, within `clock_us`; 0: never."""
+
+    first_got: int = 0
+    first_sent: int = 0
+    last_got: int = 0
+    last_sent: int = 0
+    """The first and last of the answer: come from the worker, given to the network."""
+    clock_us: int = 0
+    whole: bool = False
+    """Sent in one piece, so it has no first."""
+
+
+_DELIVERED = msgspec.msgpack.Decoder(Delivered)
+
+
+def decode_delivered(data: bytes) -> Delivered:
+    """Raises DecodeError."""
+    return decode(_DELIVERED, data)
 
 
 class Deliveries:

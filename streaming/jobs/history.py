@@ -16,7 +16,8 @@ from redis.exceptions import ResponseError
 
 from runtime.rounds import Rounds
 from streaming.errors import DecodeError, NewerMessage
-from streaming.jobs.messages import Delta, Frame, Run, Section, author, decode_reply
+from streaming.jobs.codec import decode_reply
+from streaming.jobs.frames import Delta, Frame, Run, Section, author
 from streaming.keys import partition_key, partition_of
 from streaming.redis.client import RedisClient, translated
 

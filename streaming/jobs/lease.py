@@ -16,9 +16,13 @@ from typing import Any
 import msgspec
 
 from streaming.errors import DecodeError, NewerMessage, Rewound
+from streaming.jobs.codec import decode_control, decode_job, encode, packed
+from streaming.jobs.control import Control
+from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.messages import Control, Frame, Job, Opening, Terminal, decode_control, decode_job, encode, packed
+from streaming.jobs.job import Job
 from streaming.jobs.records import parse_runs
+from streaming.jobs.terminal import Terminal
 from streaming.keys import channel, partition_of
 from streaming.redis.client import Call, RedisClient
 

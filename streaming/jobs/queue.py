@@ -23,7 +23,9 @@ from streaming.errors import (
     Unavailable,
     UnknownJob,
 )
-from streaming.jobs.messages import Job, JobState, ModelCard, encode, encode_metadata
+from streaming.jobs.cards import ModelCard
+from streaming.jobs.codec import encode, encode_metadata
+from streaming.jobs.job import Job, JobState
 from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.reservation import owed_bytes
 from streaming.keys import digest_partition, idempotency_digest, new_job_id, partition_key, partition_of

@@ -15,24 +15,13 @@ from functools import partial
 
 from runtime.turns import ROWS_A_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage, UnknownJob
+from streaming.jobs.codec import decode_in_slices, decode_job, decode_rowless, decode_terminal
+from streaming.jobs.deliveries import Delivered, decode_delivered
+from streaming.jobs.frames import Frame, Run
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, read_log
-from streaming.jobs.messages import (
-    Delivered,
-    Failure,
-    Frame,
-    Generated,
-    Job,
-    JobState,
-    Run,
-    Terminal,
-    Text,
-    decode_delivered,
-    decode_in_slices,
-    decode_job,
-    decode_rowless,
-    decode_terminal,
-)
+from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.places import QueuePositions
+from streaming.jobs.terminal import Failure, Generated, Terminal
 from streaming.keys import parse_lane, partition_key, partition_of
 from streaming.priority import Priority
 from streaming.redis.batcher import ScriptBatcher

@@ -19,26 +19,14 @@ from runtime.background import keep_going
 from runtime.rounds import Rounds
 from runtime.turns import ROWS_A_SLICE
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
+from streaming.jobs.codec import decode_in_slices, decode_reply, decode_rowless, is_terminal
+from streaming.jobs.frames import Delta, Frame, Opening, Run, author, openings_of
 from streaming.jobs.history import ROWS_AT_ONCE, LoggedRun
-from streaming.jobs.messages import (
-    Delta,
-    Ended,
-    Failure,
-    Frame,
-    JobState,
-    Opening,
-    Run,
-    Terminal,
-    author,
-    decode_in_slices,
-    decode_reply,
-    decode_rowless,
-    is_terminal,
-    openings_of,
-)
+from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import LONG_BYTES, NEWER, JobReader, JobRecord
 from streaming.jobs.reorder_buffer import LOOKS, TICK_S, ReorderBuffer
+from streaming.jobs.terminal import Ended, Failure, Terminal
 from streaming.keys import channel, partition_of
 from streaming.redis.client import RedisClient
 

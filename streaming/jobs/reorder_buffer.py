@@ -13,7 +13,9 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from streaming.jobs.messages import Delta, Failure, JobState, Opening, Run, Section, Terminal, author
+from streaming.jobs.frames import Delta, Opening, Run, Section, author
+from streaming.jobs.job import JobState
+from streaming.jobs.terminal import Failure, Terminal
 
 MAX_ROWS = 512
 """Deltas held for one reader, beside the rest of a frame of which the first are held; a slower one loses them here and

@@ -5,7 +5,8 @@ Admission reserves them (`streaming/store/memory.py`), so that what was accepted
 
 from __future__ import annotations
 
-from streaming.jobs.messages import Job, ModelCard
+from streaming.jobs.cards import ModelCard
+from streaming.jobs.job import Job
 from streaming.jobs.work import work_of
 
 TOKEN = 96

@@ -18,12 +18,14 @@ import pytest
 from flow import append, delta
 from house import House, eventually, redis_process
 
+from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import NOTHING, History
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
-from streaming.jobs.messages import Delta, JobState, Opening, Run, Section, Terminal
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader
+from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

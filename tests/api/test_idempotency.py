@@ -16,7 +16,7 @@ from severing import StoreCut, store_cut
 
 from api import admission
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
-from streaming.jobs.messages import JobState
+from streaming.jobs.job import JobState
 
 LONG = 4000
 PATHS = ("/v1/jobs", "/v1/chat/completions")

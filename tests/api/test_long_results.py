@@ -22,22 +22,13 @@ from api.openai.rendering import Facts, completion, completion_in_slices, to_jso
 from api.services import Services
 from runtime.turns import FEW_ROWS, ROWS_A_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
+from streaming.jobs.codec import decode_terminal, encode
+from streaming.jobs.frames import Delta, Logprob, Run, Section
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import without_rows
-from streaming.jobs.messages import (
-    Chat,
-    ChatTurn,
-    Delta,
-    Job,
-    JobState,
-    Logprob,
-    Run,
-    Section,
-    Terminal,
-    decode_terminal,
-    encode,
-)
 from streaming.jobs.records import LONG_BYTES, JobReader
 from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

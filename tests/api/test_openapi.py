@@ -19,20 +19,14 @@ from api.openai.cursor import Cursor
 from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion, job_object
 from api.openapi import CURSOR, ERRORS, HEADERS, document
+from streaming.batches.batch import Batch, BatchProgress, BatchState, LineFault
+from streaming.batches.files import StoredFile
 from streaming.batches.store import BatchRecord
 from streaming.events.webhooks import WebhookMessage
 from streaming.jobs.dead_letters import DeadLetter
-from streaming.jobs.messages import (
-    Batch,
-    BatchProgress,
-    BatchState,
-    Delta,
-    Failure,
-    JobState,
-    LineFault,
-    StoredFile,
-    Terminal,
-)
+from streaming.jobs.frames import Delta
+from streaming.jobs.job import JobState
+from streaming.jobs.terminal import Failure, Terminal
 from streaming.priority import Priority
 
 DOCUMENT = document("1.2.3")

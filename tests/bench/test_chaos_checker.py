@@ -15,7 +15,7 @@ from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END,
 from bench.chaos.history import ClientHistory, Event, load
 from bench.chaos.rows import ROWS
 from bench.chaos.stalls import percentile, stalls_ms
-from streaming.jobs.messages import ChatTurn
+from streaming.jobs.job import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 N = 6

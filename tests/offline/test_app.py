@@ -18,9 +18,9 @@ from offline.batch.bell import DueNotifier
 from offline.broker.connection import Broker, BrokerUnavailable
 from offline.settings import OfflineSettings
 from runtime.config import ConfigError
+from streaming.batches.batch import Batch
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.jobs.messages import Batch
 from streaming.keys import BROKER
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

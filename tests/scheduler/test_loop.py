@@ -19,8 +19,11 @@ from streaming.errors import Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plan, Plans
+from streaming.fleet.processes import Process
+from streaming.jobs.codec import decode_control, encode
+from streaming.jobs.control import Control, Cordon, Hold
+from streaming.jobs.job import Chat, ChatTurn, Job
 from streaming.jobs.lease import Lease
-from streaming.jobs.messages import Chat, ChatTurn, Control, Cordon, Hold, Job, Process, decode_control, encode
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import channel, fleet_key

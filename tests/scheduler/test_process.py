@@ -23,8 +23,8 @@ from scheduler.settings import KubernetesSettings
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Noted, Plans
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Chat, ChatTurn, Job, Process
+from streaming.fleet.processes import Fleet, Process
+from streaming.jobs.job import Chat, ChatTurn, Job
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -10,7 +10,8 @@ import pytest
 from flow import a_job, append, delta, deltas_of
 from msgspec.structs import replace
 
-from streaming.batches.files import UNREADABLE, Files
+from streaming.batches.batch import Batch, BatchState
+from streaming.batches.files import UNREADABLE, Files, StoredFile
 from streaming.batches.store import Batches
 from streaming.errors import MalformedJob, Superseded, UnknownFile
 from streaming.events.outbox import Event, Outbox
@@ -18,30 +19,22 @@ from streaming.events.webhooks import Webhooks
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Action, Plan, Plans
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, Process
 from streaming.jobs.backlog import Backlog
+from streaming.jobs.cards import Capabilities, ModelCard
+from streaming.jobs.codec import encode
+from streaming.jobs.control import Wake
 from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.frames import Run, Section
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
-from streaming.jobs.messages import (
-    Batch,
-    BatchState,
-    Capabilities,
-    JobState,
-    ModelCard,
-    Process,
-    Run,
-    Section,
-    StoredFile,
-    Terminal,
-    Wake,
-    encode,
-)
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.summaries import Summaries
+from streaming.jobs.terminal import Terminal
 from streaming.keys import channel, fleet_key, idempotency_digest, message_id, partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -29,13 +29,16 @@ from hypothesis.stateful import (
 from redis import Redis
 
 from streaming.errors import Fenced, KeyReused
+from streaming.jobs.codec import decode_reply
+from streaming.jobs.frames import Delta, Frame, Opening, Run
+from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease
-from streaming.jobs.messages import Delta, Frame, Job, JobState, Opening, Run, Terminal, Text, decode_reply
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader, JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.reservation import owed_bytes
+from streaming.jobs.terminal import Terminal
 from streaming.keys import channel, partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import Call, RedisClient

@@ -9,12 +9,15 @@ import time
 import pytest
 from flow import a_job, append, delta
 
+from streaming.jobs.codec import decode_reply
 from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.frames import Run, Section
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
-from streaming.jobs.messages import JobState, Run, Section, Terminal, decode_reply
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader
+from streaming.jobs.terminal import Terminal
 from streaming.keys import GROUP, channel, partition_key
 from streaming.redis.client import RedisClient
 

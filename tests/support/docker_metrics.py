@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import promql_parser
 
-from streaming.jobs.messages import Role
+from streaming.fleet.processes import Role
 from streaming.priority import Priority
 from telemetry import metrics as catalogue
 from telemetry.metrics import LiveGauge, Metrics

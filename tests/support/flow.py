@@ -8,13 +8,16 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from streaming.errors import Fenced, Rewound, Unavailable
+from streaming.jobs.codec import encode_delta
+from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import NOTHING, History
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
-from streaming.jobs.messages import Chat, ChatTurn, Delta, Job, JobState, Opening, Run, Section, Terminal, encode_delta
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader, JobRecord
 from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority
 from streaming.redis.client import Call, RedisClient
 

@@ -21,8 +21,7 @@ from bench.chaos.waiting import until
 from bench.elastic.crowd import Crowd
 from bench.elastic.yard import Yard
 from streaming.fleet.plans import Plans
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Process
+from streaming.fleet.processes import Fleet, Process
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

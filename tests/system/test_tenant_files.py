@@ -19,10 +19,10 @@ from openai import OpenAI, RateLimitError
 from redis import Redis
 from severing import store_cut
 
-from streaming.batches.files import Files
+from streaming.batches.batch import Batch, BatchProgress, BatchState
+from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import Batches, BatchLease
 from streaming.errors import QuotaExceeded
-from streaming.jobs.messages import Batch, BatchProgress, BatchState, StoredFile
 from streaming.jobs.quotas import Quotas
 from streaming.keys import partition_key
 from streaming.priority import Priority

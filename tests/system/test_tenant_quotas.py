@@ -20,14 +20,15 @@ from openai import OpenAI, RateLimitError
 from redis import Redis
 
 from cli.__main__ import main
-from streaming.batches.files import Files
+from streaming.batches.files import Files, StoredFile
 from streaming.errors import QuotaExceeded
 from streaming.jobs import quotas as quotas_module
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import Chat, ChatTurn, Job, JobState, StoredFile, Terminal
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas, TenantUsage
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key, partition_of
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

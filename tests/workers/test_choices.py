@@ -11,7 +11,7 @@ import pytest
 from flow import deltas_of
 from msgspec.structs import replace
 
-from streaming.jobs.messages import Job, JobState, Sampling, Text
+from streaming.jobs.job import Job, JobState, Sampling, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader

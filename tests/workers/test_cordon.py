@@ -16,8 +16,9 @@ from house import House, eventually
 from runtime.config import Config
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Failure, JobState, Process, Served, Terminal, Usage
+from streaming.fleet.processes import Fleet, Process, Served
+from streaming.jobs.job import JobState
+from streaming.jobs.terminal import Failure, Terminal, Usage
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics

@@ -11,8 +11,8 @@ import pytest
 from flow import numbers_read, until
 
 from streaming.errors import Unavailable
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState, Sampling
 from streaming.jobs.lease import SILENT
-from streaming.jobs.messages import Chat, ChatTurn, Job, JobState, Sampling
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from streaming.jobs.messages import Job, Sampling
+from streaming.jobs.job import Job, Sampling
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from streaming.jobs.messages import Capabilities, Chat, ChatTurn, Delta, Job, Sampling, Text
+from streaming.jobs.cards import Capabilities
+from streaming.jobs.frames import Delta
+from streaming.jobs.job import Chat, ChatTurn, Job, Sampling, Text
 from streaming.priority import Priority
 from workers.resume import restart_reason
 

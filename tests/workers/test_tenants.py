@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streaming.jobs.messages import ChatTurn, Sampling
+from streaming.jobs.job import ChatTurn, Sampling
 from workers.engines.base import Engine, Piece, Refused, Request
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.llamacpp import gguf

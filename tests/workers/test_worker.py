@@ -23,30 +23,18 @@ from msgspec.structs import replace
 from streaming.errors import Fenced
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Plans
+from streaming.jobs.cards import Capabilities, ModelCard
+from streaming.jobs.codec import decode_reply, encode
+from streaming.jobs.control import Control, Follow
 from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.history import NOTHING, History, LoggedRun
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState, Sampling, Text
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease, UnreadableClaim
-from streaming.jobs.messages import (
-    Capabilities,
-    Chat,
-    ChatTurn,
-    Control,
-    Failure,
-    Follow,
-    Frame,
-    Job,
-    JobState,
-    ModelCard,
-    Opening,
-    Sampling,
-    Terminal,
-    Text,
-    decode_reply,
-    encode,
-)
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader, JobRecord
+from streaming.jobs.terminal import Failure, Terminal
 from streaming.keys import channel, new_job_id, partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

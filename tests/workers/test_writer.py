@@ -10,8 +10,9 @@ import pytest
 from flow import delta
 
 from streaming.errors import Unavailable
+from streaming.jobs.codec import encode_delta
+from streaming.jobs.frames import Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
-from streaming.jobs.messages import Opening, encode_delta
 from streaming.jobs.records import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient

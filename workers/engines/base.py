@@ -11,7 +11,10 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from streaming.jobs.messages import ChatTurn, Failure, Logprob, ModelCard, Sampling
+from streaming.jobs.cards import ModelCard
+from streaming.jobs.frames import Logprob
+from streaming.jobs.job import ChatTurn, Sampling
+from streaming.jobs.terminal import Failure
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streaming.jobs.messages import ChatTurn
+from streaming.jobs.job import ChatTurn
 
 
 class ControlTokens:

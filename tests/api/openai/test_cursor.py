@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from api.openai import cursor
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError
+from streaming.jobs.frames import Run, Section
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.messages import Chat, ChatTurn, Job, JobState, Run, Section, Terminal
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.records import MALFORMED, JobRecord
+from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority
 
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))

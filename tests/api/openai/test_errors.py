@@ -16,7 +16,8 @@ from redis import Redis
 from api.openai import errors
 from api.openai.errors import ApiError
 from streaming.errors import QuotaExceeded
-from streaming.jobs.messages import Chat, ChatTurn, Failure, Job, JobState, Terminal
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState
+from streaming.jobs.terminal import Failure, Terminal
 from streaming.keys import fleet_key
 from streaming.priority import Priority
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
-from streaming.jobs.messages import Chat, ChatTurn, Job, Prompt, Sampling, Text, Tokens, decode_job, encode
+from streaming.jobs.codec import decode_job, encode
+from streaming.jobs.job import Chat, ChatTurn, Job, Prompt, Sampling, Text, Tokens
 from streaming.priority import Priority
 
 MESSAGES = [{"role": "user", "content": "hi"}]

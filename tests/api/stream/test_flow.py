@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from api.openai.rendering import ChunkRenderer, Facts
 from api.stream.connection import Connection
 from api.stream.flow import TokenFlow
-from streaming.jobs.messages import Delta
+from streaming.jobs.frames import Delta
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
 

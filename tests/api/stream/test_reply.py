@@ -19,9 +19,12 @@ from api.services import Services
 from api.settings import ApiSettings
 from api.stream.reply import PING, Reply, StreamReply, WholeReply
 from runtime.turns import Turns
-from streaming.jobs.messages import Delivered, Delta, JobState, Opening, Run, Section, Terminal, Usage
+from streaming.jobs.deliveries import Delivered
+from streaming.jobs.frames import Delta, Opening, Run, Section
+from streaming.jobs.job import JobState
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
 

@@ -8,11 +8,13 @@ import msgspec
 from batching import jsonl, line
 
 from offline.batch.lines import BatchTools, Lines
+from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import InputPlan, LineOutcome
 from streaming.batches.store import BatchLease
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import Batch, BatchProgress, BatchState, Failure, JobState, Terminal
 from streaming.jobs.records import JobReader
+from streaming.jobs.terminal import Failure, Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

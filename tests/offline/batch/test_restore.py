@@ -14,8 +14,9 @@ from batching import begin, client, content, ended, line, nothing_left_over
 from house import House, eventually, redis_process
 
 from offline.batch.ending import Ending, note_ending, noted_ending
+from streaming.batches.batch import BatchProgress, BatchState
 from streaming.batches.file_store import DAY_S, FileStore
-from streaming.jobs.messages import BatchProgress, BatchState, StoredFile
+from streaming.batches.files import StoredFile
 
 OPTIONS = ("--appendonly", "yes", "--appendfsync", "always")
 LINES = 60

@@ -20,8 +20,7 @@ from offline.batch.desk import BatchRunner
 from offline.batch.lines import BatchTools
 from offline.batch.turn import TurnContext
 from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, FileStore
-from streaming.batches.files import Files
-from streaming.jobs.messages import StoredFile
+from streaming.batches.files import Files, StoredFile
 from streaming.jobs.quotas import Quotas
 from streaming.keys import fleet_key, partition_key
 from streaming.redis.client import RedisClient

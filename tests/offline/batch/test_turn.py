@@ -15,12 +15,14 @@ from offline.batch import turn as turns
 from offline.batch.lines import BatchTools
 from offline.batch.survey import Terms, survey
 from offline.batch.turn import BatchTurn, TurnContext
+from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.file_store import FileStore
 from streaming.batches.ledger import LineOutcome, Segment
 from streaming.batches.store import Batches, BatchLease, SaveResult
 from streaming.errors import Fenced
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import Batch, BatchProgress, BatchState, JobState, Terminal
+from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

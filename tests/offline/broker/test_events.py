@@ -16,7 +16,7 @@ from offline.broker.cloudevents import cloud_event
 from offline.broker.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
 from streaming.events.outbox import Event, EventSubscriptions
-from streaming.jobs.messages import Job
+from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
 from streaming.redis.client import RedisClient
 from streaming.settings import EventSettings, ModelSettings, QuotaSettings, RedisSettings, WebhookSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streaming.batches.ledger import ROW_BYTES, AnswerReader, InputPlan, Ledger, LineOutcome, Segment, lines_of
-from streaming.jobs.messages import Usage
+from streaming.jobs.terminal import Usage
 
 
 def written(folder: Path, epoch: int, rows: dict[int, bytes], outcome: LineOutcome = LineOutcome.DONE) -> None:

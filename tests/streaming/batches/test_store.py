@@ -9,10 +9,10 @@ import pytest
 from flow import until
 from msgspec.structs import replace
 
-from streaming.batches.files import Files
+from streaming.batches.batch import Batch, BatchProgress, BatchState
+from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import LEASES_HELD, LEASES_TOLD, BatchCommand, Batches, BatchLease
 from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
-from streaming.jobs.messages import Batch, BatchProgress, BatchState, StoredFile
 from streaming.keys import line_job_id, partition_of
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -10,8 +10,9 @@ from redis import Redis
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Action, Cordoned, Plan, Plans, Prospect, told
+from streaming.jobs.control import Cordon
+from streaming.jobs.job import Chat, ChatTurn, Job
 from streaming.jobs.lease import Lease
-from streaming.jobs.messages import Chat, ChatTurn, Cordon, Job
 from streaming.jobs.queue import Queue
 from streaming.keys import channel
 from streaming.priority import Priority

@@ -10,8 +10,7 @@ import pytest
 
 from streaming.errors import Unavailable
 from streaming.fleet.presence import present
-from streaming.fleet.processes import Fleet
-from streaming.jobs.messages import Process
+from streaming.fleet.processes import Fleet, Process
 from streaming.keys import fleet_key, new_life
 from streaming.redis.client import RedisClient
 from streaming.store.reset import live_processes

@@ -9,8 +9,8 @@ import pytest
 from flow import until
 
 from streaming.jobs.backlog import Backlog, LaneDepth
+from streaming.jobs.job import Chat, ChatTurn, Job
 from streaming.jobs.lease import Claim, Lease
-from streaming.jobs.messages import Chat, ChatTurn, Job
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

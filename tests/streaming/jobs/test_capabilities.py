@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.messages import Capabilities, Chat, ChatTurn, Job, Prompt, Sampling, Text, Tokens
+from streaming.jobs.cards import Capabilities
+from streaming.jobs.job import Chat, ChatTurn, Job, Prompt, Sampling, Text, Tokens
 from streaming.priority import Priority
 
 CHAT = Chat((ChatTurn("user", "hello"),))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from runtime.rounds import Rounds
 from streaming.errors import Unavailable
 from streaming.jobs import history
+from streaming.jobs.frames import Delta, Frame, Run, Section
 from streaming.jobs.history import Histories, HistoryRequest, Logged, LoggedRun, by_log, deal, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
-from streaming.jobs.messages import Delta, Frame, Run, Section
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.redis.client import RedisClient

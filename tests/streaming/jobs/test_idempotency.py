@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.errors import Abandoned, KeyReused
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.messages import Chat, ChatTurn, Job, JobState, Terminal
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader
+from streaming.jobs.terminal import Terminal
 from streaming.keys import CATALOGUE, idempotency_digest, joined, partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -12,12 +12,14 @@ from flow import append, delta, deltas_of, until
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.frames import Delta, Run, Section
 from streaming.jobs.history import LoggedRun
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease
-from streaming.jobs.messages import Chat, ChatTurn, Delta, Job, JobState, Run, Section, Terminal
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.jobs.records import JobReader
+from streaming.jobs.terminal import Terminal
 from streaming.keys import new_job_id, partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -13,26 +13,15 @@ import pytest
 from flow import append, delta, until
 
 from streaming.errors import UnknownJob
+from streaming.jobs.codec import encode
+from streaming.jobs.frames import Delta, Frame, Opening, Run, Section, author
+from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
-from streaming.jobs.messages import (
-    Chat,
-    ChatTurn,
-    Delta,
-    Ended,
-    Frame,
-    Job,
-    JobState,
-    Opening,
-    Run,
-    Section,
-    Terminal,
-    author,
-    encode,
-)
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import NEWER, JobReader, JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, ReorderBuffer
+from streaming.jobs.terminal import Ended, Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

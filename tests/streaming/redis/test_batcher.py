@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from streaming.errors import LaneFull, Unavailable
-from streaming.jobs.messages import Job, Text
+from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.priority import Priority

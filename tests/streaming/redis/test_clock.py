@@ -7,8 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.jobs.deliveries import MAX_AT_ONCE, Deliveries
-from streaming.jobs.messages import Delivered, Job, Text
+from streaming.jobs.deliveries import MAX_AT_ONCE, Delivered, Deliveries
+from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.keys import partition_key, partition_of

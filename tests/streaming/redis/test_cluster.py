@@ -21,11 +21,12 @@ from streaming.errors import Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plan, Plans
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, Process
 from streaming.jobs.backlog import Backlog
+from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, HeldJob, Lease
-from streaming.jobs.messages import Capabilities, JobState, ModelCard, Process
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay

@@ -19,7 +19,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from cli.__main__ import main
-from streaming.batches.files import Files
+from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.redeliveries import Redeliveries
@@ -28,7 +28,7 @@ from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.messages import Chat, ChatTurn, Job, StoredFile
+from streaming.jobs.job import Chat, ChatTurn, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.keys import BROKER, fleet_key, partition_key

@@ -14,9 +14,10 @@ from house import eventually, free_port, redis_process
 from redis import Redis
 
 from runtime.config import ConfigError
+from streaming.batches.batch import Batch, BatchState
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.jobs.messages import Batch, BatchState, JobState
+from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.priority import Priority

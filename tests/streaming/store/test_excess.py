@@ -14,7 +14,7 @@ import pytest
 from guarded import GuardedHouse, as_user, guarded
 from redis import Redis
 
-from streaming.batches.files import Files
+from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import Batches
 from streaming.errors import UnknownFile, UnknownJob
 from streaming.events.redeliveries import Redeliveries
@@ -24,7 +24,6 @@ from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import read_log
-from streaming.jobs.messages import StoredFile
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.keys import CATALOGUE, FLEET, FLEET_SLOT, fleet_key, partition_key, prefix

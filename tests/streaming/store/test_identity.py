@@ -21,10 +21,11 @@ from redis import Redis
 
 from runtime.config import ConfigError
 from streaming import keys, priority
-from streaming.fleet import overrides, plans
-from streaming.fleet.processes import Fleet
-from streaming.jobs import messages
-from streaming.jobs.messages import Process
+from streaming.batches import batch
+from streaming.batches import files as stored_files
+from streaming.fleet import overrides, plans, processes
+from streaming.fleet.processes import Fleet, Process
+from streaming.jobs import cards, codec, control, deliveries, frames, job, terminal
 from streaming.jobs.reaper import Reaper
 from streaming.keys import new_life
 from streaming.redis import scripts
@@ -204,9 +205,13 @@ def _closed(text: str, start: int) -> int:
     return at
 
 
+JOBS = (job, frames, terminal, control, cards, deliveries, codec)
+OTHERS = (batch, stored_files, processes, plans, overrides, priority)
+
+
 def shapes() -> Iterator[str]:
     """Every struct and enumeration that is written into the store or sent through it, field by field."""
-    for module in (messages, plans, overrides, priority):
+    for module in (*JOBS, *OTHERS):
         for name, kind in sorted(inspect.getmembers(module, inspect.isclass)):
             if kind.__module__ != module.__name__:
                 continue
@@ -229,7 +234,7 @@ def digest() -> str:
         keys.prefix(0),
         keys.prefix(keys.FLEET_SLOT),
         keys.GROUP,
-        *shapes(),
+        *sorted(shapes()),
         *(f"{name} {key_use((folder / f'{name}.lua').read_text('utf-8'))}" for name in names),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -15,26 +15,16 @@ from house import redis_process
 from redis import Redis
 
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, Process
+from streaming.jobs.cards import Capabilities, ModelCard
+from streaming.jobs.frames import Delta, Logprob, Run, Section
+from streaming.jobs.job import Job, JobState, Sampling, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
-from streaming.jobs.messages import (
-    Capabilities,
-    Delta,
-    Job,
-    JobState,
-    Logprob,
-    ModelCard,
-    Process,
-    Run,
-    Sampling,
-    Section,
-    Terminal,
-    Text,
-)
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader
 from streaming.jobs.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, owed_bytes
+from streaming.jobs.terminal import Terminal
 from streaming.jobs.work import UNKNOWN_OUTPUT
 from streaming.keys import new_job_id, partition_key
 from streaming.priority import Priority

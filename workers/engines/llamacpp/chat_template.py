@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from streaming.jobs.messages import ChatTurn, Failure
+from streaming.jobs.job import ChatTurn
+from streaming.jobs.terminal import Failure
 from workers.engines.base import Refused
 
 _LONGEST = 1 << 24

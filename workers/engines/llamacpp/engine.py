@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streaming.jobs.messages import Capabilities, ModelCard
+from streaming.jobs.cards import Capabilities, ModelCard
 from workers.engines import manifest
 from workers.engines.base import EngineDead, EngineHealth, Piece, Refused, Request, Stats, Step
 from workers.engines.constraint import begins_json

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from streaming.jobs.messages import Capabilities, ChatTurn, Failure, ModelCard
+from streaming.jobs.cards import Capabilities, ModelCard
+from streaming.jobs.job import ChatTurn
+from streaming.jobs.terminal import Failure
 from workers.engines.base import EngineHealth, EngineTimes, Piece, Refused, Request, Stats, Step
 from workers.engines.sim.alarm import Alarm
 from workers.engines.sim.cache import PrefixCache

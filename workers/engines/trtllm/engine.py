@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streaming.jobs.messages import Capabilities, Failure, ModelCard
+from streaming.jobs.cards import Capabilities, ModelCard
+from streaming.jobs.terminal import Failure
 from workers.engines import manifest
 from workers.engines.base import EngineDead, EngineHealth, Piece, Refused, Request, Stats, Step
 from workers.engines.trtllm import args as trtllm_args

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streaming.jobs.messages import Failure, Logprob, Sampling
+from streaming.jobs.frames import Logprob
+from streaming.jobs.job import Sampling
+from streaming.jobs.terminal import Failure
 from workers.engines.trtllm.settings import TrtllmSettings
 
 MAX_LOGPROBS = 20

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from streaming.jobs.messages import ChatTurn, Failure
+from streaming.jobs.job import ChatTurn
+from streaming.jobs.terminal import Failure
 from workers.engines.base import Refused, Request
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.stops import StopMatcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming.jobs.messages import ChatTurn
+from streaming.jobs.job import ChatTurn
 from workers.engines.base import Refused
 from workers.engines.llamacpp.chat_template import ChatTemplate, TemplateBroken
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streaming.jobs.messages import ChatTurn, Failure, ModelCard, Sampling
+from streaming.jobs.cards import ModelCard
+from streaming.jobs.job import ChatTurn, Sampling
+from streaming.jobs.terminal import Failure
 from workers.engines.base import EngineDead, Piece, Refused, Request
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streaming.jobs.messages import Sampling
+from streaming.jobs.job import Sampling
 from workers.engines.base import Request
 from workers.engines.llamacpp.request import Generation
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from streaming.jobs.messages import Sampling
+from streaming.jobs.job import Sampling
 from workers.engines.base import Piece, Refused, Request
 from workers.engines.sim.engine import SimEngine, count_tokens, token_text
 from workers.engines.sim.settings import SimSettings

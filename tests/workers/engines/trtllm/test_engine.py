@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 
 from runtime.config import build
-from streaming.jobs.messages import ChatTurn, Failure, Sampling
+from streaming.jobs.job import ChatTurn, Sampling
+from streaming.jobs.terminal import Failure
 from streaming.settings import ModelSettings
 from workers.engines.base import EngineDead, Piece, Refused, Request
 from workers.engines.trtllm import args as trtllm_args

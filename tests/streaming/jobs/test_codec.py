@@ -12,30 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming import settings
+from streaming.batches import batch, files
 from streaming.errors import DecodeError, NewerMessage
-from streaming.fleet import overrides, plans
-from streaming.jobs import messages
-from streaming.jobs.messages import (
-    JOB_VERSION,
-    TAGS,
-    Chat,
-    ChatTurn,
-    Delta,
-    Frame,
-    Job,
-    JobState,
-    Opening,
-    Run,
-    Sampling,
-    Section,
-    Terminal,
-    Usage,
-    decode_control,
-    decode_job,
-    decode_reply,
-    decode_terminal,
-    encode,
-)
+from streaming.fleet import overrides, plans, processes
+from streaming.jobs import cards, control, deliveries, frames, job, terminal
+from streaming.jobs.codec import TAGS, decode_control, decode_job, decode_reply, decode_terminal, encode
+from streaming.jobs.frames import Delta, Frame, Opening, Run, Section
+from streaming.jobs.job import JOB_VERSION, Chat, ChatTurn, Job, JobState, Sampling
+from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import new_job_id, partition_of
 from streaming.priority import Priority
 
@@ -129,7 +113,10 @@ def test_an_id_leads_to_its_partition() -> None:
         assert partition_of(text) is None
 
 
-@pytest.mark.parametrize("module", [messages, plans, overrides, settings], ids=lambda module: str(module.__name__))
+MESSAGES = [job, frames, terminal, control, cards, deliveries, batch, files, processes, plans, overrides, settings]
+
+
+@pytest.mark.parametrize("module", MESSAGES, ids=lambda module: str(module.__name__))
 def test_what_is_left_out_is_of_its_fields_kind(module: ModuleType) -> None:
     """A default is written as any value is: another process must be able to read it."""
     for _, kind in inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, msgspec.Struct)):

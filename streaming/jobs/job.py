@@ -1,0 +1,119 @@
+"""Job: one accepted request, as it lies in the queue."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from streaming.priority import Priority
+
+
+class JobState(StrEnum):
+    """Where a job stands. The last four are final: a job reaches exactly one of them."""
+
+    QUEUED = "queued"
+    RUNNING = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def final(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
+    """One turn of a chat, its content already flattened to text."""
+
+    role: str
+    content: str
+
+
+class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat"):
+    """A conversation the engine renders with its own chat template."""
+
+    turns: tuple[ChatTurn, ...]
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, tag="text"):
+    """Raw prompts, one choice (times `n`) each."""
+
+    texts: tuple[str, ...]
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+    """Raw prompts as token ids, one choice (times `n`) each."""
+
+    ids: tuple[tuple[int, ...], ...]
+
+
+Prompt: TypeAlias = Chat | Text | Tokens
+
+
+def prompt_count(prompt: Prompt) -> int:
+    """How many prompts these are: a conversation is one."""
+    match prompt:
+        case Chat():
+            return 1
+        case Text(texts):
+            return len(texts)
+        case Tokens(ids):
+            return len(ids)
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to sample. None means "the engine's own default"."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """None: off. k >= 0: the log-probability of each token and of its k best alternatives."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    json_schema: dict[str, Any] | None = None
+    """The output must be JSON of this schema; `{}` means any JSON object."""
+
+
+JOB_VERSION = 1
+"""Of a job's body. A worker puts a job of a greater version back for a newer worker."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="v", tag=JOB_VERSION):
+    """One accepted request, as it lies in the queue. Times are relative milliseconds: Redis alone has a clock."""
+
+    id: str
+    model: str
+    tenant: str
+    priority: Priority
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    """Whether somebody wants the tokens as they come."""
+    reply_to: str = ""
+    """The return address: the channel of the API process that holds the socket, or ""."""
+    deadline_ms: int | None = None
+    """From acceptance to the last token."""
+    max_queue_ms: int | None = None
+    """From acceptance to the claim."""
+    trace: dict[str, str] = {}
+    """W3C trace context (traceparent, tracestate)."""
+    metadata: dict[str, str] = {}
+    user: str | None = None
+    on_disconnect: str = "cancel"
+    received_us: int = 0
+    """When its API process had the request's head, in microseconds of Redis time, within `clock_us`; 0: not known."""
+    clock_us: int = 0
+    events: str = ""
+    """Whom its events are for, as in streaming.events.outbox; "": nobody."""
+
+    @property
+    def choices(self) -> int:
+        """How many texts are to be generated."""
+        return prompt_count(self.prompt) * self.sampling.n

@@ -1,0 +1,64 @@
+"""Terminal: how a job ended, as its record keeps it and as its readers are told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from streaming.jobs.frames import Delta, Section
+from streaming.jobs.job import JobState
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts of a job, each token counted once whatever the number of attempts."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a job did not complete, in words for its owner. `status` is the HTTP code it stands for."""
+
+    code: str
+    message: str
+    status: int = 500
+    param: str | None = None
+
+
+class Generated(msgspec.Struct, frozen=True, array_like=True):
+    """When the last worker of a job saw it pass, in microseconds of Redis time, within `clock_us`; 0: not known."""
+
+    released: int = 0
+    """Given to the engine."""
+    scheduled: int = 0
+    """First run by the engine."""
+    first: int = 0
+    last: int = 0
+    """The engine's first and last token."""
+    clock_us: int = 0
+
+
+class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """The end of a job, as stored. The published form leaves `rows` out when the reader has already had them."""
+
+    job: str
+    state: JobState
+    seq: int
+    """The last delta's number: a reader that has fewer has missed some."""
+    finishes: tuple[str, ...] = ()
+    usage: Usage = Usage()
+    failure: Failure | None = None
+    worker: str = ""
+    first_ms: int = 0
+    """Redis time of the first token, or 0."""
+    sections: tuple[Section, ...] = ()
+    """Which run wrote which deltas, in order, runs that wrote none included; empty where a script ended the job."""
+    rows: tuple[Delta, ...] = ()
+    generated: Generated = Generated()
+    """Left out of the published form too: readers do not need it."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """A script ended this job (cancelled in the queue, expired, given up): look the record up."""
+
+    job: str
