@@ -35,7 +35,7 @@ from runtime.lifeline import Lifeline
 from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet, Process
-from streaming.keys import new_life
+from streaming.ids import new_life
 from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,

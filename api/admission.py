@@ -30,12 +30,12 @@ from streaming.errors import (
     UnknownBatch,
     UnknownJob,
 )
+from streaming.ids import joined, partition_of
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.cards import ModelCard
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.keys import joined, partition_of
 from streaming.settings import QuotaSettings
 
 MAX_KEY = 255

@@ -20,10 +20,10 @@ from api.query import whole_number
 from api.services import Services
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
+from streaming.ids import partition_of
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.records import JobRecord
 from streaming.jobs.summaries import Summary
-from streaming.keys import partition_of
 
 MAX_WAIT_S = 600.0
 MAX_PER_PAGE = 100

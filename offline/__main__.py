@@ -46,7 +46,7 @@ from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet, Process
-from streaming.keys import new_life
+from streaming.ids import new_life
 from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,

@@ -26,9 +26,9 @@ from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Override, Overrides
 from streaming.fleet.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect, pool_name
 from streaming.fleet.processes import Fleet, Process
+from streaming.ids import new_life
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.reaper import Reaper
-from streaming.keys import new_life
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 

@@ -22,8 +22,8 @@ from runtime.lifeline import Lifeline
 from streaming.errors import Unavailable
 from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet, Process
+from streaming.ids import new_life
 from streaming.jobs.cards import ModelCard
-from streaming.keys import new_life
 from streaming.redis.client import RedisClient
 from streaming.settings import ModelSettings, RedisSettings, served_models
 from streaming.store.monitor import StoreMonitor

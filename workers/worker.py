@@ -16,6 +16,7 @@ from typing import Any
 
 from runtime.lag import watch_lag
 from streaming.errors import Fenced, Unavailable
+from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.control import Cancel, Control, Cordon, Follow, Hold, Wake
@@ -26,7 +27,6 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader
 from streaming.jobs.terminal import Failure, Terminal
 from streaming.jobs.work import answer_tokens, prompt_sizes
-from streaming.keys import partition_of
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock

@@ -23,7 +23,8 @@ from bench.chaos.waiting import until
 from bench.ports import free_port
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
-from streaming.keys import partition_key, partition_of, prefix
+from streaming.ids import partition_of
+from streaming.keys import partition_key, prefix
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 

@@ -286,7 +286,7 @@ QUEUE = (
         "an idempotency key of everybody",
         "Two tenants with the same key share one job and read each other's answer.",
         (
-            Edit("streaming/keys.py", "joined(tenant, key).encode()", 'joined("", key).encode()'),
+            Edit("streaming/ids.py", "joined(tenant, key).encode()", 'joined("", key).encode()'),
             _lua("prelude", "s[1] ~= tenant or ", ""),
         ),
         (PROTOCOL + "an_idempotency_key_leads_to_one_job",),
@@ -294,7 +294,7 @@ QUEUE = (
     Bug(
         "names joined by a separator",
         "Tenant a with key b:K is tenant a:b with key K.",
-        (Edit("streaming/keys.py", '"".join(f"{len(name)}:{name}" for name in names)', '":".join(names)'),),
+        (Edit("streaming/ids.py", '"".join(f"{len(name)}:{name}" for name in names)', '":".join(names)'),),
         (IDEMPOTENCY + "no_key_leads_to_another_tenants_job", IDEMPOTENCY + "joined_names_can_be_told_apart"),
     ),
     Bug(

@@ -23,12 +23,12 @@ from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, 
 from streaming.batches.store import BatchLease
 from streaming.errors import LaneFull, NeverFits, StoreFull
 from streaming.fleet.processes import Fleet
+from streaming.ids import line_job_id, partition_of
 from streaming.jobs.cards import ModelCard
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader, JobRecord
 from streaming.jobs.terminal import Usage
-from streaming.keys import line_job_id, partition_of
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings

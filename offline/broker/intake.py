@@ -12,9 +12,9 @@ from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFu
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.redeliveries import Redeliveries
 from streaming.fleet.processes import Fleet
+from streaming.ids import joined
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.queue import Queue
-from streaming.keys import joined
 from streaming.redis.client import RedisClient
 from streaming.settings import UNLIMITED, EventSettings, ModelSettings, QuotaSettings
 from streaming.store.memory import Headroom

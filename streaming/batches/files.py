@@ -9,9 +9,10 @@ from typing import Any, cast
 import msgspec
 
 from streaming.errors import DecodeError, QuotaExceeded, UnknownFile
+from streaming.ids import kept_partition, new_file_id, tenant_partition
 from streaming.jobs.codec import decode, encode
 from streaming.jobs.quotas import NAMES
-from streaming.keys import kept_partition, new_file_id, partition_key, tenant_partition
+from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, translated
 from streaming.redis.paging import overdue, owned, page
 

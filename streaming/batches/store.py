@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from streaming.batches.batch import Batch, BatchProgress, BatchState, LineFault, decode_batch, decode_progress
 from streaming.batches.files import StoredFile
 from streaming.errors import DecodeError, KeyReused, QuotaExceeded, StreamingError, Superseded, UnknownBatch
+from streaming.ids import joined, kept_partition, new_batch_id, tenant_partition
 from streaming.jobs.codec import encode
 from streaming.jobs.quotas import NAMES
-from streaming.keys import joined, kept_partition, new_batch_id, partition_key, tenant_partition
+from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient, translated
 from streaming.redis.paging import overdue, owned, page

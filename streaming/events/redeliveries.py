@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 
-from streaming.keys import joined, partition_key
+from streaming.ids import joined
+from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, translated
 
 KEEP_S = 86_400

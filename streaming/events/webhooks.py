@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 from streaming.errors import UnknownMessage
 from streaming.events.outbox import Event
-from streaming.keys import kept_partition, message_id, partition_key
+from streaming.ids import kept_partition, message_id
+from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, translated
 from streaming.redis.paging import page
 

@@ -12,8 +12,8 @@ import logging
 import msgspec
 
 from streaming.errors import Unavailable
+from streaming.ids import partition_of
 from streaming.jobs.codec import decode, encode
-from streaming.keys import partition_of
 from streaming.redis.client import RedisClient
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,10 @@ from redis.exceptions import ResponseError
 
 from runtime.rounds import Rounds
 from streaming.errors import DecodeError, NewerMessage
+from streaming.ids import partition_of
 from streaming.jobs.codec import decode_reply
 from streaming.jobs.frames import Delta, Frame, Run, Section, author
-from streaming.keys import partition_key, partition_of
+from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, translated
 
 log = logging.getLogger(__name__)

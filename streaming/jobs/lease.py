@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from streaming.errors import DecodeError, NewerMessage, Rewound
+from streaming.ids import partition_of
 from streaming.jobs.codec import decode_control, decode_job, encode, packed
 from streaming.jobs.control import Control
 from streaming.jobs.frames import Frame, Opening
@@ -23,7 +24,7 @@ from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Job
 from streaming.jobs.records import parse_runs
 from streaming.jobs.terminal import Terminal
-from streaming.keys import channel, partition_of
+from streaming.keys import channel
 from streaming.redis.client import Call, RedisClient
 
 log = logging.getLogger(__name__)

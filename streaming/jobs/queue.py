@@ -23,12 +23,13 @@ from streaming.errors import (
     Unavailable,
     UnknownJob,
 )
+from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.cards import ModelCard
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.reservation import owed_bytes
-from streaming.keys import digest_partition, idempotency_digest, new_job_id, partition_key, partition_of
+from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import Call, RedisClient, translated
 from streaming.settings import UNLIMITED, QuotaSettings

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from streaming.errors import Unavailable
-from streaming.keys import tenant_partition
+from streaming.ids import tenant_partition
 from streaming.redis.client import RedisClient
 from streaming.settings import QuotaSettings
 

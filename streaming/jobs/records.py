@@ -15,6 +15,7 @@ from functools import partial
 
 from runtime.turns import ROWS_A_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage, UnknownJob
+from streaming.ids import partition_of
 from streaming.jobs.codec import decode_in_slices, decode_job, decode_rowless, decode_terminal
 from streaming.jobs.deliveries import Delivered, decode_delivered
 from streaming.jobs.frames import Frame, Run
@@ -22,7 +23,7 @@ from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequ
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.places import QueuePositions
 from streaming.jobs.terminal import Failure, Generated, Terminal
-from streaming.keys import parse_lane, partition_key, partition_of
+from streaming.keys import parse_lane, partition_key
 from streaming.priority import Priority
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import Call, RedisClient, translated

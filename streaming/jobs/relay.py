@@ -19,6 +19,7 @@ from runtime.background import keep_going
 from runtime.rounds import Rounds
 from runtime.turns import ROWS_A_SLICE
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
+from streaming.ids import partition_of
 from streaming.jobs.codec import decode_in_slices, decode_reply, decode_rowless, is_terminal
 from streaming.jobs.frames import Delta, Frame, Opening, Run, author, openings_of
 from streaming.jobs.history import ROWS_AT_ONCE, LoggedRun
@@ -27,7 +28,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.records import LONG_BYTES, NEWER, JobReader, JobRecord
 from streaming.jobs.reorder_buffer import LOOKS, TICK_S, ReorderBuffer
 from streaming.jobs.terminal import Ended, Failure, Terminal
-from streaming.keys import channel, partition_of
+from streaming.keys import channel
 from streaming.redis.client import RedisClient
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from runtime.config import ConfigError
-from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key, new_deployment_id
+from streaming.ids import new_deployment_id
+from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key
 from streaming.redis.client import RedisClient, translated
 from streaming.settings import RedisSettings
 

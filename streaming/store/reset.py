@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from streaming.keys import FLEET_SLOT, ROOT, fleet_key, kind_of
+from streaming.catalogue import ROOT
+from streaming.keys import FLEET_SLOT, fleet_key, kind_of
 from streaming.redis.client import RedisClient, translated
 
 SIZES = {

@@ -15,7 +15,7 @@ from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, Unproc
 
 from streaming.batches.file_store import FileStore
 from streaming.batches.store import Batches
-from streaming.keys import joined, line_job_id
+from streaming.ids import joined, line_job_id
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from workers.engines.sim.engine import token_text

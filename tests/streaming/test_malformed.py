@@ -20,6 +20,7 @@ from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Action, Plan, Plans
 from streaming.fleet.processes import Fleet, Process
+from streaming.ids import idempotency_digest, message_id
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.codec import encode
@@ -35,7 +36,7 @@ from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.summaries import Summaries
 from streaming.jobs.terminal import Terminal
-from streaming.keys import channel, fleet_key, idempotency_digest, message_id, partition_key
+from streaming.keys import channel, fleet_key, partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 

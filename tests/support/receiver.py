@@ -15,7 +15,8 @@ from typing import Any
 from house import House
 from redis import Redis, WatchError
 
-from streaming.keys import kept_partition, partition_key
+from streaming.ids import kept_partition
+from streaming.keys import partition_key
 
 
 @dataclass

@@ -22,6 +22,7 @@ from redis import Redis
 from cli.__main__ import main
 from streaming.batches.files import Files, StoredFile
 from streaming.errors import QuotaExceeded
+from streaming.ids import partition_of
 from streaming.jobs import quotas as quotas_module
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease
@@ -29,7 +30,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas, TenantUsage
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal
-from streaming.keys import partition_key, partition_of
+from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import QuotaSettings, RedisSettings

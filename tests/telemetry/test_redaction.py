@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.keys import new_deployment_id, new_file_id, new_job_id
+from streaming.ids import new_deployment_id, new_file_id, new_job_id
 from streaming.settings import WebhookSettings
 from telemetry.redaction import HIDDEN, clean, redact
 from telemetry.tracing import Tracing

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from streaming.errors import Fenced
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Plans
+from streaming.ids import new_job_id
 from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.codec import decode_reply, encode
 from streaming.jobs.control import Control, Follow
@@ -35,7 +36,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader, JobRecord
 from streaming.jobs.terminal import Failure, Terminal
-from streaming.keys import channel, new_job_id, partition_key
+from streaming.keys import channel, partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

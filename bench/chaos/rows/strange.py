@@ -21,8 +21,9 @@ from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.chaos.tenants import FIRST, authorization
 from bench.chaos.waiting import becomes, until
+from streaming.catalogue import ROOT
 from streaming.jobs.job import JobState
-from streaming.keys import ROOT, fleet_key, partition_key, prefix
+from streaming.keys import fleet_key, partition_key, prefix
 
 TOKENS = 200
 

@@ -13,7 +13,7 @@ from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import LEASES_HELD, LEASES_TOLD, BatchCommand, Batches, BatchLease
 from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
-from streaming.keys import line_job_id, partition_of
+from streaming.ids import line_job_id, partition_of
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

@@ -11,7 +11,8 @@ import pytest
 from streaming.errors import Unavailable
 from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet, Process
-from streaming.keys import fleet_key, new_life
+from streaming.ids import new_life
+from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
 from streaming.store.reset import live_processes
 

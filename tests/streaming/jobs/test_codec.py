@@ -15,12 +15,12 @@ from streaming import settings
 from streaming.batches import batch, files
 from streaming.errors import DecodeError, NewerMessage
 from streaming.fleet import overrides, plans, processes
+from streaming.ids import new_job_id, partition_of
 from streaming.jobs import cards, control, deliveries, frames, job, terminal
 from streaming.jobs.codec import TAGS, decode_control, decode_job, decode_reply, decode_terminal, encode
 from streaming.jobs.frames import Delta, Frame, Opening, Run, Section
 from streaming.jobs.job import JOB_VERSION, Chat, ChatTurn, Job, JobState, Sampling
 from streaming.jobs.terminal import Terminal, Usage
-from streaming.keys import new_job_id, partition_of
 from streaming.priority import Priority
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)

@@ -10,14 +10,16 @@ from flow import until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streaming.catalogue import CATALOGUE
 from streaming.errors import Abandoned, KeyReused
+from streaming.ids import idempotency_digest, joined
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobReader
 from streaming.jobs.terminal import Terminal
-from streaming.keys import CATALOGUE, idempotency_digest, joined, partition_key
+from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

@@ -10,6 +10,7 @@ import pytest
 from flow import append, delta, deltas_of, until
 
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
+from streaming.ids import new_job_id
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.frames import Delta, Run, Section
@@ -20,7 +21,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.jobs.records import JobReader
 from streaming.jobs.terminal import Terminal
-from streaming.keys import new_job_id, partition_key, prefix
+from streaming.keys import partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

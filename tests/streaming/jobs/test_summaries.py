@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from streaming.ids import partition_of
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.jobs.summaries import JobPage, PagePart, Place, Summaries, Summary, merged
 from streaming.jobs.terminal import Terminal, Usage
-from streaming.keys import partition_key, partition_of
+from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

@@ -22,6 +22,7 @@ from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plan, Plans
 from streaming.fleet.processes import Fleet, Process
+from streaming.ids import partition_of
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.dead_letters import DeadLetters
@@ -31,7 +32,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.summaries import Summaries
-from streaming.keys import partition_key, partition_of, prefix
+from streaming.keys import partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock

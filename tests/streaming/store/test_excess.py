@@ -16,6 +16,7 @@ from redis import Redis
 
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import Batches
+from streaming.catalogue import CATALOGUE, FLEET
 from streaming.errors import UnknownFile, UnknownJob
 from streaming.events.redeliveries import Redeliveries
 from streaming.events.webhooks import Webhooks
@@ -26,7 +27,7 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import read_log
 from streaming.jobs.queue import Queue
 from streaming.jobs.records import JobReader
-from streaming.keys import CATALOGUE, FLEET, FLEET_SLOT, fleet_key, partition_key, prefix
+from streaming.keys import FLEET_SLOT, fleet_key, partition_key, prefix
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS

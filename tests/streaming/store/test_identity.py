@@ -20,14 +20,14 @@ from house import House, redis_process
 from redis import Redis
 
 from runtime.config import ConfigError
-from streaming import keys, priority
+from streaming import catalogue, keys, priority
 from streaming.batches import batch
 from streaming.batches import files as stored_files
 from streaming.fleet import overrides, plans, processes
 from streaming.fleet.processes import Fleet, Process
+from streaming.ids import new_life
 from streaming.jobs import cards, codec, control, deliveries, frames, job, terminal
 from streaming.jobs.reaper import Reaper
-from streaming.keys import new_life
 from streaming.redis import scripts
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
@@ -229,8 +229,8 @@ def digest() -> str:
     folder = files("streaming") / "lua"
     names = ["prelude", *scripts.NAMES]
     parts = [
-        *(f"{key.name} {key.pattern} {key.kind}" for key in (*keys.CATALOGUE, *keys.FLEET)),
-        *(f"{kind} {text.partition(': ')[0]}" for kind, text in keys.CHANNELS.items()),
+        *(f"{key.name} {key.pattern} {key.kind}" for key in (*catalogue.CATALOGUE, *catalogue.FLEET)),
+        *(f"{kind} {text.partition(': ')[0]}" for kind, text in catalogue.CHANNELS.items()),
         keys.prefix(0),
         keys.prefix(keys.FLEET_SLOT),
         keys.GROUP,

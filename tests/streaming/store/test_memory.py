@@ -16,6 +16,7 @@ from redis import Redis
 
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
 from streaming.fleet.processes import Fleet, Process
+from streaming.ids import new_job_id
 from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.frames import Delta, Logprob, Run, Section
 from streaming.jobs.job import Job, JobState, Sampling, Text
@@ -26,7 +27,7 @@ from streaming.jobs.records import JobReader
 from streaming.jobs.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, owed_bytes
 from streaming.jobs.terminal import Terminal
 from streaming.jobs.work import UNKNOWN_OUTPUT
-from streaming.keys import new_job_id, partition_key
+from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient, ServerMemory
 from streaming.settings import RedisSettings
