@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from api.auth.keys import Caller
-from api.openai import errors
+from api.openai import errors, job_errors
 from api.openai.json_weight import Weighed, weighed
 from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.services import Services
@@ -129,7 +129,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     )
     card = services.cards.get(job.model)
     if card is not None and (failure := unsupported(job, card.capabilities)):
-        raise errors.from_failure(failure)
+        raise job_errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)
     accepted, inbox = await _accept(services, job, key, body, quota, must_run=must_run, waits=waits, card=card)
@@ -230,7 +230,7 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
         await services.relay.follow(inbox, joining=True)
     except Unavailable:
         services.relay.close(inbox)
-        raise errors.job_unreadable(job_id) from None
+        raise job_errors.job_unreadable(job_id) from None
     except BaseException:
         services.relay.close(inbox)
         raise

@@ -21,7 +21,7 @@ from api.admission import services_of
 from api.jobs import facts_of, job_headers, own_record, view_of
 from api.openai import cursor
 from api.openai.cursor import Cursor, Place
-from api.openai.errors import from_failure
+from api.openai.job_errors import from_failure
 from api.openai.rendering import (
     JobEvent,
     delta_event,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.auth import audit
+from api.auth import access_errors, audit
 from api.auth.access import Access, AccessTable, RouteMatch
 from api.auth.hosts import PROBES, Hosts
 from api.auth.keys import Caller
@@ -81,7 +81,7 @@ class RequestGuard:
         """Raises ApiError (403, 421)."""
         headers, path = scope["state"]["headers"], scope["path"]
         if self._keyring.open and path not in PROBES and not PROXIED.isdisjoint(headers):
-            raise errors.proxy_without_keys()
+            raise access_errors.proxy_without_keys()
         self._hosts.check(headers.get(b"host"), path, scope["http_version"])
         self._origins.check(scope["method"], path, headers)
 

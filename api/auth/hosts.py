@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from api.auth import access_errors
 from api.auth.loopback import is_loopback_name
-from api.openai import errors
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
 PROBES = frozenset(("/healthz", "/readyz"))
@@ -37,9 +37,9 @@ class Hosts:
             return
         name = host_name(value or b"")
         if self._keyless:
-            raise errors.foreign_host(name or _shown(value))
+            raise access_errors.foreign_host(name or _shown(value))
         if name not in self._allowed and path not in PROBES:
-            raise errors.unlisted_host(name or _shown(value))
+            raise access_errors.unlisted_host(name or _shown(value))
 
 
 @lru_cache(maxsize=256)

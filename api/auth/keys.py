@@ -8,14 +8,14 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from api.auth.loopback import is_loopback
-from api.openai.errors import (
+from api.auth.access_errors import (
     admin_not_configured,
     admin_token_required,
     invalid_api_key,
     permission_denied,
     wrong_admin_token,
 )
+from api.auth.loopback import is_loopback
 from api.settings import ApiSettings, KeySettings
 from runtime.config import ConfigError
 from streaming.priority import Priority

@@ -13,6 +13,7 @@ from functools import lru_cache
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
+from api.auth import access_errors
 from api.auth.loopback import is_loopback_name
 from api.openai import errors
 from api.settings import ORIGIN
@@ -51,7 +52,7 @@ class Origins:
             if not _is_loopback_origin(origin):
                 raise _foreign(origin)
         if site is not None and site not in OWN_SITES and not _is_visit(method, path, headers):
-            raise errors.foreign_site(site.decode("latin-1")) if origin is None else _foreign(origin)
+            raise access_errors.foreign_site(site.decode("latin-1")) if origin is None else _foreign(origin)
 
     def allows(self, origin: bytes | None, path: str) -> bool:
         """Whether pages of this origin may use the path and read its answer."""
@@ -72,7 +73,7 @@ class Origins:
         if b"access-control-request-method" not in headers or origin is None or not path.startswith(CORS_PATH_PREFIX):
             return None
         if not self.allows(origin, path):
-            raise errors.unlisted_origin(origin.decode("latin-1"))
+            raise access_errors.unlisted_origin(origin.decode("latin-1"))
         asked = headers.get(b"access-control-request-headers", b"")
         if len(asked) > MAX_REQUEST_HEADERS or (asked and not HEADER_NAMES.fullmatch(asked)):
             return None
@@ -110,7 +111,7 @@ def _is_loopback_origin(origin: bytes) -> bool:
 
 def _foreign(origin: bytes) -> errors.ApiError:
     text = origin.decode("latin-1")
-    return errors.foreign_origin(text, can_be_listed=ORIGIN.fullmatch(text) is not None)
+    return access_errors.foreign_origin(text, can_be_listed=ORIGIN.fullmatch(text) is not None)
 
 
 def _is_visit(method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:

@@ -1,4 +1,6 @@
-"""Every answer that is not a 2xx: its HTTP status, its code, its words and what a client library may do about it.
+"""Errors that requests are answered with: HTTP status, code, words, and what a client library may do about it.
+
+Those of connections, of access and of accepted jobs are in connection_errors, access_errors and job_errors.
 
 OpenAI's libraries choose the exception class by the HTTP status alone and retry 408, 409, 429 and 5xx by themselves.
 So an answer that a blind retry could only make worse says `x-should-retry: false`.
@@ -11,14 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streaming.errors import QuotaExceeded
-from streaming.jobs.job import Job, JobState, prompt_count
-from streaming.jobs.terminal import Failure, Terminal
+from streaming.jobs.job import Job, prompt_count
 
 MAX_RETRY_S = 120
 """Told to wait any longer, OpenAI's libraries give up at once."""
-
-CONNECTION_RETRY_S = 5
-"""Before a client that got no connection tries again."""
 
 FINAL = {"x-should-retry": "false"}
 
@@ -133,55 +131,6 @@ def body_too_complex(limit: int) -> ApiError:
     return ApiError(400, "body_too_complex", message)
 
 
-def foreign_host(host: str) -> ApiError:
-    """A server without keys was addressed by a name that is not this machine's."""
-    message = (
-        f"Without an API key this server answers to loopback names only, and the request's Host is {host[:128]!r}. "
-        "Use http://127.0.0.1 or http://localhost with its port, or configure a key ([keys.<name>])."
-    )
-    return ApiError(421, "misdirected_request", message)
-
-
-def unlisted_host(host: str) -> ApiError:
-    message = f"The request's Host {host[:128]!r} is not one of this server's names. Add it to [api] hosts."
-    return ApiError(421, "misdirected_request", message)
-
-
-def foreign_origin(origin: str, *, can_be_listed: bool) -> ApiError:
-    """A page may not use a server without keys. `origin` is its Origin header, which may be one that no setting takes,
-    such as "null"."""
-    fix = "Add it to [api] cors_origins (exactly as written here) and restart."
-    if not can_be_listed:
-        fix = "That is none to add to [api] cors_origins: serve the page from an address such as https://app.example."
-    message = (
-        "This server has no API keys, so it refuses web pages of other origins; this page's origin is "
-        f"{origin[:128]!r}. {fix}"
-    )
-    return ApiError(403, "foreign_origin", message)
-
-
-def foreign_site(site: str) -> ApiError:
-    """As `foreign_origin`, for a request whose page's origin the browser did not send: `site` is Sec-Fetch-Site."""
-    message = (
-        "This server has no API keys, so it refuses web pages of other origins; the browser names no origin and "
-        f"Sec-Fetch-Site {site[:128]!r}. Add the page's origin to [api] cors_origins, restart, and have the page send "
-        "its requests with CORS."
-    )
-    return ApiError(403, "foreign_origin", message)
-
-
-def unlisted_origin(origin: str) -> ApiError:
-    """The answer to the question that a browser asks before its page may send."""
-    message = f"Pages of {origin[:128]!r} may not use this server. Add the origin to [api] cors_origins and restart."
-    return ApiError(403, "foreign_origin", message)
-
-
-def proxy_without_keys() -> ApiError:
-    """To a server without keys all that a proxy forwards seems to come from this machine."""
-    message = "A proxy forwards to this server, which has no API keys. Configure a key ([keys.<name>])."
-    return ApiError(403, "proxy_without_keys", message)
-
-
 def unsupported_media_type() -> ApiError:
     message = "The body must be JSON. Send it with 'Content-Type: application/json'."
     return ApiError(415, "unsupported_media_type", message)
@@ -196,77 +145,7 @@ def upload_stalled(silence_s: float) -> ApiError:
     return ApiError(408, "upload_stalled", f"Nothing came for {silence_s:g} s. Nothing was kept; send it again.")
 
 
-# --- the connection ------------------------------------------------------------------------------------------------
-
-
-def invalid_http(reason: str) -> ApiError:
-    return ApiError(400, "invalid_http", f"The request is not valid HTTP: {reason}.")
-
-
-def headers_too_large(max_bytes: int, max_fields: int) -> ApiError:
-    message = (
-        f"The request line and header fields have more than {max_bytes} bytes or {max_fields} fields "
-        "([api] max_header_bytes, max_headers). Large cookies of other local sites are a common cause; send fewer."
-    )
-    return ApiError(431, "headers_too_large", message)
-
-
-def request_timeout(what: str, setting: str) -> ApiError:
-    """`what` did not arrive in the time that a setting of [api] gives it."""
-    message = f"The request's {what} did not arrive in time ([api] {setting}). Nothing was accepted."
-    return ApiError(408, "request_timeout", message)
-
-
-def too_many_connections(most: int) -> ApiError:
-    message = f"This server has the {most} connections it takes in all ([api] max_connections). Try later."
-    return _no_connection(message)
-
-
-def too_many_connections_of_a_client(most: int) -> ApiError:
-    message = (
-        f"Your address has the {most} connections that this server takes from one ([api] max_connections_per_client). "
-        "Close some; if it is a proxy's, add it to [api] trusted_proxies."
-    )
-    return _no_connection(message)
-
-
-def _no_connection(message: str) -> ApiError:
-    return ApiError(503, "too_many_connections", message, headers=retry_after(CONNECTION_RETRY_S))
-
-
-# --- who asks, and for what ----------------------------------------------------------------------------------------
-
-
-def invalid_api_key(message: str) -> ApiError:
-    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-def admin_token_required() -> ApiError:
-    message = (
-        "Without API keys /admin needs the admin token: `penstock up` writes it to run/admin-token in its data folder, "
-        "and the penstock command sends it by itself. Send it as 'Authorization: Bearer <token>'."
-    )
-    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-def wrong_admin_token() -> ApiError:
-    message = (
-        "This is not the admin token of this server. `penstock up` writes a new one at each start to run/admin-token "
-        "in its data folder."
-    )
-    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-def admin_not_configured() -> ApiError:
-    message = (
-        "Neither an API key nor an admin token is configured, so nobody may administer this server. Add a key with "
-        "admin = true ([keys.<name>]), or set [api] admin_token_sha256 to the SHA-256 of a token of yours."
-    )
-    return ApiError(403, "admin_not_configured", message)
-
-
-def permission_denied(message: str, param: str | None = None) -> ApiError:
-    return ApiError(403, "permission_denied", message, param=param)
+# --- what is asked for ---------------------------------------------------------------------------------------------
 
 
 def model_not_found(model: str, known: Iterable[str]) -> ApiError:
@@ -384,16 +263,6 @@ def acceptance_unknown(retry_s: float = 1) -> ApiError:
     return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
 
 
-def job_unreadable(job_id: str, retry_s: float = 1) -> ApiError:
-    """The request was accepted before, under its idempotency key, and its job cannot be read now."""
-    message = (
-        f"The request was accepted before as {job_id}, and the queue does not answer now. Send it again with the "
-        f"same Idempotency-Key, or read it at /v1/jobs/{job_id}."
-    )
-    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s) | headers)
-
-
 def store_full(reason: str) -> ApiError:
     """Admission ends before the store is full, so that what was accepted can be finished."""
     return ApiError(503, "no_capacity", f"Nothing more is accepted now: {reason}.", headers=retry_after(5))
@@ -402,64 +271,3 @@ def store_full(reason: str) -> ApiError:
 def internal_error(request_id: str) -> ApiError:
     message = f"The server failed on this request. Its log has the cause under request id {request_id}."
     return ApiError(500, "internal_error", message)
-
-
-def wait_timeout(job_id: str, waited_s: float) -> ApiError:
-    """The work goes on, so a retry would do it twice."""
-    message = (
-        f"No result after {waited_s:g} s. The job goes on: read it at /v1/jobs/{job_id}, "
-        "or ask with stream: true, which has no such limit."
-    )
-    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(504, "wait_timeout", message, headers=FINAL | headers)
-
-
-def stream_reset(job_id: str) -> ApiError:
-    """The store lost tokens that were already sent, and others took their place: nothing may be spliced."""
-    message = f"The store lost part of this stream. Read it again from its start at /v1/jobs/{job_id}/events."
-    return ApiError(500, "stream_reset", message, headers=FINAL | {"X-Job-Id": job_id})
-
-
-def resume_impossible(job_id: str) -> ApiError:
-    """The worker was lost in the middle of JSON output, and the text is computed from its beginning again."""
-    message = (
-        "The worker was lost while it generated JSON, which its engine cannot continue, so the answer is computed "
-        f"again from its beginning. Read it at /v1/jobs/{job_id}, or as it comes at /v1/jobs/{job_id}/events."
-    )
-    return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
-
-
-# --- jobs that ended without a result ------------------------------------------------------------------------------
-
-
-def deadline_exceeded_in_queue() -> ApiError:
-    message = "The job's deadline passed while it waited, so it was not started."
-    return ApiError(408, "deadline_exceeded_in_queue", message, headers=FINAL)
-
-
-def deadline_exceeded() -> ApiError:
-    return ApiError(408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL)
-
-
-def job_cancelled() -> ApiError:
-    return ApiError(409, "job_cancelled", "The job was cancelled.", headers=FINAL)
-
-
-def from_failure(failure: Failure) -> ApiError:
-    """A failed job's error. The queue has tried already as often as it may, so libraries must not try again."""
-    retried = failure.status in (408, 409, 429) or failure.status >= 500
-    headers = FINAL if retried else {}
-    return ApiError(failure.status, failure.code, failure.message, param=failure.param, headers=headers)
-
-
-def from_terminal(terminal: Terminal) -> ApiError:
-    """The error for a job that ended in any state but completed."""
-    if terminal.failure is not None:
-        return from_failure(terminal.failure)
-    match terminal.state:
-        case JobState.CANCELLED:
-            return job_cancelled()
-        case JobState.EXPIRED:
-            return deadline_exceeded() if terminal.seq else deadline_exceeded_in_queue()
-        case _:
-            return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)

@@ -16,7 +16,8 @@ import msgspec
 
 from api.openai import cursor
 from api.openai.cursor import Cursor
-from api.openai.errors import ApiError, from_terminal
+from api.openai.errors import ApiError
+from api.openai.job_errors import from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
 from runtime.turns import ROWS_A_SLICE, Sliced, at_once
 from streaming.jobs.cards import ModelCard

@@ -19,9 +19,9 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api.auth.hosts import PROBES
-from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import to_json
+from api.stream import connection_errors
 from api.stream.connection_guard import ConnectionGuard, GuardedConnection
 from api.stream.deadlines import DeadlineQueue
 
@@ -181,7 +181,9 @@ class Connection(HttpToolsProtocol):
             self._refuse(error)
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause if isinstance(cause, ApiError) else errors.invalid_http(str(error) or "cannot be read"))
+            self._refuse(
+                cause if isinstance(cause, ApiError) else connection_errors.invalid_http(str(error) or "cannot be read")
+            )
         else:
             self._wait_for_more(len(data))
 
@@ -227,7 +229,7 @@ class Connection(HttpToolsProtocol):
         self._silent = False
 
     def _too_large(self) -> ApiError:
-        return errors.headers_too_large(self._max_header_bytes, self._max_headers)
+        return connection_errors.headers_too_large(self._max_header_bytes, self._max_headers)
 
     # --- what the parser finds; errors raised here come back out of its feed_data -------------------------------------
 
@@ -255,7 +257,7 @@ class Connection(HttpToolsProtocol):
         elif name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
         elif self._chunked or value.lower() != b"chunked":
-            raise errors.invalid_http("the only Transfer-Encoding taken here is 'chunked'")
+            raise connection_errors.invalid_http("the only Transfer-Encoding taken here is 'chunked'")
         else:
             self._chunked = True
 
@@ -275,11 +277,13 @@ class Connection(HttpToolsProtocol):
             raise self._too_large()
         version = parser.get_http_version()
         if version not in VERSIONS or (self._chunked and version == "1.0"):
-            raise errors.invalid_http("its version is not taken here, or not with this Transfer-Encoding")
+            raise connection_errors.invalid_http("its version is not taken here, or not with this Transfer-Encoding")
         if (self._length or self._chunked) and parser.should_upgrade():
-            raise errors.invalid_http("this server changes to no other protocol; leave out the Upgrade header")
+            raise connection_errors.invalid_http(
+                "this server changes to no other protocol; leave out the Upgrade header"
+            )
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise errors.invalid_http(f"more than {MAX_PIPELINED} requests wait on this connection")
+            raise connection_errors.invalid_http(f"more than {MAX_PIPELINED} requests wait on this connection")
         if not self._admitted:
             self._admitted = self._guard.admit(self)
             if not self._admitted:
@@ -400,7 +404,7 @@ class Connection(HttpToolsProtocol):
         """A client that has begun a request is told; one that has not might take a 408 for its next answer."""
         self._queue = None
         if self._begun:
-            self._refuse(errors.request_timeout("header fields", "header_timeout_s"))
+            self._refuse(connection_errors.request_timeout("header fields", "header_timeout_s"))
         else:
             self.transport.close()
 
@@ -416,7 +420,7 @@ class Connection(HttpToolsProtocol):
         elif cycle.response_complete:
             self.transport.close()
         else:
-            self._refuse(errors.request_timeout("body", "body_timeout_s"))
+            self._refuse(connection_errors.request_timeout("body", "body_timeout_s"))
 
     def idle_overdue(self) -> None:
         self._queue = None

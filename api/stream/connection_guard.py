@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from api.auth.loopback import is_loopback
-from api.openai import errors
 from api.openai.errors import ApiError
 from api.settings import ApiSettings
+from api.stream import connection_errors
 from api.stream.deadlines import DeadlineQueue
 
 IDLE_TIMEOUT_S = 75.0
@@ -102,8 +102,8 @@ class ConnectionGuard:
         """The answer to a connection beyond a limit, which names the limit and its setting."""
         most = self.settings.max_connections
         if len(self._admitted) >= most:
-            return errors.too_many_connections(most)
-        return errors.too_many_connections_of_a_client(self.settings.max_connections_per_client)
+            return connection_errors.too_many_connections(most)
+        return connection_errors.too_many_connections_of_a_client(self.settings.max_connections_per_client)
 
     def admit_probe(self, connection: GuardedConnection) -> bool:
         """Let a health probe beyond the limits be answered; no other connection may take its place then. False if

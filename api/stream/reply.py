@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admitted
-from api.openai import errors
+from api.openai import errors, job_errors
 from api.openai.errors import ApiError
 from api.openai.rendering import ChunkRenderer, Facts, completion_in_slices, error_frame, fingerprint, to_json
 from api.services import Services
@@ -104,7 +104,7 @@ class Reply:
         """Raises what ends an answer before its job's end."""
         if self._inbox.rewound:
             constrained = self._job.sampling.json_schema is not None
-            raise (errors.resume_impossible if constrained else errors.stream_reset)(self._inbox.job_id)
+            raise (job_errors.resume_impossible if constrained else job_errors.stream_reset)(self._inbox.job_id)
         if self._inbox.hung_up:
             raise ClientGone
 
@@ -188,7 +188,7 @@ class StreamReply(Reply):
             rows, terminal = await self._take(self._silence_s())
             if terminal is not None and not rows and terminal.state is not JobState.COMPLETED:
                 self._delivery.last_got()
-                await send_error(send, errors.from_terminal(terminal), self._admitted.headers)
+                await send_error(send, job_errors.from_terminal(terminal), self._admitted.headers)
                 self._delivery.last_sent()
                 return
             await send(_start(200, self._admitted.headers, STREAM_HEADERS))
@@ -325,7 +325,9 @@ class WholeReply(Reply):
         while terminal is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                await send_error(send, errors.wait_timeout(self._inbox.job_id, self._services.settings.wait_s), headers)
+                await send_error(
+                    send, job_errors.wait_timeout(self._inbox.job_id, self._services.settings.wait_s), headers
+                )
                 return
             taken, terminal = await self._take(left)
             rows += taken

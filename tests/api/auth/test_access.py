@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from api.app import ROUTES
+from api.auth import access_errors
 from api.auth.access import RULES, Access, AccessTable
 from api.auth.guard import RequestGuard
 from api.auth.keys import Keyring
@@ -199,7 +200,7 @@ def test_senders_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(10 * MAX_TOLD):
         origin = f"https://{number}.example\n{{}}"
         for _ in range(2):
-            refusals.tell(errors.foreign_origin(origin, can_be_listed=False), f"/v1/{'x' * 9999}\n")
+            refusals.tell(access_errors.foreign_origin(origin, can_be_listed=False), f"/v1/{'x' * 9999}\n")
     refusals.tell(errors.job_not_found(), "/v1/jobs/x")
     assert len(caplog.messages) == MAX_TOLD + 1 and "no more" in caplog.messages[-1]
     assert all(len(each) < 1000 and "\n" not in each for each in caplog.messages)

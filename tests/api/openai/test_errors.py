@@ -13,8 +13,10 @@ import pytest
 from house import House, eventually
 from redis import Redis
 
-from api.openai import errors
+from api.auth import access_errors
+from api.openai import errors, job_errors
 from api.openai.errors import ApiError
+from api.stream import connection_errors
 from streaming.errors import QuotaExceeded
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.terminal import Failure, Terminal
@@ -28,22 +30,26 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "context_length_exceeded": (errors.context_length_exceeded(9000, 8192), 400, "context_length_exceeded"),
     "too_large_for_store": (errors.too_large_for_store(JOB, 9 << 20, 8 << 20), 400, "too_large_for_store"),
     "body_too_complex": (errors.body_too_complex(65_536), 400, "body_too_complex"),
-    "invalid_http": (errors.invalid_http("no version"), 400, "invalid_http"),
-    "headers_too_large": (errors.headers_too_large(16_384, 100), 431, "headers_too_large"),
-    "request_timeout": (errors.request_timeout("body", "body_timeout_s"), 408, "request_timeout"),
-    "too_many_connections": (errors.too_many_connections(20_000), 503, "too_many_connections"),
-    "too_many_connections_of_a_client": (errors.too_many_connections_of_a_client(9), 503, "too_many_connections"),
-    "foreign_origin": (errors.foreign_origin("https://a.example", can_be_listed=True), 403, "foreign_origin"),
-    "foreign_site": (errors.foreign_site("cross-site"), 403, "foreign_origin"),
-    "unlisted_origin": (errors.unlisted_origin("https://a.example"), 403, "foreign_origin"),
-    "foreign_host": (errors.foreign_host("a.example"), 421, "misdirected_request"),
-    "unlisted_host": (errors.unlisted_host("a.example"), 421, "misdirected_request"),
-    "proxy_without_keys": (errors.proxy_without_keys(), 403, "proxy_without_keys"),
-    "admin_token_required": (errors.admin_token_required(), 401, "admin_token_required"),
-    "wrong_admin_token": (errors.wrong_admin_token(), 401, "admin_token_required"),
-    "admin_not_configured": (errors.admin_not_configured(), 403, "admin_not_configured"),
-    "invalid_api_key": (errors.invalid_api_key("No key."), 401, "invalid_api_key"),
-    "permission_denied": (errors.permission_denied("Not this model.", "model"), 403, "permission_denied"),
+    "invalid_http": (connection_errors.invalid_http("no version"), 400, "invalid_http"),
+    "headers_too_large": (connection_errors.headers_too_large(16_384, 100), 431, "headers_too_large"),
+    "request_timeout": (connection_errors.request_timeout("body", "body_timeout_s"), 408, "request_timeout"),
+    "too_many_connections": (connection_errors.too_many_connections(20_000), 503, "too_many_connections"),
+    "too_many_connections_of_a_client": (
+        connection_errors.too_many_connections_of_a_client(9),
+        503,
+        "too_many_connections",
+    ),
+    "foreign_origin": (access_errors.foreign_origin("https://a.example", can_be_listed=True), 403, "foreign_origin"),
+    "foreign_site": (access_errors.foreign_site("cross-site"), 403, "foreign_origin"),
+    "unlisted_origin": (access_errors.unlisted_origin("https://a.example"), 403, "foreign_origin"),
+    "foreign_host": (access_errors.foreign_host("a.example"), 421, "misdirected_request"),
+    "unlisted_host": (access_errors.unlisted_host("a.example"), 421, "misdirected_request"),
+    "proxy_without_keys": (access_errors.proxy_without_keys(), 403, "proxy_without_keys"),
+    "admin_token_required": (access_errors.admin_token_required(), 401, "admin_token_required"),
+    "wrong_admin_token": (access_errors.wrong_admin_token(), 401, "admin_token_required"),
+    "admin_not_configured": (access_errors.admin_not_configured(), 403, "admin_not_configured"),
+    "invalid_api_key": (access_errors.invalid_api_key("No key."), 401, "invalid_api_key"),
+    "permission_denied": (access_errors.permission_denied("Not this model.", "model"), 403, "permission_denied"),
     "model_not_found": (errors.model_not_found("gpt", ["b", "a"]), 404, "model_not_found"),
     "job_not_found": (errors.job_not_found(), 404, "job_not_found"),
     "file_not_found": (errors.file_not_found(), 404, "file_not_found"),
@@ -54,10 +60,10 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "unknown_route": (errors.unknown_route(), 404, "not_found"),
     "method_not_allowed": (errors.method_not_allowed(["POST", "GET"]), 405, "method_not_allowed"),
     "upload_stalled": (errors.upload_stalled(30), 408, "upload_stalled"),
-    "deadline_exceeded_in_queue": (errors.deadline_exceeded_in_queue(), 408, "deadline_exceeded_in_queue"),
-    "deadline_exceeded": (errors.deadline_exceeded(), 408, "deadline_exceeded"),
+    "deadline_exceeded_in_queue": (job_errors.deadline_exceeded_in_queue(), 408, "deadline_exceeded_in_queue"),
+    "deadline_exceeded": (job_errors.deadline_exceeded(), 408, "deadline_exceeded"),
     "idempotency_in_progress": (errors.idempotency_in_progress(), 409, "idempotency_in_progress"),
-    "job_cancelled": (errors.job_cancelled(), 409, "job_cancelled"),
+    "job_cancelled": (job_errors.job_cancelled(), 409, "job_cancelled"),
     "batch_not_steered": (errors.batch_not_steered("pause", "failed"), 409, "batch_not_steerable"),
     "nothing_to_replay": (errors.nothing_to_replay("j1", "no map"), 409, "malformed_job"),
     "result_expired": (errors.result_expired("j1"), 410, "result_expired"),
@@ -68,15 +74,15 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "queue_full": (errors.queue_full(10_000, 900.0), 429, "queue_full"),
     "quota_exceeded": (errors.quota_exceeded(QuotaExceeded("jobs", 9, 9)), 429, "quota_exceeded"),
     "internal_error": (errors.internal_error("r1"), 500, "internal_error"),
-    "stream_reset": (errors.stream_reset("j1"), 500, "stream_reset"),
-    "resume_impossible": (errors.resume_impossible("j1"), 500, "resume_impossible"),
+    "stream_reset": (job_errors.stream_reset("j1"), 500, "stream_reset"),
+    "resume_impossible": (job_errors.resume_impossible("j1"), 500, "resume_impossible"),
     "no_capacity": (errors.no_capacity(2.5), 503, "no_capacity"),
     "store_full": (errors.store_full("its memory is full"), 503, "no_capacity"),
     "draining": (errors.draining(), 503, "draining"),
     "store_unavailable": (errors.store_unavailable(), 503, "store_unavailable"),
     "acceptance_unknown": (errors.acceptance_unknown(), 503, "store_unavailable"),
-    "job_unreadable": (errors.job_unreadable("j1"), 503, "store_unavailable"),
-    "wait_timeout": (errors.wait_timeout("j1", 600.0), 504, "wait_timeout"),
+    "job_unreadable": (job_errors.job_unreadable("j1"), 503, "store_unavailable"),
+    "wait_timeout": (job_errors.wait_timeout("j1", 600.0), 504, "wait_timeout"),
 }
 NOT_TO_BE_RETRIED = {
     "deadline_exceeded_in_queue", "deadline_exceeded", "job_cancelled", "batch_not_steered", "nothing_to_replay",
@@ -88,7 +94,8 @@ def test_every_error_is_in_the_table() -> None:
     """A new one is held to the same rules."""
     made = {
         name
-        for name, make in vars(errors).items()
+        for module in (errors, job_errors, access_errors, connection_errors)
+        for name, make in vars(module).items()
         if inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError" and not name.startswith("_")
     }
     assert made == EVERY.keys() | {"from_failure", "from_terminal"}
@@ -108,11 +115,11 @@ def test_every_error_has_the_one_shape(name: str) -> None:
 @pytest.mark.parametrize(
     ("error", "settings"),
     [
-        (errors.headers_too_large(16_384, 100), "[api] max_header_bytes, max_headers"),
+        (connection_errors.headers_too_large(16_384, 100), "[api] max_header_bytes, max_headers"),
         (errors.payload_too_large(1024), "[api] body_limit"),
-        (errors.request_timeout("body", "body_timeout_s"), "[api] body_timeout_s"),
-        (errors.too_many_connections(9), "[api] max_connections)"),
-        (errors.too_many_connections_of_a_client(9), "[api] max_connections_per_client"),
+        (connection_errors.request_timeout("body", "body_timeout_s"), "[api] body_timeout_s"),
+        (connection_errors.too_many_connections(9), "[api] max_connections)"),
+        (connection_errors.too_many_connections_of_a_client(9), "[api] max_connections_per_client"),
     ],
 )
 def test_errors_of_limits_name_their_setting(error: ApiError, settings: str) -> None:
@@ -159,7 +166,7 @@ def test_retry_after_stays_within_what_libraries_accept(seconds: float, whole: s
 
 def test_a_failure_keeps_its_code_status_and_param() -> None:
     """A worker's refusal reaches the client as it was said."""
-    error = errors.from_failure(Failure("context_length_exceeded", "Too long.", 400, "messages"))
+    error = job_errors.from_failure(Failure("context_length_exceeded", "Too long.", 400, "messages"))
     assert (error.status, error.code, error.message, error.param) == (
         400,
         "context_length_exceeded",
@@ -172,7 +179,7 @@ def test_a_failure_keeps_its_code_status_and_param() -> None:
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_a_failed_job_is_not_retried_by_libraries(status: int) -> None:
     """The queue has done its attempts; a library must not start over."""
-    assert errors.from_failure(Failure("poison", "Crashed three workers.", status)).headers == errors.FINAL
+    assert job_errors.from_failure(Failure("poison", "Crashed three workers.", status)).headers == errors.FINAL
 
 
 @pytest.mark.parametrize(
@@ -187,7 +194,7 @@ def test_a_failed_job_is_not_retried_by_libraries(status: int) -> None:
 )
 def test_each_unhappy_end_has_its_error(terminal: Terminal, status: int, code: str) -> None:
     """Every final state but completed maps to one answer."""
-    error = errors.from_terminal(terminal)
+    error = job_errors.from_terminal(terminal)
     assert (error.status, error.code) == (status, code)
 
 

@@ -1,0 +1,86 @@
+"""Errors of access: why a caller, a host name or a page of another origin is refused."""
+
+from __future__ import annotations
+
+from api.openai.errors import ApiError
+
+
+def foreign_host(host: str) -> ApiError:
+    """A server without keys was addressed by a name that is not this machine's."""
+    message = (
+        f"Without an API key this server answers to loopback names only, and the request's Host is {host[:128]!r}. "
+        "Use http://127.0.0.1 or http://localhost with its port, or configure a key ([keys.<name>])."
+    )
+    return ApiError(421, "misdirected_request", message)
+
+
+def unlisted_host(host: str) -> ApiError:
+    message = f"The request's Host {host[:128]!r} is not one of this server's names. Add it to [api] hosts."
+    return ApiError(421, "misdirected_request", message)
+
+
+def foreign_origin(origin: str, *, can_be_listed: bool) -> ApiError:
+    """A page may not use a server without keys. `origin` is its Origin header, which may be one that no setting takes,
+    such as "null"."""
+    fix = "Add it to [api] cors_origins (exactly as written here) and restart."
+    if not can_be_listed:
+        fix = "That is none to add to [api] cors_origins: serve the page from an address such as https://app.example."
+    message = (
+        "This server has no API keys, so it refuses web pages of other origins; this page's origin is "
+        f"{origin[:128]!r}. {fix}"
+    )
+    return ApiError(403, "foreign_origin", message)
+
+
+def foreign_site(site: str) -> ApiError:
+    """As `foreign_origin`, for a request whose page's origin the browser did not send: `site` is Sec-Fetch-Site."""
+    message = (
+        "This server has no API keys, so it refuses web pages of other origins; the browser names no origin and "
+        f"Sec-Fetch-Site {site[:128]!r}. Add the page's origin to [api] cors_origins, restart, and have the page send "
+        "its requests with CORS."
+    )
+    return ApiError(403, "foreign_origin", message)
+
+
+def unlisted_origin(origin: str) -> ApiError:
+    """The answer to the question that a browser asks before its page may send."""
+    message = f"Pages of {origin[:128]!r} may not use this server. Add the origin to [api] cors_origins and restart."
+    return ApiError(403, "foreign_origin", message)
+
+
+def proxy_without_keys() -> ApiError:
+    """To a server without keys all that a proxy forwards seems to come from this machine."""
+    message = "A proxy forwards to this server, which has no API keys. Configure a key ([keys.<name>])."
+    return ApiError(403, "proxy_without_keys", message)
+
+
+def invalid_api_key(message: str) -> ApiError:
+    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def admin_token_required() -> ApiError:
+    message = (
+        "Without API keys /admin needs the admin token: `penstock up` writes it to run/admin-token in its data folder, "
+        "and the penstock command sends it by itself. Send it as 'Authorization: Bearer <token>'."
+    )
+    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def wrong_admin_token() -> ApiError:
+    message = (
+        "This is not the admin token of this server. `penstock up` writes a new one at each start to run/admin-token "
+        "in its data folder."
+    )
+    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def admin_not_configured() -> ApiError:
+    message = (
+        "Neither an API key nor an admin token is configured, so nobody may administer this server. Add a key with "
+        "admin = true ([keys.<name>]), or set [api] admin_token_sha256 to the SHA-256 of a token of yours."
+    )
+    return ApiError(403, "admin_not_configured", message)
+
+
+def permission_denied(message: str, param: str | None = None) -> ApiError:
+    return ApiError(403, "permission_denied", message, param=param)

@@ -1,0 +1,75 @@
+"""Errors of accepted jobs: why there is no result, or not yet, and whether a retry helps."""
+
+from __future__ import annotations
+
+from api.openai.errors import FINAL, ApiError, retry_after
+from streaming.jobs.job import JobState
+from streaming.jobs.terminal import Failure, Terminal
+
+
+def job_unreadable(job_id: str, retry_s: float = 1) -> ApiError:
+    """The request was accepted before, under its idempotency key, and its job cannot be read now."""
+    message = (
+        f"The request was accepted before as {job_id}, and the queue does not answer now. Send it again with the "
+        f"same Idempotency-Key, or read it at /v1/jobs/{job_id}."
+    )
+    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s) | headers)
+
+
+def wait_timeout(job_id: str, waited_s: float) -> ApiError:
+    """The work goes on, so a retry would do it twice."""
+    message = (
+        f"No result after {waited_s:g} s. The job goes on: read it at /v1/jobs/{job_id}, "
+        "or ask with stream: true, which has no such limit."
+    )
+    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+    return ApiError(504, "wait_timeout", message, headers=FINAL | headers)
+
+
+def stream_reset(job_id: str) -> ApiError:
+    """The store lost tokens that were already sent, and others took their place: nothing may be spliced."""
+    message = f"The store lost part of this stream. Read it again from its start at /v1/jobs/{job_id}/events."
+    return ApiError(500, "stream_reset", message, headers=FINAL | {"X-Job-Id": job_id})
+
+
+def resume_impossible(job_id: str) -> ApiError:
+    """The worker was lost in the middle of JSON output, and the text is computed from its beginning again."""
+    message = (
+        "The worker was lost while it generated JSON, which its engine cannot continue, so the answer is computed "
+        f"again from its beginning. Read it at /v1/jobs/{job_id}, or as it comes at /v1/jobs/{job_id}/events."
+    )
+    return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
+
+
+def deadline_exceeded_in_queue() -> ApiError:
+    message = "The job's deadline passed while it waited, so it was not started."
+    return ApiError(408, "deadline_exceeded_in_queue", message, headers=FINAL)
+
+
+def deadline_exceeded() -> ApiError:
+    return ApiError(408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL)
+
+
+def job_cancelled() -> ApiError:
+    return ApiError(409, "job_cancelled", "The job was cancelled.", headers=FINAL)
+
+
+def from_failure(failure: Failure) -> ApiError:
+    """A failed job's error. The queue has tried already as often as it may, so libraries must not try again."""
+    retried = failure.status in (408, 409, 429) or failure.status >= 500
+    headers = FINAL if retried else {}
+    return ApiError(failure.status, failure.code, failure.message, param=failure.param, headers=headers)
+
+
+def from_terminal(terminal: Terminal) -> ApiError:
+    """The error for a job that ended in any state but completed."""
+    if terminal.failure is not None:
+        return from_failure(terminal.failure)
+    match terminal.state:
+        case JobState.CANCELLED:
+            return job_cancelled()
+        case JobState.EXPIRED:
+            return deadline_exceeded() if terminal.seq else deadline_exceeded_in_queue()
+        case _:
+            return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)
