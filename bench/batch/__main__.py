@@ -14,8 +14,7 @@ from typing import Any
 
 from bench import program, report
 from bench.batch.kills import delays, kills
-from bench.batch.memory import memory
-from bench.batch.pace import alone, manners
+from bench.batch.pace import alone, manners, memory
 from bench.processes import Died
 from bench.program import ProgramRun
 from bench.report import Column, Ratio, Report

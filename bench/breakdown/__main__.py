@@ -17,9 +17,8 @@ import uvloop
 from rich.console import Console
 
 from bench import plots, program, report
-from bench.breakdown.ask import BreakdownLoad, ask_all, timings
+from bench.breakdown.ask import BreakdownLoad, BreakdownTarget, Unsuitable, ask_all, timings
 from bench.breakdown.figures import COLUMNS, Row, draw, notes_of, ratios_of, row_of
-from bench.breakdown.target import BreakdownTarget, Unsuitable
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died

@@ -17,7 +17,7 @@ from bench import program, report
 from bench.connections.figures import COLUMNS, Row, abuse_goals, abuse_rows, slow_goals, slow_rows
 from bench.connections.runs import FULL, QUICK, abused, beside_slow, count_of_turns
 from bench.gateway.stage import GatewayTestbed
-from bench.load.child import LoadFailed
+from bench.load.plan import LoadFailed
 from bench.processes import Died
 from bench.program import ProgramRun
 from bench.report import Ratio, Report

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.connections.abuse import Cost
-from bench.interval import COVERAGE, median_interval
 from bench.load.plan import StreamReading
 from bench.report import Column, Ratio
+from bench.stats import COVERAGE, median_interval
 
 ALONE, AT_PENSTOCK, AT_BARE = "none", "at Penstock", "at a bare server"
 ARMS = (ALONE, AT_PENSTOCK, AT_BARE)

@@ -13,8 +13,7 @@ from pathlib import Path
 from bench.connections.abuse import ABUSES, Cost, try_abuse
 from bench.connections.figures import ARMS, AT_BARE, AT_PENSTOCK, ConnectionReading
 from bench.gateway.stage import GatewayTestbed
-from bench.load.child import measure
-from bench.load.plan import LoadPlan
+from bench.load.plan import LoadPlan, measure
 from bench.penstock import MODEL, Penstock
 from bench.ports import free_port
 from bench.processes import Died

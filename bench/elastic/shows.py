@@ -16,8 +16,7 @@ import msgspec
 
 from bench.chaos.http import fetch
 from bench.chaos.waiting import becomes, until
-from bench.elastic.crowd import Crowd
-from bench.elastic.yard import MODEL, PATIENCE_S, Yard, stale, stop
+from bench.elastic.testbed import MODEL, PATIENCE_S, Crowd, ElasticTestbed, stale, stop
 from bench.report import Ratio
 from streaming.jobs.records import JobReader
 
@@ -81,30 +80,30 @@ async def step(folder: Path, size: ElasticSize) -> Shown:
     model = {"min_workers": 1, "max_workers": size.most}
     # Else workers would be kept ready for the next such rush, for hours, and there would be no way down to see.
     settings = {**SIM, "sim.load_ms": size.load_ms, "scheduler.idle_s": size.idle_s, "scheduler.cover": 0}
-    async with Yard(folder / "yard", model, settings) as yard:
-        crowd = Crowd(folder, yard.port, tokens=100)
+    async with ElasticTestbed(folder / "testbed", model, settings) as testbed:
+        crowd = Crowd(folder, testbed.port, tokens=100)
         crowd.size(max(1, size.crowd // 10))
-        await yard.settled(1)
+        await testbed.settled(1)
         await asyncio.sleep(size.hold_s)
-        known = {worker.lease for worker in await yard.workers()}
-        began = await yard.now_s()
+        known = {worker.lease for worker in await testbed.workers()}
+        began = await testbed.now_s()
         crowd.size(size.crowd)
-        up, start = await yard.first(began, "up"), await yard.first(began, "start")
-        await until(lambda: _new(yard, known), PATIENCE_S)
-        ready_s = await yard.now_s() - began
+        up, start = await testbed.first(began, "up"), await testbed.first(began, "start")
+        await until(lambda: _new(testbed, known), PATIENCE_S)
+        ready_s = await testbed.now_s() - began
         start_s = began + ready_s - start.at_ms / 1000
         shown.judge_goal("elastic.decided", "step: decided after", up.at_ms / 1000 - began)
         shown.add("step: first new worker there after", ready_s, "s")
         shown.add("step: of that, its start", start_s, "s")
         shown.judge_goal("elastic.there", "step: there after, less its start", ready_s - start_s)
-        await _still(yard, size.hold_s)
-        shown.add("step: workers ready when nothing more was decided", len(await yard.workers()))
+        await _still(testbed, size.hold_s)
+        shown.add("step: workers ready when nothing more was decided", len(await testbed.workers()))
         crowd.size(max(1, size.crowd // 10))
-        gone = await yard.now_s()
-        down = await becomes(lambda: _is_down(yard, size.down), DOWN_S)
-        shown.add("step: given back after", await yard.now_s() - gone if down else None, "s")
-        shown.judge("step: workers in the end", len(await yard.fleet.processes("worker")), size.down, "")
-        shown.add("step: workers drained", len(await yard.actions(gone, "drain")))
+        gone = await testbed.now_s()
+        down = await becomes(lambda: _is_down(testbed, size.down), DOWN_S)
+        shown.add("step: given back after", await testbed.now_s() - gone if down else None, "s")
+        shown.judge("step: workers in the end", len(await testbed.fleet.processes("worker")), size.down, "")
+        shown.add("step: workers drained", len(await testbed.actions(gone, "drain")))
         await crowd.go()
         shown.judge_clients(await crowd.judged())
     return shown
@@ -115,18 +114,18 @@ async def wake(folder: Path, size: ElasticSize) -> Shown:
     shown = Shown()
     model = {"min_workers": 0, "max_workers": 1}
     settings = {**SIM, "sim.load_ms": size.load_ms, "scheduler.idle_s": 0, "scheduler.sleep_s": size.sleep_s}
-    async with Yard(folder / "yard", model, settings) as yard:
-        crowd = Crowd(folder, yard.port, tokens=20)
+    async with ElasticTestbed(folder / "testbed", model, settings) as testbed:
+        crowd = Crowd(folder, testbed.port, tokens=20)
         for trial in range(1 + size.trials):
-            await _asleep(yard)
-            _, _, listed = await fetch(yard.port, "GET", "/v1/models")
-            began = await yard.now_s()
+            await _asleep(testbed)
+            _, _, listed = await fetch(testbed.port, "GET", "/v1/models")
+            began = await testbed.now_s()
             asked = [crowd.ask(chat=number > 0) for number in range(5)]
             await asked[0][0].accepted.wait()
-            eta_ms = await _eta_ms(yard, asked[0][0].job)
-            start = await yard.first(began, "start")
-            await yard.settled(1)
-            cold_s = await yard.now_s() - start.at_ms / 1000
+            eta_ms = await _eta_ms(testbed, asked[0][0].job)
+            start = await testbed.first(began, "start")
+            await testbed.settled(1)
+            cold_s = await testbed.now_s() - start.at_ms / 1000
             await asyncio.gather(*(task for _, task in asked))
             told = [one for one, _ in asked]
             first_s = min(crowd.times("token", told)) - min(crowd.times("ask", told))
@@ -147,21 +146,21 @@ async def wake(folder: Path, size: ElasticSize) -> Shown:
 async def failover(folder: Path, size: ElasticSize) -> Shown:
     """Three schedulers; the leader is killed, and a decision is due at that moment."""
     shown = Shown()
-    async with Yard(folder / "yard", {"min_workers": 1, "max_workers": 2}, _quick(size)) as yard:
+    async with ElasticTestbed(folder / "testbed", {"min_workers": 1, "max_workers": 2}, _quick(size)) as testbed:
         for number in (2, 3):
-            yard.start_scheduler(f"scheduler-{number}")
-        await until(lambda: _schedulers(yard, 3), PATIENCE_S)
+            testbed.start_scheduler(f"scheduler-{number}")
+        await until(lambda: _schedulers(testbed, 3), PATIENCE_S)
         worst = 0.0
         for trial in range(size.trials):
-            lead, pid = await yard.leader()
-            killed = await yard.now_s()
+            lead, pid = await testbed.leader()
+            killed = await testbed.now_s()
             os.kill(pid, signal.SIGKILL)
-            await yard.overrides.put(MODEL, 2 if trial % 2 == 0 else 1, "show")
+            await testbed.overrides.put(MODEL, 2 if trial % 2 == 0 else 1, "show")
             acted: list[float] = []
 
             async def acts(lead: int = lead.epoch, killed: float = killed, acted: list[float] = acted) -> bool:
                 acted[:] = [
-                    noted.at_ms / 1000 for noted in await yard.actions(killed, "up", "down") if noted.epoch > lead
+                    noted.at_ms / 1000 for noted in await testbed.actions(killed, "up", "down") if noted.epoch > lead
                 ]
                 return bool(acted)
 
@@ -170,23 +169,23 @@ async def failover(folder: Path, size: ElasticSize) -> Shown:
             worst = max(worst, acted[0] - killed)
             await asyncio.sleep(size.hold_s)
         shown.judge_goal("elastic.next_leader", "leader killed: the next acts after, at most", worst)
-        shown.judge("leader killed: stale actions", len(stale(await yard.actions())), 0, "")
+        shown.judge("leader killed: stale actions", len(stale(await testbed.actions())), 0, "")
     return shown
 
 
 async def rivals(folder: Path, size: ElasticSize) -> Shown:
     """The leader is stopped in the middle of its work, another leads, and it goes on."""
     shown, rng = Shown(), random.Random(5)  # noqa: S311 - when to stop, not a secret
-    async with Yard(folder / "yard", {"min_workers": 1, "max_workers": 3}, _quick(size)) as yard:
-        yard.start_scheduler("scheduler-2")
-        await until(lambda: _schedulers(yard, 2), PATIENCE_S)
-        restless = asyncio.create_task(_never_at_rest(yard))
+    async with ElasticTestbed(folder / "testbed", {"min_workers": 1, "max_workers": 3}, _quick(size)) as testbed:
+        testbed.start_scheduler("scheduler-2")
+        await until(lambda: _schedulers(testbed, 2), PATIENCE_S)
+        restless = asyncio.create_task(_never_at_rest(testbed))
         for _ in range(size.trials):
-            lead, pid = await yard.leader()
+            lead, pid = await testbed.leader()
             await asyncio.sleep(rng.uniform(0.2, 0.2 + TICK_S))
             go_on = stop(pid)
             try:
-                await yard.leader(after=lead.epoch)
+                await testbed.leader(after=lead.epoch)
                 await asyncio.sleep(rng.uniform(0.0, TICK_S))
             finally:
                 go_on()
@@ -194,7 +193,7 @@ async def rivals(folder: Path, size: ElasticSize) -> Shown:
         restless.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await restless
-        actions = await yard.actions()
+        actions = await testbed.actions()
         shown.add("two leaders: changes of leader", len({noted.epoch for noted in actions}) - 1)
         shown.add("two leaders: actions", len(actions))
         shown.judge("two leaders: stale actions", len(stale(actions)), 0, "")
@@ -204,30 +203,32 @@ async def rivals(folder: Path, size: ElasticSize) -> Shown:
 async def straggler(folder: Path, size: ElasticSize) -> Shown:
     """Three workers under a steady crowd; one becomes five times slower."""
     shown = Shown()
-    async with Yard(folder / "yard", {"min_workers": 3, "max_workers": 4}, {**SIM, "sim.faults": "true"}) as yard:
-        crowd = Crowd(folder, yard.port, tokens=40)
-        await yard.settled(3)
+    async with ElasticTestbed(
+        folder / "testbed", {"min_workers": 3, "max_workers": 4}, {**SIM, "sim.faults": "true"}
+    ) as testbed:
+        crowd = Crowd(folder, testbed.port, tokens=40)
+        await testbed.settled(3)
         crowd.size(9)
         await asyncio.sleep(3 * size.hold_s)
         told, task = crowd.ask("[[slow@1]]", tokens=3)
         await told.begun.wait()
-        began = await yard.now_s()
+        began = await testbed.now_s()
         await task
-        record = await JobReader(yard.wire).record(told.job)
+        record = await JobReader(testbed.wire).record(told.job)
         slow = record.terminal.worker if record.terminal else ""
-        cordon = await yard.first(began, "cordon")
+        cordon = await testbed.first(began, "cordon")
         shown.judge_goal(
             "elastic.cordoned", "one worker five times slower: cordoned after", cordon.at_ms / 1000 - began
         )
 
         async def replaced() -> bool:
-            workers = await yard.fleet.processes("worker")
-            return slow not in {worker.lease for worker in workers} and len(await yard.workers()) == 3
+            workers = await testbed.fleet.processes("worker")
+            return slow not in {worker.lease for worker in workers} and len(await testbed.workers()) == 3
 
         await until(replaced, PATIENCE_S)
-        shown.add("one worker five times slower: replaced after", await yard.now_s() - began, "s")
+        shown.add("one worker five times slower: replaced after", await testbed.now_s() - began, "s")
         await crowd.go()
-        wrong = [noted for noted in await yard.actions(0, "cordon") if noted.action.worker != slow]
+        wrong = [noted for noted in await testbed.actions(0, "cordon") if noted.action.worker != slow]
         shown.judge("healthy workers cordoned", len(wrong), 0, "")
         shown.judge_clients(await crowd.judged())
     return shown
@@ -245,20 +246,20 @@ async def shapes(folder: Path, size: ElasticSize) -> Shown:
         "shapes.narrow.options.slots": 8,
     }
     settings = {**SIM, "sim.load_ms": size.load_ms, "scheduler.idle_s": size.idle_s, "scheduler.cover": 0}
-    async with Yard(folder / "yard", model, settings) as yard:
-        crowd = Crowd(folder, yard.port, tokens=50)
+    async with ElasticTestbed(folder / "testbed", model, settings) as testbed:
+        crowd = Crowd(folder, testbed.port, tokens=50)
         ways = {"up": ("narrow", range(1, size.crowd + 1, 2)), "down": ("wide", range(size.crowd - 1, 0, -2))}
         crowd.size(1)
-        await until(lambda: _takes(yard, "wide"), PATIENCE_S)
+        await until(lambda: _takes(testbed, "wide"), PATIENCE_S)
         for way, (shape, levels) in ways.items():
-            began = await yard.now_s()
+            began = await testbed.now_s()
             for clients in levels:
                 crowd.size(clients)
                 await asyncio.sleep(size.hold_s)
-            await until(lambda shape=shape: _takes(yard, shape), PATIENCE_S)  # type: ignore[misc]
-            switches = [noted for noted in await yard.actions(began, "switch") if "," not in noted.action.shape]
+            await until(lambda shape=shape: _takes(testbed, shape), PATIENCE_S)  # type: ignore[misc]
+            switches = [noted for noted in await testbed.actions(began, "switch") if "," not in noted.action.shape]
             shown.judge(f"shapes: switches on the way {way}", len(switches), 2, "")
-            drained = await becomes(lambda shape=shape: _only(yard, shape), DOWN_S)  # type: ignore[misc]
+            drained = await becomes(lambda shape=shape: _only(testbed, shape), DOWN_S)  # type: ignore[misc]
             shown.add(f"shapes: only {shape} workers left", float(drained))
         await crowd.go()
         shown.judge_clients(await crowd.judged())
@@ -280,56 +281,56 @@ def _quick(size: ElasticSize) -> dict[str, object]:
     return {**SIM, "scheduler.lead_s": size.lead_s}
 
 
-async def _new(yard: Yard, known: set[str]) -> bool:
-    return any(worker.lease not in known for worker in await yard.workers())
+async def _new(testbed: ElasticTestbed, known: set[str]) -> bool:
+    return any(worker.lease not in known for worker in await testbed.workers())
 
 
-async def _still(yard: Yard, seconds: float) -> None:
+async def _still(testbed: ElasticTestbed, seconds: float) -> None:
     """Until nothing has been decided for so long."""
 
     async def quiet() -> bool:
-        return not await yard.actions(await yard.now_s() - seconds, "up", "down", "start", "drain")
+        return not await testbed.actions(await testbed.now_s() - seconds, "up", "down", "start", "drain")
 
     await until(quiet, PATIENCE_S)
 
 
-async def _is_down(yard: Yard, to: int) -> bool:
-    return len(await yard.fleet.processes("worker")) <= to
+async def _is_down(testbed: ElasticTestbed, to: int) -> bool:
+    return len(await testbed.fleet.processes("worker")) <= to
 
 
-async def _asleep(yard: Yard) -> None:
+async def _asleep(testbed: ElasticTestbed) -> None:
     """No worker wanted, and none there."""
-    await yard.settled(0)
+    await testbed.settled(0)
 
     async def decided() -> bool:
-        plan = await yard.plan()
+        plan = await testbed.plan()
         return plan is not None and plan.want == 0
 
     await until(decided, PATIENCE_S)
 
 
-async def _eta_ms(yard: Yard, job: str) -> int | None:
-    _, _, body = await fetch(yard.port, "GET", f"/v1/jobs/{job}")
+async def _eta_ms(testbed: ElasticTestbed, job: str) -> int | None:
+    _, _, body = await fetch(testbed.port, "GET", f"/v1/jobs/{job}")
     eta: int | None = msgspec.json.decode(body)["eta_ms"]
     return eta
 
 
-async def _takes(yard: Yard, shape: str) -> bool:
+async def _takes(testbed: ElasticTestbed, shape: str) -> bool:
     """Whether new jobs go there alone."""
-    plan = await yard.plan()
+    plan = await testbed.plan()
     return plan is not None and plan.takes == (shape,)
 
 
-async def _only(yard: Yard, shape: str) -> bool:
-    return {worker.shape for worker in await yard.fleet.processes("worker")} == {shape}
+async def _only(testbed: ElasticTestbed, shape: str) -> bool:
+    return {worker.shape for worker in await testbed.fleet.processes("worker")} == {shape}
 
 
-async def _schedulers(yard: Yard, number: int) -> bool:
-    return len(await yard.fleet.processes("scheduler")) == number
+async def _schedulers(testbed: ElasticTestbed, number: int) -> bool:
+    return len(await testbed.fleet.processes("scheduler")) == number
 
 
-async def _never_at_rest(yard: Yard) -> None:
+async def _never_at_rest(testbed: ElasticTestbed) -> None:
     """Something to be decided and done, all the time."""
     for number in range(10**9):
-        await yard.overrides.put(MODEL, 1 + number % 3, "show")
+        await testbed.overrides.put(MODEL, 1 + number % 3, "show")
         await asyncio.sleep(0.15)

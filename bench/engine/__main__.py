@@ -23,8 +23,7 @@ from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import ProgramRun
 from bench.report import Column, Ratio
-from bench.table1.play import closed_loop
-from bench.table1.server import TargetServer
+from bench.table1.client import TargetServer, closed_loop
 from workers.engines.weights import WeightsError, fetch
 
 NAME = "engine"

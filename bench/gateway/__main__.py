@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bench import plots, program, report
 from bench.gateway import base, burst, idle, sweep
-from bench.gateway.catalogue import chosen, names_of, systems
-from bench.gateway.options import GatewayOptions
+from bench.gateway.run import GatewayOptions
+from bench.gateway.systems import chosen, names_of, systems
 from bench.goals import goals
-from bench.load.child import LoadFailed
+from bench.load.plan import LoadFailed
 from bench.processes import Died
 from bench.program import ProgramRun, WrongArguments, count, counts
 

@@ -19,16 +19,13 @@ from rich.console import Console
 
 from bench.gateway import trees
 from bench.gateway.figures import COLUMNS, Readings, rows
-from bench.gateway.options import GatewayOptions
-from bench.gateway.play import SETTLE_S, GatewayReadings
+from bench.gateway.run import SETTLE_S, GatewayOptions, GatewayReadings
 from bench.gateway.stage import GatewayTestbed
 from bench.gateway.sweep import notes
-from bench.gateway.system import GatewaySystem, ServingGateway
-from bench.gateway.systems.penstock import PenstockGateway
-from bench.interval import median_interval
-from bench.load.child import measure
-from bench.load.plan import StreamReading
+from bench.gateway.systems import GatewaySystem, PenstockGateway, ServingGateway
+from bench.load.plan import StreamReading, measure
 from bench.report import Ratio, Report
+from bench.stats import median_interval
 
 NAME = "gateway-base"
 THIS, BASE = "this", "base"

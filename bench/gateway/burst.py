@@ -8,11 +8,10 @@ import msgspec
 from rich.console import Console
 
 from bench.gateway.figures import BURST_COLUMNS, Goals, rows
-from bench.gateway.options import GatewayOptions
-from bench.gateway.play import GatewayReadings, play, prepare
+from bench.gateway.run import GatewayOptions, GatewayReadings, play, prepare
 from bench.gateway.stage import GatewayTestbed
 from bench.gateway.sweep import clock_note, clock_ratio, notes
-from bench.gateway.system import GatewaySystem, ServingGateway
+from bench.gateway.systems import GatewaySystem, ServingGateway
 from bench.load.plan import LoadPlan
 from bench.load.scripted import clock_error
 from bench.processes import Processes

@@ -17,10 +17,9 @@ import uvloop
 from rich.console import Console
 
 from bench.gateway.engine import MODEL
-from bench.gateway.options import GatewayOptions
+from bench.gateway.run import GatewayOptions
 from bench.gateway.stage import GatewayTestbed
-from bench.load.answer import Answer
-from bench.load.streams import Stream, chat
+from bench.load.streams import Answer, Stream, chat
 from bench.penstock import Penstock
 from bench.report import Column, Ratio, Report
 

@@ -10,10 +10,9 @@ from rich.console import Console
 
 from bench import plots
 from bench.gateway.figures import COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
-from bench.gateway.options import GatewayOptions
-from bench.gateway.play import GatewayReadings, play, prepare
+from bench.gateway.run import GatewayOptions, GatewayReadings, play, prepare
 from bench.gateway.stage import GatewayTestbed
-from bench.gateway.system import GatewaySystem
+from bench.gateway.systems import GatewaySystem
 from bench.load.scripted import ClockError, clock_error
 from bench.processes import Processes
 from bench.report import Ratio, Report

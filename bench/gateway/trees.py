@@ -8,7 +8,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gateway.system import ROOT
+from bench.gateway.systems import ROOT
 from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.program import WrongArguments
 

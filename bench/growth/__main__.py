@@ -30,8 +30,7 @@ from bench.growth.figures import (
     unit_costs,
 )
 from bench.growth.steps import WORKERS, step_us
-from bench.load.child import LoadFailed, measure
-from bench.load.plan import LoadPlan
+from bench.load.plan import LoadFailed, LoadPlan, measure
 from bench.penstock import MODEL, Penstock, start_redis
 from bench.processes import Died, Processes
 from bench.program import ProgramRun

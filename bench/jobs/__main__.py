@@ -17,8 +17,7 @@ from bench import plots, program, report
 from bench.gateway.stage import GatewayTestbed
 from bench.jobs.figures import COLUMNS, ratios, rows
 from bench.jobs.play import JobsOptions, JobsReadings, play, prepare
-from bench.jobs.system import JobsSystem
-from bench.jobs.systems import systems
+from bench.jobs.systems import JobsSystem, systems
 from bench.processes import Died
 from bench.program import ProgramRun
 

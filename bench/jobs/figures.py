@@ -7,8 +7,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.jobs.system import JobsReading
-from bench.jobs.systems import CHAT, JOBS, STREAM
+from bench.jobs.systems import CHAT, JOBS, STREAM, JobsReading
 from bench.report import Column, Ratio
 
 COLUMNS = (

@@ -11,7 +11,7 @@ from redis import Redis
 
 from bench.environments import Absent
 from bench.jobs.callers import CallerPlan
-from bench.jobs.system import ClientFailed, JobsReading, JobsSystem, Say, ServingJobs, measure
+from bench.jobs.systems import ClientFailed, JobsReading, JobsSystem, Say, ServingJobs, measure
 from bench.penstock import start_redis
 from bench.processes import Died, Processes
 

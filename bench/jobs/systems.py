@@ -1,11 +1,172 @@
-"""Which systems are compared, at which settings. Those of the guests were tried out: other pools, numbers of processes
-and polling intervals gave less.
-"""
+"""Systems that are compared: workers that run one-token jobs, and the command whose callers put them."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+import bench
 from bench.environments import Environment
-from bench.jobs.system import Guest, JobsSystem, PenstockJobs
+from bench.jobs.callers import BEGIN, END, CallerPlan
+from bench.penstock import Penstock
+from bench.processes import Processes
+
+ROOT = Path(bench.__file__).parent.parent
+"""Guests in other environments import their part from here."""
+
+Say = Callable[[str], None]
+
+MANY = 1_000_000
+
+SPARE_S = 60.0
+"""For a client to start, beyond its plan."""
+
+
+class ClientFailed(RuntimeError):
+    """The callers' process came to grief."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingJobs:
+    """A system that is ready. `client` takes the words of a Plan."""
+
+    processes: Processes
+    client: Sequence[str | Path]
+    url: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+class JobsReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client told, and what the other processes cost meanwhile."""
+
+    jobs: int
+    seconds: float
+    wrong: list[str]
+    p50_ms: float | None
+    p99_ms: float | None
+    client_cpu_s: float
+    cpu: dict[str, float] = {}
+    """CPU seconds of each process but the client."""
+
+
+class JobsSystem(Protocol):
+    """One of those compared."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+
+    @property
+    def most_callers(self) -> int:
+        """With more it does less."""
+
+    def prepare(self, say: Say) -> None:
+        """Once, before anything is measured. Raises Absent."""
+
+    def serve(self, folder: Path, redis_url: str) -> AbstractContextManager[ServingJobs]:
+        """Ready inside the `with`; every process has ended behind it. Raises Died."""
+
+
+@dataclass(frozen=True)
+class PenstockJobs:
+    """Penstock through HTTP; the form of its callers' requests is bench.jobs.door's."""
+
+    name: str
+    title: str
+    form: str
+    apis: int
+    most_callers: int = MANY
+
+    def prepare(self, say: Say) -> None:
+        """Nothing is needed."""
+
+    @contextmanager
+    def serve(self, folder: Path, redis_url: str) -> Iterator[ServingJobs]:
+        settings = {"sim.step_ms": 0, "sim.prefill_ms": 0, "telemetry.metrics_dir": folder / "metrics"}
+        (folder / "metrics").mkdir()
+        with Penstock(folder, apis=self.apis, redis_url=redis_url, settings=settings) as penstock:
+            yield ServingJobs(penstock.processes, [sys.executable, "-m", "bench.jobs.door", self.form], penstock.url)
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A task queue of other people's, at the settings that suit this work best."""
+
+    name: str
+    title: str
+    environment: Environment
+    worker: Sequence[str]
+    """Words behind its Python; `{url}` stands for Redis."""
+    client: str
+    """Module of its callers."""
+    workers: int = 1
+    most_callers: int = MANY
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def prepare(self, say: Say) -> None:
+        self.environment.prepare(say)
+
+    @contextmanager
+    def serve(self, folder: Path, redis_url: str) -> Iterator[ServingJobs]:
+        python = self.environment.prepare(lambda _: None)
+        environ = {"PYTHONPATH": str(ROOT), "BENCH_REDIS_URL": redis_url, "TZ": "UTC", **self.environ}
+        with Processes(folder) as processes:
+            for number in range(1, self.workers + 1):
+                words = [word.format(url=redis_url) for word in self.worker]
+                processes.start(f"worker-{number}", [python, *words], environ)
+            yield ServingJobs(processes, [python, "-m", self.client], redis_url, environ)
+
+
+def measure(serving: ServingJobs, store: Processes, plan: CallerPlan) -> JobsReading:
+    """Let the callers work. Raises ClientFailed, Died."""
+    argv = [str(word) for word in (*serving.client, *plan.words)]
+    environ = {**serving.processes.environ, **serving.environ}
+    with (
+        (serving.processes.folder / "client.log").open("ab") as log,
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=serving.processes.folder) as client,
+    ):
+        limit = threading.Timer(plan.warmup_s + plan.seconds + SPARE_S, client.kill)
+        limit.start()
+        try:
+            before = _cost_at(BEGIN, client, serving, store)
+            after = _cost_at(END, client, serving, store)
+            told = json.loads(_line(client, serving))
+        finally:
+            limit.cancel()
+            client.kill()
+    serving.processes.check()
+    if not told["jobs"]:
+        raise ClientFailed(f"not one job was answered: {told['wrong']}")
+    return msgspec.convert({**told, "cpu": {name: after[name] - before[name] for name in after}}, JobsReading)
+
+
+def _cost_at(mark: str, client: subprocess.Popen[bytes], serving: ServingJobs, store: Processes) -> dict[str, float]:
+    line = _line(client, serving)
+    if line != mark:
+        raise ClientFailed(f"the callers said {line[:200]!r}, not {mark!r}")
+    return {**store.cpu_s(), **serving.processes.cpu_s()}
+
+
+def _line(client: subprocess.Popen[bytes], serving: ServingJobs) -> str:
+    assert client.stdout is not None
+    line = client.stdout.readline().decode(errors="replace").strip()
+    if not line:
+        said = (serving.processes.folder / "client.log").read_bytes()[-2000:].decode(errors="replace").strip()
+        raise ClientFailed(f"the callers ended without a word: {said}")
+    return line
+
 
 CHAT, STREAM, JOBS = "penstock", "penstock-stream", "penstock-jobs"
 

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from bench.load.answer import Answer, Heard, hear
 from bench.load.plan import LoadPlan, StreamReading
-from bench.load.stats import spread
-from bench.load.streams import Stream, chat
+from bench.load.streams import Answer, Heard, Stream, chat, hear
 from bench.processes import cpu_s, memory_mib, tree
+from bench.stats import spread
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
 NO_CONNECTION, NOT_IN_TIME = "no connection", "not answered in time"

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import uvloop
 
-from bench.load.child import LoadFailed, measure
-from bench.load.plan import LoadPlan, StreamReading
+from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
 from bench.ports import free_port
 from bench.processes import Processes
 

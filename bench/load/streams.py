@@ -1,15 +1,216 @@
-"""Connections that ask and stamp what comes back: no HTTP client stands between the clock and the socket."""
+"""Connections that send requests and stamp what comes back; answers are parsed only after the measurement."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import string
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
-from bench.load.answer import Answer, Framing
+HEAD_END = b"\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+Arrival = tuple[float, bytes]
+"""When (seconds of the monotonic clock) and what."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request and everything that followed it."""
+
+    tokens: int
+    """Asked for."""
+    sent: float
+    arrivals: list[Arrival] = field(default_factory=list)
+    fault: str = ""
+    """Why it ended before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An answer as its reader lived it. `chunks`: when each came, and how many tokens it brought."""
+
+    sent: float
+    chunks: Sequence[tuple[float, int]]
+    ended: float
+    wrong: str = ""
+    """What was wrong with it; "" if every token came, once and in order."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, tokens in self.chunks)
+
+
+class Framing:
+    """Finds where an answer ends, as cheaply as it can be done: this alone runs while time counts."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._left: int | None = None
+        """Bytes still to come, where the head says it; below 0: the answer is chunked."""
+        self._tail = b""
+
+    def ends_with(self, data: bytes) -> bool:
+        """Whether these bytes are the answer's last."""
+        if self._left is None:
+            self._head += data
+            head, found, data = self._head.partition(HEAD_END)
+            if not found:
+                return False
+            self._left = _length(head)
+        if self._left < 0:
+            self._tail = (self._tail + data)[-len(LAST_CHUNK) :]
+            return self._tail == LAST_CHUNK
+        self._left -= len(data)
+        return self._left <= 0
+
+
+def _length(head: bytes) -> int:
+    """Content-Length; -1 for a chunked answer. One that ends with its connection counts as endless."""
+    lines = head.lower().split(b"\r\n")
+    for line in lines:
+        name, _, value = line.partition(b":")
+        if name == b"content-length":
+            return int(value)
+        if name == b"transfer-encoding":
+            return -1
+    return 1 << 62
+
+
+class BodyParser:
+    """Takes an answer apart: status, and the body without HTTP's chunks."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self._chunked = False
+        self._rest = b""
+        self._left = 0
+        """Of the chunk that is being read, its line end included."""
+
+    def feed(self, data: bytes) -> bytes:
+        """What of the body these bytes bring."""
+        self._rest += data
+        if not self.status and not self._read_head():
+            return b""
+        if not self._chunked:
+            body, self._rest = self._rest, b""
+            return body
+        parts = []
+        while self._rest and (self._left or self._next_chunk()):
+            part = self._rest[: self._left]
+            self._rest = self._rest[len(part) :]
+            # The last two bytes of a chunk are its line end.
+            parts.append(part[: max(0, self._left - 2)])
+            self._left -= len(part)
+        return b"".join(parts)
+
+    def _read_head(self) -> bool:
+        head, found, rest = self._rest.partition(HEAD_END)
+        if not found:
+            return False
+        self.status = int(head.split(b" ", 2)[1])
+        self._chunked = _length(head) < 0
+        self._rest = rest
+        return True
+
+    def _next_chunk(self) -> bool:
+        size, found, rest = self._rest.partition(b"\r\n")
+        if not found:
+            return False
+        self._left = int(size.partition(b";")[0], 16) + 2
+        self._rest = rest
+        return True
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta = _Delta()
+    text: str | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+
+
+class StreamText:
+    """The generated text out of a stream of server-sent events."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._rest = b""
+        self.done = False
+        self.error = ""
+
+    def feed(self, body: bytes) -> list[int]:
+        """How many words begin in each chunk of text that these bytes bring. Raises msgspec.DecodeError."""
+        *lines, self._rest = (self._rest + body).split(b"\n")
+        taken = [self._take(line[5:].strip()) for line in lines if line.startswith(b"data:")]
+        return [tokens for tokens in taken if tokens]
+
+    def _take(self, data: bytes) -> int:
+        if data == b"[DONE]":
+            self.done = True
+            return 0
+        chunk = _CHUNK.decode(data)
+        if chunk.error is not None:
+            self.error = msgspec.json.encode(chunk.error).decode()[:200]
+        piece = "".join(choice.delta.content or choice.text or "" for choice in chunk.choices)
+        if not piece:
+            return 0
+        goes_on = bool(self._parts) and not self._parts[-1][-1].isspace() and not piece[0].isspace()
+        self._parts.append(piece)
+        return len(piece.split()) - goes_on
+
+    @property
+    def words(self) -> list[str]:
+        return "".join(self._parts).split()
+
+
+def hear(answer: Answer) -> Heard:
+    """Read an answer."""
+    body, text, chunks = BodyParser(), StreamText(), list[tuple[float, int]]()
+    wrong = answer.fault
+    ended = answer.sent
+    for at, data in answer.arrivals:
+        ended = at
+        try:
+            part = body.feed(data)
+            if body.status not in (0, 200):
+                wrong = wrong or f"status {body.status}: {part[:200].decode(errors='replace')}"
+                break
+            chunks += [(at, tokens) for tokens in text.feed(part)]
+        except (msgspec.DecodeError, ValueError) as error:
+            wrong = wrong or f"unreadable: {error}"
+            break
+    return Heard(answer.sent, chunks, ended, wrong or fault_of(text, answer.tokens))
+
+
+def fault_of(text: StreamText, tokens: int) -> str:
+    """What is wrong with a whole text; "" if nothing is."""
+    if text.error:
+        return f"error in the stream: {text.error}"
+    return misplaced(text.words, tokens) or ("" if text.done else "no [DONE]")
+
+
+def misplaced(words: Sequence[str], tokens: int) -> str:
+    """The first word that is not the token that belongs there, or how many tokens there are instead of `tokens`."""
+    wrong = next((i for i, word in enumerate(words) if word.lstrip(string.ascii_letters) != str(i)), None)
+    if wrong is not None:
+        return f"{words[wrong]!r} where token {wrong} belongs"
+    return "" if len(words) == tokens else f"{len(words)} tokens instead of {tokens}"
+
 
 HOST = "127.0.0.1"
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)

@@ -23,9 +23,8 @@ from redis import Redis
 
 from bench import program
 from bench.mutants import lua
-from bench.mutants.mutant import Mutant
 from bench.mutants.report import Named, as_document, judged, line, score, survivors, table
-from bench.mutants.trial import MutantTrial, try_mutant
+from bench.mutants.trial import Mutant, MutantTrial, try_mutant
 from bench.penstock import start_redis
 from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.planted.trial import MAX_TESTS_S

@@ -18,15 +18,13 @@ import uvloop
 from rich.console import Console
 
 from bench import program, report
-from bench.breakdown.target import BreakdownTarget, Unsuitable
+from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import ProgramRun
-from bench.replay.figures import COLUMNS, job_of, lateness, queue_times, rows
-from bench.replay.play import ReplayedRequest, ReplayLimits, replay
-from bench.table1.play import model_of
-from bench.table1.server import NotAServer, TargetServer
+from bench.replay.run import COLUMNS, ReplayedRequest, ReplayLimits, job_of, lateness, queue_times, replay, rows
+from bench.table1.client import NotAServer, TargetServer, model_of
 from bench.workload.generate import WorkloadShape, requests
 from bench.workload.trace import Malformed, Trace, TraceRow, cut
 

@@ -1,4 +1,4 @@
-"""Who steers: Penstock's own policy, and the rules others use, each looking at the same snapshots at its own pace."""
+"""Autoscalers under comparison: Penstock's own policy, and the rules of others, each at its own interval."""
 
 from __future__ import annotations
 
@@ -9,11 +9,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bench.scale.freeness import merged
 from scheduler.policy.decide import decide
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.plan import PolicyState
 from scheduler.policy.snapshot import Snapshot, WorkerLoad
+
+BLOCK_TOKENS = 32
+"""Tokens of one cache block (TensorRT-LLM's default)."""
+SLOT_TOKENS = 1024
+"""Taken for a slot where the cache has no size of its own."""
+
+
+def freeness(worker: WorkerLoad) -> float:
+    """Blocks per job held; infinite for a worker that holds none, negative when more waits inside than fits.
+
+    A job that waits inside is taken to need as much as the mean of those that run.
+    """
+    held = worker.running + worker.waiting
+    if not held:
+        return math.inf
+    if worker.kv_tokens:
+        size, used = worker.kv_tokens, worker.kv_used
+    else:
+        size, used = worker.slots * SLOT_TOKENS, worker.running * SLOT_TOKENS
+    each = used / worker.running if worker.running else SLOT_TOKENS
+    return (size - used - worker.waiting * each) / BLOCK_TOKENS / held
+
+
+def merged(workers: Sequence[WorkerLoad]) -> float:
+    """Freeness of all of them as if they were one; minus infinity when there is none."""
+    if not workers:
+        return -math.inf
+    sums = [sum(getattr(worker, name) for worker in workers) for name in ("slots", "running", "waiting")]
+    whole = all(worker.kv_tokens for worker in workers)
+    size, used = (sum(w.kv_tokens for w in workers), sum(w.kv_used for w in workers)) if whole else (0, 0)
+    return freeness(WorkerLoad("all", slots=sums[0], running=sums[1], waiting=sums[2], kv_tokens=size, kv_used=used))
+
 
 TICK_S = 2.0
 """Of Penstock's scheduler here: half as often as by default, which costs it a second and saves half of the run."""

@@ -22,10 +22,9 @@ from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import ProgramRun, counts
+from bench.table1.client import NotAServer, Protocol, TargetServer, endless, level, model_of
 from bench.table1.figures import COLUMNS, row
-from bench.table1.play import Protocol, endless, level, model_of
 from bench.table1.prompts import DatasetEntry, made_up, read
-from bench.table1.server import NotAServer, TargetServer
 
 NAME = "table1"
 STEP_MS, PREFILL_MS = 15.0, 25.0

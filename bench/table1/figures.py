@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import fsum
 from typing import Any
 
-from bench.load.stats import quantile
 from bench.report import Column
-from bench.table1.play import ConcurrencyLevel
+from bench.stats import quantile
+from bench.table1.client import ConcurrencyLevel
 
 TIMEOUT = "Timeout"
 

@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 
 from bench import program, report
-from bench.breakdown.target import BreakdownTarget, Unsuitable
+from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.ports import free_port

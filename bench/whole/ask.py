@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.breakdown.target import BreakdownTarget
-from bench.load.answer import misplaced
+from bench.breakdown.ask import BreakdownTarget
+from bench.load.streams import misplaced
 
 NOTED_S = 10.0
 """How long the server may take to write down when an answer was sent."""

@@ -12,14 +12,12 @@ import pytest
 from bench.gateway import base, trees
 from bench.gateway.__main__ import main
 from bench.gateway.base import BASE, THIS, of_level, per_round, report, turns
-from bench.gateway.options import GatewayOptions
-from bench.gateway.play import GatewayReadings
-from bench.interval import coverage_of, median_interval
+from bench.gateway.run import GatewayOptions, GatewayReadings
 from bench.load.plan import StreamReading
-from bench.load.stats import Spread
 from bench.planted.tree import copy_tree
 from bench.program import WrongArguments
 from bench.report import load
+from bench.stats import Spread, coverage_of, median_interval
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = {THIS: "aaa", BASE: "bbb"}

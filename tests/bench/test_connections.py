@@ -20,8 +20,8 @@ from bench.connections.runs import FULL, QUICK, sockets_of, turns
 from bench.connections.slow import BEGINNINGS, SlowClients
 from bench.goals import goals
 from bench.load.plan import StreamReading
-from bench.load.stats import Spread
 from bench.report import load
+from bench.stats import Spread
 
 
 def turn(ttft: float, e2e: float, wrong: int = 0, own_ms: float = 0.0) -> ConnectionReading:

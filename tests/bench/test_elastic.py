@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.chaos.waiting import until
-from bench.elastic.crowd import Crowd
 from bench.elastic.shows import SHORT, SIM, Shown, wake
-from bench.elastic.yard import MODEL, Yard, stale
+from bench.elastic.testbed import MODEL, Crowd, ElasticTestbed, stale
 from streaming.fleet.plans import Action, Noted
 
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}
@@ -44,21 +43,21 @@ async def test_asleep_and_awake_again_nothing_is_lost(tmp_path: Path) -> None:
 async def test_growing_and_shrinking_under_streams_loses_nothing(tmp_path: Path) -> None:
     """One worker to three and back, while answers run on those that go: none fails, none is cut, none is doubled."""
     settings = {**SIM, "scheduler.tick_s": 0.2}
-    async with Yard(tmp_path / "yard", {"min_workers": 1, "max_workers": 3}, settings) as yard:
-        crowd = Crowd(tmp_path, yard.port, tokens=60)
+    async with ElasticTestbed(tmp_path / "testbed", {"min_workers": 1, "max_workers": 3}, settings) as testbed:
+        crowd = Crowd(tmp_path, testbed.port, tokens=60)
         crowd.size(12)
-        await yard.overrides.put(MODEL, 3, "test")
-        await yard.settled(3)
+        await testbed.overrides.put(MODEL, 3, "test")
+        await testbed.settled(3)
 
         async def all_busy() -> bool:
-            return all(worker.running for worker in await yard.workers())
+            return all(worker.running for worker in await testbed.workers())
 
         await until(all_busy, 30.0)
-        began = await yard.now_s()
-        await yard.overrides.put(MODEL, 1, "test")
-        await yard.settled(1)
+        began = await testbed.now_s()
+        await testbed.overrides.put(MODEL, 1, "test")
+        await testbed.settled(1)
         await crowd.go()
         judged = await crowd.judged()
         assert judged.pop("requests") >= 12 and judged == NOTHING_LOST
-        drained = await yard.actions(began, "drain")
-        assert len(drained) == 2 and {each.epoch for each in drained} == {(await yard.leadership.current()).epoch}
+        drained = await testbed.actions(began, "drain")
+        assert len(drained) == 2 and {each.epoch for each in drained} == {(await testbed.leadership.current()).epoch}

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.scale.freeness import BLOCK_TOKENS, freeness, merged
+from bench.scale.contenders import BLOCK_TOKENS, freeness, merged
 from scheduler.policy.snapshot import WorkerLoad
 
 

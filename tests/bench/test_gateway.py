@@ -19,14 +19,13 @@ from bench.environments import CACHE, PINS, Absent, Environment
 from bench.gateway.__main__ import main
 from bench.gateway.figures import COLUMNS, Goals, rows
 from bench.gateway.idle import allow_files, idle
-from bench.gateway.options import GatewayOptions
-from bench.gateway.play import GatewayReadings, play, prepare
+from bench.gateway.run import GatewayOptions, GatewayReadings, play, prepare
 from bench.gateway.sweep import draw, notes
-from bench.gateway.system import Say, ServingGateway
+from bench.gateway.systems import Say, ServingGateway
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.scripted import ClockError
-from bench.load.stats import Spread
 from bench.report import Report, load
+from bench.stats import Spread
 from workers.engines.sim.settings import SimSettings
 
 SMALL = ("--levels", "2", "--tokens", "8", "--step-ms", "2", "--prefill-ms", "2", "--requests-per-stream", "2")

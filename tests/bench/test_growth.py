@@ -11,9 +11,9 @@ from bench.growth.figures import STEP_READERS, STEP_TOKENS, Point, Row, UnitCost
 from bench.growth.steps import step_us
 from bench.growth.thousand import AssumedLoad, Cell, api_cores, as_markdown, cell, frames, redis_cores
 from bench.load.plan import StreamReading
-from bench.load.stats import Spread
 from bench.penstock import start_redis
 from bench.processes import Processes
+from bench.stats import Spread
 
 COSTS = UnitCosts(
     api_request=300,

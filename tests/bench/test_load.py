@@ -18,15 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.goals import goals
-from bench.load.answer import Answer, Framing, Heard, hear
-from bench.load.child import measure
-from bench.load.plan import LoadPlan, StreamReading
+from bench.load.plan import LoadPlan, StreamReading, measure
 from bench.load.run import LoadRun, summed
 from bench.load.scripted import ITL_MS, TTFT_MS, ClockError
 from bench.load.scripted import TOKENS as SCRIPTED
-from bench.load.stats import Spread, spread
+from bench.load.streams import Answer, Framing, Heard, hear
 from bench.ports import free_port
 from bench.processes import Processes
+from bench.stats import Spread, spread
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 WORDS = ("amber0", " brook1", " cedar2", " delta3")

@@ -11,11 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.load.answer import Answer
+from bench.load.streams import Answer
 from bench.replay.__main__ import _parser, main, workload
-from bench.replay.figures import lateness, rows
-from bench.replay.play import ReplayedRequest, ReplayLimits, replay
-from bench.table1.server import TargetServer
+from bench.replay.run import ReplayedRequest, ReplayLimits, lateness, replay, rows
+from bench.table1.client import TargetServer
 from bench.workload.trace import COLUMNS, Trace, TraceRow
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.load.answer import Answer
+from bench.load.streams import Answer
+from bench.table1.client import TIMEOUT as TOO_LATE
+from bench.table1.client import ConcurrencyLevel, NotAServer, Protocol, TargetServer, TimedAnswer, level, model_of, seen
 from bench.table1.figures import TIMEOUT, row
-from bench.table1.play import ConcurrencyLevel, Protocol, level, model_of
 from bench.table1.prompts import MAX_WORDS, DatasetEntry, made_up, read
-from bench.table1.server import TIMEOUT as TOO_LATE
-from bench.table1.server import NotAServer, TargetServer, TimedAnswer, seen
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -18,8 +18,7 @@ import pytest
 from house import ADMIN_TOKEN, House, eventually
 
 from bench.chaos.waiting import until
-from bench.elastic.crowd import Crowd
-from bench.elastic.yard import Yard
+from bench.elastic.testbed import Crowd, ElasticTestbed
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet, Process
 from streaming.keys import channel
@@ -58,11 +57,11 @@ def jobs_of(workers: list[Process]) -> dict[str, int]:
 async def test_new_jobs_go_where_the_load_belongs(tmp_path: Path) -> None:
     """From nothing to the wide shape; over the threshold to the narrow one, and the wide worker goes; back again. One
     switch each way, and every answer is whole."""
-    async with Yard(tmp_path / "yard", TWO, QUICK) as yard:
-        crowd = Crowd(tmp_path, yard.port, tokens=40)
+    async with ElasticTestbed(tmp_path / "testbed", TWO, QUICK) as testbed:
+        crowd = Crowd(tmp_path, testbed.port, tokens=40)
 
         async def all_with(shape: str) -> bool:
-            plan, workers = await yard.plan(), await yard.fleet.processes("worker")
+            plan, workers = await testbed.plan(), await testbed.fleet.processes("worker")
             there = {worker.shape for worker in workers}
             return plan is not None and plan.takes == (shape,) and there == {shape}
 
@@ -71,13 +70,13 @@ async def test_new_jobs_go_where_the_load_belongs(tmp_path: Path) -> None:
             await until(lambda shape=shape: all_with(shape), WAIT_S)  # type: ignore[misc]
 
             async def busy() -> bool:
-                return any(worker.running for worker in await yard.fleet.processes("worker"))
+                return any(worker.running for worker in await testbed.fleet.processes("worker"))
 
             await until(busy, WAIT_S)
         await crowd.go()
         judged = await crowd.judged()
         assert judged.pop("requests") > 16 and judged == NOTHING_LOST
-        switches = [noted.action.shape for noted in await yard.actions(0, "switch")]
+        switches = [noted.action.shape for noted in await testbed.actions(0, "switch")]
         assert [shape for shape in switches if "," not in shape] == ["wide", "narrow", "wide"]
 
 

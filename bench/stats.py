@@ -1,12 +1,43 @@
-"""Median of repeated measurements with a confidence interval that assumes nothing about their distribution."""
+"""Statistics of a measurement: quantiles by the nearest rank, and medians with a confidence interval."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import comb
 from statistics import median
 
 import msgspec
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How values lie; all 0 where there are none."""
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p99: float = 0.0
+    most: float = 0.0
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Quantiles by the nearest rank: each is a value that occurred."""
+    if not values:
+        return Spread()
+    ordered = sorted(values)
+    return Spread(
+        count=len(ordered),
+        mean=math.fsum(ordered) / len(ordered),
+        p50=quantile(ordered, 0.5),
+        p99=quantile(ordered, 0.99),
+        most=ordered[-1],
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The least value that at least this share of them does not exceed. `ordered` must not be empty."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
 
 COVERAGE = 0.95
 """The least coverage wanted."""

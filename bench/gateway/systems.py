@@ -1,0 +1,343 @@
+"""Gateways that are compared: each is made ready once, then started for every round."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+import bench
+from bench.environments import Environment
+from bench.gateway.engine import MODEL
+from bench.penstock import Penstock as Deployment
+from bench.penstock import start_redis
+from bench.ports import free_port
+from bench.processes import Processes
+from streaming.settings import Durability
+from workers.engines.sim.settings import SimSettings
+
+ROOT = Path(bench.__file__).parent.parent
+"""Guests in other environments import the engine from here."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingGateway:
+    """A system that answers POST /v1/chat/completions."""
+
+    port: int
+    groups: Sequence[Processes]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    model: str = MODEL
+
+    @property
+    def watch(self) -> dict[str, int]:
+        """All its processes by name."""
+        return {name: pid for group in self.groups for name, pid in group.pids().items()}
+
+    def check(self) -> None:
+        """All of them live. Raises Died."""
+        for group in self.groups:
+            group.check()
+
+
+class GatewaySystem(Protocol):
+    """One of the systems compared."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+
+    def prepare(self, say: Say) -> None:
+        """Once, before anything is measured. Raises Absent."""
+
+    def serve(self, folder: Path, engine: SimSettings) -> AbstractContextManager[ServingGateway]:
+        """Serving inside the `with`; every process has ended behind it. `folder` is empty. Raises Died, Absent."""
+
+
+@contextmanager
+def processes_in(folder: Path, environ: Mapping[str, str] | None = None) -> Iterator[Processes]:
+    """Processes with a folder of their own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        yield stack.enter_context(Processes(folder, environ))
+
+
+class Floor:
+    """See bench.gateway.floor."""
+
+    name = "floor"
+    title = "engine behind a bare asyncio socket server"
+
+    def prepare(self, say: Say) -> None:
+        """Nothing is needed."""
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
+        with Processes(folder) as processes:
+            yield ServingGateway(start_engine_server(processes, engine), [processes])
+
+
+def start_engine_server(processes: Processes, engine: SimSettings) -> int:
+    """Also what other gateways forward to. Returns its port. Raises Died."""
+    port, settings = free_port(), msgspec.json.encode(engine).decode()
+    processes.start("engine", [sys.executable, "-m", "bench.gateway.floor", str(port), settings])
+    processes.wait_port(port)
+    return port
+
+
+OPTIONS: dict[Durability, tuple[str, ...]] = {
+    "D0": ("appendonly no",),
+    "D1": ("appendfsync everysec",),
+    "D2": ("appendfsync always",),
+    "D3": ("appendfsync everysec", "min-replicas-to-write 1", "repl-diskless-sync-delay 0"),
+}
+"""What each level needs of the server."""
+
+KEPT: dict[Durability, str] = {
+    "D0": "nothing kept",
+    "D1": "append-only file, fsync everysec",
+    "D2": "append-only file, fsync always",
+    "D3": "everysec, every answer waits for a replica",
+}
+
+DEFAULTS = msgspec.to_builtins(SimSettings())
+
+
+@dataclass(frozen=True)
+class PenstockGateway:
+    """All processes that `penstock up` starts, with the durable log on; out of source tree `tree` instead of the one
+    installed."""
+
+    name: str
+    level: Durability = "D1"
+    apis: int = 1
+    tree: Path | None = None
+
+    @property
+    def title(self) -> str:
+        apis = f", {self.apis} API processes" if self.apis > 1 else ""
+        return f"Penstock at {self.level}: {KEPT[self.level]}{apis}"
+
+    def prepare(self, say: Say) -> None:
+        """Nothing is needed."""
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
+        for name in ("store", "metrics", "penstock"):
+            (folder / name).mkdir()
+        with Processes(folder / "store") as store:
+            url = start_redis(store, *OPTIONS[self.level])
+            if self.level == "D3":
+                start_redis(store, f"replicaof 127.0.0.1 {url.split(':')[-1].split('/')[0]}", name="replica")
+            with Deployment(
+                folder / "penstock",
+                apis=self.apis,
+                schedulers=1,
+                offline=1,
+                redis_url=url,
+                settings=self._settings(folder, engine),
+                tree=self.tree,
+            ) as penstock:
+                yield ServingGateway(penstock.port, [store, penstock.processes])
+
+    def _settings(self, folder: Path, engine: SimSettings) -> dict[str, object]:
+        return {
+            "redis.durability": self.level,
+            "telemetry.metrics_dir": folder / "metrics",
+            # Only what differs from the defaults: a tree of another commit may not know the rest.
+            **{f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items() if value != DEFAULTS[key]},
+        }
+
+
+ROUTER_ENVIRONMENT = Environment(name="sglang-router", packages=("sglang-router==0.3.2",))
+
+
+class Router:
+    """One router and one engine server; it forwards bytes and keeps nothing."""
+
+    name = "router"
+    title = f"SGLang router ({ROUTER_ENVIRONMENT.packages[0]}) in front of the floor's engine server"
+
+    def prepare(self, say: Say) -> None:
+        self._python = ROUTER_ENVIRONMENT.prepare(say)
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
+        with Processes(folder) as processes:
+            behind, port, metrics = start_engine_server(processes, engine), free_port(), free_port()
+            argv: list[str | Path] = [self._python, "-m", "sglang_router.launch_router", "--policy", "round_robin"]
+            argv += ["--worker-urls", f"http://127.0.0.1:{behind}", "--host", "127.0.0.1", "--port", str(port)]
+            argv += ["--prometheus-port", str(metrics), "--log-level", "warn"]
+            processes.start("router", argv)
+            processes.wait_port(port)
+            yield ServingGateway(port, [processes])
+
+
+DYNAMO_ENVIRONMENT = Environment(
+    name="dynamo",
+    packages=(
+        "ai-dynamo-runtime==1.6.1",
+        "msgspec==0.22.0",
+        "prometheus-client==0.26.0",
+        "pyzmq==27.3.0",
+        "tokenizers==0.23.3",
+        "transformers==5.23.0",
+        "uvloop==0.23.0",
+    ),
+    bare=("ai-dynamo==1.6.1",),
+)
+"""`ai-dynamo` comes without its dependencies: they bring simulation and Kubernetes packages that nothing here uses."""
+
+
+class Dynamo:
+    """One frontend, one worker; no etcd and no NATS, for one machine needs neither."""
+
+    name = "dynamo"
+    title = f"NVIDIA Dynamo ({DYNAMO_ENVIRONMENT.bare[0]}): Rust frontend and Python worker"
+
+    def prepare(self, say: Say) -> None:
+        self._python = DYNAMO_ENVIRONMENT.prepare(say)
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
+        environ = {
+            **os.environ,
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": str(folder / "discovery"),
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            "DYN_LOG": "warn",
+            "HF_HUB_OFFLINE": "1",
+            "HOME": str(folder),  # where it keeps copies of models
+            "PYTHONPATH": str(ROOT),
+        }
+        with Processes(folder, environ) as processes:
+            port, settings = free_port(), msgspec.json.encode(engine).decode()
+            frontend: list[str | Path] = [
+                self._python,
+                "-m",
+                "dynamo.frontend",
+                "--http-host",
+                "127.0.0.1",
+                "--http-port",
+                str(port),
+            ]
+            processes.start("frontend", frontend)
+            worker: list[str | Path] = [
+                self._python,
+                "-m",
+                "bench.gateway.guests.dynamo_worker",
+                folder / "model",
+                settings,
+            ]
+            processes.start("worker", worker)
+            processes.wait_page(port, "/v1/models", b'"id"')
+            yield ServingGateway(port, [processes])
+
+
+FASTAPI_ENVIRONMENT = Environment(
+    name="fastapi",
+    packages=("fastapi==0.165.0", "uvicorn==0.54.0", "uvloop==0.23.0", "httptools==0.9.0", "redis[hiredis]==8.1.0"),
+)
+
+
+class Plain:
+    """See bench.gateway.guests.plain_api and bench.gateway.plain_worker."""
+
+    name = "plain"
+    title = "FastAPI + StreamingResponse, one PUBLISH per token"
+
+    def prepare(self, say: Say) -> None:
+        self._python = FASTAPI_ENVIRONMENT.prepare(say)
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
+        with Processes(folder) as processes:
+            url, port = start_redis(processes), free_port()
+            settings = msgspec.json.encode(engine).decode()
+            processes.start("worker", [sys.executable, "-m", "bench.gateway.plain_worker", url, settings])
+            api: list[str | Path] = [self._python, "-m", "bench.gateway.guests.plain_api", str(port), url]
+            processes.start("api", api, {"PYTHONPATH": str(ROOT)})
+            processes.wait_port(port)
+            yield ServingGateway(port, [processes])
+
+
+LITELLM_ENVIRONMENT = Environment(name="litellm", packages=("litellm[proxy]==1.106.2",))
+
+CONFIG = """
+model_list:
+  - model_name: {model}
+    litellm_params:
+      model: openai/{model}
+      api_base: http://127.0.0.1:{port}/v1
+      api_key: none
+"""
+
+LITELLM_ENVIRON = {
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_MODE": "PRODUCTION",
+}
+"""No keys, as for the others; its list of prices is not fetched; it does not log every request."""
+
+
+class Litellm:
+    """One proxy process, without a database."""
+
+    name = "litellm"
+    title = f"LiteLLM proxy ({LITELLM_ENVIRONMENT.packages[0]}) in front of the floor's engine server"
+
+    def prepare(self, say: Say) -> None:
+        self._python = LITELLM_ENVIRONMENT.prepare(say)
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
+        with Processes(folder, {**os.environ, **LITELLM_ENVIRON}) as processes:
+            port, config = free_port(), folder / "config.yaml"
+            config.write_text(CONFIG.format(model=MODEL, port=start_engine_server(processes, engine)))
+            proxy = self._python.parent / "litellm"
+            processes.start("litellm", [proxy, "--config", config, "--host", "127.0.0.1", "--port", str(port)])
+            processes.wait_port(port)
+            yield ServingGateway(port, [processes])
+
+
+def systems() -> list[GatewaySystem]:
+    """All of them; those that the goals compare are measured next to each other."""
+    return [
+        Floor(),
+        PenstockGateway("penstock", "D1"),
+        Router(),
+        Dynamo(),
+        PenstockGateway("penstock-d0", "D0"),
+        PenstockGateway("penstock-d2", "D2"),
+        PenstockGateway("penstock-d3", "D3"),
+        PenstockGateway("penstock-2", "D1", apis=2),
+        Plain(),
+        Litellm(),
+    ]
+
+
+def chosen(names: Sequence[str]) -> list[GatewaySystem]:
+    """Those named, in our order; none named: all. Raises KeyError with a name nobody has."""
+    known = {system.name: system for system in systems()}
+    for name in names:
+        known[name]
+    return [system for name, system in known.items() if not names or name in names]
+
+
+def names_of(all_of: Sequence[GatewaySystem]) -> str:
+    """For people."""
+    return ", ".join(system.name for system in all_of)

@@ -1,1 +1,0 @@
-"""The systems compared, one file each."""
