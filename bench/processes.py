@@ -185,9 +185,19 @@ def memory_mib(pid: int) -> float:
     except OSError:
         pass
     try:
-        return _kib(Path(f"/proc/{pid}/status"), "VmRSS:") / 1024
+        return status_mib(pid, "VmRSS")
     except OSError:
         return 0.0
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident set size of a process now. Raises OSError."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def status_mib(pid: int, field: str) -> float:
+    """A size out of a process's status, such as VmHWM, its peak. Raises OSError."""
+    return _kib(Path(f"/proc/{pid}/status"), f"{field}:") / 1024
 
 
 def _kib(path: Path, name: str) -> int:

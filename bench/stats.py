@@ -82,3 +82,8 @@ def median_interval(values: Sequence[float], wanted: float = COVERAGE) -> Median
 def coverage_of(count: int, rank: int) -> float:
     """The probability that the true median lies between the `rank`-th smallest and largest of `count` values."""
     return 1 - 2 * sum(comb(count, below) for below in range(rank)) / float(2**count)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The value at rank `share` times the count, from 0; None without values. `ordered` must be sorted."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -16,9 +16,7 @@ from typing import Any
 import msgspec
 
 from bench.batch.door import BatchClient, BatchVerdict, InputLine, judge, write
-from bench.chaos.processes import ManagedProcess
-from bench.chaos.servers import RedisServer
-from bench.chaos.waiting import until
+from bench.chaos.processes import ManagedProcess, RedisServer, until
 from bench.ports import free_port
 from streaming.batches.store import Batches, DueNotice
 from streaming.redis.client import RedisClient

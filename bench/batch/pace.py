@@ -16,6 +16,7 @@ from bench.batch.door import BatchClient, InputLine, write
 from bench.gateway.systems import processes_in, start_engine_server
 from bench.load.plan import LoadPlan, StreamReading, measure
 from bench.penstock import MODEL, Penstock
+from bench.processes import status_mib
 from bench.stats import Spread
 from workers.engines.sim.settings import SimSettings
 
@@ -182,12 +183,12 @@ def memory(folder: Path, lines: int) -> MemoryGrowth:
     with Penstock(folder, offline=1, settings={"sim.step_ms": 1}) as penstock:
         door, pids = BatchClient(penstock.url), penstock.processes.pids()
         door.ended(door.begin(small), 60)
-        before = {name: _peak_mib(pids[name]) for name in ("api-1", "offline-1")}
+        before = {name: status_mib(pids[name], "VmHWM") for name in ("api-1", "offline-1")}
         batch = door.ended(door.begin(path), 300)
         outputs = 0
         for place, output in enumerate(door.lines(batch["output_file_id"]), 1):
             outputs += output["line"] == place
-        after = {name: _peak_mib(pids[name]) for name in before}
+        after = {name: status_mib(pids[name], "VmHWM") for name in before}
         size = door.size(batch["output_file_id"])
         door.close()
     return MemoryGrowth(
@@ -198,9 +199,3 @@ def memory(folder: Path, lines: int) -> MemoryGrowth:
         offline_mib=after["offline-1"] - before["offline-1"],
         doubled_or_lost=lines - outputs,
     )
-
-
-def _peak_mib(pid: int) -> float:
-    """The most memory a process has had."""
-    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM")) / 1024

@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 
 from bench import program
-from bench.chaos.play import play_all
 from bench.chaos.report import as_document, failed_in, merged, table, what_failed
 from bench.chaos.rows import ROWS
-from bench.chaos.stage import FaultRow
+from bench.chaos.stage import FaultRow, play_all
 from bench.program import ProgramRun, WrongArguments, count
 from bench.report import RESULTS, write
 

@@ -1,15 +1,89 @@
-"""What one client asks, and what it knows so far."""
+"""Requests of the clients of a fault row: their tenants, the answers they may get, and each client's state."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from bench.chaos.tenants import FIRST
+FIRST, SECOND = "first", "second"
+TENANTS = (FIRST, SECOND)
+
+
+def key_of(tenant: str) -> str:
+    """The API key of a tenant."""
+    return f"sk-chaos-{tenant}"
+
+
+def other(tenant: str) -> str:
+    """The other one."""
+    return SECOND if tenant == FIRST else FIRST
+
+
+def authorization(tenant: str) -> dict[str, str]:
+    """The header a tenant sends."""
+    return {"Authorization": f"Bearer {key_of(tenant)}"}
+
+
+def configuration() -> str:
+    """Rows of penstock.toml. The first tenant may look after dead letters."""
+    return "".join(
+        f'[keys.{tenant}]\nsha256 = "{hashlib.sha256(key_of(tenant).encode()).hexdigest()}"\n'
+        f'tenant = "{tenant}"\nadmin = {"true" if tenant == FIRST else "false"}\n'
+        for tenant in TENANTS
+    )
+
+
+ANY = 1 << 30
+
+REFUSALS = frozenset(
+    {
+        (409, "idempotency_in_progress"),
+        (429, "queue_full"),
+        (503, "draining"),
+        (503, "no_capacity"),
+        (503, "store_full"),
+        (503, "store_unavailable"),
+    }
+)
+"""Status and code of every refusal the documentation knows; each comes with Retry-After."""
+
+BREAKS = frozenset({"draining", "store_unavailable"})
+"""Codes of errors in a stream that say nothing about its job: read on elsewhere."""
+
+RESETS = frozenset({"stream_reset", "resume_impossible"})
+"""Codes of errors in a chat stream which say that what was shown is not what is stored."""
+
+
+class Other(NamedTuple):
+    """An answer that is no refusal, and that a row asks for; at most so many per trial, over all clients."""
+
+    status: int
+    code: str
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Per trial, over all clients and on average: the answers of a row are held against the budgets of all its trials.
+    What exceeds it is a violation; any other answer always is."""
+
+    refused: int = 0
+    """Documented refusals: 429 and 503 with Retry-After."""
+    unanswered: int = 0
+    """Requests that were sent and got no answer."""
+    broken: int = 0
+    """Connections that ended, or streams that ended with a passing error, before their end."""
+    others: tuple[Other, ...] = ()
+    """Other answers that the row asks for: any other code, and any more of these, is a violation."""
+    why: str = "nothing that clients talk to is disturbed"
+
+
+NOTHING = Budget()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TypeAlias
 
 from bench.chaos import oracle
-from bench.chaos.budget import NOTHING, REFUSALS, Budget
+from bench.chaos.asks import NOTHING, REFUSALS, Budget
 from bench.chaos.history import Event, of_kind
+from bench.chaos.lives import Life, Losses, Violation, lives_of
 from bench.chaos.oracle import Token
 
 FINAL = ("completed", "failed", "cancelled", "expired")
@@ -57,101 +57,34 @@ WRONG_END = frozenset({"two_ends", "wrong_end"})
 WRONG_ANSWER = frozenset({"error", "refused", "unanswered", "broken", "unserved"})
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One broken promise."""
-
-    kind: str
-    who: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} ({self.who}): {self.detail}"
-
-
-@dataclass(slots=True)
-class Life:
-    """Everything that happened to one request, as its client saw it."""
-
-    ask: Event
-    job: str = ""
-    events: list[Event] = field(default_factory=list)
-
-    @property
-    def prompt(self) -> str:
-        return oracle.chat(self.ask["prompt"])
-
-    @property
-    def name(self) -> str:
-        return f"request {self.ask['req']}, {self.job or 'never accepted'}"
-
-    def of(self, *kinds: str) -> list[Event]:
-        return [event for event in self.events if event["event"] in kinds]
-
-    def first(self, kind: str) -> float:
-        """When an event of this kind came first; infinity if none did."""
-        return next((event["t"] for event in self.events if event["event"] == kind), float("inf"))
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """When the store forgot, and what it may have forgotten: everything between the two times of each loss."""
-
-    spans: tuple[tuple[float, float], ...]
-
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> Losses:
-        return cls(tuple((event["since"], event["t"]) for event in of_kind(events, "rollback")))
-
-    def between(self, after: float, before: float) -> int:
-        """How often the store forgot something while `after` to `before` passed."""
-        return sum(since <= before and after <= until for since, until in self.spans)
-
-    def hold(self, moment: float) -> bool:
-        """Whether what was written at this moment may be forgotten."""
-        return any(since <= moment <= until for since, until in self.spans)
-
-
 def check(
     events: Sequence[Event],
     *,
     resets_allowed: bool = False,
     budget: Budget | None = None,
     trials: int = 1,
-    houses: int = 0,
+    clusters: int = 0,
 ) -> list[Violation]:
     """Every violation in a history. Without a budget only wrong answers count, not how many were refused. Each of the
-    houses must have been quiet in the end."""
+    clusters must have been quiet in the end."""
     lives = lives_of(events)
     finals, losses = _finals(events), Losses.of(events)
     found = [violation for life in lives.values() for violation in _check_life(life, finals, losses, resets_allowed)]
     found += _keys(lives.values(), losses)
     found += _answers(events, lives, budget, max(1, trials))
-    return [*found, *_leaks(of_kind(events, "quiet"), houses)]
+    return [*found, *_leaks(of_kind(events, "quiet"), clusters)]
 
 
-def _leaks(quiet: Sequence[Event], houses: int) -> Iterator[Violation]:
-    """I7. A house that never said what it still held shows nothing."""
+def _leaks(quiet: Sequence[Event], clusters: int) -> Iterator[Violation]:
+    """I7. A cluster that never said what it still held shows nothing."""
     for event in quiet:
         if event["number"]:
             yield Violation("leak", event["what"], f"{event['number']} left after quiet")
     said = Counter(event["what"] for event in quiet)
-    if houses and min(said.values(), default=0) < houses:
-        yield Violation("leak", "all houses", f"{houses} houses, and in the end they said what is held: {dict(said)}")
-
-
-def lives_of(events: Iterable[Event]) -> dict[int, Life]:
-    """Requests by number."""
-    lives: dict[int, Life] = {}
-    for event in events:
-        if event["event"] == "ask":
-            lives[event["req"]] = Life(event)
-        elif "req" in event:
-            life = lives[event["req"]]
-            life.events.append(event)
-            if event["event"] == "accepted":
-                life.job = life.job or event["job"]
-    return lives
+    if clusters and min(said.values(), default=0) < clusters:
+        yield Violation(
+            "leak", "all clusters", f"{clusters} clusters, and in the end they said what is held: {dict(said)}"
+        )
 
 
 def _finals(events: Iterable[Event]) -> dict[str, list[Event]]:

@@ -12,13 +12,11 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.asks import Ask, ClientView
-from bench.chaos.budget import BREAKS, RESETS
+from bench.chaos.asks import BREAKS, RESETS, Ask, ClientView, authorization
 from bench.chaos.checker import FORGOTTEN, GONE
 from bench.chaos.history import ClientHistory
-from bench.chaos.http import Cut, Exchange
+from bench.chaos.http import Cut, Exchange, answered
 from bench.chaos.readings import PASSING, PAUSE_S, UNLOGGED, Readings, code_of, usage_of
-from bench.chaos.tenants import authorization
 
 PATIENCE_S = 90.0
 NO_ID = "none"
@@ -34,7 +32,7 @@ ENDS = {
 
 
 class Clients(Readings):
-    """All clients of one house; `ports` are the API processes they know, in the order they try them."""
+    """All clients of one cluster; `ports` are the API processes they know, in the order they try them."""
 
     def __init__(self, history: ClientHistory, ports: Sequence[int], patience_s: float = PATIENCE_S) -> None:
         super().__init__(history, ports)
@@ -164,21 +162,14 @@ class Clients(Readings):
         self.history.add("resume", req=told.req, after=told.cursor)
         told.shown = told.shown if told.cursor else 0
         try:
-            exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{told.job}/events", headers=headers)
+            async with answered(port, "GET", f"/v1/jobs/{told.job}/events", headers=headers) as exchange:
+                if exchange.status != 200:
+                    await self._not_read(told, exchange)
+                    return
+                async for block in exchange.blocks():
+                    self.take_event(told, block)
         except Cut as cut:
             self.history.add("cut", req=told.req, why=str(cut))
-            return
-        try:
-            await exchange.answer()
-            if exchange.status != 200:
-                await self._not_read(told, exchange)
-                return
-            async for block in exchange.blocks():
-                self.take_event(told, block)
-        except Cut as cut:
-            self.history.add("cut", req=told.req, why=str(cut))
-        finally:
-            exchange.close()
 
     def take_event(self, told: ClientView, block: Mapping[str, str]) -> None:
         """One block of a job's events, as its reader sees it."""
@@ -205,7 +196,7 @@ class Clients(Readings):
         if exchange.status in GONE:
             self._end(told, FORGOTTEN, code)
             return
-        self.answered(f"GET /v1/jobs/{told.job}/events", exchange, code)
+        self.note_answer(f"GET /v1/jobs/{told.job}/events", exchange, code)
         self.history.add("cut", req=told.req, why=f"HTTP {exchange.status}")
 
     def _token(self, told: ClientView, text: str, event_id: str) -> None:

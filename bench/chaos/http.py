@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager
 
-from bench.chaos.tenants import FIRST, authorization
+from bench.chaos.asks import FIRST, authorization
 
 HOST = "127.0.0.1"
 ANSWER_S = 60.0
@@ -92,16 +93,15 @@ class Exchange:
         self._writer.transport.abort()
 
     async def _until(self, mark: bytes) -> bytes:
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                return (await self._reader.readuntil(mark))[: -len(mark)]
-        except (OSError, EOFError, TimeoutError) as error:
-            raise Cut(repr(error)) from error
+        return (await self._in_time(self._reader.readuntil(mark)))[: -len(mark)]
 
     async def _exactly(self, size: int) -> bytes:
+        return await self._in_time(self._reader.readexactly(size))
+
+    async def _in_time(self, reading: Awaitable[bytes]) -> bytes:
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await self._reader.readexactly(size)
+                return await reading
         except (OSError, EOFError, TimeoutError) as error:
             raise Cut(repr(error)) from error
 
@@ -128,13 +128,28 @@ def _head(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> by
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
+@asynccontextmanager
+async def answered(
+    port: int,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    *,
+    receive_buffer: int = 0,
+) -> AsyncIterator[Exchange]:
+    """A request whose status and headers have come; the connection is closed behind it. Raises Cut."""
+    exchange = await Exchange.begin(port, method, path, body, headers, receive_buffer=receive_buffer)
+    try:
+        await exchange.answer()
+        yield exchange
+    finally:
+        exchange.close()
+
+
 async def fetch(
     port: int, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers (lower case) and body. Raises Cut."""
-    exchange = await Exchange.begin(port, method, path, body, headers)
-    try:
-        await exchange.answer()
+    async with answered(port, method, path, body, headers) as exchange:
         return exchange.status, exchange.headers, await exchange.body()
-    finally:
-        exchange.close()

@@ -1,15 +1,44 @@
-"""Operating system processes under test: each is started again whenever it ends, for as long as it is kept."""
+"""Processes under test, each restarted when it ends, and Redis-compatible servers among them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from inspect import isawaitable
 from pathlib import Path
+from typing import Any
 
-from bench.chaos.waiting import until
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from bench.penstock import SERVER_SETTINGS, find_server
+from bench.ports import free_port
+
+
+async def becomes(condition: Callable[[], object | Awaitable[object]], seconds: float, every_s: float = 0.02) -> bool:
+    """Whether it came true in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not await _value(condition()):  # noqa: ASYNC110 - see above
+                await asyncio.sleep(every_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def until(condition: Callable[[], object | Awaitable[object]], seconds: float, every_s: float = 0.02) -> None:
+    """The same, where anything else ends the row. Raises TimeoutError."""
+    if not await becomes(condition, seconds, every_s):
+        raise TimeoutError(f"{getattr(condition, '__qualname__', condition)} did not come true in {seconds:g} s")
+
+
+async def _value(answer: object | Awaitable[object]) -> object:
+    return await answer if isawaitable(answer) else answer
+
 
 RESTART_S = 0.05
 GRACE_S = 40.0
@@ -103,3 +132,85 @@ class ManagedProcess:
             if not self.kept:
                 return
             await asyncio.sleep(RESTART_S)
+
+
+APPENDED = "appendonlydir"
+SETTINGS = f"""
+{SERVER_SETTINGS}
+repl-diskless-sync-delay 0
+client-output-buffer-limit pubsub 8mb 2mb 10
+"""
+
+
+class RedisServer:
+    """One server with a folder of its own, and its append-only file in it. `options` are lines of its configuration,
+    a file that others may have it rewrite."""
+
+    def __init__(
+        self, folder: Path, name: str = "redis", *options: str, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.port = free_port()
+        self.folder = folder / name
+        self.folder.mkdir()
+        config = self.folder / "server.conf"
+        config.write_text("\n".join([f"port {self.port}", f"dir {self.folder}", SETTINGS, *options, ""]))
+        self.child = ManagedProcess(name, [find_server(), str(config)], {**os.environ, **(environ or {})}, folder)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    async def start(self) -> None:
+        """Until it answers."""
+        await self.child.start()
+        await self.answers()
+
+    async def answers(self, seconds: float = 30.0) -> None:
+        """Until it serves commands. Raises TimeoutError."""
+        await until(self._pings, seconds)
+
+    async def _pings(self) -> bool:
+        try:
+            return bool(await self.command("PING"))
+        except (RedisError, OSError):
+            return False
+
+    async def command(self, *words: str | int | bytes) -> Any:
+        """One command on a connection of its own. Raises RedisError, OSError."""
+        async with Redis(port=self.port, socket_timeout=2, protocol=2) as client:
+            return await client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def down(self, seconds: float) -> None:
+        """kill -9, and a restart from the file after so many seconds."""
+        await self.kill()
+        await asyncio.sleep(seconds)
+        await self.back()
+
+    async def kill(self) -> None:
+        """kill -9, and no restart before `back`."""
+        lives = len(self.child.exits)
+        self.child.patient.clear()
+        self.child.kill()
+        await self.child.exited(lives + 1)
+
+    async def back(self) -> None:
+        """Start again from the file."""
+        self.child.patient.set()
+        await self.answers()
+
+    async def copy_file(self) -> Path:
+        """Copy the append-only folder as it is now, with everything that was answered before."""
+        await until(self._has_written, 5, 0.005)
+        target = self.folder.parent / f"{self.folder.name}-copy"
+        shutil.rmtree(target, ignore_errors=True)
+        await asyncio.to_thread(shutil.copytree, self.folder / APPENDED, target)
+        return target
+
+    async def _has_written(self) -> bool:
+        """Whether the server holds no write back from its file: it does so while a sync is slow."""
+        return int((await self.command("INFO", "persistence"))["aof_buffer_length"]) == 0
+
+    def put_back(self, copy: Path) -> None:
+        """Replace the append-only folder of a server that is down."""
+        shutil.rmtree(self.folder / APPENDED)
+        shutil.copytree(copy, self.folder / APPENDED)

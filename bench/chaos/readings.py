@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.asks import Ask
+from bench.chaos.asks import FIRST, Ask, authorization, other
 from bench.chaos.checker import GONE
 from bench.chaos.history import ClientHistory
-from bench.chaos.http import Cut, Exchange
-from bench.chaos.tenants import FIRST, authorization, other
+from bench.chaos.http import Cut, Exchange, answered
 
 PAUSE_S = 0.05
 LIST = "/v1/jobs?limit=100"
@@ -66,7 +65,7 @@ class Readings:
         self.guarded = False
         """There are API keys: what another tenant may read is tried with each job."""
 
-    def answered(self, what: str, exchange: Exchange, code: str) -> None:
+    def note_answer(self, what: str, exchange: Exchange, code: str) -> None:
         """An answer that is no success, for the judge."""
         after = exchange.headers.get("retry-after")
         self.history.add("answered", what=what, status=exchange.status, code=code, retry_after=after)
@@ -74,14 +73,10 @@ class Readings:
     async def fetch(self, job: str, port: int, method: str, path: str) -> tuple[int, bytes]:
         """Status and body of an answer about a job, asked for by its owner: that it is gone is judged with what else
         is known of the job. Raises Cut."""
-        exchange = await Exchange.begin(port, method, path, headers=authorization(self.owner(job)))
-        try:
-            await exchange.answer()
+        async with answered(port, method, path, headers=authorization(self.owner(job))) as exchange:
             body = await exchange.body()
-        finally:
-            exchange.close()
         if exchange.status >= 400 and exchange.status not in GONE:
-            self.answered(f"{method} {path}", exchange, code_of(body))
+            self.note_answer(f"{method} {path}", exchange, code_of(body))
         return exchange.status, body
 
     def owner(self, job: str) -> str:
@@ -102,20 +97,13 @@ class Readings:
     async def put_unread(self, ask: Ask, port: int) -> int:
         """Put a job that nobody reads; only its answer is judged. The status of the answer, 0 without one."""
         try:
-            exchange = await Exchange.begin(port, "POST", "/v1/jobs", ask.body, authorization(ask.tenant))
+            async with answered(port, "POST", "/v1/jobs", ask.body, authorization(ask.tenant)) as exchange:
+                body = await exchange.body()
         except Cut as cut:
             self.history.add("unknown", why=str(cut))
             return 0
-        try:
-            await exchange.answer()
-            body = await exchange.body()
-        except Cut as cut:
-            self.history.add("unknown", why=str(cut))
-            return 0
-        finally:
-            exchange.close()
         if exchange.status >= 400:
-            self.answered("POST /v1/jobs", exchange, code_of(body))
+            self.note_answer("POST /v1/jobs", exchange, code_of(body))
         return exchange.status
 
     async def read_finally(self, job: str, patience_s: float = 20.0) -> str:
@@ -142,14 +130,10 @@ class Readings:
     async def _replay(self, job: str, port: int) -> list[dict[str, str]]:
         """The events of a job's log, as they are told to a reader who has nothing."""
         headers = authorization(self.owner(job))
-        exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}/events", headers=headers)
-        try:
-            await exchange.answer()
+        async with answered(port, "GET", f"/v1/jobs/{job}/events", headers=headers) as exchange:
             if exchange.status != 200:
                 raise Cut(f"HTTP {exchange.status}")
             return [block async for block in exchange.blocks() if block.get("event", PING) not in UNLOGGED]
-        finally:
-            exchange.close()
 
     async def _read_as_other(self, job: str, port: int) -> None:
         """I6: to the other tenant's key the job does not exist. All ways are tried with some jobs, two with each."""
@@ -160,12 +144,8 @@ class Readings:
     async def try_as_other(self, job: str, port: int, method: str, path: str) -> None:
         """One way to a job, with the other tenant's key; a success is written down. Raises Cut."""
         headers = authorization(other(self.owner(job)))
-        exchange = await Exchange.begin(port, method, path.format(job=job), headers=headers)
-        try:
-            await exchange.answer()
+        async with answered(port, method, path.format(job=job), headers=headers) as exchange:
             body = await exchange.body() if path == LIST else b""
-        finally:
-            exchange.close()
         if opened(job, path, exchange.status, body):
             self.history.add("crossed", job=job, status=exchange.status, path=f"{method} {path}")
 

@@ -11,9 +11,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from bench.chaos.processes import ManagedProcess
-from bench.chaos.servers import RedisServer
-from bench.chaos.waiting import until
+from bench.chaos.processes import ManagedProcess, RedisServer, until
 from bench.penstock import find_server
 from bench.ports import free_port
 from streaming.keys import prefix

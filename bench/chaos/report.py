@@ -10,8 +10,8 @@ from rich.table import Table
 
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END
 from bench.chaos.stage import RowOutcome
-from bench.chaos.stalls import percentile
 from bench.report import MachineInfo, cores
+from bench.stats import percentile
 
 MAX_SHOWN = 12
 COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")

@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import program
-from bench.chaos.asks import Ask
-from bench.chaos.budget import ANY, Budget
-from bench.chaos.house import House
-from bench.chaos.play import play_row
+from bench.chaos.asks import ANY, TENANTS, Ask, Budget
+from bench.chaos.cluster import PenstockCluster
+from bench.chaos.processes import RedisServer
 from bench.chaos.report import as_document, table, what_failed
-from bench.chaos.servers import RedisServer
-from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.tenants import TENANTS
+from bench.chaos.stage import FaultRow, FaultTestbed, play_row
 from bench.processes import memory_mib
 from bench.program import ProgramRun
 from bench.report import RESULTS, write
@@ -68,22 +65,22 @@ async def _soak(stage: FaultTestbed, seconds: float) -> None:
     server = RedisServer(stage.folder)
     await server.start()
     environ = {"PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S), "PENSTOCK_SIM_STEP_MS": "40"}
-    async with stage.house(server, workers=2, environ=environ) as house:
+    async with stage.cluster(server, workers=2, environ=environ) as cluster:
         numbers = itertools.count()
-        await _load(house, numbers, min(30.0, seconds / 4), stage, kills=False)
+        await _load(cluster, numbers, min(30.0, seconds / 4), stage, kills=False)
         await asyncio.sleep(SETTLE_S)
-        held, memory = await _held(house), await _memory(house, server)
+        held, memory = await _held(cluster), await _memory(cluster, server)
         stage.fault("the soak begins")
-        await _load(house, numbers, seconds, stage, kills=True)
+        await _load(cluster, numbers, seconds, stage, kills=True)
         await asyncio.sleep(SETTLE_S)
-        judge_keys(stage, held, await _held(house))
-        _judge_memory(stage, memory, await _memory(house, server))
+        judge_keys(stage, held, await _held(cluster))
+        _judge_memory(stage, memory, await _memory(cluster, server))
     await server.child.end()
     stage.figures["requests"] = next(numbers)
 
 
 async def _load(
-    house: House, numbers: itertools.count[int], seconds: float, stage: FaultTestbed, *, kills: bool
+    cluster: PenstockCluster, numbers: itertools.count[int], seconds: float, stage: FaultTestbed, *, kills: bool
 ) -> None:
     """Clients of both tenants that ask one request after the other; every fifth is cancelled."""
     over = time.monotonic() + seconds
@@ -93,17 +90,17 @@ async def _load(
             asked = next(numbers)
             may = ("completed", "cancelled") if asked % 5 == 0 else ("completed",)
             ask = Ask(f"soak {asked}", 40, asked % 3 != 0, may=may, tenant=TENANTS[number % 2], key=f"soak {asked}")
-            begun = house.begin([ask])
+            begun = cluster.begin([ask])
             if asked % 5 == 0:
                 await begun[0][0].begun.wait()
                 if begun[0][0].job:
-                    await house.clients.cancel(begun[0][0].job, house.ports[0])
-            await house.finish(begun)
-            house.forget_clients()
+                    await cluster.clients.cancel(begun[0][0].job, cluster.ports[0])
+            await cluster.finish(begun)
+            cluster.forget_clients()
 
     async def killer() -> None:
         # The first of each role lives to the end, so that what it holds is that of all the work it has done.
-        turns = itertools.cycle((*house.workers[1:], *house.apis[1:]))
+        turns = itertools.cycle((*cluster.workers[1:], *cluster.apis[1:]))
         while kills and time.monotonic() + KILL_EVERY_S < over:
             await asyncio.sleep(min(KILL_EVERY_S, seconds / 4))
             child = next(turns)
@@ -111,7 +108,7 @@ async def _load(
             child.kill()
 
     await asyncio.gather(killer(), *(client(number) for number in range(CLIENTS)))
-    await house.ready()
+    await cluster.ready()
 
 
 @dataclass(frozen=True)
@@ -122,8 +119,8 @@ class StoreUsage:
     entries: Counter[str]
 
 
-async def _held(house: House) -> StoreUsage:
-    redis: Any = house.wire.redis
+async def _held(cluster: PenstockCluster) -> StoreUsage:
+    redis: Any = cluster.wire.redis
     sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen, b"hash": redis.hlen, b"list": redis.llen}
     found = StoreUsage(Counter(), Counter())
     async for key in redis.scan_iter(count=1000):
@@ -134,10 +131,10 @@ async def _held(house: House) -> StoreUsage:
     return found
 
 
-async def _memory(house: House, server: RedisServer) -> dict[str, float]:
+async def _memory(cluster: PenstockCluster, server: RedisServer) -> dict[str, float]:
     """MiB of the store and of every process."""
     used = int((await server.command("INFO", "memory"))["used_memory"]) / (1 << 20)
-    return {"store": used, **{child.name: memory_mib(child.pid) for child in house.children}}
+    return {"store": used, **{child.name: memory_mib(child.pid) for child in cluster.children}}
 
 
 def judge_keys(stage: FaultTestbed, then: StoreUsage, now: StoreUsage) -> None:

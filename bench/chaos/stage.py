@@ -1,19 +1,26 @@
-"""What rows stand on: a folder, a history, houses, and the list of what was wrong. One stage per row."""
+"""Stage of a fault row: its folder, history and clusters; rows are run within their time limit and judged from it."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.chaos.budget import NOTHING, Budget
-from bench.chaos.checker import Violation, lives_of
+from rich.console import Console
+
+from bench.chaos.asks import NOTHING, Budget
+from bench.chaos.checker import check
+from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import ClientHistory, of_kind
-from bench.chaos.house import House
-from bench.chaos.servers import RedisServer
+from bench.chaos.lives import Life, Violation, lives_of, stalls_ms
+from bench.chaos.processes import RedisServer
+from bench.stats import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class FaultTestbed:
     figures: dict[str, float | str] = field(default_factory=dict)
     """What else was measured."""
     lease_ms: int = 1000
-    houses: int = 0
+    clusters: int = 0
     """Opened so far; each says in the end what it still holds."""
 
     def __post_init__(self) -> None:
@@ -109,28 +116,40 @@ class FaultTestbed:
         jobs = {lives[req].job for req in reqs}
         return sum(event["job"] in jobs and event["attempts"] > 1 for event in of_kind(self.history.events, "final"))
 
+    def lives(self, reqs: Iterable[int]) -> list[Life]:
+        """The lives of these requests."""
+        lives = lives_of(self.history.events)
+        return [lives[req] for req in reqs]
+
+    def stalled_at_most(self, allowed_ms: float) -> None:
+        """A criterion: the 99th percentile of the stalls of all readers."""
+        p99 = percentile(stalls_ms(self.history.events), 0.99) or 0.0
+        self.must(p99 <= allowed_ms, f"streams waited p99 {p99:.0f} ms, allowed: {allowed_ms:.0f} ms")
+
     def must(self, holds: bool, why: str) -> None:
         """A criterion of the row beyond the invariants."""
         if not holds:
             self.wrong.append(why)
 
     @asynccontextmanager
-    async def house(self, server: RedisServer | None = None, url: str = "", **options: Any) -> AsyncIterator[House]:
-        """A house, ready to be used, on a server of its own unless one is given; emptied and checked at the end."""
-        self.houses += 1
-        folder = self.folder / f"house-{self.houses}"
+    async def cluster(
+        self, server: RedisServer | None = None, url: str = "", **options: Any
+    ) -> AsyncIterator[PenstockCluster]:
+        """A cluster, ready to be used, on a server of its own unless one is given; emptied and checked at the end."""
+        self.clusters += 1
+        folder = self.folder / f"cluster-{self.clusters}"
         folder.mkdir()
         own = None
         if server is None and not url:
             own = server = RedisServer(folder)
             await server.start()
-        house = House(folder, self.history, url or (server.url if server else ""), **options)
+        cluster = PenstockCluster(folder, self.history, url or (server.url if server else ""), **options)
         try:
-            await house.start()
-            yield house
-            await house.quiet()
+            await cluster.start()
+            yield cluster
+            await cluster.quiet()
         finally:
-            await house.close()
+            await cluster.close()
             if own is not None:
                 await own.child.end()
 
@@ -158,3 +177,72 @@ class RowOutcome:
 
     def count(self, kinds: frozenset[str]) -> int:
         return sum(violation.kind in kinds for violation in self.violations)
+
+
+async def play_all(
+    rows: Sequence[FaultRow], folder: Path, times: float, jobs: int, console: Console
+) -> tuple[list[RowOutcome], float]:
+    """Outcomes in the order of `rows`, and seconds taken. Rows that measure latency come last, one by one."""
+    began = time.monotonic()
+    room = asyncio.Semaphore(jobs)
+
+    async def play(row: FaultRow) -> RowOutcome:
+        async with room:
+            return _told(console, await play_row(row, folder, times), began)
+
+    together = [row for row in rows if not row.alone]
+    # The longest first, so that none is left to run by itself at the end.
+    together.sort(key=lambda row: -row.limit_s)
+    outcomes = list(await asyncio.gather(*(play(row) for row in together)))
+    for row in rows:
+        if row.alone:
+            outcomes.append(await play(row))
+    order = {row.id: number for number, row in enumerate(rows)}
+    return sorted(outcomes, key=lambda outcome: order[outcome.row.id]), time.monotonic() - began
+
+
+async def play_row(row: FaultRow, folder: Path, times: float = 1) -> RowOutcome:
+    """Play one row and judge it."""
+    stage = FaultTestbed(row, folder / row.id, times)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(row.limit_s * max(1, times)) as limit:
+            await row.play(stage)
+    except Exception as error:  # noqa: BLE001 - a row that breaks is a row that failed; the others are still played
+        over = f"not over within {row.limit_s * max(1, times):.0f} s"
+        stage.wrong.append(over if limit.expired() else f"broke off: {error!r}")
+        (stage.folder / "traceback.txt").write_text(traceback.format_exc())
+    stage.history.close()
+    if stage.trials < stage.wanted:
+        stage.wrong.append(f"{stage.trials} trials instead of {stage.wanted}; {stage.missed} faults did not bite")
+    events = stage.history.events
+    return RowOutcome(
+        row=row,
+        trials=stage.trials,
+        missed=stage.missed,
+        violations=check(
+            events,
+            resets_allowed=row.resets_allowed,
+            budget=row.budget,
+            trials=stage.trials,
+            clusters=stage.clusters,
+        ),
+        answers={
+            "refused": len(of_kind(events, "refused", "answered")),
+            "unanswered": len(of_kind(events, "unknown")),
+            "broken": len(of_kind(events, "cut")),
+        },
+        wrong=stage.wrong,
+        stalls=stalls_ms(events),
+        lease_ms=stage.lease_ms,
+        figures=stage.figures,
+        seconds=time.monotonic() - began,
+        folder=stage.folder,
+    )
+
+
+def _told(console: Console, outcome: RowOutcome, began: float) -> RowOutcome:
+    verdict = "[green]pass[/]" if outcome.passed else "[red]FAIL[/]"
+    elapsed = time.monotonic() - began
+    console.print(f"{elapsed:5.0f} s  {outcome.row.id:5} {verdict}  {outcome.row.title} ({outcome.seconds:.0f} s)")
+    return outcome

@@ -14,9 +14,8 @@ from contextlib import asynccontextmanager
 
 from bench.chaos.asks import Ask
 from bench.chaos.http import Cut, fetch
-from bench.chaos.processes import ManagedProcess
+from bench.chaos.processes import ManagedProcess, until
 from bench.chaos.stage import FaultTestbed
-from bench.chaos.waiting import until
 from bench.ports import free_port
 
 EVERY_S = 0.04

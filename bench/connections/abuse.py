@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.processes import status_mib
+
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
 MIB = 1024 * 1024
@@ -100,7 +102,7 @@ def try_abuse(abuse: Abuse, port: int, pid: int) -> Cost:
     status, code = _send(abuse, port)
     seconds = time.monotonic() - began
     time.sleep(SETTLE_S)
-    return Cost(abuse.name, status, max(0.0, _memory_mib(pid, "VmHWM") - before), seconds, code)
+    return Cost(abuse.name, status, max(0.0, status_mib(pid, "VmHWM") - before), seconds, code)
 
 
 def _send(abuse: Abuse, port: int) -> tuple[int, str]:
@@ -121,9 +123,4 @@ def _send(abuse: Abuse, port: int) -> tuple[int, str]:
 def _reset_peak_mib(pid: int) -> float:
     """Its memory now, from which its peak is counted anew."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
-    return _memory_mib(pid, "VmRSS")
-
-
-def _memory_mib(pid: int, field: str) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+    return status_mib(pid, "VmRSS")

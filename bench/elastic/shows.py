@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from bench.chaos.http import fetch
-from bench.chaos.waiting import becomes, until
+from bench.chaos.processes import becomes, until
 from bench.elastic.testbed import MODEL, PATIENCE_S, Crowd, ElasticTestbed, stale, stop
 from bench.report import Ratio
 from streaming.jobs.records import JobReader

@@ -18,7 +18,7 @@ from bench.chaos.asks import Ask, ClientView
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory
-from bench.chaos.waiting import until
+from bench.chaos.processes import until
 from bench.processes import Processes
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides

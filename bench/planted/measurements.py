@@ -86,7 +86,7 @@ MEASUREMENTS = (
     Bug(
         "memory when it is over",
         "What a request took and gave back is not counted.",
-        (Edit("bench/connections/abuse.py", '_memory_mib(pid, "VmHWM")', '_memory_mib(pid, "VmRSS")'),),
+        (Edit("bench/connections/abuse.py", 'status_mib(pid, "VmHWM")', 'status_mib(pid, "VmRSS")'),),
         (CONNECTIONS + "memory_that_was_given_back_is_counted",),
     ),
     Bug(

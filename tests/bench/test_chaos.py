@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from bench.chaos.__main__ import main
-from bench.chaos.play import play_row
 from bench.chaos.report import as_document, as_markdown, failed_in, merged, what_failed
 from bench.chaos.rows import ROWS
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultRow, FaultTestbed, play_row
 from bench.report import as_json
 
 KNOWN = {row.id: row for row in ROWS}

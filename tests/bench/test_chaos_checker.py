@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from bench.chaos import oracle
-from bench.chaos.budget import Budget, Other
+from bench.chaos.asks import Budget, Other
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
 from bench.chaos.history import ClientHistory, Event, load
+from bench.chaos.lives import stalls_ms
 from bench.chaos.rows import ROWS
-from bench.chaos.stalls import percentile, stalls_ms
+from bench.stats import percentile
 from streaming.jobs.job import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
@@ -260,10 +261,10 @@ def test_a_refusal_says_in_whole_seconds_when_to_come_back(after: str) -> None:
 def test_every_house_says_in_the_end_what_it_holds() -> None:
     """And all of it: I7 would hold by itself where nothing is said."""
     quiet = [{"t": 9, "event": "quiet", "what": what, "number": 0} for what in ("claims", "lane")]
-    assert check([*good(), *quiet], houses=1) == check([*good(), *quiet * 2], houses=2) == []
-    assert kinds(good(), houses=1) == {"leak"}
-    assert kinds([*good(), *quiet], houses=2) == {"leak"}
-    assert kinds([*good(), *quiet, quiet[0]], houses=2) == {"leak"}
+    assert check([*good(), *quiet], clusters=1) == check([*good(), *quiet * 2], clusters=2) == []
+    assert kinds(good(), clusters=1) == {"leak"}
+    assert kinds([*good(), *quiet], clusters=2) == {"leak"}
+    assert kinds([*good(), *quiet, quiet[0]], clusters=2) == {"leak"}
 
 
 def test_a_client_that_left_or_reads_nothing_is_owed_no_end() -> None:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bench.chaos.http import HOST
+from bench.chaos.processes import until
 from bench.chaos.proxy import Proxy
-from bench.chaos.waiting import until
 
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -13,21 +13,20 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from bench.chaos.asks import Ask, ClientView
-from bench.chaos.budget import Budget
+from bench.chaos.asks import Ask, Budget, ClientView
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory, of_kind
+from bench.chaos.processes import RedisServer
 from bench.chaos.readings import CANCEL, LIST, Readings, opened
 from bench.chaos.rows import ROWS
+from bench.chaos.rows.clients import was_in
 from bench.chaos.rows.crowds import MAX_HEALTH_MS, asking, judge_health
-from bench.chaos.rows.leaving import was_in
+from bench.chaos.rows.failover import count_resets
 from bench.chaos.rows.operations import holds_some
 from bench.chaos.rows.real import DONE, fault_of_stream
 from bench.chaos.rows.requests import has_expired
-from bench.chaos.rows.rollback import count_resets
 from bench.chaos.rows.store import ACCEPTED, kill_subscriptions
-from bench.chaos.servers import RedisServer
 from bench.chaos.soak import StoreUsage, judge_keys
 from bench.chaos.stage import FaultRow, FaultTestbed
 

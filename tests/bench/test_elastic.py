@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.chaos.waiting import until
+from bench.chaos.processes import until
 from bench.elastic.shows import SHORT, SIM, Shown, wake
 from bench.elastic.testbed import MODEL, Crowd, ElasticTestbed, stale
 from streaming.fleet.plans import Action, Noted

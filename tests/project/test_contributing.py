@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streaming.jobs.messages import Sampling
+from streaming.jobs.job import Sampling
 from workers.engines.base import Piece, Request
 
 ROOT = Path(__file__).parents[2]

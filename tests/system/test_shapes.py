@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import ADMIN_TOKEN, House, eventually
+from cluster import ADMIN_TOKEN, PenstockCluster, eventually
 
-from bench.chaos.waiting import until
+from bench.chaos.processes import until
 from bench.elastic.testbed import Crowd, ElasticTestbed
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet, Process
@@ -90,27 +90,27 @@ def said(words: list[str]) -> str:
 class Site:
     """A scheduler, an API process, and workers of both shapes that nobody restarts."""
 
-    def __init__(self, house: House) -> None:
-        self.house, self.wire = house, RedisClient.open(RedisSettings(url=house.redis_url, lease_ms=1000))
+    def __init__(self, cluster: PenstockCluster) -> None:
+        self.cluster, self.wire = cluster, RedisClient.open(RedisSettings(url=cluster.redis_url, lease_ms=1000))
         self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
         one_each = TWO | {"shapes.narrow.max_workers": 1}
         rows = ["[models.m]", 'engine = "sim"', *(f"{key} = {value}" for key, value in one_each.items())]
-        (house.folder / "penstock.toml").write_text("\n".join([*rows, ""]))
-        house.environ |= {"PENSTOCK_SCHEDULER_TICK_S": "0.1"}
-        house.start_api()
-        self.workers = {name: house.start("workers", "--shape", name, "--id", name) for name in ("wide", "narrow")}
-        self.scheduler = house.start("scheduler")
+        (cluster.folder / "penstock.toml").write_text("\n".join([*rows, ""]))
+        cluster.environ |= {"PENSTOCK_SCHEDULER_TICK_S": "0.1"}
+        cluster.start_api()
+        self.workers = {name: cluster.start("workers", "--shape", name, "--id", name) for name in ("wide", "narrow")}
+        self.scheduler = cluster.start("scheduler")
 
     def put(self, jobs: int, tokens: int) -> list[str]:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
-        return [str(json.loads(self.house.post("/v1/jobs", body)[2])["id"]) for _ in range(jobs)]
+        return [str(json.loads(self.cluster.post("/v1/jobs", body)[2])["id"]) for _ in range(jobs)]
 
     def jobs(self, jobs: list[str]) -> list[dict[str, Any]]:
-        return [json.loads(self.house.get(f"/v1/jobs/{job}")[1]) for job in jobs]
+        return [json.loads(self.cluster.get(f"/v1/jobs/{job}")[1]) for job in jobs]
 
     def shown(self) -> dict[str, Any]:
         """What everybody can see of the pools."""
-        pool: dict[str, Any] = json.loads(self.house.get("/admin/pools/m")[1])
+        pool: dict[str, Any] = json.loads(self.cluster.get("/admin/pools/m")[1])
         return pool
 
     def all_are(self, jobs: list[str], status: str) -> bool:
@@ -153,7 +153,7 @@ class Site:
 
 
 @pytest.fixture
-async def site(empty_house: House) -> AsyncIterator[Site]:
+async def site(empty_house: PenstockCluster) -> AsyncIterator[Site]:
     site = Site(empty_house)
     async with asyncio.timeout(WAIT_S):
         while len([each for each in await site.fleet.processes("worker") if each.state == "ready"]) < 2:
@@ -184,9 +184,9 @@ async def test_the_shape_that_rests_takes_nothing(site: Site) -> None:
     }
     assert {worker["id"]: worker["shape"] for worker in shown["workers"]} == {"wide": "wide", "narrow": "narrow"}
     for words, rows in (
-        (["scale", "status", "--url", site.house.url], ["m +- +[12]", r"m +wide \(new jobs\) +1", "m +narrow +[01]"]),
-        (["scale", "log", "--url", site.house.url], ["switch +wide", "up +wide +[-0] -> 1"]),
-        (["ps", "--redis-url", site.house.redis_url], ["worker +wide .* m +wide", "worker +narrow .* m +narrow"]),
+        (["scale", "status", "--url", site.cluster.url], ["m +- +[12]", r"m +wide \(new jobs\) +1", "m +narrow +[01]"]),
+        (["scale", "log", "--url", site.cluster.url], ["switch +wide", "up +wide +[-0] -> 1"]),
+        (["ps", "--redis-url", site.cluster.redis_url], ["worker +wide .* m +wide", "worker +narrow .* m +narrow"]),
     ):
         out = await asyncio.to_thread(said, words)
         assert all(re.search(row, out) for row in rows), out

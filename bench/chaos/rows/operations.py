@@ -1,23 +1,24 @@
-"""F17, F18: scaling down and rolling restarts, as operators do them."""
+"""F15, F17, F18: scaling down and rolling restarts as operators do them, and five times the capacity's load."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
-from bench.chaos.asks import Ask
-from bench.chaos.budget import Budget
+from bench.chaos.asks import ANY, Ask, Budget
+from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
-from bench.chaos.house import House
 from bench.chaos.http import Exchange
-from bench.chaos.processes import ManagedProcess
+from bench.chaos.lives import Life, lives_of
+from bench.chaos.processes import ManagedProcess, becomes
 from bench.chaos.rows.workers import asks
 from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.stalls import percentile, stalls_ms
-from bench.chaos.waiting import becomes
+from bench.chaos.yardstick import PASSES, yardstick
+from bench.stats import percentile
 
 MAX_EXIT_S = 35.0
 HOLDS_S = 5.0
@@ -27,19 +28,19 @@ MAX_GAP_MS = 2000.0
 
 async def f17(stage: FaultTestbed) -> None:
     """Two of three workers get SIGTERM with streams open; the grace time is enough for some of them only."""
-    async with stage.house(environ={"PENSTOCK_WORKER_DRAIN_S": "0.6"}) as house:
+    async with stage.cluster(environ={"PENSTOCK_WORKER_DRAIN_S": "0.6"}) as cluster:
         for trial in stage.tries():
-            begun = house.begin(asks(stage.row.id, trial))
+            begun = cluster.begin(asks(stage.row.id, trial))
             await asyncio.sleep(stage.rng.uniform(0.1, 1.2))
-            leaving = stage.rng.sample(house.workers, 2)
-            holders = await house.holders()
+            leaving = stage.rng.sample(cluster.workers, 2)
+            holders = await cluster.holders()
             stage.fault(" and ".join(f"SIGTERM {worker.name}" for worker in leaving))
             await asyncio.gather(*(_stop(stage, worker, 5.0) for worker in leaving))
-            await house.finish(begun)
+            await cluster.finish(begun)
             stage.bit(holds_some(leaving, holders), "no worker that was stopped held a job")
-            await house.ready()
+            await cluster.ready()
         jobs = [event["job"] for event in of_kind(stage.history.events, "final")]
-        lost = [job for job in jobs if await house.losses(job)]
+        lost = [job for job in jobs if await cluster.losses(job)]
     moved = sum(event["attempts"] > 1 for event in of_kind(stage.history.events, "final"))
     stage.figures["jobs handed over"] = moved
     least = max(1, stage.wanted // 4)
@@ -68,18 +69,18 @@ async def _stop(stage: FaultTestbed, child: ManagedProcess, within_s: float) -> 
 async def f18(stage: FaultTestbed) -> None:
     """Every process restarted, one by one, again and again, under load, with readers that have stalled."""
     environ = {"PENSTOCK_API_DRAIN_S": "3", "PENSTOCK_WORKER_DRAIN_S": "1"}
-    async with stage.house(environ=environ) as house:
+    async with stage.cluster(environ=environ) as cluster:
         running, numbers = asyncio.Event(), count()
         running.set()
-        load = [asyncio.create_task(_load(house, running, numbers)) for _ in range(6)]
+        load = [asyncio.create_task(_load(cluster, running, numbers)) for _ in range(6)]
         await asyncio.sleep(1.0)
         while stage.trials < stage.wanted and stage.missed <= stage.row.most_missed:
-            for child in house.children:
-                stalled = [await _stalled(port) for port in house.ports]
-                held = child not in house.workers or await becomes(partial(_holds, house, child), HOLDS_S)
+            for child in cluster.children:
+                stalled = [await _stalled(port) for port in cluster.ports]
+                held = child not in cluster.workers or await becomes(partial(_holds, cluster, child), HOLDS_S)
                 stage.fault(f"SIGTERM {child.name}")
                 await _stop(stage, child, MAX_EXIT_S)
-                await house.ready()
+                await cluster.ready()
                 for exchange in stalled:
                     exchange.close()
                 read = stage.across(event["req"] for event in of_kind(stage.history.events, "ask"))
@@ -89,24 +90,141 @@ async def f18(stage: FaultTestbed) -> None:
     refused = of_kind(stage.history.events, "refused", "unknown")
     stage.figures["requests"] = len(of_kind(stage.history.events, "ask"))
     stage.must(not refused, f"{len(refused)} requests were refused or not answered: {refused[:2]}")
-    p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
-    stage.must(p99 <= MAX_GAP_MS, f"gap p99 {p99:.0f} ms, allowed: {MAX_GAP_MS:.0f} ms")
+    stage.stalled_at_most(MAX_GAP_MS)
 
 
-async def _holds(house: House, child: ManagedProcess) -> bool:
-    return holds_some([child], await house.holders())
+async def _holds(cluster: PenstockCluster, child: ManagedProcess) -> bool:
+    return holds_some([child], await cluster.holders())
 
 
-async def _load(house: House, running: asyncio.Event, numbers: count[int]) -> None:
+async def _load(cluster: PenstockCluster, running: asyncio.Event, numbers: count[int]) -> None:
     while running.is_set():
         number = next(numbers)
-        await house.finish(house.begin([Ask(f"rolling {number}", 80, number % 3 != 2)], port=house.ports[number % 2]))
+        await cluster.finish(
+            cluster.begin([Ask(f"rolling {number}", 80, number % 3 != 2)], port=cluster.ports[number % 2])
+        )
 
 
 async def _stalled(port: int) -> Exchange:
     """A client that asks and never reads; its job is not judged."""
     ask = Ask("stalled", 1200, queue={"on_disconnect": "cancel"})
     return await Exchange.begin(port, "POST", ask.path, ask.body, receive_buffer=4096)
+
+
+SLOTS, WORKERS, TOKENS, STEP_MS, PREFILL_MS = 8, 2, 25, 20, 20
+LANE_LIMIT = 32
+TIMES = 5
+SECONDS, FULL_S = 20.0, 8.0
+SHARES = {"interactive": 0.3, "standard": 2.2, "batch": 2.5}
+"""Each lane's load, in multiples of what the workers can serve."""
+REFUSED_MS = 20.0
+"""At the 99th percentile, on a machine that never stands still."""
+
+
+async def f15(stage: FaultTestbed) -> None:
+    """Open loop: requests come at their own pace, whatever becomes of them."""
+    environ = {
+        "PENSTOCK_SIM_SLOTS": str(SLOTS),
+        "PENSTOCK_SIM_STEP_MS": str(STEP_MS),
+        "PENSTOCK_SIM_PREFILL_MS": str(PREFILL_MS),
+        "PENSTOCK_REDIS_LANE_LIMIT": str(LANE_LIMIT),
+    }
+    capacity = SLOTS * WORKERS / ((TOKENS * STEP_MS + PREFILL_MS) / 1000)
+    numbers = count()
+    async with stage.cluster(workers=WORKERS, environ=environ) as cluster, yardstick(stage) as bare_ms:
+        calm = await _offer(cluster, numbers, capacity, {"interactive": 0.3}, 5.0)
+        full = await _full(cluster, numbers)
+        stage.figures["served at full load, of capacity"] = round(full / capacity, 2)
+        for _ in stage.tries():
+            began = cluster.history.events[-1]["t"]
+            stage.fault(f"{TIMES} times the load")
+            bare_ms.clear()
+            offered = asyncio.create_task(_offer(cluster, numbers, capacity, SHARES, SECONDS))
+            deepest = 0.0
+            while not offered.done():
+                deepest = max(deepest, (await cluster.leftovers())["lane"])
+                await asyncio.sleep(0.5)
+            lives = await offered
+            _judge(stage, capacity, calm, lives, began, percentile(sorted(bare_ms), 0.99) or 0.0)
+            cap = LANE_LIMIT * len(SHARES) + WORKERS * (SLOTS + 1)
+            stage.must(deepest <= cap, f"{deepest:.0f} jobs in the lanes, allowed: {cap}")
+            stage.bit(any(life.of("refused") for life in lives), "nothing was refused: that was no overload")
+
+
+async def _full(cluster: PenstockCluster, numbers: count[int]) -> float:
+    """Jobs a second with a client for each slot, that asks again once it has its answer."""
+    begun: list[Begun] = []
+    start = time.monotonic()
+
+    async def client() -> None:
+        while time.monotonic() < start + FULL_S:
+            (asked,) = cluster.begin([Ask(f"full {next(numbers)}", TOKENS, retries=False)])
+            begun.append(asked)
+            await asked[1]
+
+    await asyncio.gather(*(client() for _ in range(SLOTS * WORKERS)))
+    spent = time.monotonic() - start
+    await cluster.finish(begun)
+    return len(begun) / spent
+
+
+async def _offer(
+    cluster: PenstockCluster, numbers: count[int], capacity: float, shares: dict[str, float], seconds: float
+) -> list[Life]:
+    """Requests of every lane at even intervals; what became of them."""
+    begun = []
+
+    async def one_lane(lane: str, every_s: float) -> None:
+        due = time.monotonic()
+        for _ in range(int(seconds / every_s)):
+            chat, queue = lane == "interactive", {"priority": lane}
+            ask = Ask(f"{lane} {next(numbers)}", TOKENS, chat=chat, queue=queue, reads=chat, retries=False)
+            begun.extend(cluster.begin([ask]))
+            due += every_s
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    await asyncio.gather(*(one_lane(lane, 1 / (share * capacity)) for lane, share in shares.items()))
+    await cluster.finish(begun)
+    requests = {told.req for told, _ in begun}
+    return [life for req, life in lives_of(cluster.history.events).items() if req in requests]
+
+
+def _judge(
+    stage: FaultTestbed, capacity: float, calm: list[Life], lives: list[Life], began: float, bare: float
+) -> None:
+    done = {life.ask["prompt"]: life for life in lives if life.job}
+    lanes = {lane: sum(prompt.startswith(lane) for prompt in done) for lane in SHARES}
+    last = max(event["t"] for event in of_kind(stage.history.events, "final"))
+    goodput = len(done) / (last - began)
+    refusals = [event for life in lives for event in life.of("refused")]
+    slow = percentile(sorted(event["ms"] for event in refusals), 0.99) or 0.0
+    unloaded, loaded = (percentile(sorted(_first_token_ms(some)), 0.99) or 0.0 for some in (calm, lives))
+    share = lanes["batch"] / max(1, len(done))
+    _note(stage, min, "served of capacity", round(goodput / capacity, 2))
+    _note(stage, max, "refusal p99 ms", round(slow, 1))
+    _note(stage, max, "refusal p99 ms, bare server", round(bare, 1))
+    _note(stage, max, "TTFT p99 ms, high lane", round(loaded))
+    _note(stage, max, "TTFT p99 ms, unloaded", round(unloaded))
+    _note(stage, min, "share of the lowest lane", round(share, 3))
+    stage.must(goodput >= 0.9 * capacity, f"{goodput:.1f} jobs/s served of {capacity:.1f}")
+    stage.must(all(event["retry_after"] for event in refusals), "a refusal without Retry-After")
+    quick = REFUSED_MS + PASSES * bare
+    stage.must(slow <= quick, f"refusal p99 {slow:.1f} ms, allowed: {quick:.1f} ms")
+    # No slot is free under load, and none is taken from a running job: the high lane waits for one of them to end.
+    allowed = 1.5 * unloaded + TOKENS * STEP_MS + PREFILL_MS + bare
+    stage.must(loaded <= allowed, f"TTFT p99 {loaded:.0f} ms, allowed: {allowed:.0f} ms")
+    stage.must(share >= 0.05, f"the lowest lane got {share:.1%} of the work, at least 5% is due")
+
+
+def _note(stage: FaultTestbed, worse: Callable[[float, float], float], name: str, value: float) -> None:
+    """The worst of all trials."""
+    stage.figures[name] = worse(float(stage.figures.get(name, value)), value)
+
+
+def _first_token_ms(lives: list[Life]) -> list[float]:
+    """Of streamed requests."""
+    firsts = ((life, life.of("token")) for life in lives)
+    return [1000 * (tokens[0]["t"] - life.ask["t"]) for life, tokens in firsts if tokens]
 
 
 ROWS = (
@@ -120,5 +238,12 @@ ROWS = (
         # Three times the most that was seen: 7 broken off in a trial.
         budget=Budget(refused=3, broken=21, why="an API process that stops refuses, and ends streams"),
         short=6,
+    ),
+    FaultRow(
+        *("F15", "overload", f"{TIMES} times the capacity for {SECONDS:.0f} s, three lanes", 5, f15, 300),
+        alone=True,
+        proves="Overload is refused quickly, and what is accepted is served in the order of its lanes.",
+        budget=Budget(refused=ANY, why="four of five requests cannot be served; the row judges their number"),
+        short=1,
     ),
 )

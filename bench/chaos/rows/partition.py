@@ -1,21 +1,20 @@
-"""F07: the network between two roles is cut by a proxy, in one direction or both; connections stay open."""
+"""F07, F12: the network between two roles is cut by a proxy; the store's clock jumps."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
-from bench.chaos.asks import Ask
-from bench.chaos.budget import Budget
+from bench.chaos.asks import TENANTS, Ask, Budget
+from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
-from bench.chaos.house import House
+from bench.chaos.processes import RedisServer, becomes, until
 from bench.chaos.proxy import Proxy
-from bench.chaos.rows.workers import asks, requests
-from bench.chaos.servers import RedisServer
+from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.tenants import TENANTS
-from bench.chaos.waiting import becomes, until
 
 ROLES = ("api", "workers", "scheduler")
 WAYS: tuple[dict[str, bool], ...] = ({}, {"to_server": False}, {"to_client": False})
@@ -25,38 +24,38 @@ TOKENS = 300
 
 
 @asynccontextmanager
-async def _behind_proxies(stage: FaultTestbed) -> AsyncIterator[tuple[House, dict[str, Proxy]]]:
+async def _behind_proxies(stage: FaultTestbed) -> AsyncIterator[tuple[PenstockCluster, dict[str, Proxy]]]:
     server = RedisServer(stage.folder)
     await server.start()
     proxies = {role: Proxy(server.port) for role in ROLES}
     await asyncio.gather(*(proxy.start() for proxy in proxies.values()))
     environ = {"PENSTOCK_REDIS_TIMEOUT_S": "1"}
     urls = {role: proxy.url for role, proxy in proxies.items()}
-    async with stage.house(server, environ=environ, urls=urls) as house:
-        yield house, proxies
+    async with stage.cluster(server, environ=environ, urls=urls) as cluster:
+        yield cluster, proxies
     await asyncio.gather(*(proxy.stop() for proxy in proxies.values()))
     await server.child.end()
 
 
 async def f07(stage: FaultTestbed) -> None:
     """Each role is cut off in each way, for less than a lease and for longer."""
-    async with _behind_proxies(stage) as (house, proxies):
+    async with _behind_proxies(stage) as (cluster, proxies):
         for trial in stage.tries():
             role, way = ROLES[trial % 3], trial // 3 % 3
-            begun = house.begin(asks(stage.row.id, trial, tokens=TOKENS))
-            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+            begun = cluster.begin(asks(stage.row.id, trial, tokens=TOKENS))
+            await cluster.all_begun(begun)
             proxy = proxies[role]
             before = proxy.swallowed
             stage.fault(f"{role}: {WORDS[way]}")
             proxy.cut(**WAYS[way])
             meanwhile = [Ask(f"{stage.row.id} cut {trial} {n}", 20, n == 0, tenant=TENANTS[n]) for n in range(2)]
-            begun += house.begin(meanwhile)
+            begun += cluster.begin(meanwhile)
             await asyncio.sleep(stage.rng.choice([0.6, 2.5, 5.0]))
             proxy.heal()
-            await house.finish(begun)
+            await cluster.finish(begun)
             crossed = role == "scheduler" or stage.across(requests(begun))
             stage.bit(proxy.swallowed > before and crossed, "nothing was swallowed, or nobody read across it")
-            await house.ready()
+            await cluster.ready()
 
 
 async def f07_replica(stage: FaultTestbed) -> None:
@@ -73,15 +72,15 @@ async def f07_replica(stage: FaultTestbed) -> None:
 
     await until(is_in_step, 30, 0.05)
     environ = {"PENSTOCK_REDIS_DURABILITY": "D3", "PENSTOCK_REDIS_TIMEOUT_S": "1"}
-    async with stage.house(primary, environ=environ) as house:
+    async with stage.cluster(primary, environ=environ) as cluster:
         for trial in stage.tries():
-            begun = house.begin(asks(stage.row.id, trial, 4, 200))
-            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+            begun = cluster.begin(asks(stage.row.id, trial, 4, 200))
+            await cluster.all_begun(begun)
             stage.fault("the replica hears nothing")
             between.cut()
             await asyncio.sleep(0.1)
             began = stage.history.now()
-            late = house.begin(
+            late = cluster.begin(
                 [Ask(f"{stage.row.id} alone {trial} {n}", 10, n % 2 == 0, key=f"alone {trial} {n}") for n in range(4)]
             )
 
@@ -94,9 +93,9 @@ async def f07_replica(stage: FaultTestbed) -> None:
             stage.must(not accepted, f"{len(accepted)} requests were accepted that no replica had")
             between.heal()
             stage.must(await becomes(is_in_step, 30, 0.05), "the replica did not come back")
-            await house.finish([*begun, *late])
+            await cluster.finish([*begun, *late])
             stage.bit(refused, "nothing was refused while the replica was cut off")
-            await house.ready()
+            await cluster.ready()
     await between.stop()
     await asyncio.gather(primary.child.end(), replica.child.end())
 
@@ -115,6 +114,62 @@ NO_REPLICA = Budget(
 )
 """Three times the most that was seen: 5 refusals in a trial."""
 
+
+JUMP_S = 600
+DEADLINE_MS = 1500 * JUMP_S
+"""Of every second job: one jump does not reach it. Deadlines go by the store's clock, so a longer jump would."""
+BEYOND_LEASE_MS = 4000
+
+
+def find_library() -> str:
+    """libfaketime, for LD_PRELOAD. Raises FileNotFoundError."""
+    found = sorted(Path("/usr/lib").glob("**/libfaketime.so.1"))
+    if not found:
+        raise FileNotFoundError("libfaketime is not installed (on Debian and Ubuntu: apt-get install faketime)")
+    return str(found[0])
+
+
+async def f12(stage: FaultTestbed) -> None:
+    """Ten minutes forward, ten minutes back, and back just after a worker was killed."""
+    offset = stage.folder / "offset"
+    offset.write_text("+0\n")
+    clock = {
+        "LD_PRELOAD": find_library(),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    server = RedisServer(stage.folder, environ=clock)
+    await server.start()
+    here = 0
+    async with stage.cluster(server) as cluster:
+        for trial in stage.tries():
+            limits = {"deadline_ms": DEADLINE_MS, "max_queue_ms": DEADLINE_MS}
+            plain = asks(stage.row.id, trial, tokens=250)
+            begun = cluster.begin(replace(ask, queue=limits if n % 2 else {}) for n, ask in enumerate(plain))
+            await cluster.all_begun(begun)
+            here += JUMP_S if trial % 3 == 0 else -JUMP_S
+            before = await _now(server)
+            stage.fault("the clock jumps " + ("forward", "back", "back, and a worker dies")[trial % 3])
+            if trial % 3 == 2:
+                (await victim(stage, cluster)).kill()
+            offset.write_text(f"{here:+d}\n")
+            await until(lambda b=before: _jumped(server, b), 10)  # type: ignore[misc]
+            await cluster.finish(begun)
+            stage.bit(stage.across(requests(begun)), "nobody read across it")
+            await cluster.ready()
+    await server.child.end()
+    stage.stalled_at_most(stage.lease_ms + BEYOND_LEASE_MS)
+
+
+async def _now(server: RedisServer) -> int:
+    return int((await server.command("TIME"))[0])
+
+
+async def _jumped(server: RedisServer, before: int) -> bool:
+    return abs(await _now(server) - before) > JUMP_S / 2
+
+
 ROWS = (
     FaultRow(
         *("F07", "role cut off", f"{', '.join(ROLES)} from the store: {', '.join(WORDS)}", 27, f07, 600),
@@ -126,5 +181,11 @@ ROWS = (
         *("F07b", "replica cut off", "a proxy swallows replication; D3", 10, f07_replica, 240),
         proves="At D3 nothing is accepted that no replica has.",
         budget=NO_REPLICA,
+    ),
+    FaultRow(
+        *("F12", "clock jumps", "the store's clock: 10 minutes forward, back, back as a worker dies", 18, f12, 400),
+        proves="A jump of the store's clock ends no job before its deadline, strands none, costs no lease for long.",
+        budget=Budget(broken=6, why="a worker that is fenced by the jump starts again"),
+        short=3,
     ),
 )

@@ -10,12 +10,11 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.budget import ANY, RESETS, Budget
-from bench.chaos.house import House
+from bench.chaos.asks import ANY, RESETS, TENANTS, Budget, authorization
+from bench.chaos.cluster import PenstockCluster
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.rows.workers import victim
 from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.tenants import TENANTS, authorization
 from workers.engines import weights
 
 TOKENS = 48
@@ -63,18 +62,18 @@ async def f36(stage: FaultTestbed) -> None:
         "PENSTOCK_LLAMACPP_REPEAT_PENALTY": "1",
     }
     models, schemas = (MODEL,), 0
-    async with stage.house(workers=2, models=models, engine="llamacpp", environ=environ, lease_ms=2000) as house:
+    async with stage.cluster(workers=2, models=models, engine="llamacpp", environ=environ, lease_ms=2000) as cluster:
         for trial in stage.tries():
             wanted = requests(trial % 3)
-            whole = {name: await _ask(house, trial, name, *asked) for name, asked in wanted.items()}
+            whole = {name: await _ask(cluster, trial, name, *asked) for name, asked in wanted.items()}
             stop = _across_a_token(whole["chat"])
             wanted["stop"] = (wanted["chat"][0], wanted["chat"][1] | {"stop": [stop]})
-            whole["stop"] = await _ask(house, trial, "stop", *wanted["stop"])
-            answers = {name: asyncio.create_task(_ask(house, trial, name, *asked)) for name, asked in wanted.items()}
+            whole["stop"] = await _ask(cluster, trial, "stop", *wanted["stop"])
+            answers = {name: asyncio.create_task(_ask(cluster, trial, name, *asked)) for name, asked in wanted.items()}
             whole[STREAMED] = whole["schema"]
-            answers[STREAMED] = asyncio.create_task(_stream(house, trial, *wanted["schema"]))
+            answers[STREAMED] = asyncio.create_task(_stream(cluster, trial, *wanted["schema"]))
             await asyncio.sleep(stage.rng.uniform(0.3, 2.0))
-            doomed = await victim(stage, house)
+            doomed = await victim(stage, cluster)
             stage.fault(f"kill -9 {doomed.name}, which computes")
             doomed.kill()
             for name, task in answers.items():
@@ -84,7 +83,7 @@ async def f36(stage: FaultTestbed) -> None:
             begun = {name: (await task)["_attempts"] for name, task in answers.items()}
             stage.bit(max(begun.values()) > 1, "no answer was begun twice")
             schemas += sum(name.startswith("schema") and count > 1 for name, count in begun.items())
-            await house.ready(120.0)
+            await cluster.ready(120.0)
     stage.figures["schema jobs begun twice"] = schemas
     # The short form has one trial, which may meet other jobs.
     stage.must(stage.short or schemas > 0, "no schema job was begun twice")
@@ -104,13 +103,13 @@ def _across_a_token(answer: Mapping[str, Any]) -> str:
     return text[middle : middle + 7] or "never"
 
 
-async def _ask(house: House, trial: int, name: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+async def _ask(cluster: PenstockCluster, trial: int, name: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The whole answer, and how often its job was begun."""
     tenant = TENANTS[trial % 2]
     try:
         async with asyncio.timeout(PATIENCE_S):
             exchange = await Exchange.begin(
-                house.ports[trial % 2], "POST", path, msgspec.json.encode(body), authorization(tenant)
+                cluster.ports[trial % 2], "POST", path, msgspec.json.encode(body), authorization(tenant)
             )
             await exchange.answer()
             answer: dict[str, Any] = msgspec.json.decode(await exchange.body())
@@ -119,21 +118,21 @@ async def _ask(house: House, trial: int, name: str, path: str, body: dict[str, A
     if exchange.status != 200:
         return {"_error": f"{name}: {exchange.status} {answer}", "_attempts": 0}
     job = exchange.headers["x-job-id"]
-    house.clients.owners[job] = tenant
-    _, view = await house.clients.fetch(job, house.ports[0], "GET", f"/v1/jobs/{job}")
+    cluster.clients.owners[job] = tenant
+    _, view = await cluster.clients.fetch(job, cluster.ports[0], "GET", f"/v1/jobs/{job}")
     return answer | {"_attempts": msgspec.json.decode(view)["attempts"]}
 
 
-async def _stream(house: House, trial: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+async def _stream(cluster: PenstockCluster, trial: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The same request as a stream: the job's result, how often it was begun, and what was wrong with the stream."""
     tenant, shown, code = TENANTS[trial % 2], "", ""
     sent = msgspec.json.encode(body | {"stream": True})
     try:
         async with asyncio.timeout(PATIENCE_S):
-            exchange = await Exchange.begin(house.ports[trial % 2], "POST", path, sent, authorization(tenant))
+            exchange = await Exchange.begin(cluster.ports[trial % 2], "POST", path, sent, authorization(tenant))
             await exchange.answer()
             job = exchange.headers["x-job-id"]
-            house.clients.owners[job] = tenant
+            cluster.clients.owners[job] = tenant
             async for block in exchange.blocks():
                 if (data := block.get("data", "")) == DONE:
                     code = DONE
@@ -141,8 +140,8 @@ async def _stream(house: House, trial: int, path: str, body: dict[str, Any]) -> 
                 chunk = msgspec.json.decode(data)
                 code = chunk.get("error", {}).get("code", code)
                 shown += "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
-            await house.clients.read_finally(job, PATIENCE_S)
-            _, view = await house.clients.fetch(job, house.ports[0], "GET", f"/v1/jobs/{job}")
+            await cluster.clients.read_finally(job, PATIENCE_S)
+            _, view = await cluster.clients.fetch(job, cluster.ports[0], "GET", f"/v1/jobs/{job}")
     except (Cut, TimeoutError, KeyError) as error:
         return {"_error": f"{STREAMED}: {error!r}", "_attempts": 0}
     found = msgspec.json.decode(view)

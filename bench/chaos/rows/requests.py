@@ -11,15 +11,13 @@ from typing import Any, cast
 
 import msgspec
 
-from bench.chaos.asks import Ask, ClientView
-from bench.chaos.budget import Budget, Other
+from bench.chaos.asks import SECOND, TENANTS, Ask, Budget, ClientView, Other
+from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
-from bench.chaos.house import House
 from bench.chaos.http import Exchange, fetch
+from bench.chaos.processes import becomes
 from bench.chaos.readings import CANCEL
 from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.tenants import SECOND, TENANTS
-from bench.chaos.waiting import becomes
 from streaming.keys import prefix as partition_prefix
 
 BATCH = 64
@@ -31,11 +29,11 @@ POISON_MODELS = ("m1", "m2", "m3", "m4")
 async def f11(stage: FaultTestbed) -> None:
     """Each model gets one request that kills its engine, among 63 that do not."""
     faults = {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "5"}
-    async with stage.house(models=POISON_MODELS, workers=2, environ=faults) as house:
+    async with stage.cluster(models=POISON_MODELS, workers=2, environ=faults) as cluster:
         for turn in range(-(-stage.wanted // len(POISON_MODELS))):
-            await asyncio.gather(*(_poison(stage, house, model, turn) for model in POISON_MODELS))
-        crashes = sum(worker.exits.count(-signal.SIGKILL) for worker in house.workers)
-        letters = await _dead_letters(house)
+            await asyncio.gather(*(_poison(stage, cluster, model, turn) for model in POISON_MODELS))
+        crashes = sum(worker.exits.count(-signal.SIGKILL) for worker in cluster.workers)
+        letters = await _dead_letters(cluster)
     stage.figures["engine crashes"] = crashes
     stage.must(crashes <= 3 * stage.trials, f"{crashes} crashes for {stage.trials} poison requests, allowed: 3 each")
     poisons = {event["job"] for event in of_kind(stage.history.events, "final") if event["code"] == "poison"}
@@ -44,60 +42,55 @@ async def f11(stage: FaultTestbed) -> None:
     stage.must("crash@" not in letters, "a dead letter shows the prompt")
 
 
-async def _poison(stage: FaultTestbed, house: House, model: str, turn: int) -> None:
+async def _poison(stage: FaultTestbed, cluster: PenstockCluster, model: str, turn: int) -> None:
     name = f"{model} turn {turn}"
     stage.fault(f"poison, {name}")
     poison = Ask(f"[[crash@{5 + turn}]] {name}", 30, chat=False, may=("failed",), model=model)
     mates = [Ask(f"{name} mate {n}", 30, chat=n < 8, reads=False, model=model) for n in range(BATCH - 1)]
-    await house.finish(house.begin([poison, *mates]))
+    await cluster.finish(cluster.begin([poison, *mates]))
 
 
-async def _dead_letters(house: House) -> str:
-    _, _, body = await fetch(house.ports[0], "GET", "/admin/dlq?limit=100")
+async def _dead_letters(cluster: PenstockCluster) -> str:
+    _, _, body = await fetch(cluster.ports[0], "GET", "/admin/dlq?limit=100")
     return body.decode()
 
 
 async def f13(stage: FaultTestbed) -> None:
     """The same key fifty times at once, once more after a lost answer, and with another body."""
-    async with stage.house(workers=2) as house:
+    async with stage.cluster(workers=2) as cluster:
         for number in stage.tries():
             key, loses = f"key {number}", stage.trials % 4 > 1
             ask = Ask(f"once, {key}", 20, chat=stage.trials % 2 == 0, key=key)
             headers = {"Idempotency-Key": key}
             if loses:  # the first answer is lost: the client goes before it has read it
-                lost = await Exchange.begin(house.ports[0], "POST", ask.path, ask.body, headers)
+                lost = await Exchange.begin(cluster.ports[0], "POST", ask.path, ask.body, headers)
                 await asyncio.sleep(stage.rng.uniform(0, 0.1))
                 lost.close()
             again = time.time()
             stage.fault(f"{COPIES} times {key}")
             # The other tenant means another job by the same key.
             theirs = replace(ask, prompt=f"theirs, {key}", tenant=SECOND)
-            begun = house.begin([*[ask] * COPIES, theirs])
-            await house.finish(begun)
+            begun = cluster.begin([*[ask] * COPIES, theirs])
+            await cluster.finish(begun)
             other = Ask(f"something else, {key}", 20, chat=ask.chat)
-            status, _, body = await fetch(house.ports[1], "POST", other.path, other.body, headers)
+            status, _, body = await fetch(cluster.ports[1], "POST", other.path, other.body, headers)
             stage.must(status == 422, f"another body with {key} was answered {status}: {body[:80]!r}")
             met = [told.job for told, _ in begun[:COPIES] if told.job]
             before = again if loses else math.inf
             stage.bit(
-                len(met) > 1 and await _created(house, met[0]) < before, "the key was not known when it came again"
+                len(met) > 1 and float((await cluster.view(met[0]))["created_at"]) < before,
+                "the key was not known when it came again",
             )
-        jobs = await _count_jobs(house)
+        jobs = await _count_jobs(cluster)
     stage.figures["jobs"] = jobs
     keys = stage.trials + stage.missed
     stage.must(jobs == keys, f"{jobs} jobs for {keys} keys")
 
 
-async def _created(house: House, job: str) -> float:
-    """When it came to be, in Unix seconds."""
-    _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs/{job}")
-    return float(msgspec.json.decode(body)["created_at"])
-
-
-async def _count_jobs(house: House) -> int:
+async def _count_jobs(cluster: PenstockCluster) -> int:
     count, cursor = 0, ""
     while True:
-        _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs?limit=100{cursor}")
+        _, _, body = await fetch(cluster.ports[0], "GET", f"/v1/jobs?limit=100{cursor}")
         page = msgspec.json.decode(body)
         count += len(page["data"])
         if not page["has_more"]:
@@ -108,20 +101,20 @@ async def _count_jobs(house: House) -> int:
 async def f16(stage: FaultTestbed) -> None:
     """Two slots, both taken: what may wait 300 ms expires unbegun; what runs is stopped at its deadline."""
     environ = {"PENSTOCK_SIM_SLOTS": "12", "PENSTOCK_WORKER_PREFETCH": "0"}
-    async with stage.house(workers=1, environ=environ) as house:
+    async with stage.cluster(workers=1, environ=environ) as cluster:
         for turn in stage.tries():
             limits = {"deadline_ms": 1000}
             running = [Ask(f"stopped {turn} {n}", 900, queue=limits, may=("expired",)) for n in range(12)]
-            begun = house.begin(running)
-            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+            begun = cluster.begin(running)
+            await cluster.all_begun(begun)
             limits = {"max_queue_ms": 300}
             waiting = [Ask(f"unbegun {turn} {n}", 50, n % 2 == 0, queue=limits, may=("expired",)) for n in range(12)]
             for _ in range(24):
                 stage.fault("a deadline")
-            begun += house.begin(waiting)
-            await house.finish(begun)
+            begun += cluster.begin(waiting)
+            await cluster.finish(begun)
             for number, (told, _) in enumerate(begun):
-                await _judge_expiry(stage, house, told.job, begun=number < 12)
+                await _judge_expiry(stage, cluster, told.job, begun=number < 12)
                 stage.bit(has_expired(told, begun=number < 12), "a job was not begun, or did not expire")
 
 
@@ -132,11 +125,10 @@ def has_expired(told: ClientView, *, begun: bool) -> bool:
     return told.state == "expired" or told.refused == EXPIRED_IN_QUEUE
 
 
-async def _judge_expiry(stage: FaultTestbed, house: House, job: str, *, begun: bool) -> None:
+async def _judge_expiry(stage: FaultTestbed, cluster: PenstockCluster, job: str, *, begun: bool) -> None:
     if not job:
         return  # refused or expired without an id: the client was told, and the checker has seen it
-    _, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs/{job}")
-    view = msgspec.json.decode(body)
+    view = await cluster.view(job)
     if begun:
         over = view["completed_at"] - view["created_at"] - 1.0
         stage.must(over <= 0.5, f"{job} ran {over:.2f} s past its deadline, allowed: 0.5 s")
@@ -148,15 +140,15 @@ async def f22(stage: FaultTestbed) -> None:
     """Cancels at random moments of queued, running and just finished jobs, twice, at both API processes."""
     environ = {"PENSTOCK_SIM_SLOTS": "6", "PENSTOCK_WORKER_PREFETCH": "1"}
     may = ("completed", "cancelled")
-    async with stage.house(workers=2, environ=environ) as house:
+    async with stage.cluster(workers=2, environ=environ) as cluster:
         for turn in range(-(-stage.wanted // 20)):
             asks = [
                 Ask(f"cancel {turn} {n}", 40, n % 2 == 0, may=may, reads=n % 4 != 3, tenant=TENANTS[n // 10])
                 for n in range(20)
             ]
-            begun = house.begin(asks)
-            await asyncio.gather(*(_cancel(stage, house, told) for told, _ in begun))
-            await house.finish(begun)
+            begun = cluster.begin(asks)
+            await asyncio.gather(*(_cancel(stage, cluster, told) for told, _ in begun))
+            await cluster.finish(begun)
         ends = [event["state"] for event in of_kind(stage.history.events, "final")]
     for state in may:
         stage.figures[state] = ends.count(state)
@@ -165,7 +157,7 @@ async def f22(stage: FaultTestbed) -> None:
         )
 
 
-async def _cancel(stage: FaultTestbed, house: House, told: ClientView) -> None:
+async def _cancel(stage: FaultTestbed, cluster: PenstockCluster, told: ClientView) -> None:
     after, at_end = stage.rng.uniform(0, 1.0), stage.rng.random() < 0.3
     await told.accepted.wait()
     if at_end:
@@ -173,25 +165,25 @@ async def _cancel(stage: FaultTestbed, house: House, told: ClientView) -> None:
     else:
         await asyncio.sleep(after)
     if told.job:
-        await house.clients.try_as_other(told.job, house.ports[0], *CANCEL)
+        await cluster.clients.try_as_other(told.job, cluster.ports[0], *CANCEL)
         stage.fault("cancel, twice")
-        await asyncio.gather(*(house.clients.cancel(told.job, port) for port in house.ports))
+        await asyncio.gather(*(cluster.clients.cancel(told.job, port) for port in cluster.ports))
 
 
 async def f24(stage: FaultTestbed) -> None:
     """What is no job lies in the lanes, between jobs that are."""
-    async with stage.house(workers=2) as house:
-        prefix, redis = partition_prefix(0), house.wire.redis
+    async with stage.cluster(workers=2) as cluster:
+        prefix, redis = partition_prefix(0), cluster.wire.redis
         lane = f"{prefix}lane:sim:interactive"
         for trial in range(stage.wanted):
-            begun = house.begin([Ask(f"beside {trial} {n}", 40, n % 2 == 0) for n in range(4)])
+            begun = cluster.begin([Ask(f"beside {trial} {n}", 40, n % 2 == 0) for n in range(4)])
             stage.fault("alien entries")
             noise = stage.rng.randbytes(64)
             await redis.xadd(lane, {noise: noise})
             await redis.xadd(lane, {"job": "job_00" + "0" * 30, "more": "x"})
             await redis.xadd(lane, {"version": "0", "payload": "x" * (10_000_000 if trial == 0 else 1000)})
-            await _old_schema(house, lane, prefix, trial)
-            await house.finish(begun)
+            await _old_schema(cluster, lane, prefix, trial)
+            await cluster.finish(begun)
         expected = 4 * stage.wanted
 
         async def all_buried() -> bool:
@@ -199,7 +191,7 @@ async def f24(stage: FaultTestbed) -> None:
 
         await becomes(all_buried, 10, 0.1)
         letters = await redis.xlen(f"{prefix}dead")
-        exits = [list(worker.exits) for worker in house.workers]
+        exits = [list(worker.exits) for worker in cluster.workers]
     stage.figures["dead letters"] = letters
     stage.must(letters == expected, f"{letters} dead letters for {expected} entries that are no jobs")
     stage.must(not any(exits), f"workers ended: {exits}")
@@ -211,9 +203,9 @@ redis.call('HSET', KEYS[2], 'lane', KEYS[1], 'entry', entry, unpack(ARGV, 2))
 """
 
 
-async def _old_schema(house: House, lane: str, prefix: str, trial: int) -> None:
+async def _old_schema(cluster: PenstockCluster, lane: str, prefix: str, trial: int) -> None:
     """A job whose body nobody can read any more: it must end, as failed."""
-    await put_raw(house.wire.redis, lane, prefix, f"job_00{trial:030x}", b"\x93old")
+    await put_raw(cluster.wire.redis, lane, prefix, f"job_00{trial:030x}", b"\x93old")
 
 
 async def put_raw(redis: Any, lane: str, prefix: str, job: str, body: bytes) -> None:

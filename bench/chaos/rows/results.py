@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from bench.chaos.asks import Ask, ClientView
-from bench.chaos.budget import ANY, Budget
-from bench.chaos.checker import Life, lives_of
+from bench.chaos.asks import ANY, TENANTS, Ask, Budget, ClientView, authorization
+from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
-from bench.chaos.house import House
-from bench.chaos.http import Cut, Exchange
+from bench.chaos.http import Cut, Exchange, answered
+from bench.chaos.processes import RedisServer, becomes
 from bench.chaos.rows.workers import requests
-from bench.chaos.servers import RedisServer
 from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.tenants import TENANTS, authorization
-from bench.chaos.waiting import becomes
 
 WAVES, TOKENS = (400, 50, 50, 50), 1000
 """Jobs of each wave, which comes when the jobs of the one before have ended: so the store really fills with results.
@@ -39,10 +35,10 @@ async def f32(stage: FaultTestbed) -> None:
     for _ in stage.tries():
         server = RedisServer(stage.folder, f"redis-{stage.trials}-{stage.missed}", f"maxmemory {MAXMEMORY}")
         await server.start()
-        async with stage.house(server, workers=2, environ=environ) as house:
+        async with stage.cluster(server, workers=2, environ=environ) as cluster:
             before = await _used(server)
             stage.fault(f"{JOBS} jobs, and room for the results of some")
-            told = [one for wave in WAVES for one in await _wave(stage, house, wave)]
+            told = [one for wave in WAVES for one in await _wave(stage, cluster, wave)]
             accepted, growth = sum(bool(one.job) for one in told), await _used(server) - before
             needed = growth * JOBS // max(1, accepted)
             stage.figures |= {
@@ -67,14 +63,14 @@ async def f32(stage: FaultTestbed) -> None:
     stage.must(not poison, f"{len(poison)} innocent jobs were given up as poison")
 
 
-async def _wave(stage: FaultTestbed, house: House, jobs: int) -> list[ClientView]:
+async def _wave(stage: FaultTestbed, cluster: PenstockCluster, jobs: int) -> list[ClientView]:
     """Put jobs as fast as it goes, and wait until those that were accepted have ended."""
-    begun = house.begin(
+    begun = cluster.begin(
         Ask(f"{stage.row.id} {stage.trials} {n}", TOKENS, False, reads=False, retries=False, tenant=TENANTS[n % 2])
         for n in range(jobs)
     )
     told = await asyncio.gather(*(task for _, task in begun))
-    await asyncio.gather(*(house.clients.read_finally(one.job, patience_s=90.0) for one in told if one.job))
+    await asyncio.gather(*(cluster.clients.read_finally(one.job, patience_s=90.0) for one in told if one.job))
     return told
 
 
@@ -90,22 +86,24 @@ async def f35(stage: FaultTestbed) -> None:
         "PENSTOCK_SIM_STEP_MS": "5",
         "PENSTOCK_WORKER_PREFETCH": "0",
     }
-    async with stage.house(workers=1, environ=environ) as house:
+    async with stage.cluster(workers=1, environ=environ) as cluster:
         for trial in stage.tries():
             lengths = (1000, 1000, SLOW_TOKENS)
-            hogs = house.begin(Ask(f"hog {trial} {n}", length, False, reads=False) for n, length in enumerate(lengths))
-            await asyncio.gather(*(told.accepted.wait() for told, _ in hogs))
-            slow = asyncio.create_task(_read_slowly(house, hogs[-1][0]))
-            ends = [asyncio.create_task(house.clients.read_finally(told.job, patience_s=60.0)) for told, _ in hogs]
+            hogs = cluster.begin(
+                Ask(f"hog {trial} {n}", length, False, reads=False) for n, length in enumerate(lengths)
+            )
+            await cluster.all_accepted(hogs)
+            slow = asyncio.create_task(_read_slowly(cluster, hogs[-1][0]))
+            ends = [asyncio.create_task(cluster.clients.read_finally(told.job, patience_s=60.0)) for told, _ in hogs]
             ask = Ask(f"{stage.row.id} waits {trial}", 100, False, key=f"waits {trial}", tenant=TENANTS[trial % 2])
-            first = house.begin([ask])
-            await asyncio.gather(*(told.accepted.wait() for told, _ in first))
+            first = cluster.begin([ask])
+            await cluster.all_accepted(first)
             accepted_at = stage.history.now()
             stage.fault("retention passes while a job waits")
             await asyncio.sleep(RETENTION_S + 1)
-            again = house.begin([ask])  # the same key: the same job, for as long as that waits
-            waited = not any(life.of("token") for life in _lives(stage, requests(first)))
-            await house.finish([*first, *again])
+            again = cluster.begin([ask])  # the same key: the same job, for as long as that waits
+            waited = not any(life.of("token") for life in stage.lives(requests(first)))
+            await cluster.finish([*first, *again])
             waited = waited and stage.history.now() - accepted_at > RETENTION_S
             await asyncio.gather(*ends)
             unread = await slow
@@ -115,30 +113,25 @@ async def f35(stage: FaultTestbed) -> None:
                 f"{unread} bytes were unread when retention was over" if waited else "the job did not wait so long",
             )
             told = first[0][0]
-            gone = await becomes(lambda t=told: _is_gone(house.ports[1], t.job, t.ask.tenant), 10, 0.2)  # type: ignore[misc]
+            gone = await becomes(lambda t=told: _is_gone(cluster.ports[1], t.job, t.ask.tenant), 10, 0.2)  # type: ignore[misc]
             stage.must(gone, "a result outlived its retention by far")
 
 
-def _lives(stage: FaultTestbed, reqs: list[int]) -> list[Life]:
-    lives = lives_of(stage.history.events)
-    return [lives[req] for req in reqs]
-
-
-async def _read_slowly(house: House, owner: ClientView) -> int:
+async def _read_slowly(cluster: PenstockCluster, owner: ClientView) -> int:
     """Follow a job's events, a few a second until its record is gone from the store, then as they come. The checker
     judges what was read. Returns how many bytes came when the record was gone."""
-    told = house.clients.tell(Ask(owner.ask.prompt, owner.ask.tokens, chat=False, tenant=owner.ask.tenant))
+    told = cluster.clients.tell(Ask(owner.ask.prompt, owner.ask.tokens, chat=False, tenant=owner.ask.tenant))
     told.job = owner.job
-    house.history.add("accepted", req=told.req, job=told.job, status=200, ms=0)
-    house.history.add("resume", req=told.req, after="")
+    cluster.history.add("accepted", req=told.req, job=told.job, status=200, ms=0)
+    cluster.history.add("resume", req=told.req, after="")
     path, headers = f"/v1/jobs/{told.job}/events", authorization(told.ask.tenant)
-    exchange = await Exchange.begin(house.ports[0], "GET", path, headers=headers, receive_buffer=BUFFER)
-    gone = asyncio.create_task(becomes(lambda: _is_gone(house.ports[1], told.job, told.ask.tenant), 60.0, 0.2))
+    exchange = await Exchange.begin(cluster.ports[0], "GET", path, headers=headers, receive_buffer=BUFFER)
+    gone = asyncio.create_task(becomes(lambda: _is_gone(cluster.ports[1], told.job, told.ask.tenant), 60.0, 0.2))
     unread = 0
     try:
         await exchange.answer()
         async for block in exchange.blocks():
-            house.clients.take_event(told, block)
+            cluster.clients.take_event(told, block)
             if told.state:
                 break
             if gone.done():
@@ -146,22 +139,18 @@ async def _read_slowly(house: House, owner: ClientView) -> int:
             else:
                 await asyncio.sleep(0.06)
     except Cut as cut:
-        house.history.add("cut", req=told.req, why=str(cut))
+        cluster.history.add("cut", req=told.req, why=str(cut))
     finally:
         gone.cancel()
         exchange.close()
     if not told.state:
-        house.history.add("gave_up", req=told.req, why="a slow reader was told no end")
+        cluster.history.add("gave_up", req=told.req, why="a slow reader was told no end")
     return unread
 
 
 async def _is_gone(port: int, job: str, tenant: str) -> bool:
-    exchange = await Exchange.begin(port, "GET", f"/v1/jobs/{job}", headers=authorization(tenant))
-    try:
-        await exchange.answer()
-    finally:
-        exchange.close()
-    return exchange.status in (404, 410)
+    async with answered(port, "GET", f"/v1/jobs/{job}", headers=authorization(tenant)) as exchange:
+        return exchange.status in (404, 410)
 
 
 ROWS = (

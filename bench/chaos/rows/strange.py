@@ -11,16 +11,13 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from bench.chaos.asks import Ask
-from bench.chaos.budget import Budget, Other
-from bench.chaos.house import House
+from bench.chaos.asks import FIRST, Ask, Budget, Other, authorization
+from bench.chaos.cluster import PenstockCluster
 from bench.chaos.http import fetch
-from bench.chaos.processes import ManagedProcess
+from bench.chaos.processes import ManagedProcess, becomes, until
 from bench.chaos.rows.requests import put_raw
 from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.tenants import FIRST, authorization
-from bench.chaos.waiting import becomes, until
 from streaming.catalogue import ROOT
 from streaming.jobs.job import JobState
 from streaming.keys import fleet_key, partition_key, prefix
@@ -46,15 +43,15 @@ class Spoiled:
     """Jobs of which one field each is spoiled; the store is asked what became of them, for their readers may not be
     able to ask: the field may be their tenant."""
 
-    house: House
+    cluster: PenstockCluster
     manner: str
     jobs: Mapping[str, str] = field(default_factory=dict)
     """By the name of the field."""
 
     @classmethod
-    async def begun(cls, house: House, manner: str, trial: int) -> Spoiled:
+    async def begun(cls, cluster: PenstockCluster, manner: str, trial: int) -> Spoiled:
         """Put, and begun by some worker."""
-        found = cls(house, manner)
+        found = cls(cluster, manner)
         queue = {"deadline_ms": EXPIRY_MS} if manner == "expiry" else {"deadline_ms": 600_000}
         found.jobs = {name: await found._put(f"{name} {trial}", queue) for name in FIELDS}
         await until(found._all_run, 20)
@@ -62,11 +59,11 @@ class Spoiled:
 
     async def _put(self, prompt: str, queue: Mapping[str, int]) -> str:
         body = Ask(prompt, SPOILED_TOKENS, chat=False, queue=queue).body
-        _, _, answer = await fetch(self.house.ports[0], "POST", "/v1/jobs", body, authorization(FIRST))
+        _, _, answer = await fetch(self.cluster.ports[0], "POST", "/v1/jobs", body, authorization(FIRST))
         return str(msgspec.json.decode(answer)["id"])
 
     async def _states(self) -> dict[str, bytes]:
-        redis: Any = self.house.wire.redis
+        redis: Any = self.cluster.wire.redis
         return {name: await redis.hget(_job_key(job), "state") or b"" for name, job in self.jobs.items()}
 
     async def _all_run(self) -> bool:
@@ -74,7 +71,7 @@ class Spoiled:
 
     async def spoil(self, stage: FaultTestbed) -> None:
         """Random bytes into each job's field, or digits, or nothing."""
-        redis: Any = self.house.wire.redis
+        redis: Any = self.cluster.wire.redis
         for name, job in self.jobs.items():
             noise = stage.rng.choice([_noise(stage), _noise(stage), b"9" * 30, b""])
             await redis.hset(_job_key(job), name, noise)
@@ -83,7 +80,7 @@ class Spoiled:
         """Each, as its owner would. One whose record cannot be read may be answered as failed, or not be there."""
         for name, job in self.jobs.items():
             at = f"/v1/jobs/{job}/cancel"
-            status, _, body = await fetch(self.house.ports[0], "POST", at, headers=authorization(FIRST))
+            status, _, body = await fetch(self.cluster.ports[0], "POST", at, headers=authorization(FIRST))
             stage.must(
                 status in (200, 404, 410) or b"malformed_job" in body,
                 f"a cancel is answered {status} where {name} is spoiled: {body[:100]!r}",
@@ -91,7 +88,7 @@ class Spoiled:
 
     async def judge(self, stage: FaultTestbed) -> None:
         """Each has one of the final states and is kept for a time, not for ever."""
-        redis: Any = self.house.wire.redis
+        redis: Any = self.cluster.wire.redis
         final = {state.encode() for state in JobState if state.final}
 
         async def all_ended() -> bool:
@@ -107,23 +104,23 @@ class Spoiled:
 async def f33(stage: FaultTestbed) -> None:
     """Random bytes into the logs, plans, overrides, the fleet, every channel, and each field of jobs' records, which
     then end, are cancelled, lose their worker by kill -9 or SIGTERM, or expire."""
-    async with stage.house(environ={"PENSTOCK_WORKER_DRAIN_S": "0.5"}) as house:
-        redis: Any = house.wire.redis
-        exits = {child.name: len(child.exits) for child in house.children}
+    async with stage.cluster(environ={"PENSTOCK_WORKER_DRAIN_S": "0.5"}) as cluster:
+        redis: Any = cluster.wire.redis
+        exits = {child.name: len(child.exits) for child in cluster.children}
         meant: list[tuple[str, int]] = []
         for trial in stage.tries():
             manner = MANNERS[trial % len(MANNERS)]
-            spoiled = await Spoiled.begun(house, manner, trial)
-            begun = house.begin(asks(stage.row.id, trial, tokens=TOKENS))
-            touched = house.begin(
+            spoiled = await Spoiled.begun(cluster, manner, trial)
+            begun = cluster.begin(asks(stage.row.id, trial, tokens=TOKENS))
+            touched = cluster.begin(
                 [Ask(f"touched {trial}", 600, False, may=("completed", "failed"), reads=trial % 2 == 0)]
             )
-            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
-            await asyncio.gather(*(told.accepted.wait() for told, _ in touched))
+            await cluster.all_begun(begun)
+            await cluster.all_accepted(touched)
             stage.fault(f"random bytes, then {manner}")
             written = await _into_logs(stage, redis)
             await spoiled.spoil(stage)
-            meant += await _bring_about(stage, house, spoiled)
+            meant += await _bring_about(stage, cluster, spoiled)
             for _ in range(5):
                 written += await _into_logs(stage, redis)
                 await _into_fleet(stage, redis)
@@ -132,22 +129,22 @@ async def f33(stage: FaultTestbed) -> None:
             await _into_record(stage, redis, touched[0][0].job, trial)
             # What comes now is read from the log.
             await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-            await house.finish([*begun, *touched])
+            await cluster.finish([*begun, *touched])
             await spoiled.judge(stage)
             stage.bit(written and stage.across(requests(begun)), "no frame was written, or nobody read across it")
             await _clean(redis)
-            await house.ready()
-        ended = [(child.name, code) for child in house.children for code in child.exits[exits[child.name] :]]
+            await cluster.ready()
+        ended = [(child.name, code) for child in cluster.children for code in child.exits[exits[child.name] :]]
     stage.must(sorted(ended) == sorted(meant), f"processes ended: {ended}, meant to: {meant}")
 
 
-async def _bring_about(stage: FaultTestbed, house: House, spoiled: Spoiled) -> list[tuple[str, int]]:
+async def _bring_about(stage: FaultTestbed, cluster: PenstockCluster, spoiled: Spoiled) -> list[tuple[str, int]]:
     """What the manner says; the process that is to end by it, with its exit code."""
     if spoiled.manner == "cancel":
         await spoiled.cancel(stage)
     if spoiled.manner not in ("kill", "drain"):
         return []
-    doomed: ManagedProcess = await victim(stage, house)
+    doomed: ManagedProcess = await victim(stage, cluster)
     lives = len(doomed.exits)
     number = signal.SIGKILL if spoiled.manner == "kill" else signal.SIGTERM
     doomed.send(number)
@@ -208,28 +205,28 @@ def _noise(stage: FaultTestbed) -> bytes:
 
 async def f34(stage: FaultTestbed) -> None:
     """A process of a newer version writes jobs, messages and entries of a version that is not known here."""
-    async with stage.house() as house:
-        redis: Any = house.wire.redis
-        exits = [len(child.exits) for child in house.children]
+    async with stage.cluster() as cluster:
+        redis: Any = cluster.wire.redis
+        exits = [len(child.exits) for child in cluster.children]
         for trial in stage.tries():
-            begun = house.begin(asks(stage.row.id, trial, tokens=TOKENS))
-            await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+            begun = cluster.begin(asks(stage.row.id, trial, tokens=TOKENS))
+            await cluster.all_begun(begun)
             stage.fault("a newer version speaks")
             job = f"job_00{trial:030x}"
             await _newer_job(redis, job)
             for _ in range(5):
                 await _newer_messages(redis)
                 await asyncio.sleep(0.1)
-            late = house.begin(asks(f"{stage.row.id} behind it", trial, 4, 20))
-            await house.finish([*begun, *late])
+            late = cluster.begin(asks(f"{stage.row.id} behind it", trial, 4, 20))
+            await cluster.finish([*begun, *late])
             stage.bit(stage.across(requests(begun)), "nobody read across it")
             state = (await redis.hget(partition_key(0, "job", job), "state") or b"gone").decode()
             stage.must(state == "queued", f"a job of a newer version was not set aside: it is {state}")
-            status, _, body = await fetch(house.ports[0], "GET", f"/v1/jobs/{job}")
+            status, _, body = await fetch(cluster.ports[0], "GET", f"/v1/jobs/{job}")
             stage.must(status < 500 or status == 503, f"a read of a newer job is answered {status}: {body[:100]!r}")
             await _remove(redis, job)
-            await house.ready()
-        ended = [c.name for c, was in zip(house.children, exits, strict=True) if len(c.exits) > was]
+            await cluster.ready()
+        ended = [c.name for c, was in zip(cluster.children, exits, strict=True) if len(c.exits) > was]
     stage.must(not ended, f"processes ended: {ended}")
 
 

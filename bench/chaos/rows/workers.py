@@ -8,15 +8,11 @@ import signal
 from collections.abc import Sequence
 from functools import partial
 
-from bench.chaos.asks import Ask
-from bench.chaos.budget import Budget
+from bench.chaos.asks import TENANTS, Ask, Budget
+from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
-from bench.chaos.house import Begun, House
-from bench.chaos.processes import ManagedProcess
+from bench.chaos.processes import ManagedProcess, becomes
 from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.stalls import percentile, stalls_ms
-from bench.chaos.tenants import TENANTS
-from bench.chaos.waiting import becomes
 
 STREAMS = 6
 TOKENS = 130
@@ -37,16 +33,16 @@ def asks(row: str, trial: int, count: int = STREAMS, tokens: int = TOKENS) -> li
     ]
 
 
-async def victim(stage: FaultTestbed, house: House) -> ManagedProcess:
+async def victim(stage: FaultTestbed, cluster: PenstockCluster) -> ManagedProcess:
     """Some worker that holds jobs; any, where all have ended before it was looked for: then the fault does not bite."""
     found: list[ManagedProcess] = []
 
     async def some_hold() -> bool:
-        found[:] = await house.holders()
+        found[:] = await cluster.holders()
         return bool(found)
 
     await becomes(some_hold, HELD_TIMEOUT_S)
-    return stage.rng.choice(found or house.workers)
+    return stage.rng.choice(found or cluster.workers)
 
 
 def requests(begun: Sequence[Begun]) -> list[int]:
@@ -54,16 +50,16 @@ def requests(begun: Sequence[Begun]) -> list[int]:
     return [told.req for told, _ in begun]
 
 
-async def _kill(stage: FaultTestbed, house: House, latest_s: float) -> None:
+async def _kill(stage: FaultTestbed, cluster: PenstockCluster, latest_s: float) -> None:
     for _ in stage.tries():
-        begun = house.begin(asks(stage.row.id, stage.trials + 100 * stage.missed))
+        begun = cluster.begin(asks(stage.row.id, stage.trials + 100 * stage.missed))
         await asyncio.sleep(stage.rng.uniform(0.02, latest_s))
-        doomed = await victim(stage, house)
+        doomed = await victim(stage, cluster)
         stage.fault(f"kill -9 {doomed.name}")
         doomed.kill()
-        await house.finish(begun)
+        await cluster.finish(begun)
         stage.bit(stage.moved(requests(begun)), "the worker held no job")
-        await house.ready()
+        await cluster.ready()
 
 
 def _has_ended(child: ManagedProcess, lives: int) -> bool:
@@ -72,9 +68,7 @@ def _has_ended(child: ManagedProcess, lives: int) -> bool:
 
 def _stalls_end(stage: FaultTestbed, after_ms: float = 0.0) -> None:
     """Readers waited for the loss to be seen, then for a lease and little more."""
-    allowed = after_ms + stage.lease_ms + BEYOND_LEASE_MS
-    p99 = percentile(stalls_ms(stage.history.events), 0.99) or 0.0
-    stage.must(p99 <= allowed, f"stall p99 {p99:.0f} ms, allowed: {allowed:.0f} ms")
+    stage.stalled_at_most(after_ms + stage.lease_ms + BEYOND_LEASE_MS)
 
 
 def moved(stage: FaultTestbed) -> int:
@@ -84,8 +78,8 @@ def moved(stage: FaultTestbed) -> int:
 
 async def f01(stage: FaultTestbed) -> None:
     """kill -9 of a worker at any moment of its streams' lives."""
-    async with stage.house() as house:
-        await _kill(stage, house, 1.2)
+    async with stage.cluster() as cluster:
+        await _kill(stage, cluster, 1.2)
     stage.figures["jobs moved"] = moved(stage)
     _stalls_end(stage)
     stage.must(moved(stage) >= stage.wanted, f"only {moved(stage)} jobs lost their worker in {stage.wanted} kills")
@@ -94,8 +88,8 @@ async def f01(stage: FaultTestbed) -> None:
 async def f01_defaults(stage: FaultTestbed) -> None:
     """The same with the lease people have by default."""
     stage.lease_ms = 5000
-    async with stage.house(lease_ms=5000) as house:
-        await _kill(stage, house, 1.2)
+    async with stage.cluster(lease_ms=5000) as cluster:
+        await _kill(stage, cluster, 1.2)
     _stalls_end(stage)
     stage.figures["jobs moved"] = moved(stage)
 
@@ -103,24 +97,24 @@ async def f01_defaults(stage: FaultTestbed) -> None:
 async def f02(stage: FaultTestbed) -> None:
     """SIGSTOP for four leases, then CONT: the zombie must end by itself, within a second, and have written nothing."""
     slowest = 0.0
-    async with stage.house() as house:
+    async with stage.cluster() as cluster:
         for trial in stage.tries():
-            begun = house.begin(asks(stage.row.id, trial, tokens=160))
+            begun = cluster.begin(asks(stage.row.id, trial, tokens=160))
             await asyncio.sleep(stage.rng.uniform(0.05, 1.2))
-            zombie = await victim(stage, house)
-            lives, others = len(zombie.exits), [w for w in house.workers if w is not zombie]
+            zombie = await victim(stage, cluster)
+            lives, others = len(zombie.exits), [w for w in cluster.workers if w is not zombie]
             stage.fault(f"SIGSTOP {zombie.name}")
             zombie.send(signal.SIGSTOP)
-            await asyncio.sleep(4 * house.lease_ms / 1000)
+            await asyncio.sleep(4 * cluster.lease_ms / 1000)
             stage.must(all(w.alive for w in others), "a worker that was not stopped has ended")
             zombie.send(signal.SIGCONT)
             began = asyncio.get_running_loop().time()
             ended = await becomes(partial(_has_ended, zombie, lives), 10, 0.01)
             slowest = max(slowest, asyncio.get_running_loop().time() - began)
             stage.must(ended and zombie.exits[-1] == FENCED_EXIT, f"zombie {zombie.name} did not end as fenced")
-            await house.finish(begun)
+            await cluster.finish(begun)
             stage.bit(stage.moved(requests(begun)), "the zombie had held no job")
-            await house.ready()
+            await cluster.ready()
     stage.figures["zombie ended after s"] = round(slowest, 2)
     stage.must(slowest <= 1.0, f"a zombie lived {slowest:.2f} s after CONT, allowed: 1 s")
 
@@ -128,19 +122,19 @@ async def f02(stage: FaultTestbed) -> None:
 async def f03(stage: FaultTestbed) -> None:
     """In each model a request hangs the engine that takes it, until it is given up; its mates are judged."""
     models = ("m1", "m2", "m3", "m4")
-    async with stage.house(apis=1, workers=2, models=models, environ={"PENSTOCK_SIM_FAULTS": "true"}) as house:
-        watching = asyncio.create_task(_note_exits(stage, house))
+    async with stage.cluster(apis=1, workers=2, models=models, environ={"PENSTOCK_SIM_FAULTS": "true"}) as cluster:
+        watching = asyncio.create_task(_note_exits(stage, cluster))
         turn = 0
         while stage.trials < stage.wanted:
             turn += 1
             names = [(model, f"{model} turn {turn}") for model in models]
             mates = [Ask(f"{name} mate {n}", TOKENS, n % 2 == 0, model=m) for m, name in names for n in range(4)]
             hangs = [Ask(f"[[hang@20]] {name}", 60, chat=False, may=("failed",), model=m) for m, name in names]
-            await house.finish(house.begin([*mates, *hangs]))
-            await house.ready()
+            await cluster.finish(cluster.begin([*mates, *hangs]))
+            await cluster.ready()
         watching.cancel()
-        logs = "".join(worker.log.read_text() for worker in house.workers)
-        ends = {code for worker in house.workers for code in worker.exits}
+        logs = "".join(worker.log.read_text() for worker in cluster.workers)
+        ends = {code for worker in cluster.workers for code in worker.exits}
     silences = [int(seconds) for seconds in re.findall(r"no step for (\d+) s", logs)]
     stage.figures["watchdog after s, worst"] = max(silences, default=0)
     stage.must(bool(silences) and max(silences) <= WATCHDOG_S, f"engines were given up after {silences} s")
@@ -149,11 +143,11 @@ async def f03(stage: FaultTestbed) -> None:
     _stalls_end(stage, 3 * (1000 * WATCHDOG_S + stage.lease_ms))
 
 
-async def _note_exits(stage: FaultTestbed, house: House) -> None:
+async def _note_exits(stage: FaultTestbed, cluster: PenstockCluster) -> None:
     """Each engine that is given up is a fault; it is noted when its process has ended."""
     seen = 0
     while True:
-        ended = sum(len(worker.exits) for worker in house.workers)
+        ended = sum(len(worker.exits) for worker in cluster.workers)
         for _ in range(ended - seen):
             stage.fault("engine hung until its process ended")
         seen = ended
@@ -162,23 +156,23 @@ async def _note_exits(stage: FaultTestbed, house: House) -> None:
 
 async def f27(stage: FaultTestbed) -> None:
     """The whole process stands still for two leases and a half: an API process and a worker in turn."""
-    async with stage.house() as house:
+    async with stage.cluster() as cluster:
         for trial in stage.tries():
-            begun = house.begin(asks(stage.row.id, trial, tokens=160))
+            begun = cluster.begin(asks(stage.row.id, trial, tokens=160))
             await asyncio.sleep(stage.rng.uniform(0.05, 1.2))
-            blocked = house.apis[trial // 2 % 2] if trial % 2 else await victim(stage, house)
+            blocked = cluster.apis[trial // 2 % 2] if trial % 2 else await victim(stage, cluster)
             lives = len(blocked.exits)
             stage.fault(f"{blocked.name} stands still")
             blocked.send(signal.SIGSTOP)
-            await asyncio.sleep(2.5 * house.lease_ms / 1000)
+            await asyncio.sleep(2.5 * cluster.lease_ms / 1000)
             blocked.send(signal.SIGCONT)
-            await house.finish(begun)
+            await cluster.finish(begun)
             readers = requests(begun)
             stage.bit(stage.across(readers) if trial % 2 else stage.moved(readers), "nobody's work was held up")
-            await house.ready()
+            await cluster.ready()
             fenced = blocked.exits[lives:] == [FENCED_EXIT]
             stage.must(fenced != bool(trial % 2), f"{blocked.name} ended with {blocked.exits[lives:]}")
-        for what, children in (("fenced", house.workers), ("held up", house.apis)):
+        for what, children in (("fenced", cluster.workers), ("held up", cluster.apis)):
             logs = "".join(child.log.read_text() for child in children)
             stage.must(what in logs, f"no log says {what!r}")
 

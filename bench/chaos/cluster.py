@@ -13,13 +13,11 @@ from typing import Any, cast
 import msgspec
 from redis.exceptions import RedisError
 
-from bench.chaos.asks import Ask, ClientView
+from bench.chaos.asks import Ask, ClientView, configuration
 from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory
 from bench.chaos.http import Cut, fetch
-from bench.chaos.processes import ManagedProcess
-from bench.chaos.tenants import configuration
-from bench.chaos.waiting import until
+from bench.chaos.processes import ManagedProcess, until
 from bench.ports import free_port
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
@@ -37,7 +35,7 @@ GAUGES = ("penstock_lane_waiting", "penstock_lane_running", "penstock_open_strea
 Begun = tuple[ClientView, "asyncio.Task[ClientView]"]
 
 
-class House:
+class PenstockCluster:
     """`start` brings everything up; `close` takes everything down."""
 
     def __init__(
@@ -161,6 +159,14 @@ class House:
         """Let go of clients that have ended: there are very many in a soak."""
         self._begun = [(told, task) for told, task in self._begun if not task.done()]
 
+    async def all_begun(self, begun: Iterable[Begun]) -> None:
+        """Until each has its first token, or is over."""
+        await asyncio.gather(*(told.begun.wait() for told, _ in begun))
+
+    async def all_accepted(self, begun: Iterable[Begun]) -> None:
+        """Until each is accepted, or is over."""
+        await asyncio.gather(*(told.accepted.wait() for told, _ in begun))
+
     async def finish(self, begun: Sequence[Begun]) -> None:
         """Until every client has been told an end; then each accepted job is read as anybody may."""
         await asyncio.gather(*(task for _, task in begun))
@@ -177,6 +183,11 @@ class House:
         """With how many workers the job was lost, as the store counts them; a hand-over is no loss."""
         redis: Any = self.wire.redis
         return int(await redis.hget(partition_key(partition_of(job_id) or 0, "job", job_id), "losses") or 0)
+
+    async def view(self, job_id: str) -> dict[str, Any]:
+        """The job as GET shows it to its first tenant. Raises Cut."""
+        _, _, body = await fetch(self.ports[0], "GET", f"/v1/jobs/{job_id}")
+        return dict(msgspec.json.decode(body))
 
     async def quiet(self) -> None:
         """Wait until nothing is held any more, and record what still is: it must all be nothing."""

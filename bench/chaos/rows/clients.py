@@ -1,0 +1,353 @@
+"""F08-F10: clients that leave or read slowly, and API processes that die."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bench.chaos.asks import TENANTS, Ask, Budget
+from bench.chaos.cluster import PenstockCluster
+from bench.chaos.http import Cut, Exchange, fetch
+from bench.chaos.lives import lives_of
+from bench.chaos.processes import becomes
+from bench.chaos.rows.workers import requests, victim
+from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.yardstick import PASSES, yardstick
+from bench.processes import rss_bytes
+from bench.stats import percentile
+
+
+async def _kill_door(stage: FaultTestbed, cluster: PenstockCluster, *, worker_too: bool) -> None:
+    """All streams at one API process; it dies, and they go on at the other one with their cursor."""
+    for trial in stage.tries():
+        number = trial % len(cluster.apis)
+        doomed, port = cluster.apis[number], cluster.ports[number]
+        prompts = [f"{stage.row.id} trial {trial} number {n}" for n in range(5)]
+        asks = [
+            Ask(text, 130, chat=n % 5 != 4, key=text if n % 2 else "", tenant=TENANTS[n % 2])
+            for n, text in enumerate(prompts)
+        ]
+        begun = cluster.begin(asks, port=port)
+        waiting = asyncio.gather(*(told.accepted.wait() for told, _ in begun))
+        if trial % 4:  # every fourth kill may come before the answer
+            await waiting
+        await asyncio.sleep(stage.rng.uniform(0.0, 1.0))
+        stage.fault(f"kill -9 {doomed.name}")
+        doomed.kill()
+        if worker_too:
+            (await victim(stage, cluster)).kill()
+        await waiting
+        await cluster.finish(begun)
+        cut = any(life.of("cut", "unknown") for life in stage.lives(requests(begun)))
+        moved = not worker_too or stage.moved(requests(begun))
+        stage.bit(cut and moved, "no stream was cut" if moved else "the worker held no job")
+        await cluster.ready()
+
+
+async def f10(stage: FaultTestbed) -> None:
+    """Resumed on another API process: the first frame within a second."""
+    async with stage.cluster() as cluster:
+        await _kill_door(stage, cluster, worker_too=False)
+    _resumed(stage, 1000.0)
+
+
+async def f10_both(stage: FaultTestbed) -> None:
+    """API process and worker die at once: the stall is a lease and the sweep, the resume is not."""
+    async with stage.cluster() as cluster:
+        await _kill_door(stage, cluster, worker_too=True)
+    _resumed(stage, None)
+
+
+def _resumed(stage: FaultTestbed, limit_ms: float | None) -> None:
+    """From the moment a connection broke to the first token of the next one."""
+    times = []
+    for life in lives_of(stage.history.events).values():
+        cut: float | None = None
+        for event in life.of("cut", "token"):
+            if event["event"] == "cut":
+                cut = event["t"] if cut is None else cut
+            elif cut is not None:
+                times.append(1000 * (event["t"] - cut))
+                cut = None
+    times.sort()
+    stage.figures["streams resumed"] = len(times)
+    stage.must(len(times) >= stage.wanted, f"only {len(times)} streams were resumed in {stage.wanted} kills")
+    p99 = percentile(times, 0.99)
+    if p99 is not None:
+        stage.figures["resumed p99 ms"] = round(p99)
+        stage.must(limit_ms is None or p99 <= limit_ms, f"resume p99 {p99:.0f} ms, allowed: {limit_ms} ms")
+
+
+CUT_OFF = Budget(unanswered=5, broken=20, why="all 5 streams of a trial are at the process that is killed")
+
+
+PHASES = ("accept", "queue", "prefill", "decode", "last")
+POLICIES = ("cancel", "cancel", "continue", "grace:1")
+TOKENS, DECODED = 220, 50
+"""What is left after so many takes longer than any grace time, also for a client that reads late."""
+SLOTS = 8
+GONE_S = 0.5
+"""From the leaving (and the grace time) to the end of the work."""
+
+
+async def f08(stage: FaultTestbed) -> None:
+    """Each phase, with each policy, several at once."""
+    environ = {"PENSTOCK_SIM_SLOTS": str(SLOTS), "PENSTOCK_WORKER_PREFETCH": "0", "PENSTOCK_SIM_PREFILL_MS": "400"}
+    async with stage.cluster(workers=1, environ=environ) as cluster:
+        turn = 0
+        while stage.trials < stage.wanted and stage.missed <= stage.row.most_missed:
+            turn += 1
+            for phase in PHASES:
+                # In the queue: every slot is taken by jobs that outlast the leaving.
+                hogs = [Ask(f"hog {turn} {n}", 300, chat=False) for n in range(SLOTS)] if phase == "queue" else []
+                begun = cluster.begin(hogs)
+                await cluster.all_begun(begun)
+                await asyncio.gather(*(_leave(stage, cluster, phase, policy, n) for n, policy in enumerate(POLICIES)))
+                await cluster.finish(begun)
+
+
+async def _leave(stage: FaultTestbed, cluster: PenstockCluster, phase: str, policy: str, number: int) -> None:
+    mark = f"{phase} {stage.trials} {number} {policy}"
+    ends = ("completed",) if policy == "continue" else ("cancelled",)
+    may = ("cancelled", "completed") if phase == "last" else ends
+    told = cluster.clients.tell(
+        Ask(mark, TOKENS, may=may, reads=False, queue={"on_disconnect": policy}, metadata={"mark": mark})
+    )
+    port = cluster.ports[number % 2]
+    exchange = await Exchange.begin(port, "POST", told.ask.path, told.ask.body)
+    reached = await _until_phase(exchange, phase)
+    stage.fault(f"leaves at {phase}, {policy}")
+    exchange.close()
+    cluster.history.add("left", req=told.req)
+    left = time.time()
+    view = await _judge(stage, cluster, told.req, mark, policy, left)
+    stage.bit(reached and was_in(phase, view, left), f"it did not leave in {phase}")
+
+
+async def _until_phase(exchange: Exchange, phase: str) -> bool:
+    """Go on reading until then; False: the stream was over before. In the queue and in prefill nothing has come yet:
+    only time tells."""
+    if phase in ("queue", "prefill"):
+        await asyncio.sleep(0.2)
+    if phase in ("decode", "last"):
+        await exchange.answer()
+        seen = 0
+        async for _ in exchange.blocks():
+            seen += 1
+            if seen == (DECODED if phase == "decode" else TOKENS):
+                return True
+        return False
+    return True
+
+
+def was_in(phase: str, view: Mapping[str, Any], left: float) -> bool:
+    """Whether a job was in this phase when its client left (Unix time), by what the job itself says afterwards. One
+    that was never accepted is none; whether the last token is the end cannot be seen from outside."""
+    times = ("created_at", "started_at", "first_token_at", "completed_at")
+    accepted, begun, first, ended = (view.get(name) or math.inf for name in times)
+    match phase:
+        case "accept":
+            return accepted > left
+        case "last":
+            return first <= left
+        case "queue":
+            return bool(view) and begun > left
+        case "prefill":
+            return begun <= left < first
+        case "decode":
+            return first <= left < ended
+    raise ValueError(phase)
+
+
+async def _judge(
+    stage: FaultTestbed, cluster: PenstockCluster, req: int, mark: str, policy: str, left: float
+) -> dict[str, Any]:
+    """The job as it says it ended, found by what it was marked with; one that never came to be is none."""
+    found: list[str] = []
+
+    async def is_listed() -> bool:
+        found.extend(await _marked(cluster, mark))
+        return bool(found)
+
+    if not await becomes(is_listed, 1.5, 0.05):
+        stage.must(mark.startswith("accept"), f"no job was ever there for {mark!r}")
+        return {}
+    cluster.history.add("accepted", req=req, job=found[0], status=200, ms=0)
+    if policy == "continue":
+        await cluster.clients.read_finally(found[0])
+        return await cluster.view(found[0])
+    grace = 1.0 if policy.startswith("grace") else 0.0
+    stage.must(await becomes(lambda: _end_of(cluster, found[0]), 10, 0.1), f"{mark!r}: still at work after 10 s")
+    spent = await _end_of(cluster, found[0]) - left - grace
+    key = "left to cancelled s, worst"
+    stage.figures[key] = max(float(stage.figures.get(key, 0)), round(spent, 2))
+    stage.must(spent <= GONE_S, f"{mark!r}: work ended {spent:.2f} s after the leaving, allowed: {GONE_S} s")
+    await cluster.clients.read_finally(found[0])
+    return await cluster.view(found[0])
+
+
+async def _marked(cluster: PenstockCluster, mark: str) -> list[str]:
+    try:
+        _, _, body = await fetch(cluster.ports[0], "GET", "/v1/jobs?limit=30")
+    except Cut:
+        return []
+    return [view["id"] for view in msgspec.json.decode(body)["data"] if view["metadata"].get("mark") == mark]
+
+
+async def _end_of(cluster: PenstockCluster, job: str) -> float:
+    """When it ended, in Unix seconds; 0 while it has not."""
+    return float((await cluster.view(job))["completed_at"] or 0)
+
+
+SEND_TIMEOUT_S = 10.0
+LATE_S = 5.0
+FULL_S = 14.0
+"""Until every buffer between a slow reader and the process is full, about."""
+STEP_MS = 20
+OTHERS = 8
+WAVES = 3
+"""Crowds, one after the other. The slowest 1 % of the gaps come from three engine steps, so one pause of the machine
+decides the figure; three crowds show its spread."""
+BUFFER = 4096
+MAX_RSS_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """What one crowd of slow readers did to the others, beside the same work that nobody reads slowly."""
+
+    others_ms: float
+    """99th percentile of the time between two tokens of the others."""
+    undisturbed_ms: float
+    bare_ms: float
+    """99th percentile of a bare server's answers, beside the crowd and, next, without it."""
+    bare_undisturbed_ms: float
+    cut_s: tuple[float, ...]
+    each: float
+    """Bytes of memory the API process took for each reader."""
+
+
+async def f09(stage: FaultTestbed) -> None:
+    """Crowds of readers that stall at once, beside eight that do not; the others must not notice."""
+    environ = {"PENSTOCK_SIM_STEP_MS": str(STEP_MS), "PENSTOCK_API_SEND_TIMEOUT_S": str(SEND_TIMEOUT_S)}
+    async with stage.cluster(apis=1, workers=1, environ=environ) as cluster, yardstick(stage) as bare_ms:
+        crowd = stage.wanted // WAVES
+        warm = cluster.begin([Ask(f"warm {n}", 20) for n in range(crowd)])
+        await asyncio.gather(*(task for _, task in warm))
+        await cluster.finish(warm)
+        # One reader shows how long the buffers take to fill; a crowd must be cut as timely as that one.
+        alone_s = await _stall(stage, cluster, "alone", takes_some=False)
+        waves = [await _wave(stage, cluster, f"{wave}", crowd, bare_ms) for wave in range(WAVES)]
+    spent = [each for wave in waves for each in wave.cut_s]
+    late = max(abs(each - alone_s) for each in spent)
+    stage.must(late <= LATE_S, f"slow readers were cut up to {late:.1f} s off the time, allowed: {LATE_S} s")
+    stage.must(min(spent) >= SEND_TIMEOUT_S, f"a slow reader was cut after {min(spent):.1f} s")
+    most = max(wave.each for wave in waves)
+    stage.must(most <= MAX_RSS_BYTES, f"{most / 1024:.0f} KiB for each slow reader, allowed: {MAX_RSS_BYTES // 1024}")
+    stage.figures |= {
+        "memory each KiB": round(most / 1024, 1),
+        "others' gap p99 ms": _listed(wave.others_ms for wave in waves),
+        "undisturbed p99 ms": _listed(wave.undisturbed_ms for wave in waves),
+        "bare server, p99 ms": _listed(wave.bare_ms for wave in waves),
+        "bare server, undisturbed": _listed(wave.bare_undisturbed_ms for wave in waves),
+        "cut after s, worst": round(max(spent), 1),
+        "cut after s, one alone": round(alone_s, 1),
+    }
+    for wave in waves:
+        allowed = 1.1 * wave.undisturbed_ms + PASSES * max(0.0, wave.bare_ms - wave.bare_undisturbed_ms)
+        stage.must(wave.others_ms <= allowed, f"others' p99 {wave.others_ms:.1f} ms, allowed: {allowed:.1f} ms")
+
+
+async def _wave(stage: FaultTestbed, cluster: PenstockCluster, name: str, crowd: int, bare_ms: list[float]) -> Wave:
+    unread = cluster.begin([Ask(f"unread {name} {n}", 500, chat=False, reads=False) for n in range(crowd)])
+    undisturbed, bare_then = await _others(cluster, f"undisturbed {name}", bare_ms)
+    await cluster.finish(unread)
+    before = rss_bytes(cluster.apis[0].pid)
+    slow = [asyncio.create_task(_stall(stage, cluster, f"{name} {n}", takes_some=n % 2 == 1)) for n in range(crowd)]
+    await asyncio.sleep(FULL_S)
+    beside = asyncio.create_task(_others(cluster, f"beside {name}", bare_ms))
+    most = before
+    while not beside.done():
+        most = max(most, rss_bytes(cluster.apis[0].pid))
+        await asyncio.sleep(0.1)
+    disturbed, bare_now = await beside
+    spent = await asyncio.gather(*slow)
+    return Wave(disturbed, undisturbed, bare_now, bare_then, tuple(spent), (most - before) / (crowd + OTHERS))
+
+
+def _listed(figures: Iterable[float]) -> str:
+    return " / ".join(f"{each:.1f}" for each in figures)
+
+
+async def _others(cluster: PenstockCluster, name: str, bare_ms: list[float]) -> tuple[float, float]:
+    """p99 of the time between two tokens of some readers, and of the bare server's answers meanwhile, in ms."""
+    bare_ms.clear()
+    begun = cluster.begin([Ask(f"{name} {n}", 300) for n in range(OTHERS)])
+    await asyncio.gather(*(task for _, task in begun))
+    await cluster.finish(begun)
+    requests = {told.req for told, _ in begun}
+    gaps = []
+    for req, life in lives_of(cluster.history.events).items():
+        if req in requests:
+            gaps += [b["t"] - a["t"] for a, b in itertools.pairwise(life.of("token"))]
+    bare = percentile(sorted(bare_ms), 0.99) or 0.0
+    return 1000 * (percentile(sorted(gaps), 0.99) or 0.0), bare
+
+
+async def _stall(stage: FaultTestbed, cluster: PenstockCluster, name: str, *, takes_some: bool) -> float:
+    """Ask, then read 100 B/s, or nothing; seconds to the end of its work, which is looked at only then."""
+    told = cluster.clients.tell(Ask(f"slow {name}", 6000, may=("cancelled",), reads=False))
+    exchange = await Exchange.begin(cluster.ports[0], "POST", told.ask.path, told.ask.body, receive_buffer=BUFFER)
+    with suppress(Cut):
+        await exchange.answer()
+    job = exchange.headers["x-job-id"]
+    cluster.history.add("accepted", req=told.req, job=job, status=exchange.status, ms=0)
+    stage.fault("reads 100 B/s" if takes_some else "reads nothing")
+    sipping = asyncio.create_task(_sip(exchange)) if takes_some else None
+    await asyncio.sleep(FULL_S + SEND_TIMEOUT_S + LATE_S)
+    state = await cluster.clients.read_finally(job, patience_s=1.0)
+    if sipping:
+        sipping.cancel()
+    exchange.close()
+    stage.must(state == "cancelled", f"the job of slow reader {name} ended {state!r}")
+    view = await cluster.view(job)
+    return float((view["completed_at"] or time.time()) - view["created_at"])
+
+
+async def _sip(exchange: Exchange) -> None:
+    while await exchange.sip(100):  # noqa: ASYNC110 - a slow reader's pace
+        await asyncio.sleep(1.0)
+
+
+ROWS = (
+    FaultRow(
+        *("F10", "API process killed", "kill -9 under all open streams; resumed on the other", 50, f10, 420),
+        alone=True,
+        proves="Readers of a killed API process go on at another one, with every token once.",
+        budget=CUT_OFF,
+    ),
+    FaultRow(
+        *("F10b", "API process and worker killed", "both at once", 20, f10_both, 240),
+        proves="The same when the worker dies at the same time.",
+        budget=CUT_OFF,
+    ),
+    FaultRow(
+        *("F08", "client leaves", f"in {', '.join(PHASES)}; cancel, continue, grace", 40, f08, 120),
+        proves="A client that leaves frees its slot as it asked, at whatever moment it goes.",
+        short=20,
+    ),
+    FaultRow(
+        *("F09", "slow readers", "100 B/s or nothing, 3 x 200 at once", 600, f09, 300),
+        alone=True,
+        proves="Readers that take nothing are cut off, in bounded memory, and others do not notice them.",
+        short=150,
+    ),
+)
