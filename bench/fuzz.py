@@ -6,7 +6,6 @@ logged an error, or if there were fewer cases than asked for; 2 if the tool is n
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import http.client
 import json
@@ -24,7 +23,7 @@ from bench import program
 from bench.penstock import start_redis
 from bench.ports import free_port
 from bench.processes import Died, Processes
-from bench.program import ProgramRun, WrongArguments
+from bench.program import Option, Program, ProgramRun, WrongArguments
 
 TOOL = Path(".venv-audit/bin/schemathesis")
 KEY = "sk-fuzz"
@@ -155,11 +154,6 @@ class FuzzTarget:
         }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run, Died, FileNotFoundError)
-
-
 def _run(run: ProgramRun) -> int:
     args = run.args
     tool = args.tool.resolve()
@@ -212,14 +206,12 @@ def _judged(run: ProgramRun, tool: Path, target: FuzzTarget, name: str, config: 
     return msgspec.json.decode(out.read_bytes(), type=FuzzReport)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
-    parser.add_argument("--cases", type=program.count, default=CASES, help=f"at least so many (default: {CASES})")
-    parser.add_argument("--examples", type=program.count, default=25, help="of each operation and phase (default: 25)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tool", type=Path, default=TOOL, help=f"default: {TOOL}")
-    return parser
-
+main = Program("python -m bench.fuzz", __doc__, _run, Died, FileNotFoundError).taking(
+    Option("--cases", type=program.count, default=CASES, help=f"at least so many (default: {CASES})"),
+    Option("--examples", type=program.count, default=25, help="of each operation and phase (default: 25)"),
+    Option("--seed", type=int, default=1),
+    Option("--tool", type=Path, default=TOOL, help=f"default: {TOOL}"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

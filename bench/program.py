@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, NoReturn
 
 import msgspec
 from rich.console import Console
@@ -38,9 +39,10 @@ class ProgramRun:
         found: report.Report,
         path: Path | None,
         draw: Callable[[report.Report, Path], list[Path]] | None = None,
-    ) -> None:
+    ) -> int:
         """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots. What
-        the file held before is kept beside each figure: a run that is repeated hides none."""
+        the file held before is kept beside each figure: a run that is repeated hides none. Returns 1 for a missed
+        goal, else 0."""
         if path and path.exists():
             found = self._after(path, found)
         self.console.print(report.table(found))
@@ -49,6 +51,7 @@ class ProgramRun:
         if draw:
             drawn = draw(found, self.args.plots)
             self.console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
+        return int(found.missed)
 
     def _after(self, path: Path, found: report.Report) -> report.Report:
         try:
@@ -61,6 +64,44 @@ class ProgramRun:
     def complain(self, error: Exception) -> None:
         """One line, however long."""
         self.console.print(f"error: {error}", markup=False, soft_wrap=True)
+
+
+class Option:
+    """One option of a program, as argparse takes it; of options in one `group` at most one may be given."""
+
+    def __init__(self, *flags: str, group: str = "", **settings: Any) -> None:
+        self.flags, self.group, self.settings = flags, group, settings
+
+
+OUT = Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+PLOTS = Option("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
+
+
+class Program:
+    """A measuring program, to be called with its arguments; `errors` are told in one line (see `play`)."""
+
+    def __init__(self, prog: str, doc: str | None, work: Callable[[ProgramRun], int], *errors: type[Exception]) -> None:
+        self.parser = argparse.ArgumentParser(
+            prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        self._work, self._errors = work, errors
+
+    def taking(self, *options: Option) -> Program:
+        """The program with these options."""
+        groups: dict[str, Any] = {"": self.parser}
+        for option in options:
+            if option.group not in groups:
+                groups[option.group] = self.parser.add_mutually_exclusive_group()
+            groups[option.group].add_argument(*option.flags, **option.settings)
+        return self
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Returns the exit code."""
+        return play(self.parser, argv, self._work, *self._errors)
+
+    def exit(self) -> NoReturn:
+        """Run with the words of the command line, and end the process."""
+        sys.exit(self())
 
 
 def play(
@@ -111,7 +152,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def check_names(what: str, wanted: Iterable[str], known: Collection[str]) -> None:
-    """Raises Refused for a name nobody has."""
+    """Raises WrongArguments for a name nobody has."""
     if unknown := [name for name in wanted if name not in known]:
         raise WrongArguments(f"no {what} {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
 

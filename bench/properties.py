@@ -16,18 +16,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import program
-from bench.program import ProgramRun
+from bench.program import Option, Program, ProgramRun
 
 SOURCE = Path(__file__).parents[1]
 PROFILE = "PENSTOCK_TEST_PROPERTIES"
 """Variable: `random` has the tests draw their examples anew."""
 SECONDS = 60
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run)
 
 
 def _run(run: ProgramRun) -> int:
@@ -59,15 +53,11 @@ def _round(seed: int, words: Sequence[str]) -> int:
     return subprocess.run(command, cwd=SOURCE, env={**os.environ, PROFILE: "random"}, check=False).returncode
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.properties", description=__doc__)
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"a round begins only within them (default: {SECONDS})"
-    )
-    parser.add_argument("--seed", type=int, help="of one round, to repeat it")
-    parser.add_argument("words", nargs="*", metavar="FILE", help="only the tests of these files")
-    return parser
-
+main = Program("python -m bench.properties", __doc__, _run).taking(
+    Option("--seconds", type=float, default=SECONDS, help=f"a round begins only within them (default: {SECONDS})"),
+    Option("--seed", type=int, help="of one round, to repeat it"),
+    Option("words", nargs="*", metavar="FILE", help="only the tests of these files"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -6,14 +6,12 @@ nevertheless. strace makes each sync slow, so that a kill -9 meets one; the serv
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,7 +27,7 @@ from bench import program, report
 from bench.penstock import find_server
 from bench.ports import free_port
 from bench.processes import Died
-from bench.program import ProgramRun, WrongArguments
+from bench.program import Option, Program, ProgramRun, WrongArguments
 from bench.report import Column, Report
 
 SYNC_MS = 300
@@ -47,11 +45,6 @@ COLUMNS = (
     Column("lost", "of them lost"),
     Column("worst", "most at once"),
 )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run, Died, RedisError, OSError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -147,12 +140,10 @@ def _wait(redis: Redis) -> None:
             time.sleep(0.05)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.syncs", description=__doc__)
-    parser.add_argument("--kills", type=program.count, default=10, help="with each setting (default: 10)")
-    parser.add_argument("--out", type=Path, default=report.RESULTS / "syncs.json", help="where the figures go")
-    return parser
-
+main = Program("python -m bench.syncs", __doc__, _run, Died, RedisError, OSError).taking(
+    Option("--kills", type=program.count, default=10, help="with each setting (default: 10)"),
+    Option("--out", type=Path, default=report.RESULTS / "syncs.json", help="where the figures go"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -14,19 +14,16 @@ import argparse
 import asyncio
 import contextlib
 import hashlib
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import program, report
 from bench.abuse.ask import LargeRequest, RunningRequest, TenantClient, Unanswered, first_token_s
 from bench.abuse.figures import COLUMNS, LLAMACPP, Case, Round, goals_of, row_of
 from bench.gateway.stage import GatewayTestbed
 from bench.gateway.trees import Tree, export
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import ProgramRun, count
+from bench.program import OUT, Option, Program, ProgramRun, count
 from bench.report import Report
 
 NAME = "abuse"
@@ -51,11 +48,6 @@ BEGIN_TIMEOUT_S = 120.0
 """For the prompts of all choices that run at the same time."""
 SETTLE_S = 0.5
 """Between the first tokens of the large requests and the first chat beside them."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 if the goal is missed."""
-    return program.play(_parser(), argv, _run, Died, Unanswered, OSError, TimeoutError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -100,8 +92,7 @@ def _run(run: ProgramRun) -> int:
             "take; an older tree's engine charges only what that tree's settings know.",
         ),
     )
-    run.tell(found, args.out / found.file)
-    return int(found.missed)
+    return run.tell(found, args.out / found.file)
 
 
 def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namespace) -> list[Round]:
@@ -160,19 +151,15 @@ async def _chats(client: TenantClient, args: argparse.Namespace) -> list[float |
     return times
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock bench abuse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=count, default=5, help="of each case (default 5)")
-    parser.add_argument("--chats", type=count, default=15, help="alone and beside, in each round (default 15)")
-    parser.add_argument("--limit", type=float, default=10.0, help="seconds to wait for a first token (default 10)")
-    parser.add_argument("--context", type=count, default=8192, help="of the simulated engine, in tokens (default 8192)")
-    parser.add_argument("--base", metavar="REF", help="a git commit whose tree is measured too")
-    parser.add_argument("--quick", action="store_true", help="few slots, few cases")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    return parser
-
+main = Program("penstock bench abuse", __doc__, _run, Died, Unanswered, OSError, TimeoutError).taking(
+    Option("--rounds", type=count, default=5, help="of each case (default 5)"),
+    Option("--chats", type=count, default=15, help="alone and beside, in each round (default 15)"),
+    Option("--limit", type=float, default=10.0, help="seconds to wait for a first token (default 10)"),
+    Option("--context", type=count, default=8192, help="of the simulated engine, in tokens (default 8192)"),
+    Option("--base", metavar="REF", help="a git commit whose tree is measured too"),
+    Option("--quick", action="store_true", help="few slots, few cases"),
+    OUT,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -4,8 +4,7 @@ that could not be looked at; 2 if a tool is missing."""
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,14 +12,9 @@ import msgspec
 from bench import program
 from bench.audit import locks, pth, sbom, secrets
 from bench.audit.tools import FOLDER, AuditTools
-from bench.program import ProgramRun
+from bench.program import Option, Program, ProgramRun
 
 ROOT = Path(__file__).parents[2]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run, OSError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -46,21 +40,15 @@ def _run(run: ProgramRun) -> int:
     return 1 if failed else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.audit", description=__doc__)
-    parser.add_argument("--parts", help="only these: pth, sbom, secrets, vulnerabilities (default: all)")
-    parser.add_argument("--advisories", type=Path, help="a copy of the advisory database, instead of the service")
-    parser.add_argument(
-        "--path", type=Path, action="append", help="packages to look for .pth files in, e.g. an image's"
-    )
-    parser.add_argument(
-        "--learn", action="store_true", help="print what was found as bench/audit/known_secrets.json has it"
-    )
-    parser.add_argument("--sbom", type=Path, default=Path("build/sbom"), help="default: build/sbom")
-    parser.add_argument("--tools", type=Path, default=FOLDER, help=f"default: {FOLDER}")
-    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
-    return parser
-
+main = Program("python -m bench.audit", __doc__, _run, OSError).taking(
+    Option("--parts", help="only these: pth, sbom, secrets, vulnerabilities (default: all)"),
+    Option("--advisories", type=Path, help="a copy of the advisory database, instead of the service"),
+    Option("--path", type=Path, action="append", help="packages to look for .pth files in, e.g. an image's"),
+    Option("--learn", action="store_true", help="print what was found as bench/audit/known_secrets.json has it"),
+    Option("--sbom", type=Path, default=Path("build/sbom"), help="default: build/sbom"),
+    Option("--tools", type=Path, default=FOLDER, help=f"default: {FOLDER}"),
+    Option("--root", type=Path, default=ROOT, help=argparse.SUPPRESS),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

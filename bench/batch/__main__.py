@@ -16,16 +16,11 @@ from bench import program, report
 from bench.batch.kills import delays, kills
 from bench.batch.pace import alone, manners, memory
 from bench.processes import Died
-from bench.program import ProgramRun
+from bench.program import Option, Program, ProgramRun
 from bench.report import Column, Ratio, Report
 
 Found = tuple[list[dict[str, Any]], list[Ratio]]
 COLUMNS = (Column("part", "part"), Column("what", "what"), Column("figure", "figure", 2))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run, Died, OSError)  # a TimeoutError is an OSError
 
 
 def _run(run: ProgramRun) -> int:
@@ -45,8 +40,7 @@ def _run(run: ProgramRun) -> int:
         rows=rows,
         ratios=tuple(ratios),
     )
-    run.tell(found, args.out)
-    return int(found.missed)
+    return run.tell(found, args.out)
 
 
 def _kept(path: Path, parts: Sequence[str]) -> Found:
@@ -158,15 +152,13 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Found]] = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.batch", description=__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help="only these (default: all)")
-    parser.add_argument("--lines", type=int, default=5000, help="lines of the batch under kills and of the one alone")
-    parser.add_argument("--kills", type=int, default=200, help="kills (default: 200)")
-    parser.add_argument("--seed", type=int, default=1, help="another one is another run")
-    parser.add_argument("--out", type=Path, default=report.RESULTS / "batch.json", help="where the figures go")
-    return parser
-
+main = Program("python -m bench.batch", __doc__, _run, Died, OSError).taking(
+    Option("--parts", default=",".join(PARTS), help="only these (default: all)"),
+    Option("--lines", type=int, default=5000, help="lines of the batch under kills and of the one alone"),
+    Option("--kills", type=int, default=200, help="kills (default: 200)"),
+    Option("--seed", type=int, default=1, help="another one is another run"),
+    Option("--out", type=Path, default=report.RESULTS / "batch.json", help="where the figures go"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

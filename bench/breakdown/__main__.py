@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,23 +15,17 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from bench import plots, program, report
 from bench.breakdown.ask import BreakdownLoad, BreakdownTarget, Unsuitable, ask_all, timings
 from bench.breakdown.figures import COLUMNS, Row, draw, notes_of, ratios_of, row_of
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import ProgramRun, count, counts
+from bench.program import OUT, PLOTS, Option, Program, ProgramRun, count, counts
 from bench.report import Report
 
 NAME = "breakdown"
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 QUICK_LEVELS = (1, 16, 64)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if every level was measured, whatever the figures say."""
-    return program.play(_parser(), argv, _run, Died, Unsuitable, OSError)  # a TimeoutError is an OSError
 
 
 def _run(run: ProgramRun) -> int:
@@ -100,25 +93,23 @@ def _slots(args: argparse.Namespace, levels: Sequence[int]) -> int:
     return args.slots or max(256, *levels)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench breakdown", description=__doc__)
-    parser.add_argument("--base-url", help="a Penstock that runs already, e.g. http://127.0.0.1:8000")
-    parser.add_argument("--model", help="of that server (default: its first)")
-    parser.add_argument("--quick", action="store_true", help="c = 1, 16, 64, three requests a stream, no plots")
-    parser.add_argument("--levels", type=counts, help="concurrent requests (default 1 to 256 in powers of two)")
-    parser.add_argument("--requests-per-stream", type=count, help="in a closed loop (default 20)")
-    parser.add_argument("--tokens", type=count, default=128, help="of each answer (default 128)")
-    parser.add_argument("--whole", action="store_true", help="ask for answers in one piece instead of streams")
-    parser.add_argument("--together", action="store_true", help="all streams begin at once, and stay in step")
-    parser.add_argument("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)")
-    parser.add_argument("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)")
-    parser.add_argument("--slots", type=count, help="of the simulated engine (default: one for every request)")
-    parser.add_argument("--sample", type=count, default=400, help="timings read at each level (default 400)")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds in which a level may begin requests")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
-    return parser
-
+main = Program("penstock bench breakdown", __doc__, _run, Died, Unsuitable, OSError).taking(
+    Option("--base-url", help="a Penstock that runs already, e.g. http://127.0.0.1:8000"),
+    Option("--model", help="of that server (default: its first)"),
+    Option("--quick", action="store_true", help="c = 1, 16, 64, three requests a stream, no plots"),
+    Option("--levels", type=counts, help="concurrent requests (default 1 to 256 in powers of two)"),
+    Option("--requests-per-stream", type=count, help="in a closed loop (default 20)"),
+    Option("--tokens", type=count, default=128, help="of each answer (default 128)"),
+    Option("--whole", action="store_true", help="ask for answers in one piece instead of streams"),
+    Option("--together", action="store_true", help="all streams begin at once, and stay in step"),
+    Option("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)"),
+    Option("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)"),
+    Option("--slots", type=count, help="of the simulated engine (default: one for every request)"),
+    Option("--sample", type=count, default=400, help="timings read at each level (default 400)"),
+    Option("--limit", type=float, default=120.0, help="seconds in which a level may begin requests"),
+    OUT,
+    PLOTS,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import shutil
@@ -18,15 +17,10 @@ from bench import program
 from bench.chaos.report import as_document, failed_in, merged, table, what_failed
 from bench.chaos.rows import ROWS
 from bench.chaos.stage import FaultRow, play_all
-from bench.program import ProgramRun, WrongArguments, count
+from bench.program import Option, Program, ProgramRun, WrongArguments, count
 from bench.report import RESULTS, write
 
 LONG = 5
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run)
 
 
 def _run(run: ProgramRun) -> int:
@@ -86,26 +80,23 @@ def _chosen(names: Sequence[str] | None) -> list[FaultRow]:
     return [known[name] for name in names or known]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
-    parser.add_argument("--rows", help="only these, e.g. F01,F10 (default: all)")
-    parser.add_argument(
+main = Program("python -m bench.chaos", __doc__, _run).taking(
+    Option("--rows", help="only these, e.g. F01,F10 (default: all)"),
+    Option(
         "--again", action="store_true", help="only those that failed in --out; it keeps the others and each failure"
-    )
-    trials = parser.add_mutually_exclusive_group()
-    trials.add_argument("--long", action="store_true", help=f"{LONG} times the trials")
-    trials.add_argument("--short", action="store_true", help="a few trials of each row; no figures are written")
-    parser.add_argument("--list", action="store_true", help="what each row proves")
-    parser.add_argument("--jobs", type=count, default=3, help="rows played at the same time (default: 3)")
-    parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N loops that take all they get")
-    parser.add_argument(
+    ),
+    Option("--long", action="store_true", help=f"{LONG} times the trials", group="trials"),
+    Option("--short", action="store_true", help="a few trials of each row; no figures are written", group="trials"),
+    Option("--list", action="store_true", help="what each row proves"),
+    Option("--jobs", type=count, default=3, help="rows played at the same time (default: 3)"),
+    Option("--busy", type=int, default=0, metavar="N", help="beside N loops that take all they get"),
+    Option(
         "--out",
         type=Path,
         help="where the figures go, beside every failure that is there (default: chaos.json or chaos-busy.json in "
         "bench/results)",
-    )
-    return parser
-
+    ),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -7,28 +7,19 @@ what each abusive request is answered and costs the process in memory.
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from bench import program, report
+from bench import program
 from bench.connections.figures import COLUMNS, Row, abuse_goals, abuse_rows, slow_goals, slow_rows
 from bench.connections.runs import FULL, QUICK, abused, beside_slow, count_of_turns
 from bench.gateway.stage import GatewayTestbed
 from bench.load.plan import LoadFailed
 from bench.processes import Died
-from bench.program import ProgramRun
+from bench.program import OUT, Option, Program, ProgramRun
 from bench.report import Ratio, Report
 
 NAME = "connections"
 SHOWS = ("slow", "refused")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if everything was measured and no goal was missed."""
-    return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -63,17 +54,14 @@ def _run(run: ProgramRun) -> int:
             "Memory is the peak of the API process's resident set beyond what it had before that request.",
         ),
     )
-    run.tell(found, run.args.out / found.file)
-    return int(found.missed)
+    return run.tell(found, run.args.out / found.file)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench connections", description=__doc__)
-    parser.add_argument("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="few connections, one round")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    return parser
-
+main = Program("penstock bench connections", __doc__, _run, Died, LoadFailed, OSError).taking(
+    Option("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)"),
+    Option("--quick", action="store_true", help="few connections, one round"),
+    OUT,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -5,10 +5,8 @@ Prints a table and writes bench/results/elastic.json. Exits 1 if a goal is misse
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,15 +15,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench import program
 from bench.elastic.shows import SHORT, SHOWS, ElasticSize
-from bench.program import ProgramRun
+from bench.program import Option, Program, ProgramRun
 from bench.report import RESULTS, Column, Report
 
 COLUMNS = (Column("show", "show"), Column("what", "what"), Column("value", "measured", 2), Column("unit", "unit"))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run)
 
 
 def _run(run: ProgramRun) -> int:
@@ -67,13 +60,11 @@ async def play(names: Sequence[str], folder: Path, size: ElasticSize, run: Progr
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=__doc__)
-    parser.add_argument("--shows", default=",".join(SHOWS), help=f"which, in this order (default: {','.join(SHOWS)})")
-    parser.add_argument("--short", action="store_true", help="smaller, for a first look")
-    parser.add_argument("--out", type=Path, help="where the figures go (default: bench/results/elastic.json)")
-    return parser
-
+main = Program("python -m bench.elastic", __doc__, _run).taking(
+    Option("--shows", default=",".join(SHOWS), help=f"which, in this order (default: {','.join(SHOWS)})"),
+    Option("--short", action="store_true", help="smaller, for a first look"),
+    Option("--out", type=Path, help="where the figures go (default: bench/results/elastic.json)"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

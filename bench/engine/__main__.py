@@ -16,12 +16,12 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from bench import program, report
+from bench import report
 from bench.engine.plan import EnginePlan, EngineSpeed
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import ProgramRun
+from bench.program import OUT, Option, Program, ProgramRun
 from bench.report import Column, Ratio
 from bench.table1.client import TargetServer, closed_loop
 from workers.engines.weights import WeightsError, fetch
@@ -42,11 +42,6 @@ COLUMNS = (
 
 class Failed(RuntimeError):
     """One side gave no figure."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if it was measured, whatever the figures say."""
-    return program.play(_parser(), argv, _run, Failed, Died, WeightsError, OSError, subprocess.TimeoutExpired)
 
 
 def _run(run: ProgramRun) -> int:
@@ -161,19 +156,21 @@ def _nothing() -> None:
     """Rounds are counted, not answers."""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench engine", description=__doc__)
-    parser.add_argument("--c", type=int, default=8, help="concurrent streams, and slots of the engine (default 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="both sides in turn, so often (default 3)")
-    parser.add_argument("--requests-per-stream", type=int, default=4, help="in a closed loop (default 4)")
-    parser.add_argument("--tokens", type=int, default=96, help="of each answer (default 96)")
-    parser.add_argument("--threads", type=int, help="of the engine (default: all cores but one)")
-    parser.add_argument("--path", type=Path, help="a GGUF file (default: the default model)")
-    cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
-    parser.add_argument("--cache", type=Path, default=Path(cache), help="where the default model is kept")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    return parser
+cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
 
+
+main = Program(
+    "penstock bench engine", __doc__, _run, Failed, Died, WeightsError, OSError, subprocess.TimeoutExpired
+).taking(
+    Option("--c", type=int, default=8, help="concurrent streams, and slots of the engine (default 8)"),
+    Option("--rounds", type=int, default=3, help="both sides in turn, so often (default 3)"),
+    Option("--requests-per-stream", type=int, default=4, help="in a closed loop (default 4)"),
+    Option("--tokens", type=int, default=96, help="of each answer (default 96)"),
+    Option("--threads", type=int, help="of the engine (default: all cores but one)"),
+    Option("--path", type=Path, help="a GGUF file (default: the default model)"),
+    Option("--cache", type=Path, default=Path(cache), help="where the default model is kept"),
+    OUT,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

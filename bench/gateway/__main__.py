@@ -10,30 +10,23 @@ exit code is 1 if a whole interval lies above --bound, or if a request to this t
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench import plots, program, report
+from bench import program, report
 from bench.gateway import base, burst, idle, sweep
 from bench.gateway.run import GatewayOptions
 from bench.gateway.systems import chosen, names_of, systems
 from bench.goals import goals
 from bench.load.plan import LoadFailed
 from bench.processes import Died
-from bench.program import ProgramRun, WrongArguments, count, counts
+from bench.program import PLOTS, Option, Program, ProgramRun, WrongArguments, count, counts
 
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
 QUICK_SYSTEMS = ("floor", "penstock", "plain", "litellm", "router", "dynamo")
 RIVALS = ("floor", "penstock", "router", "dynamo")
 BURST_SYSTEMS = ("floor", "penstock", "plain", "router", "dynamo")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if everything asked for was measured, and no bound of --base is missed."""
-    return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -73,8 +66,7 @@ def _compare(run: ProgramRun) -> int:
         )
     bound = args.bound or goals()["gateway.base"].bound
     found = base.compare(args.base, bound, _of_base(args, _options(args)), run.command, run.console)
-    run.tell(found, args.out / found.file)
-    return int(found.missed)
+    return run.tell(found, args.out / found.file)
 
 
 def _options(args: argparse.Namespace) -> GatewayOptions:
@@ -112,37 +104,29 @@ def _of_base(args: argparse.Namespace, options: GatewayOptions) -> GatewayOption
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock bench gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--systems", type=_names, help=f"only these, separated by commas: {names_of(systems())}")
-    parser.add_argument("--quick", action="store_true", help="c = 1, 64, 256, two requests a stream, one round")
-    parser.add_argument("--levels", type=counts, help="concurrent streams, e.g. 1,64,256")
-    parser.add_argument("--rounds", type=count, help="rounds through all systems (default 2); medians are shown")
-    parser.add_argument("--requests-per-stream", type=count, help="in a closed loop (default 20)")
-    parser.add_argument("--tokens", type=count, default=128, help="of each answer (default 128)")
-    parser.add_argument("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)")
-    parser.add_argument("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)")
-    parser.add_argument("--limit", type=float, help="seconds in which a measurement may begin requests (default 60)")
-    parser.add_argument(
-        "--rivals", action="store_true", help="floor, Penstock, router and Dynamo at the highest c, in nine rounds"
-    )
-    parser.add_argument("--burst", action="store_true", help="64 requests at once, 5 ms steps: only their TTFT")
-    parser.add_argument("--idle", type=count, metavar="N", help="N open streams that wait: only their memory and CPU")
-    parser.add_argument("--all", action="store_true", help="the sweep, the rivals, the burst and 10,000 idle streams")
-    parser.add_argument(
-        "--base", metavar="REF", help="this tree against that of a git commit, in nine rounds: CPU per token"
-    )
-    parser.add_argument("--bound", type=float, help="of --base: the most this/base may be (the goal gateway.base)")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON files")
-    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
-    return parser
-
-
 def _names(words: str) -> list[str]:
     return [name.strip() for name in words.split(",") if name.strip()]
 
 
+main = Program("penstock bench gateway", __doc__, _run, Died, LoadFailed, OSError).taking(
+    Option("--systems", type=_names, help=f"only these, separated by commas: {names_of(systems())}"),
+    Option("--quick", action="store_true", help="c = 1, 64, 256, two requests a stream, one round"),
+    Option("--levels", type=counts, help="concurrent streams, e.g. 1,64,256"),
+    Option("--rounds", type=count, help="rounds through all systems (default 2); medians are shown"),
+    Option("--requests-per-stream", type=count, help="in a closed loop (default 20)"),
+    Option("--tokens", type=count, default=128, help="of each answer (default 128)"),
+    Option("--step-ms", type=float, default=15.0, help="of the simulated engine (default 15)"),
+    Option("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)"),
+    Option("--limit", type=float, help="seconds in which a measurement may begin requests (default 60)"),
+    Option("--rivals", action="store_true", help="floor, Penstock, router and Dynamo at the highest c, in nine rounds"),
+    Option("--burst", action="store_true", help="64 requests at once, 5 ms steps: only their TTFT"),
+    Option("--idle", type=count, metavar="N", help="N open streams that wait: only their memory and CPU"),
+    Option("--all", action="store_true", help="the sweep, the rivals, the burst and 10,000 idle streams"),
+    Option("--base", metavar="REF", help="this tree against that of a git commit, in nine rounds: CPU per token"),
+    Option("--bound", type=float, help="of --base: the most this/base may be (the goal gateway.base)"),
+    Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON files"),
+    PLOTS,
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
-from bench import plots, program, report
+from bench import plots
 from bench.gateway.stage import GatewayTestbed
 from bench.growth.figures import (
     APIS,
@@ -33,7 +31,7 @@ from bench.growth.steps import WORKERS, step_us
 from bench.load.plan import LoadFailed, LoadPlan, measure
 from bench.penstock import MODEL, Penstock, start_redis
 from bench.processes import Died, Processes
-from bench.program import ProgramRun
+from bench.program import OUT, PLOTS, Option, Program, ProgramRun
 from bench.report import Report
 
 NAME = "growth"
@@ -58,11 +56,6 @@ STEPS = (
     *((STEP_READERS, 256, readers) for readers in (1, 8, 32)),
 )
 QUICK_STEPS = ((STEP_TOKENS, 1, 1), (STEP_TOKENS, 16, 1), (STEP_READERS, 16, 1), (STEP_READERS, 16, 4))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if everything was measured, whatever the figures say."""
-    return program.play(_parser(), argv, _run, Died, LoadFailed, OSError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -150,14 +143,12 @@ def draw(found: Report, folder: Path) -> list[Path]:
     return drawn
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench growth", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="about so long for each point (default 5)")
-    parser.add_argument("--quick", action="store_true", help="few small points, no plots")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
-    return parser
-
+main = Program("penstock bench growth", __doc__, _run, Died, LoadFailed, OSError).taking(
+    Option("--seconds", type=float, default=5.0, help="about so long for each point (default 5)"),
+    Option("--quick", action="store_true", help="few small points, no plots"),
+    OUT,
+    PLOTS,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

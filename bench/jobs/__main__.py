@@ -5,8 +5,6 @@ All use the same Redis-compatible server (append-only file, fsync every second),
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,14 +17,9 @@ from bench.jobs.figures import COLUMNS, ratios, rows
 from bench.jobs.play import JobsOptions, JobsReadings, play, prepare
 from bench.jobs.systems import JobsSystem, systems
 from bench.processes import Died
-from bench.program import ProgramRun
+from bench.program import OUT, PLOTS, Option, Program, ProgramRun
 
 NAME = "jobs"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if everything asked for was measured, whatever the figures say."""
-    return program.play(_parser(), argv, _run, Died, OSError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -84,16 +77,14 @@ def draw(found: report.Report, folder: Path) -> list[Path]:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench jobs", description=__doc__)
-    parser.add_argument("--systems", help="only these, separated by commas")
-    parser.add_argument("--rounds", type=int, default=3, help="through all systems (default 3); medians are shown")
-    parser.add_argument("--callers", type=int, default=256, help="at the same time (default 256)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (default 5)")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
-    return parser
-
+main = Program("penstock bench jobs", __doc__, _run, Died, OSError).taking(
+    Option("--systems", help="only these, separated by commas"),
+    Option("--rounds", type=int, default=3, help="through all systems (default 3); medians are shown"),
+    Option("--callers", type=int, default=256, help="at the same time (default 256)"),
+    Option("--seconds", type=float, default=5.0, help="of each measurement (default 5)"),
+    OUT,
+    PLOTS,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import random
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from bench.penstock import start_redis
 from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.planted.trial import MAX_TESTS_S
 from bench.processes import Processes
-from bench.program import ProgramRun, WrongArguments
+from bench.program import Option, Program, ProgramRun, WrongArguments
 from bench.reach.kept import NOTES, kept
 from bench.reach.reach import ROOMS
 from bench.report import RESULTS, write
@@ -40,11 +39,6 @@ TOOL = Path(".venv-audit/bin/python")
 NULLS = 20
 SHARE = 0.9
 """Of the mutants that can be noticed, so many must be."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run, Strayed)
 
 
 def _run(run: ProgramRun) -> int:
@@ -123,26 +117,24 @@ def _lua(tree: Path, seed: int, count: int) -> list[Mutant]:
             processes.close()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.mutants", description=__doc__)
-    parser.add_argument("--sample", type=int, default=400, help="mutants of Python files (default: 400)")
-    parser.add_argument("--lua", type=int, default=60, help="mutants of Lua scripts (default: 60)")
-    parser.add_argument("--null", type=int, default=NULLS, help=f"copies without any change (default: {NULLS})")
-    parser.add_argument("--seed", type=int, help="of a sample, to repeat it (default: a new one, or that of --again)")
-    parser.add_argument("--jobs", type=program.count, default=2, help="mutants tried at the same time (default: 2)")
-    parser.add_argument(
+main = Program("python -m bench.mutants", __doc__, _run, Strayed).taking(
+    Option("--sample", type=int, default=400, help="mutants of Python files (default: 400)"),
+    Option("--lua", type=int, default=60, help="mutants of Lua scripts (default: 60)"),
+    Option("--null", type=int, default=NULLS, help=f"copies without any change (default: {NULLS})"),
+    Option("--seed", type=int, help="of a sample, to repeat it (default: a new one, or that of --again)"),
+    Option("--jobs", type=program.count, default=2, help="mutants tried at the same time (default: 2)"),
+    Option(
         "--max-seconds",
         type=float,
         default=MAX_TESTS_S,
         help=f"seconds of tests against each, at most (default: {MAX_TESTS_S:.0f})",
-    )
-    parser.add_argument("--only", metavar="TEXT", help="only mutants whose line has this in it")
-    parser.add_argument("--again", type=Path, metavar="FILE", help="only those that survived in these figures")
-    parser.add_argument("--tool", type=Path, default=TOOL, help="a Python that has mutmut")
-    parser.add_argument("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines")
-    parser.add_argument("--out", type=Path, help="where the figures go (default: among bench/results, without --only)")
-    return parser
-
+    ),
+    Option("--only", metavar="TEXT", help="only mutants whose line has this in it"),
+    Option("--again", type=Path, metavar="FILE", help="only those that survived in these figures"),
+    Option("--tool", type=Path, default=TOOL, help="a Python that has mutmut"),
+    Option("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines"),
+    Option("--out", type=Path, help="where the figures go (default: among bench/results, without --only)"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -5,16 +5,12 @@ How long readers hear nothing, until all of them have gone on, and how long the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from bench import program, report
+from bench import program
 from bench.gateway.stage import GatewayTestbed
 from bench.processes import Died
-from bench.program import ProgramRun
+from bench.program import OUT, Option, Program, ProgramRun
 from bench.recovery.figures import COLUMNS, RecoverySample
 from bench.recovery.readers import RequestRefused
 from bench.recovery.shows import FULL, LEASE_S, QUICK, api_killed, worker_killed
@@ -22,11 +18,6 @@ from bench.report import Report
 
 NAME = "recovery"
 SHOWS = {"worker": worker_killed, "api": api_killed}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if everything was measured and no goal was missed."""
-    return program.play(_parser(), argv, _run, Died, RequestRefused, OSError, TimeoutError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -54,17 +45,14 @@ def _run(run: ProgramRun) -> int:
             "stands still for at most so long. The bare server beside it is asked in the same way.",
         ),
     )
-    run.tell(found, run.args.out / found.file)
-    return int(found.missed)
+    return run.tell(found, run.args.out / found.file)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench recovery", description=__doc__)
-    parser.add_argument("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="few readers")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    return parser
-
+main = Program("penstock bench recovery", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(
+    Option("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)"),
+    Option("--quick", action="store_true", help="few readers"),
+    OUT,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

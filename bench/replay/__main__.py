@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,23 +16,18 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from bench import program, report
+from bench import report
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import ProgramRun
+from bench.program import Option, Program, ProgramRun
 from bench.replay.run import COLUMNS, ReplayedRequest, ReplayLimits, job_of, lateness, queue_times, replay, rows
 from bench.table1.client import NotAServer, TargetServer, model_of
 from bench.workload.generate import WorkloadShape, requests
 from bench.workload.trace import Malformed, Trace, TraceRow, cut
 
 NAME = "replay"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if something was answered, whatever the figures say."""
-    return program.play(_parser(), argv, _run, NotAServer, Unsuitable, Malformed, Died, OSError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -106,24 +100,6 @@ def _notes(found: Sequence[dict[str, object]], trace: Trace | None) -> Iterator[
     yield from (f"{row['lane']}: {row['faults']}" for row in found if row["faults"])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench replay", description=__doc__)
-    parser.add_argument("--base-url", help="e.g. http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", help="name of the model (default: the first one the server names)")
-    parser.add_argument("--trace", type=Path, help="CSV with the columns of BurstGPT (default: made-up requests)")
-    parser.add_argument("--begin", type=float, default=0.0, help="second of the trace to begin at (default 0)")
-    parser.add_argument("--rate", type=float, default=2.0, help="made-up requests a second (default 2)")
-    parser.add_argument("--cv", type=float, default=1.5, help="coefficient of variation of their gaps (default 1.5)")
-    parser.add_argument("--seed", type=int, default=1, help="of made-up requests (default 1)")
-    parser.add_argument("--speed", type=_positive, default=1.0, help="times as fast as the trace (default 1)")
-    parser.add_argument("--seconds", type=_positive, default=60.0, help="no request leaves later (default 60)")
-    parser.add_argument("--timeout", type=_positive, default=60.0, help="seconds for one answer (default 60)")
-    parser.add_argument("--longest", type=int, default=4096, help="tokens of prompt and answer, at most (default 4096)")
-    parser.add_argument("--plain", action="store_true", help="do not name classes: for servers that refuse `queue`")
-    parser.add_argument("--out", type=Path, help="folder of the JSON file (default: none is written)")
-    return parser
-
-
 def _positive(word: str) -> float:
     value = float(word)
     if value <= 0:
@@ -131,5 +107,21 @@ def _positive(word: str) -> float:
     return value
 
 
+main = Program("penstock bench replay", __doc__, _run, NotAServer, Unsuitable, Malformed, Died, OSError).taking(
+    Option("--base-url", help="e.g. http://127.0.0.1:8000/v1"),
+    Option("--model", help="name of the model (default: the first one the server names)"),
+    Option("--trace", type=Path, help="CSV with the columns of BurstGPT (default: made-up requests)"),
+    Option("--begin", type=float, default=0.0, help="second of the trace to begin at (default 0)"),
+    Option("--rate", type=float, default=2.0, help="made-up requests a second (default 2)"),
+    Option("--cv", type=float, default=1.5, help="coefficient of variation of their gaps (default 1.5)"),
+    Option("--seed", type=int, default=1, help="of made-up requests (default 1)"),
+    Option("--speed", type=_positive, default=1.0, help="times as fast as the trace (default 1)"),
+    Option("--seconds", type=_positive, default=60.0, help="no request leaves later (default 60)"),
+    Option("--timeout", type=_positive, default=60.0, help="seconds for one answer (default 60)"),
+    Option("--longest", type=int, default=4096, help="tokens of prompt and answer, at most (default 4096)"),
+    Option("--plain", action="store_true", help="do not name classes: for servers that refuse `queue`"),
+    Option("--out", type=Path, help="folder of the JSON file (default: none is written)"),
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

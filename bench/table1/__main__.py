@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -17,11 +16,11 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from bench import plots, program, report
+from bench import plots, report
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import ProgramRun, counts
+from bench.program import OUT, PLOTS, Option, Program, ProgramRun, counts
 from bench.table1.client import NotAServer, Protocol, TargetServer, endless, level, model_of
 from bench.table1.figures import COLUMNS, row
 from bench.table1.prompts import DatasetEntry, made_up, read
@@ -29,11 +28,6 @@ from bench.table1.prompts import DatasetEntry, made_up, read
 NAME = "table1"
 STEP_MS, PREFILL_MS = 15.0, 25.0
 QUICK = Protocol(levels=(1, 8, 64), requests_per_stream=2, tokens=64)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if everything asked for was measured, whatever the figures say."""
-    return program.play(_parser(), argv, _run, NotAServer, Died, OSError, ValueError)
 
 
 def _run(run: ProgramRun) -> int:
@@ -133,22 +127,18 @@ def _figure(value: object) -> float | None:
     return value if isinstance(value, float) else None
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench table1", description=__doc__)
-    parser.add_argument(
-        "--base-url", action="append", default=[], help="e.g. http://127.0.0.1:8000/v1; may be repeated"
-    )
-    parser.add_argument("--model", help="name of the model (default: the first one the server names)")
-    parser.add_argument("--c", type=counts, help="concurrencies (default 1,2,4,8,16,32,64)")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one request (default 60)")
-    parser.add_argument("--requests-per-stream", type=int, help="in a closed loop (default 20)")
-    parser.add_argument("--tokens", type=int, help="most tokens of an answer (default 512)")
-    parser.add_argument("--dataset", type=Path, help="JSONL with system_prompt and question (default: made-up prompts)")
-    parser.add_argument("--quick", action="store_true", help="c = 1, 8, 64, two requests a stream, 64 tokens")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
-    return parser
-
+main = Program("penstock bench table1", __doc__, _run, NotAServer, Died, OSError, ValueError).taking(
+    Option("--base-url", action="append", default=[], help="e.g. http://127.0.0.1:8000/v1; may be repeated"),
+    Option("--model", help="name of the model (default: the first one the server names)"),
+    Option("--c", type=counts, help="concurrencies (default 1,2,4,8,16,32,64)"),
+    Option("--timeout", type=float, default=60.0, help="seconds for one request (default 60)"),
+    Option("--requests-per-stream", type=int, help="in a closed loop (default 20)"),
+    Option("--tokens", type=int, help="most tokens of an answer (default 512)"),
+    Option("--dataset", type=Path, help="JSONL with system_prompt and question (default: made-up prompts)"),
+    Option("--quick", action="store_true", help="c = 1, 8, 64, two requests a stream, 64 tokens"),
+    OUT,
+    PLOTS,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

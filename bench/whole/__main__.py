@@ -19,13 +19,12 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench import program, report
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.ports import free_port
 from bench.processes import Died, Processes
-from bench.program import ProgramRun, count
+from bench.program import OUT, Option, Program, ProgramRun, count
 from bench.report import Column, Ratio, Report
 from bench.whole.ask import AnswerSize, Came, ask
 from workers.engines.sim.settings import SimSettings
@@ -49,11 +48,6 @@ COLUMNS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 if a goal is missed."""
-    return program.play(_parser(), argv, _run, Died, Unsuitable, OSError)
-
-
 def _run(run: ProgramRun) -> int:
     args = run.args
     engine = SimSettings(step_ms=args.step_ms, prefill_ms=args.step_ms, slots=max(256, 2 * args.choices))
@@ -68,8 +62,7 @@ def _run(run: ProgramRun) -> int:
         ratios=tuple(ratios_of(rows)),
         notes=tuple(wrong),
     )
-    run.tell(found, args.out / found.file)
-    return int(found.missed)
+    return run.tell(found, args.out / found.file)
 
 
 def _measured(args: argparse.Namespace, engine: SimSettings, console: Console) -> tuple[list[Row], list[str]]:
@@ -150,19 +143,15 @@ def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
     return ratios
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock bench whole", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tokens", type=count, default=4000, help="of the long text (default 4000)")
-    parser.add_argument("--choices", type=count, default=1024, help="of the other answer (default 1024)")
-    parser.add_argument("--choice-tokens", type=count, default=64, help="of each of its choices (default 64)")
-    parser.add_argument("--answers", type=count, default=5, help="of each size and system (default 5)")
-    parser.add_argument("--step-ms", type=float, default=2.0, help="of the simulated engine (default 2)")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for an answer (default 60)")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-    return parser
-
+main = Program("penstock bench whole", __doc__, _run, Died, Unsuitable, OSError).taking(
+    Option("--tokens", type=count, default=4000, help="of the long text (default 4000)"),
+    Option("--choices", type=count, default=1024, help="of the other answer (default 1024)"),
+    Option("--choice-tokens", type=count, default=64, help="of each of its choices (default 64)"),
+    Option("--answers", type=count, default=5, help="of each size and system (default 5)"),
+    Option("--step-ms", type=float, default=2.0, help="of the simulated engine (default 2)"),
+    Option("--limit", type=float, default=60.0, help="seconds to wait for an answer (default 60)"),
+    OUT,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()
