@@ -13,7 +13,6 @@ import sys
 import time
 from concurrent.futures import CancelledError
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +29,7 @@ from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
+from penstock import __version__
 from runtime.config import FILE, Config, ConfigError, load
 from runtime.lifeline import Lifeline
 from streaming.events.outbox import EventSubscriptions
@@ -145,7 +145,7 @@ def _services(config: Config, keyring: Keyring) -> Services:
         keyring=keyring,
         metrics=metrics,
         tracing=Tracing.start("penstock-api", telemetry.otlp_endpoint),
-        version=version("penstock"),
+        version=__version__,
         wanted=EventSubscriptions(config.section("events", EventSettings), config.table("webhooks", WebhookSettings)),
         files_settings=config.section("files", FilesSettings),
         batch_settings=config.section("batch", BatchSettings),

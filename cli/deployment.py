@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import msgspec
 
-import cli
 from api.settings import ApiSettings, KeySettings
 from cli.child import Program
 from cli.instance import DataDir
 from cli.settings import UpSettings, settings_file
 from offline.settings import OfflineSettings
+from penstock import bundle
 from runtime.config import Config, ConfigError, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.settings import (
@@ -191,9 +191,5 @@ def _program(role: str, program_id: str, home: DataDir, words: tuple[str, ...], 
 
 
 def environment() -> dict[str, str]:
-    """What children inherit: all of ours, and the way to these packages where they are not installed."""
-    root = Path(cli.__file__).absolute().parent.parent
-    if root.name == "site-packages":
-        return dict(os.environ)
-    paths = [str(root), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    """Variables of every child: those of this process, with the folder of these packages on the import path."""
+    return {**os.environ, "PYTHONPATH": bundle.python_path(os.environ)}

@@ -25,7 +25,7 @@ from cli.instance import DataDir, Instance
 from cli.pool import PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, looping
 from cli.supervisor import Supervisor
-from cli.version import version
+from penstock import __version__
 from runtime.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Plans
@@ -55,7 +55,7 @@ class Machine:
         self._began = time.monotonic()
         self._interrupts = 0
         self._instance = Instance(
-            version=version(),
+            version=__version__,
             pid=os.getpid(),
             state="starting",
             phase="starting",

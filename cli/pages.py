@@ -10,7 +10,7 @@ import click
 from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, json_option
 from cli.output import print_json
-from cli.version import version
+from penstock import __version__
 from runtime.config import nearest
 
 EXIT_CODES = """\
@@ -40,9 +40,9 @@ ELSEWHERE = {
 def show_version(as_json: bool) -> int:
     """Print the version of Penstock."""
     if as_json:
-        print_json({"name": "penstock", "version": version()})
+        print_json({"name": "penstock", "version": __version__})
     else:
-        sys.stdout.write(f"penstock {version()}\n")
+        sys.stdout.write(f"penstock {__version__}\n")
     return DONE
 
 

@@ -24,7 +24,7 @@ from cli.options import Command, redis_url_option
 from cli.output import note
 from cli.progress import ProgressLine
 from cli.screen import Screen
-from cli.version import version
+from penstock import __version__
 from runtime.config import ENGINES
 from telemetry import logs
 
@@ -66,7 +66,7 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
 
     Settings come from penstock.toml, then PENSTOCK_* variables, then these flags.
     """
-    note(f"penstock {version()}")
+    note(f"penstock {__version__}")
     deployment = load_deployment({FLAGS[name]: value for name, value in flags.items()}, os.environ, Path.cwd(), config)
     keyring = Keyring(deployment.keys)
     check_exposure(deployment.api.host, keyring)

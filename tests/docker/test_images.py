@@ -51,7 +51,7 @@ def test_one_process_that_may_little_and_ends_well(image: str) -> None:
     *init, shell, flag, line, zero = stage.command("ENTRYPOINT")
     assert (init, shell, flag, zero) == (["tini", "--"], "sh", "-c", role)
     # `exec`: the process gets the signals itself. A name of its own: the fleet knows processes by name.
-    assert re.fullmatch(rf'exec python3? -P -m {MODULES[role]} --id "\$HOSTNAME" "\$@"', line)
+    assert re.fullmatch(rf'exec python3? -P -m penstock\.run {MODULES[role]} --id "\$HOSTNAME" "\$@"', line)
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -163,9 +163,9 @@ def test_a_worker_needs_no_more_than_the_tensorrt_llm_image_gets(empty_house: Ho
         command = [sys.executable, "-c", ONLY, allowed, *words]
         return subprocess.Popen(command, env=empty_house.environ, cwd=empty_house.folder)
 
-    worker = run("workers", "--id", "w")
+    worker = run("penstock.run", "workers", "--id", "w")
     try:
-        eventually(lambda: run("cli", "probe", "worker", "--id", "w").wait(30) == 0)
+        eventually(lambda: run("penstock", "probe", "worker", "--id", "w").wait(30) == 0)
     finally:
         worker.terminate()
     assert worker.wait(30) == 0

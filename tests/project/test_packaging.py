@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-NAMES = ["api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli", "bench"]
+NAMES = ["penstock", "api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli", "bench"]
 ROOT = Path(__file__).parents[2]
 
 

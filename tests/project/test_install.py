@@ -1,0 +1,158 @@
+"""An installed wheel: what it adds to site-packages, and that it serves, measures and starts processes from there.
+
+The wheel is installed into an environment that sees the dependencies of this one but not the checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parents[2]
+BUNDLED = ("api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli", "bench")
+
+
+class Installation:
+    """An environment in which the wheel is the only Penstock."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.home, self.cwd = folder / "environment", folder / "elsewhere"
+        self.cwd.mkdir()
+        _run(sys.executable, "-m", "venv", "--without-pip", self.home)
+        (self.packages,) = self.home.glob("lib/python3*/site-packages")
+        self.names_before = self.names()
+        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.home)
+        _run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--no-compile", wheel)
+        self.names_added = self.names() - self.names_before
+        # Of a folder that a .pth file names, Python reads no .pth files: the checkout stays out.
+        dependencies = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        (self.packages / "dependencies.pth").write_text("\n".join(sorted(dependencies)) + "\n")
+        left_out = ("PENSTOCK_", "PYTHON", "COV", "VIRTUAL_ENV")
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+        self.environ |= {"PENSTOCK_SIM_STEP_MS": "2", "PENSTOCK_SIM_PREFILL_MS": "2"}
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.packages.iterdir()}
+
+    def run(self, program: str, *words: object) -> str:
+        """A program of the environment, to its end. Returns what it wrote on stdout."""
+        return _run(self.home / "bin" / program, *words, cwd=self.cwd, env=self.environ)
+
+    @contextmanager
+    def serving(self) -> Iterator[dict[str, Any]]:
+        """`penstock up` with the simulated engine. Yields the state of the instance."""
+        command = [self.home / "bin" / "penstock", "up", "--engine", "sim", "--port", "0"]
+        with subprocess.Popen(command, cwd=self.cwd, env=self.environ, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None and any("Stop" in line for line in process.stdout)
+                yield json.loads((self.cwd / ".penstock" / "run" / "state.json").read_text())
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
+
+
+def _run(*words: object, **options: Any) -> str:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the sdist and the wheel of this tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    _run(sys.executable, "-m", "hatchling", "build", "--directory", folder, cwd=ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installation(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    (wheel,) = built.glob("*.whl")
+    return Installation(tmp_path_factory.mktemp("installed"), wheel)
+
+
+def test_the_sdist_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:
+    """Without the checkout, as package builders do."""
+    (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    _run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path, cwd=folder)
+    (again,) = tmp_path.glob("*.whl")
+    assert again.name == wheel.name == f"penstock-{penstock.__version__}-py3-none-any.whl"
+    assert _contents(again) == _contents(wheel)
+
+
+def _contents(wheel: Path) -> dict[str, int]:
+    """Checksums by file name."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {entry.filename: entry.CRC for entry in archive.infolist()}
+
+
+def test_an_editable_install_adds_this_folder_alone(tmp_path: Path) -> None:
+    """That is what `make up` makes: all packages are imported from the checkout."""
+    editable = "import sys; from hatchling.build import build_editable; build_editable(sys.argv[1])"
+    _run(sys.executable, "-c", editable, tmp_path, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        paths = {name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" not in name}
+    assert paths == {"_penstock.pth": str(ROOT)}
+
+
+def test_nothing_but_penstock_is_put_into_site_packages(installation: Installation) -> None:
+    assert installation.names_added == {"penstock", f"penstock-{penstock.__version__}.dist-info"}
+
+
+def test_the_plain_names_are_left_to_others(installation: Installation) -> None:
+    """What may be imported is imported without them, and needs no bundle on the path."""
+    found = f"""
+import importlib.util, sys
+import penstock
+names = [name for name in {BUNDLED} if name in sys.modules or importlib.util.find_spec(name)]
+print(penstock.__file__, penstock.__version__, names, [path for path in sys.path if "_bundle" in path])
+"""
+    said = installation.run("python", "-P", "-c", found)
+    assert said.split(" ", 1) == [
+        str(installation.packages / "penstock" / "__init__.py"),
+        f"{penstock.__version__} [] []\n",
+    ]
+
+
+def test_it_serves_and_measures_from_the_wheel(installation: Installation) -> None:
+    """Every process imports the bundle, also what a program of `bench` starts, and where a folder is named `api`."""
+    (installation.cwd / "api").mkdir()
+    (installation.cwd / "api" / "__main__.py").write_text("raise SystemExit('a stranger')")
+    bundle = installation.packages / "penstock" / "_bundle"
+    with installation.serving() as instance:
+        assert installation.run("penstock", "chat", "hello").strip()
+        assert len(instance["processes"]) >= 4
+        for process in instance["processes"]:
+            if process["role"] != "redis" and Path("/proc/self/environ").exists():
+                environ = Path(f"/proc/{process['pid']}/environ").read_bytes().split(b"\0")
+                command = Path(f"/proc/{process['pid']}/cmdline").read_bytes().split(b"\0")
+                assert f"PYTHONPATH={bundle}".encode() in environ
+                assert command[0] == os.fsencode(installation.home / "bin" / "python")
+        words = ("--base-url", f"{instance['url']}/v1", "--c", "1", "--requests-per-stream", "1", "--tokens", "4")
+        installation.run("penstock", "bench", "table1", *words, "--out", "results", "--plots", "plots")
+    assert (installation.cwd / "results" / "table1.json").exists()
+
+
+def test_commands_and_modules_of_the_wheel(installation: Installation) -> None:
+    assert installation.run("penstock", "version") == f"penstock {penstock.__version__}\n"
+    assert installation.run("python", "-m", "penstock", "version") == f"penstock {penstock.__version__}\n"
+    assert "gateway" in installation.run("penstock", "bench", "--help")
+    assert "--data-dir" in installation.run("python", "-P", "-m", "penstock.run", "workers", "--help")
