@@ -70,8 +70,8 @@ CONNECTIONS = (
         (
             Edit(
                 CONNECTION,
-                "        if self._begun:\n            self._refuse(errors.request",
-                "        if True:\n            self._refuse(errors.request",
+                "        if self._begun:\n            self._refuse(connection_errors.request",
+                "        if True:\n            self._refuse(connection_errors.request",
             ),
         ),
         (GUARD + "a_connection_that_says_nothing_is_closed",),
