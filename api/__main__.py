@@ -48,7 +48,8 @@ from streaming.settings import (
     served_models,
 )
 from telemetry import logs
-from telemetry.metrics import GaugeSample, Metrics
+from telemetry.live_gauges import GaugeSample
+from telemetry.metrics import Metrics
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 

@@ -11,15 +11,8 @@ from api.admission import services_of
 from api.jobs import as_json
 from api.services import Services
 from streaming.errors import Unavailable
-from telemetry.metrics import (
-    BATCH_TOKENS,
-    BATCHES_UNFINISHED,
-    CONTENT_TYPE,
-    LANE_OLDEST,
-    LANE_RUNNING,
-    LANE_WAITING,
-    GaugeSample,
-)
+from telemetry.live_gauges import BATCH_TOKENS, BATCHES_UNFINISHED, LANE_OLDEST, LANE_RUNNING, LANE_WAITING, GaugeSample
+from telemetry.metrics import CONTENT_TYPE
 
 
 async def healthz(_request: Request) -> Response:

@@ -9,24 +9,25 @@ prometheus_client chooses between the two modes while it is imported, so it is i
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+from telemetry.live_gauges import CollectedMetrics, GaugeSample, LivePage, families
+from telemetry.metrics_dir import drop_live_gauges, merged
 from telemetry.tallies import BufferedGauge, BufferedHistogram, Counts, Tallies
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import CollectorRegistry, Counter, Gauge
 
 Folding = TypeVar("Folding", Counts, BufferedGauge, Tallies)
+
+GaugeMode: TypeAlias = Literal["livesum", "livemostrecent"]
+"""How the gauges of several processes count together: those of processes that live."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `Metrics.expose` returns."""
@@ -62,28 +63,29 @@ class Metrics:
     """
 
     def __init__(self, metrics_dir: str, role: str, registry: CollectorRegistry) -> None:
-        from prometheus_client import Counter, Gauge, Histogram  # noqa: PLC0415 - see the module's docstring
-
-        count, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-
-        def count_ends(name: str, documentation: str, label: str, ends: tuple[str, ...]) -> Counter:
-            """All of these are shown from the start: what is first seen at 1 has not grown, and no alert would tell."""
-            counter = count(name, documentation, (label,))
-            for end in ends:
-                counter.labels(end)
-            return counter
-
-        distribution = partial(Histogram, registry=registry)
+        self._registry = registry
         self._folding: list[Counts | BufferedGauge | Tallies] = []
         """What is counted per request or per token: cheaply here, and passed on by `fold`."""
+        self._answers: dict[tuple[str, str], AnswerMetrics] = {}
+        self._dir = Path(metrics_dir) if metrics_dir else None
+        self._servers: list[tuple[WSGIServer, threading.Thread]] = []
+        self._count_requests()
+        self._count_jobs()
+        self._count_batches()
+        self._count_events()
+        self._watch_workers()
+        for each in self._folding:
+            registry.register(each)
+        self.processes.labels(role).set(1)
 
-        # --- requests, counted by the API -------------------------------------------------------------------------
+    def _count_requests(self) -> None:
+        """Requests, counted by the API."""
         self.requests = self._later(
             Counts, "penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code")
         )
-        self.errors = count("penstock_errors_total", "Errors told to a client, by error code.", ("code",))
+        self.errors = self._counter("penstock_errors_total", "Errors told to a client, by error code.", ("code",))
         self.open_streams = self._later(BufferedGauge, "penstock_open_streams", "Event streams open now.")
-        self.stream_resumes = count("penstock_stream_resumes_total", "Streams taken up again after a break.")
+        self.stream_resumes = self._counter("penstock_stream_resumes_total", "Streams taken up again after a break.")
         self.request_duration = self._later(
             Tallies, "gen_ai_server_request_duration_seconds", "From request to last byte.", GEN_AI, DURATION_BUCKETS
         )
@@ -105,7 +107,10 @@ class Metrics:
             USAGE_BUCKETS,
         )
 
-        # --- jobs, counted by whoever does it ---------------------------------------------------------------------
+    def _count_jobs(self) -> None:
+        """Jobs, counted by whichever process does it."""
+        from prometheus_client import Histogram  # noqa: PLC0415 - see the module's docstring
+
         self.jobs = self._later(Counts, "penstock_jobs_total", "Jobs that reached a final state.", ("model", "state"))
         self.claims = self._later(Counts, "penstock_claims_total", "Jobs taken from a lane.", ("model", "priority"))
         self.attempts = self._later(
@@ -117,74 +122,93 @@ class Metrics:
         self.tokens = self._later(
             Counts, "penstock_tokens_total", "Tokens (prompt | completion | cached).", ("model", "kind")
         )
-        self.cancel_to_abort = distribution(
-            "penstock_cancel_to_abort_seconds", "Cancel heard to engine slot free.", ("model",), buckets=ABORT_BUCKETS
+        self.cancel_to_abort = Histogram(
+            "penstock_cancel_to_abort_seconds",
+            "Cancel heard to engine slot free.",
+            ("model",),
+            buckets=ABORT_BUCKETS,
+            registry=self._registry,
         )
-        self.deadline_misses = count("penstock_deadline_misses_total", "Jobs expired (queue | running).", ("where",))
+        self.deadline_misses = self._counter(
+            "penstock_deadline_misses_total", "Jobs expired (queue | running).", ("where",)
+        )
 
-        # --- batches, counted by the offline processes --------------------------------------------------------------
-        self.batches = count_ends(
+    def _count_batches(self) -> None:
+        """Batches, counted by the offline processes."""
+        self.batches = self._counter_of_ends(
             "penstock_batches_total",
             "Batches that ended (completed | failed | cancelled | expired).",
             "state",
             ("completed", "failed", "cancelled", "expired"),
         )
-        self.batch_lines = count("penstock_batch_lines_total", "Lines of batches whose job has ended.")
-        self.batch_turns = count_ends(
+        self.batch_lines = self._counter("penstock_batch_lines_total", "Lines of batches whose job has ended.")
+        self.batch_turns = self._counter_of_ends(
             "penstock_batch_turns_total",
             "Turns at batches (done | taken | failed).",
             "end",
             ("done", "taken", "failed"),
         )
-        self.batch_tellings = count_ends(
+        self.batch_tellings = self._counter_of_ends(
             "penstock_batch_tellings_total",
             "Celery messages, by why (due | unanswered: the one before led to nothing | lapsed: its worker was lost).",
             "reason",
             ("due", "unanswered", "lapsed"),
         )
 
-        # --- events, counted by the offline processes -----------------------------------------------------------------
-        self.webhooks = count_ends(
+    def _count_events(self) -> None:
+        """Events, counted by the offline processes."""
+        self.webhooks = self._counter_of_ends(
             "penstock_webhook_attempts_total",
             "Webhooks by what came of an attempt (delivered | retried | failed).",
             "end",
             ("delivered", "retried", "failed"),
         )
-        self.events = count("penstock_events_published_total", "Events given to the broker.")
-        self.taken = count_ends(
+        self.events = self._counter("penstock_events_published_total", "Events given to the broker.")
+        self.taken = self._counter_of_ends(
             "penstock_events_taken_total",
             "Messages from the broker (accepted | rejected).",
             "end",
             ("accepted", "rejected"),
         )
 
-        # --- workers and the gate ---------------------------------------------------------------------------------
-        self.worker_slots = gauge(
-            "penstock_worker_slots", "Texts the workers can generate at once.", ("model",), multiprocess_mode="livesum"
+    def _watch_workers(self) -> None:
+        """Workers and the scheduler."""
+        self.worker_slots = self._gauge(
+            "penstock_worker_slots", "Texts the workers can generate at once.", ("model",), "livesum"
         )
-        self.worker_reserved = gauge(
-            "penstock_worker_reserved_slots", "Slots of them that lane batch may not fill.", ("model",),
-            multiprocess_mode="livesum",
-        )  # fmt: skip
-        self.worker_running = gauge(
-            "penstock_worker_running", "Texts being generated now.", ("model",), multiprocess_mode="livesum"
+        self.worker_reserved = self._gauge(
+            "penstock_worker_reserved_slots", "Slots of them that lane batch may not fill.", ("model",), "livesum"
         )
-        self.lapsed_workers = count("penstock_lapsed_workers_total", "Workers whose lease ran out.")
-        self.lease_reclaims = count("penstock_lease_reclaims_total", "Jobs taken back from lapsed workers.")
-        self.given_up = count("penstock_jobs_given_up_total", "Jobs that lost too many workers.")
-        self.workers_wanted = gauge(
-            "penstock_workers_wanted", "The scheduler's plan.", ("model",), multiprocess_mode="livemostrecent"
+        self.worker_running = self._gauge(
+            "penstock_worker_running", "Texts being generated now.", ("model",), "livesum"
         )
-        self.decisions = count("penstock_scale_decisions_total", "Changes of plan (up | down).", ("model", "direction"))
-        self.processes = gauge("penstock_processes", "Live processes.", ("role",), multiprocess_mode="livesum")
+        self.lapsed_workers = self._counter("penstock_lapsed_workers_total", "Workers whose lease ran out.")
+        self.lease_reclaims = self._counter("penstock_lease_reclaims_total", "Jobs taken back from lapsed workers.")
+        self.given_up = self._counter("penstock_jobs_given_up_total", "Jobs that lost too many workers.")
+        self.workers_wanted = self._gauge(
+            "penstock_workers_wanted", "The scheduler's plan.", ("model",), "livemostrecent"
+        )
+        self.decisions = self._counter(
+            "penstock_scale_decisions_total", "Changes of plan (up | down).", ("model", "direction")
+        )
+        self.processes = self._gauge("penstock_processes", "Live processes.", ("role",), "livesum")
 
-        self._answers: dict[tuple[str, str], AnswerMetrics] = {}
-        self._dir = Path(metrics_dir) if metrics_dir else None
-        for each in self._folding:
-            registry.register(each)
-        self._registry = registry
-        self._servers: list[tuple[WSGIServer, threading.Thread]] = []
-        self.processes.labels(role).set(1)
+    def _counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
+        from prometheus_client import Counter  # noqa: PLC0415 - see the module's docstring
+
+        return Counter(name, documentation, labels, registry=self._registry)
+
+    def _counter_of_ends(self, name: str, documentation: str, label: str, ends: Sequence[str]) -> Counter:
+        """All of these are shown from the start: what is first seen at 1 has not grown, and no alert would tell."""
+        counter = self._counter(name, documentation, (label,))
+        for end in ends:
+            counter.labels(end)
+        return counter
+
+    def _gauge(self, name: str, documentation: str, labels: Sequence[str], mode: GaugeMode) -> Gauge:
+        from prometheus_client import Gauge  # noqa: PLC0415 - see the module's docstring
+
+        return Gauge(name, documentation, labels, registry=self._registry, multiprocess_mode=mode)
 
     @classmethod
     def start(cls, metrics_dir: str, role: str) -> Metrics:
@@ -194,7 +218,7 @@ class Metrics:
         """
         if metrics_dir:
             Path(metrics_dir).mkdir(parents=True, exist_ok=True)
-            _drop_live_gauges(Path(metrics_dir), os.getpid())  # of an earlier process that had this pid
+            drop_live_gauges(Path(metrics_dir), os.getpid())  # of an earlier process that had this pid
             os.environ[FOLDER_VARIABLE] = metrics_dir
         else:
             os.environ.pop(FOLDER_VARIABLE, None)
@@ -241,8 +265,8 @@ class Metrics:
         from prometheus_client import generate_latest  # noqa: PLC0415 - see the module's docstring
 
         self.fold()
-        shown = self._registry.collect() if self._dir is None else _merged(self._dir)
-        return generate_latest(CollectedMetrics([*sorted(shown, key=lambda metric: metric.name), *_families(extra)]))
+        shown = self._registry.collect() if self._dir is None else merged(self._dir)
+        return generate_latest(CollectedMetrics([*sorted(shown, key=lambda metric: metric.name), *families(extra)]))
 
     def serve(self, port: int, host: str = "127.0.0.1", live: Callable[[], Iterable[GaugeSample]] = tuple) -> int:
         """Show this process's own numbers at http://host:port/metrics, from a thread; returns the port (for port 0).
@@ -265,160 +289,9 @@ class Metrics:
         """Fold what is left, take this process's live gauges out of the folder, stop serving."""
         self.fold()
         if self._dir is not None:
-            _drop_live_gauges(self._dir, os.getpid())
+            drop_live_gauges(self._dir, os.getpid())
         while self._servers:
             server, thread = self._servers.pop()
             server.shutdown()
             server.server_close()
             thread.join()
-
-
-# --- numbers read at the moment they are shown -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LiveGauge:
-    """A gauge nobody keeps: its samples are computed when the page is asked for."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GaugeSample:
-    """One value of a live gauge, with its label values in the gauge's order."""
-
-    gauge: LiveGauge
-    labels: tuple[str, ...]
-    value: float
-
-
-LANE_WAITING = LiveGauge("penstock_lane_waiting", "Jobs waiting in a lane.", ("model", "priority"))
-LANE_RUNNING = LiveGauge("penstock_lane_running", "Jobs of a lane being generated.", ("model", "priority"))
-LANE_OLDEST = LiveGauge("penstock_lane_oldest_seconds", "Age of the oldest waiting job.", ("model", "priority"))
-BATCHES_UNFINISHED = LiveGauge("penstock_batches_unfinished", "Batches that have not ended.", ())
-BATCH_TOKENS = LiveGauge("penstock_batch_enqueued_tokens", "Tokens that batches still have to compute.", ())
-
-
-class CollectedMetrics:
-    """Metrics already collected, in the shape the library wants a registry to have."""
-
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
-
-
-class LivePage:
-    """A registry, and gauges that are computed when it is read."""
-
-    def __init__(self, registry: CollectorRegistry, live: Callable[[], Iterable[GaugeSample]]) -> None:
-        self._registry, self._live = registry, live
-
-    def collect(self) -> Iterable[Metric]:
-        yield from self._registry.collect()
-        yield from _families(self._live())
-
-
-def _families(samples: Iterable[GaugeSample]) -> Iterable[Metric]:
-    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - see the module's docstring
-
-    families: dict[LiveGauge, GaugeMetricFamily] = {}
-    for sample in samples:
-        gauge = sample.gauge
-        if gauge not in families:
-            families[gauge] = GaugeMetricFamily(gauge.name, gauge.help, labels=gauge.labels)
-        families[gauge].add_metric(sample.labels, sample.value)
-    return families.values()
-
-
-# --- the shared folder -------------------------------------------------------------------------------------------
-
-DEAD = "dead"
-"""Stands for a pid in the names of the files that hold what ended processes counted."""
-
-
-def clear(metrics_dir: str) -> None:
-    """Forget everything an earlier deployment counted. Call before the first process starts."""
-    folder = Path(metrics_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("*.db*"):
-        path.unlink()
-
-
-def reap(metrics_dir: str, pid: int) -> None:
-    """Take a process that has ended out of the folder: its gauges go, its counts are kept in the file of the dead.
-
-    Idempotent. Without it each process ever started would leave its files there for good.
-    """
-    folder = Path(metrics_dir)
-    with _locked(folder, fcntl.LOCK_EX):
-        _drop_live_gauges(folder, pid)
-        for kind in ("counter", "histogram"):
-            _bury(folder / f"{kind}_{pid}.db", folder / f"{kind}_{DEAD}.db")
-
-
-def _bury(source: Path, grave: Path) -> None:
-    """Add the values of one file to those of another, and remove it. A reader, kept out by the lock, sees no half."""
-    from prometheus_client import mmap_dict  # noqa: PLC0415 - see the module's docstring
-
-    if not source.exists():
-        return
-    dict_of: Any = mmap_dict.MmapedDict  # not annotated by the library
-    totals: dict[str, float] = {}
-    for path in filter(_has_values, (grave, source)):
-        for key, value, *_ in dict_of.read_all_values_from_file(str(path)):
-            totals[key] = totals.get(key, 0.0) + value
-    fresh = grave.with_suffix(".db.new")
-    fresh.unlink(missing_ok=True)
-    file = dict_of(str(fresh))
-    for key, value in totals.items():
-        file.write_value(key, value, 0.0)
-    file.close()
-    fresh.replace(grave)
-    source.unlink()
-
-
-def _merged(folder: Path) -> Iterable[Metric]:
-    """The sum over all processes. Gauges of a process that is gone are left out even if nobody reaped it yet."""
-    from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - see the module's docstring
-
-    with _locked(folder, fcntl.LOCK_SH):
-        files = [str(path) for path in folder.glob("*.db") if _has_values(path) and not _is_stale(path)]
-        merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
-        return list(merged)
-
-
-def _has_values(path: Path) -> bool:
-    """False for a file that another process is just creating: the library cannot read it."""
-    return path.exists() and path.stat().st_size > 0
-
-
-def _is_stale(path: Path) -> bool:
-    kind, _, pid = path.stem.rpartition("_")
-    return kind.startswith("gauge_live") and not _alive(int(pid))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # somebody else's process, so there is one
-    return True
-
-
-def _drop_live_gauges(folder: Path, pid: int) -> None:
-    for path in folder.glob(f"gauge_live*_{pid}.db"):
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
-    """Between processes and between threads; the kernel lets go of it when a holder dies."""
-    with (folder / "lock").open("a") as file:
-        fcntl.flock(file, how)
-        yield

@@ -10,8 +10,9 @@ import promql_parser
 
 from streaming.fleet.processes import Role
 from streaming.priority import Priority
-from telemetry import metrics as catalogue
-from telemetry.metrics import LiveGauge, Metrics
+from telemetry import live_gauges
+from telemetry.live_gauges import LiveGauge
+from telemetry.metrics import Metrics
 from telemetry.tallies import BufferedGauge, Counts, Tallies
 
 ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -34,7 +35,7 @@ def known() -> dict[str, set[str]]:
     for metric in instruments():
         for ending in ENDINGS.get(getattr(metric, "_type", ""), ()):
             found[metric._name + ending] = {*metric._labelnames, *(("le",) if ending == "_bucket" else ())}
-    gauges = (value for value in vars(catalogue).values() if isinstance(value, LiveGauge))
+    gauges = (value for value in vars(live_gauges).values() if isinstance(value, LiveGauge))
     return found | {gauge.name: set(gauge.labels) for gauge in gauges}
 
 
