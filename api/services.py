@@ -33,8 +33,8 @@ from streaming.jobs.cards import ModelCard
 from streaming.jobs.deliveries import Deliveries
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.summaries import Summaries
 from streaming.priority import Priority

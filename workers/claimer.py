@@ -16,7 +16,7 @@ from streaming.jobs.cards import Capabilities
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.jobs.terminal import Failure
 from workers.engines.base import Stats
 from workers.resume import restart_reason

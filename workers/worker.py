@@ -23,8 +23,8 @@ from streaming.jobs.control import Cancel, Control, Cordon, Follow, Hold, Wake
 from streaming.jobs.history import History
 from streaming.jobs.job import Job, JobState, prompt_count
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader
 from streaming.jobs.terminal import Failure, Terminal
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority

@@ -18,7 +18,7 @@ from bench.chaos.http import fetch
 from bench.chaos.processes import becomes, until
 from bench.elastic.testbed import MODEL, PATIENCE_S, Crowd, ElasticTestbed, stale, stop
 from bench.report import Ratio
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 
 TICK_S = 1.0
 SIM = {"sim.step_ms": 20, "sim.prefill_ms": 20, "sim.slots": 8, "scheduler.tick_s": TICK_S}

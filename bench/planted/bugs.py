@@ -188,8 +188,8 @@ ENDS = (
         "The readers of a whole API process hear nothing more from the log because of one spoiled job.",
         (
             Edit(
-                "streaming/jobs/records.py",
-                "            return _malformed(job_id, fields, await fail_malformed(self._wire, job_id, error))",
+                "streaming/jobs/reader.py",
+                "            return malformed_record(job_id, fields, await fail_malformed(self._wire, job_id, error))",
                 "            raise",
             ),
         ),
@@ -200,7 +200,7 @@ ENDS = (
         "Its reader gets an error, but it is no dead letter and stays running in the store.",
         (
             Edit(
-                "streaming/jobs/records.py",
+                "streaming/jobs/reader.py",
                 '    return int(await wire.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))\n',
                 "    return 0\n",
             ),

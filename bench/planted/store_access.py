@@ -23,7 +23,7 @@ STORE_ACCESS = (
     Bug(
         "a right that lacks is the job's fault",
         "A mistake in the store's users makes processes fail at sound jobs, and a broker's messages are rejected.",
-        (Edit("streaming/redis/client.py", "if DENIED_IN_SCRIPT in words:", "if DENIED_IN_SCRIPT == words:"),),
+        (Edit("streaming/redis/failures.py", "if DENIED_IN_SCRIPT in words:", "if DENIED_IN_SCRIPT == words:"),),
         (ACCESS + "a_right_that_lacks_is_the_stores_refusal",),
     ),
     Bug(

@@ -87,7 +87,7 @@ SURVIVORS = (
         "A reader that missed two hand-overs sees nothing more until the job ends.",
         (
             Edit(
-                "streaming/jobs/relay.py",
+                "streaming/jobs/subscribers.py",
                 "return (LoggedRun(current, inbox.number), *record.runs[place + 1 :])",
                 "return (LoggedRun(current, inbox.number),)",
             ),

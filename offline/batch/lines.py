@@ -27,7 +27,8 @@ from streaming.ids import line_job_id, partition_of
 from streaming.jobs.cards import ModelCard
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader, JobRecord
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
 from streaming.jobs.terminal import Usage
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -10,7 +10,7 @@ from offline.broker.cloudevents import CONTENT_TYPE, cloud_event
 from offline.broker.connection import Broker, BrokerUnavailable
 from streaming.errors import Unavailable
 from streaming.events.outbox import Event, Outbox
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 from streaming.settings import EventSettings
 from telemetry.metrics import Metrics

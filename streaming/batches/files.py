@@ -13,7 +13,8 @@ from streaming.ids import kept_partition, new_file_id, tenant_partition
 from streaming.jobs.codec import decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 from streaming.redis.paging import overdue, owned, page
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from streaming.jobs.codec import encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.priority import Priority
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 from streaming.redis.paging import overdue, owned, page
 
 BatchCommand: TypeAlias = Literal["cancel", "pause", "resume"]

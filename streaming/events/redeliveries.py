@@ -7,7 +7,8 @@ import hashlib
 
 from streaming.ids import joined
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 
 KEEP_S = 86_400
 

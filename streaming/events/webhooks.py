@@ -15,7 +15,8 @@ from streaming.errors import UnknownMessage
 from streaming.events.outbox import Event
 from streaming.ids import kept_partition, message_id
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 from streaming.redis.paging import page
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ import msgspec
 from streaming.fleet.entries import entry
 from streaming.fleet.plans import Action
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,7 +18,8 @@ from streaming.errors import Unavailable
 from streaming.fleet.entries import entries, entry
 from streaming.fleet.leader import Lead
 from streaming.keys import FLEET_SLOT, channel, fleet_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 
 SHARE_S = 10
 """A machine that has not asked for its share of a pool for so long counts as gone."""

@@ -13,7 +13,8 @@ import msgspec
 from streaming.fleet.entries import entries, entry
 from streaming.jobs.cards import ModelCard
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 
 GONE_S = 10
 """A process that has said nothing for so long counts as gone."""

@@ -13,9 +13,10 @@ from streaming.errors import MalformedJob, UnknownJob
 from streaming.ids import replay_job_id
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 
 LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")
 

@@ -20,7 +20,8 @@ from streaming.ids import partition_of
 from streaming.jobs.codec import decode_reply
 from streaming.jobs.frames import Delta, Frame, Run, Section, author
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,8 @@ from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.reservation import owed_bytes
 from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
-from streaming.redis.client import Call, RedisClient, translated
+from streaming.redis.client import Call, RedisClient
+from streaming.redis.failures import translated
 from streaming.settings import UNLIMITED, QuotaSettings
 from streaming.store.memory import Headroom, Reservation
 

@@ -1,5 +1,4 @@
-"""What is written about a job: its record, and its tokens from the log. Reading only, but for one thing: a job whose
-record cannot be read is failed by whoever finds it, so that nobody waits for it.
+"""Records of jobs: what the store keeps of each, and how it is parsed.
 
 While a job runs its tokens lie in the logs of the workers that ran it (one entry per engine step, all jobs of that
 worker together); the record names each run and the frame it began with. At the end the record holds them all.
@@ -7,26 +6,20 @@ worker together); the record names each run and the frame it began with. At the 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from runtime.turns import ROWS_A_SLICE, Sliced, at_once
-from streaming.errors import DecodeError, MalformedJob, NewerMessage, UnknownJob
-from streaming.ids import partition_of
+from streaming.errors import DecodeError, MalformedJob, NewerMessage
 from streaming.jobs.codec import decode_in_slices, decode_job, decode_rowless, decode_terminal
 from streaming.jobs.deliveries import Delivered, decode_delivered
-from streaming.jobs.frames import Frame, Run
-from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, read_log
+from streaming.jobs.frames import Run
+from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Job, JobState, Text
-from streaming.jobs.places import QueuePositions
 from streaming.jobs.terminal import Failure, Generated, Terminal
-from streaming.keys import parse_lane, partition_key
+from streaming.keys import parse_lane
 from streaming.priority import Priority
-from streaming.redis.batcher import ScriptBatcher
-from streaming.redis.client import Call, RedisClient, translated
 from telemetry.latency import Stamps
 
 log = logging.getLogger(__name__)
@@ -34,8 +27,6 @@ log = logging.getLogger(__name__)
 MAX_NUMBER = 10**18
 """What the scripts take for a number of a record is less."""
 MAX_FRAME = 10**15
-PAGE = 100
-"""Records read, and then parsed, before others have their turn."""
 
 LONG_BYTES = 64 * 1024
 """A result of so many bytes is read in slices, a millisecond or two of work, and only by those who want its rows."""
@@ -108,128 +99,6 @@ class JobRecord:
         return self.terminal is not None and self.terminal.failure is NEWER
 
 
-class JobReader:
-    """Many may share a wire; single records asked of one of them are read together."""
-
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
-        self._records, self._stands = ScriptBatcher(wire, "record"), ScriptBatcher(wire, "stand")
-        self._places, self._histories = QueuePositions(wire), Histories(wire)
-        self._ended: dict[str, asyncio.Task[JobRecord]] = {}
-        """Reads of jobs that had ended before, which serve all who ask meanwhile."""
-
-    async def record(self, job_id: str, *, rows: bool = True) -> JobRecord:
-        """Without `rows` those of a long result are passed over. Raises UnknownJob, Unavailable."""
-        _, partition, args = _record_call(job_id)
-        record = await self._read(job_id, *await self._records.call(partition, *args), rows=rows)
-        if record is None:
-            raise UnknownJob(job_id)
-        return record
-
-    async def outline(self, job_id: str, tenant: str = "") -> JobRecord:
-        """The same, but that a long result is not fetched at all: its end then has neither rows nor `generated`. With
-        `tenant`: one of another's is not fetched either. Raises UnknownJob (also of another tenant's), Unavailable."""
-        _, partition, args = _record_call(job_id, results=False, tenant=tenant)
-        record = await self._read(job_id, *await self._records.call(partition, *args))
-        if record is None:
-            raise UnknownJob(job_id)
-        return record
-
-    async def ended(self, job_id: str) -> JobRecord:
-        """The record of a job that has ended, as the caller knows. Raises UnknownJob, Unavailable."""
-        reading = self._ended.get(job_id)
-        if reading is None:
-            reading = self._ended[job_id] = asyncio.create_task(self.record(job_id))
-            reading.add_done_callback(partial(self._read_out, job_id))
-        return await asyncio.shield(reading)
-
-    def _read_out(self, job_id: str, reading: asyncio.Task[JobRecord]) -> None:
-        del self._ended[job_id]
-        if not reading.cancelled():
-            reading.exception()  # nobody may have waited for it to the end
-
-    async def records(
-        self, job_ids: Sequence[str], *, bodies: bool = True, resultless: Container[str] = ()
-    ) -> list[JobRecord | None]:
-        """Many at once; None for one that is not kept, a failed one for one that cannot be read. Without `bodies` the
-        job of each is only what stands beside its body; of the `resultless` a long result is not fetched. Raises
-        Unavailable."""
-        found: list[JobRecord | None] = []
-        for first in range(0, len(job_ids), PAGE):
-            part = job_ids[first : first + PAGE]
-            calls = [_record_call(job_id, bodies=bodies, results=job_id not in resultless) for job_id in part]
-            answers = await self._wire.calls(calls)
-            rows = 0
-            for job_id, answer in zip(part, answers, strict=True):
-                record = await self._read(job_id, *answer, bodies=bodies)
-                found.append(record)
-                rows += len(record.terminal.rows) if record is not None and record.terminal is not None else 0
-                if rows >= ROWS_AT_ONCE:
-                    rows = 0
-                    await asyncio.sleep(0)
-        return found
-
-    async def _read(
-        self, job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True, rows: bool = True
-    ) -> JobRecord | None:
-        """A record that cannot be read fails its own job, and nobody else's read. Raises Unavailable."""
-        end = None
-        if result := _long_result(fields):
-            end = await self._wire.turns.run(_end(job_id, result, rows=rows))
-        try:
-            return parse_record(job_id, fields, epoch, bodies=bodies, end=end)
-        except MalformedJob as error:
-            return _malformed(job_id, fields, await fail_malformed(self._wire, job_id, error))
-
-    async def history(self, job_id: str, runs: Sequence[LoggedRun]) -> History:
-        """What these runs of a job have logged; jobs asked for at the same time share one pass over each log.
-
-        Raises Unavailable, NewerMessage (one of its workers is of a newer version).
-        """
-        return await self._histories.read(HistoryRequest(job_id, runs))
-
-    def frames(self, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
-        """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left
-        out. Raises Unavailable, NewerMessage."""
-        return read_log(self._wire, partition, worker, first)
-
-    async def position(self, record: JobRecord, old_s: float = 0.0) -> int:
-        """How many jobs of the same lane come first (at most 1000 are counted), as it was at most `old_s` ago: then one
-        look serves all who ask. Raises Unavailable."""
-        if record.state is not JobState.QUEUED:
-            return 0
-        return await self._places.before(partition_of(record.job.id) or 0, record.lane, record.entry, old_s)
-
-    async def again(self, record: JobRecord) -> JobRecord:
-        """The same job as it stands now; while it waits its body is not read again. Raises UnknownJob, Unavailable."""
-        job_id = record.job.id
-        state, lane, entry, epoch = await self._stands.call(partition_of(job_id) or 0, job_id)
-        if state != b"queued":
-            return await self.record(job_id)
-        return replace(
-            record, state=JobState.QUEUED, lane=lane.decode(), entry=entry.decode(), epoch=int(epoch or 0) + 1
-        )
-
-    async def was_known(self, tenant: str, job_id: str) -> bool:
-        """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""
-        key = partition_key(partition_of(job_id) or 0, "jobs", tenant)
-        with translated():
-            return await self._wire.redis.zscore(key, job_id) is not None
-
-
-def _record_call(job_id: str, *, bodies: bool = True, results: bool = True, tenant: str = "") -> Call:
-    args = (job_id, "" if bodies else "1", "" if results else LONG_BYTES, tenant)
-    return ("record", partition_of(job_id) or 0, args)
-
-
-def _long_result(fields: Sequence[bytes]) -> bytes:
-    """What a worker wrote of a job's end, if it is long; else b""."""
-    if isinstance(fields, bytes) or b"record" not in fields[::2]:
-        return b""
-    result = fields[2 * fields[::2].index(b"record") + 1]
-    return result if len(result) >= LONG_BYTES else b""
-
-
 def parse_record(
     job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True, end: Terminal | None = None
 ) -> JobRecord | None:
@@ -293,10 +162,10 @@ def end_of(job_id: str, state: JobState, data: bytes | None, reason: str) -> Ter
     summary, if a worker wrote one; `reason`: why it ended without."""
     if not data:
         return Terminal(job_id, state, 0, failure=REASONS.get(reason)) if state.final else None
-    return at_once(_end(job_id, data))
+    return at_once(read_end(job_id, data))
 
 
-def _end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]:
+def read_end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]:
     """What a worker wrote of a job's end. Where that cannot be read, that it cannot."""
     try:
         if len(data) < LONG_BYTES:
@@ -314,13 +183,6 @@ def malformed_end(job_id: str) -> Terminal:
     return Terminal(job_id, JobState.FAILED, 0, failure=MALFORMED)
 
 
-async def fail_malformed(wire: RedisClient, job_id: str, error: Exception) -> int:
-    """Fail a job whose record cannot be read, unless it has ended, so that nobody waits for it. Returns when it ended
-    (ms), 0 if it is not kept. Raises Unavailable."""
-    log.error("the record of a job cannot be read, the job fails: %s", error, extra={"job": job_id})
-    return int(await wire.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))
-
-
 def _delivered(data: bytes | None) -> Delivered | None:
     """Only people who look at the timing miss one that cannot be read."""
     try:
@@ -334,7 +196,7 @@ def malformed_keep_s(data: bytes | None) -> int:
     return int(data) if data and data.isdigit() and len(data) < 16 else 3600
 
 
-def _malformed(job_id: str, fields: Sequence[bytes], done_ms: int) -> JobRecord:
+def malformed_record(job_id: str, fields: Sequence[bytes], done_ms: int) -> JobRecord:
     """What is shown of a job whose record cannot be read: its id, whose it is, that it failed, and when."""
     words = list(fields) if not isinstance(fields, bytes) else []
     raw = dict(zip(words[::2], words[1::2], strict=False))

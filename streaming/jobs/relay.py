@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 
 from runtime.background import keep_going
 from runtime.rounds import Rounds
@@ -21,12 +20,14 @@ from runtime.turns import ROWS_A_SLICE
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode_in_slices, decode_reply, decode_rowless, is_terminal
-from streaming.jobs.frames import Delta, Frame, Opening, Run, author, openings_of
-from streaming.jobs.history import ROWS_AT_ONCE, LoggedRun
+from streaming.jobs.frames import Delta, Frame, Opening, Run, openings_of
+from streaming.jobs.history import ROWS_AT_ONCE
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import LONG_BYTES, NEWER, JobReader, JobRecord
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import LONG_BYTES, NEWER, JobRecord
 from streaming.jobs.reorder_buffer import LOOKS, TICK_S, ReorderBuffer
+from streaming.jobs.subscribers import Subscribers, author_of, missing_runs
 from streaming.jobs.terminal import Ended, Failure, Terminal
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
@@ -39,17 +40,6 @@ CHECKS_PER_S = 200
 """Checks of silent inboxes, at most."""
 
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
-
-
-@dataclass(slots=True)
-class Subscribers:
-    """Who listens to one job."""
-
-    inboxes: tuple[ReorderBuffer, ...] = ()
-    streams: list[tuple[str, int]] = field(default_factory=list)
-    """The workers that have opened runs of it, each with the number that stands for the run."""
-    openings: dict[Run, Opening] = field(default_factory=dict)
-    """Its runs, and what stands for copies of their deltas."""
 
 
 class Relay:
@@ -223,7 +213,7 @@ class Relay:
             return
         given = [(inbox, row) for row in rows for inbox in streams.get(row.stream, ())]
         for inbox, row in given:
-            inbox.push(row, _author(inbox, row, worker), number)
+            inbox.push(row, author_of(inbox, row, worker), number)
         for inbox, _ in given:
             inbox.flush()
             self._note(inbox)
@@ -237,7 +227,7 @@ class Relay:
             for inbox in streams.get(row.stream, ()):
                 flow = inbox.flow
                 if flow is None or row.seq != inbox.seq + 1 or row.stream != inbox.stream or inbox.worker is not worker:
-                    inbox.push(row, _author(inbox, row, worker), number)
+                    inbox.push(row, author_of(inbox, row, worker), number)
                     inbox.flush()
                     self._note(inbox)
                     continue
@@ -338,7 +328,7 @@ class Relay:
                 inbox.settle(held, [logged.run for logged in record.runs])
                 if record.state is JobState.RUNNING and not inbox.whole and self.address not in record.addresses:
                     unheard.add(inbox.job_id)
-                for logged in _missing(inbox, record):
+                for logged in missing_runs(inbox, record):
                     log_of = (partition_of(inbox.job_id) or 0, logged.run.worker)
                     behind[log_of] = min(logged.frame, behind.get(log_of, logged.frame))
             inbox.flush()
@@ -375,21 +365,3 @@ class Relay:
             if record is not None and record.terminal is None and record.worker == worker:
                 inbox.end(Terminal(inbox.job_id, JobState.FAILED, inbox.seq, failure=NEWER))
                 inbox.flush()
-
-
-def _author(inbox: ReorderBuffer, row: Delta, worker: str) -> Run:
-    """The run that wrote a row of a worker's frame."""
-    run = Run(worker, row.stream)
-    opening = inbox.openings.get(run)
-    return (opening and author(opening.copied, row.seq)) or run
-
-
-def _missing(inbox: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun]:
-    """The runs whose logs may hold what an inbox lacks, each from the first frame it lacks."""
-    if inbox.whole or inbox.rewound:
-        return ()
-    current = Run(inbox.worker, inbox.stream)
-    for place, logged in enumerate(record.runs):
-        if logged.run == current and inbox.number:
-            return (LoggedRun(current, inbox.number), *record.runs[place + 1 :])
-    return record.runs

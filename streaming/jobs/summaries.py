@@ -14,7 +14,8 @@ from streaming.errors import DecodeError
 from streaming.jobs.codec import decode_metadata
 from streaming.jobs.frames import Run
 from streaming.jobs.job import JobState
-from streaming.jobs.records import end_of, fail_malformed, malformed_end, malformed_keep_s, parse_runs, read_number
+from streaming.jobs.reader import fail_malformed
+from streaming.jobs.records import end_of, malformed_end, malformed_keep_s, parse_runs, read_number
 from streaming.jobs.terminal import Terminal
 from streaming.keys import parse_lane
 from streaming.priority import Priority

@@ -10,7 +10,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from streaming.redis.client import Call, RedisClient, translated
+from streaming.redis.client import Call, RedisClient
+from streaming.redis.failures import translated
 
 MANY = 8
 """When so many wait that a bundle is worth its price they are sent at once: what comes with the same turn of the event

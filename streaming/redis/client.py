@@ -1,4 +1,4 @@
-"""One process's connection to Redis: commands, scripts, subscriptions, and what its failures mean.
+"""One process's connection to Redis: commands, scripts and subscriptions.
 
 Nothing here retries: a repeated write may be a second write. Who calls knows what may be repeated.
 """
@@ -13,32 +13,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError, NoScriptError, RedisClusterException, RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import MovedError, NoScriptError, ResponseError
 
 from runtime.turns import Turns
 from streaming.errors import Fenced, Unavailable
 from streaming.keys import partition_key, prefix
 from streaming.redis.connection import Command
+from streaming.redis.failures import checked, translated
 from streaming.redis.scripts import load_scripts
 from streaming.redis.subscription import Subscription
 from streaming.redis.topology import Topology, open_topology
 from streaming.settings import RedisSettings
-
-REFUSALS = frozenset(
-    {
-        *("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "MASTERDOWN", "NOSCRIPT", "UNBLOCKED"),
-        *("NOAUTH", "WRONGPASS", "NOPERM"),
-        *("CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN"),
-    }
-)
-"""Answers that mean "this server cannot keep a write now", whatever the command was."""
-
-DENIED_IN_SCRIPT = "ACL failure"
-"""In the words of an answer without a code of its own: a command in a script is not among the user's rights."""
-
-PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
 
 KEPT = frozenset({"put", "join", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
 """Scripts whose answer is a promise: at D3 it is given only once a replica has what they wrote."""
@@ -370,55 +355,3 @@ def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[A
 
 def _moved(answers: list[Any]) -> list[MovedError]:
     return [answer for answer in answers if isinstance(answer, MovedError)]
-
-
-def checked(answers: list[Any]) -> list[Any]:
-    """The same answers, if there is no error among them; raises the first."""
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
-
-
-class translated:  # noqa: N801 - used like a function
-    """Turn the client library's errors into ours: Unavailable when trying again later may help.
-
-    And let a cancellation through: the client writes under `asyncio.wait_for`, which on Python 3.11 swallows one that
-    comes just as the write ends, and whoever waits for this task to stop would wait for ever.
-    """
-
-    __slots__ = ("_cancels", "_task")
-
-    def __enter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._cancels = self._task.cancelling() if self._task else 0
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._task and self._task.cancelling() > self._cancels:
-            raise asyncio.CancelledError
-        if error is not None and (meaning := _meaning(error)):
-            raise Unavailable(meaning) from error
-
-
-def _meaning(error: BaseException) -> str:
-    """Why Redis is unavailable, or "" for an error of another kind."""
-    match error:
-        case RedisConnectionError() | RedisTimeoutError() | OSError():
-            return f"Redis does not answer: {error}"
-        case ResponseError():
-            code, words = _refusal(error)
-            if DENIED_IN_SCRIPT in words:
-                return f"Redis refuses: {words} (the user's rights must be those of `penstock store acl`)"
-            return f"Redis refuses: {code} {words}" if code in REFUSALS else ""
-        case RedisError() | RedisClusterException():
-            return f"Redis: {error}"
-    return ""
-
-
-def _refusal(error: ResponseError) -> tuple[str, str]:
-    """Code and words of an error answer. In a pipeline the client puts the command before it, which may be a job."""
-    text = PIPELINED.sub("", str(error), count=1).rstrip("',)")
-    if error.status_code:  # already taken off the text
-        return error.status_code, text
-    code, _, words = text.partition(" ")
-    return code, words.strip()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 
 
 async def page(

@@ -15,7 +15,8 @@ from typing import Any, cast
 from runtime.config import ConfigError
 from streaming.ids import new_deployment_id
 from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 from streaming.settings import RedisSettings
 
 FORMAT = 1

@@ -23,8 +23,8 @@ from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader
 from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient

@@ -19,7 +19,7 @@ from api.jobs import own_record
 from api.openai.errors import ApiError
 from streaming.jobs.codec import decode_job, encode
 from streaming.jobs.job import Text
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 

@@ -26,7 +26,8 @@ from streaming.jobs.codec import decode_terminal, encode
 from streaming.jobs.frames import Delta, Logprob, Run, Section
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import without_rows
-from streaming.jobs.records import LONG_BYTES, JobReader
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import LONG_BYTES
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key

@@ -30,8 +30,8 @@ from streaming.jobs.frames import Run, Section
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.summaries import Summaries

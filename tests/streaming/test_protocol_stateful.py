@@ -34,8 +34,9 @@ from streaming.jobs.frames import Delta, Frame, Opening, Run
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader, JobRecord
+from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.reservation import owed_bytes
 from streaming.jobs.terminal import Terminal

@@ -15,8 +15,8 @@ from streaming.jobs.frames import Run, Section
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader
 from streaming.jobs.terminal import Terminal
 from streaming.keys import GROUP, channel, partition_key
 from streaming.redis.client import RedisClient

@@ -24,11 +24,13 @@ from streaming.jobs.frames import Run, Section
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader, malformed_keep_s
+from streaming.jobs.records import malformed_keep_s
 from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key, prefix
-from streaming.redis.client import REFUSALS, RedisClient
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import REFUSALS
 from streaming.redis.scripts import load_scripts
 from streaming.settings import RedisSettings
 from streaming.store.reset import reset_store

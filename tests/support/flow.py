@@ -14,8 +14,9 @@ from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader, JobRecord
+from streaming.jobs.records import JobRecord
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority

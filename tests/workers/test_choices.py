@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from streaming.jobs.job import Job, JobState, Sampling, Text
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from tests.workers.test_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until

@@ -14,7 +14,7 @@ from streaming.errors import Unavailable
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState, Sampling
 from streaming.jobs.lease import SILENT
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import channel, partition_key

@@ -33,8 +33,9 @@ from streaming.jobs.history import NOTHING, History, LoggedRun
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState, Sampling, Text
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader, JobRecord
+from streaming.jobs.records import JobRecord
 from streaming.jobs.terminal import Failure, Terminal
 from streaming.keys import channel, partition_key
 from streaming.priority import Priority

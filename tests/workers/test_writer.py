@@ -13,7 +13,7 @@ from streaming.errors import Unavailable
 from streaming.jobs.codec import encode_delta
 from streaming.jobs.frames import Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
 from streaming.settings import RedisSettings

@@ -13,7 +13,7 @@ from streaming.batches.ledger import InputPlan, LineOutcome
 from streaming.batches.store import BatchLease
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.jobs.terminal import Failure, Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority

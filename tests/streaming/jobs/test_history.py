@@ -18,7 +18,7 @@ from streaming.jobs.frames import Delta, Frame, Run, Section
 from streaming.jobs.history import Histories, HistoryRequest, Logged, LoggedRun, by_log, deal, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 
 STEPS = st.lists(st.lists(st.integers(1, 6), max_size=6, unique=True), max_size=30)

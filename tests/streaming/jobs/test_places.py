@@ -12,7 +12,7 @@ from streaming.errors import Unavailable
 from streaming.jobs import places
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 
 

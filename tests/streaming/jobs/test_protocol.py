@@ -18,8 +18,8 @@ from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper, Swept
-from streaming.jobs.records import JobReader
 from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key, prefix
 from streaming.priority import Priority

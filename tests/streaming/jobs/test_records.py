@@ -11,7 +11,7 @@ from flow import until
 
 from streaming.errors import UnknownJob
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 
 

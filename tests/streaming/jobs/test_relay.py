@@ -18,7 +18,8 @@ from streaming.jobs.frames import Delta, Frame, Opening, Run, Section, author
 from streaming.jobs.job import Chat, ChatTurn, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import NEWER, JobReader, JobRecord
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, ReorderBuffer
 from streaming.jobs.terminal import Ended, Terminal

@@ -15,7 +15,7 @@ from streaming.ids import partition_of
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.jobs.summaries import JobPage, PagePart, Place, Summaries, Summary, merged
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import partition_key

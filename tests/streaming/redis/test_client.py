@@ -15,7 +15,8 @@ from runtime.config import ConfigError, build
 from streaming.address import Address, parse_address
 from streaming.errors import Unavailable
 from streaming.jobs.queue import Queue
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
 from streaming.settings import RedisSettings
 
 

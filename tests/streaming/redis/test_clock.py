@@ -11,7 +11,7 @@ from streaming.ids import partition_of
 from streaming.jobs.deliveries import MAX_AT_ONCE, Delivered, Deliveries
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -29,7 +29,7 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, HeldJob, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.summaries import Summaries
 from streaming.keys import partition_key, prefix

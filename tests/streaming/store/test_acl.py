@@ -30,7 +30,7 @@ from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import Chat, ChatTurn, Job
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.keys import BROKER, fleet_key, partition_key
 from streaming.priority import Priority
 from streaming.redis import scripts

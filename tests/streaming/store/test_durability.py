@@ -19,7 +19,7 @@ from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import Durability, RedisSettings

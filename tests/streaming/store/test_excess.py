@@ -26,7 +26,7 @@ from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import read_log
 from streaming.jobs.queue import Queue
-from streaming.jobs.records import JobReader
+from streaming.jobs.reader import JobReader
 from streaming.keys import FLEET_SLOT, fleet_key, partition_key, prefix
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

@@ -22,8 +22,8 @@ from streaming.jobs.frames import Delta, Logprob, Run, Section
 from streaming.jobs.job import Job, JobState, Sampling, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobReader
 from streaming.jobs.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, owed_bytes
 from streaming.jobs.terminal import Terminal
 from streaming.jobs.work import UNKNOWN_OUTPUT
