@@ -20,7 +20,7 @@ from api.middleware import Observed
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.services import Services
-from streaming.errors import Unavailable, UnknownJob
+from streaming.errors import Unavailable, UnknownBatch, UnknownFile, UnknownJob, UnknownMessage
 
 log = logging.getLogger(__name__)
 
@@ -141,8 +141,8 @@ async def _unavailable(request: Request, error: Exception) -> Response:
     return _answer(request, errors.store_unavailable())
 
 
-async def _unknown_job(request: Request, _error: Exception) -> Response:
-    return _answer(request, errors.job_not_found())
+async def _not_found(request: Request, error: Exception) -> Response:
+    return _answer(request, NOT_FOUND[type(error)]())
 
 
 async def _bug(request: Request, error: Exception) -> Response:
@@ -155,9 +155,16 @@ async def _bug(request: Request, error: Exception) -> Response:
 CLIENT_GONE = 499
 """As other servers log it; no standard has a status for this."""
 
+NOT_FOUND: dict[type[Exception], Callable[[], ApiError]] = {
+    UnknownJob: errors.job_not_found,
+    UnknownFile: errors.file_not_found,
+    UnknownBatch: errors.batch_not_found,
+    UnknownMessage: errors.webhook_not_found,
+}
+
 HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
     ApiError: _api_error,
     ClientDisconnect: _client_gone,
     Unavailable: _unavailable,
-    UnknownJob: _unknown_job,
+    **dict.fromkeys(NOT_FOUND, _not_found),
 }

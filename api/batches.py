@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from api.admission import caller_of, idempotency_key, read_body, services_of, withdraw
 from api.auth.keys import Caller
-from api.files import listed, page_limit
+from api.files import listed
 from api.jobs import as_json
 from api.openai import errors
 from api.openai.batch_outputs import so_far
@@ -26,6 +26,7 @@ from api.openai.batch_schemas import WINDOWS, BatchRequest
 from api.openai.rendering import usage_object
 from api.openai.schemas import read_object
 from api.openai.validation import explained
+from api.query import page_limit
 from api.services import Services
 from streaming.batches.batch import Batch, BatchState, LineFault
 from streaming.batches.ledger import LineOutcome
@@ -123,13 +124,11 @@ async def _is_known(services: Services, batch: Batch) -> bool:
 async def listing(request: Request) -> Response:
     """GET /v1/batches[?after=&limit=]: the caller's, newest first."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
-    limit = page_limit(query.get("limit"), 20, MAX_PER_PAGE)
-    after = None
-    if "after" in query:
-        try:
-            after = await services.batches.get(query["after"], caller.tenant)
-        except UnknownBatch:
-            raise errors.invalid_request("after names no batch of yours.", "after") from None
+    limit = page_limit(query, 20, MAX_PER_PAGE)
+    try:
+        after = await services.batches.get(query["after"], caller.tenant) if "after" in query else None
+    except UnknownBatch:
+        raise errors.invalid_request("after names no batch of yours.", "after") from None
     found = await services.batches.recent(caller.tenant, after, limit + 1)
     return as_json(listed([batch_object(record) for record in found], limit))
 
@@ -198,12 +197,8 @@ def _bytes(batch_id: str, folder: Any, outcome: LineOutcome) -> Iterator[bytes]:
 
 
 async def own_batch(request: Request) -> BatchRecord:
-    """The batch in the path, if it is the caller's. Raises ApiError (404)."""
-    services, caller = services_of(request), caller_of(request)
-    try:
-        return await services.batches.get(request.path_params["batch_id"], caller.tenant)
-    except UnknownBatch:
-        raise errors.batch_not_found() from None
+    """The batch in the path, if it is the caller's. Raises UnknownBatch (404)."""
+    return await services_of(request).batches.get(request.path_params["batch_id"], caller_of(request).tenant)
 
 
 def batch_object(record: BatchRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from api.admission import caller_of, services_of, withdraw
 from api.jobs import as_json
 from api.openai import errors
 from api.openai.batch_schemas import MAX_EXPIRY_S, MIN_EXPIRY_S
-from api.query import whole_number
+from api.query import page_limit, whole_number
 from api.services import Services
 from api.uploads import Allowance, Upload, receive
 from streaming.batches.files import StoredFile
@@ -106,11 +106,14 @@ def _keep_s(upload: Upload, default: int) -> int:
 async def listing(request: Request) -> Response:
     """GET /v1/files[?purpose=&limit=&order=&after=]."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
-    limit = page_limit(query.get("limit"), MAX_PER_PAGE, MAX_PER_PAGE)
+    limit = page_limit(query, MAX_PER_PAGE, MAX_PER_PAGE)
     order, purpose = query.get("order", "desc"), query.get("purpose")
     if order not in ("asc", "desc"):
         raise errors.invalid_request("order must be asc or desc.", "order")
-    after = await _file(services, caller.tenant, query["after"], "after") if "after" in query else None
+    try:
+        after = await services.files.get(query["after"], caller.tenant) if "after" in query else None
+    except UnknownFile:
+        raise errors.invalid_request("after names no file of yours.", "after") from None
     found: list[StoredFile] = []
     more = True
     while more and len(found) <= limit:
@@ -146,18 +149,8 @@ async def delete(request: Request) -> Response:
 
 
 async def own_file(request: Request) -> StoredFile:
-    """The file in the path, if it is the caller's. Raises ApiError (404)."""
-    services, caller = services_of(request), caller_of(request)
-    return await _file(services, caller.tenant, request.path_params["file_id"])
-
-
-async def _file(services: Services, tenant: str, file_id: str, param: str = "") -> StoredFile:
-    try:
-        return await services.files.get(file_id, tenant)
-    except UnknownFile:
-        if param:
-            raise errors.invalid_request(f"{param} names no file of yours.", param) from None
-        raise errors.file_not_found() from None
+    """The file in the path, if it is the caller's. Raises UnknownFile (404)."""
+    return await services_of(request).files.get(request.path_params["file_id"], caller_of(request).tenant)
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
@@ -173,11 +166,6 @@ def file_object(file: StoredFile) -> dict[str, Any]:
         "status": "processed",
         "status_details": None,
     }
-
-
-def page_limit(text: str | None, default: int, most: int) -> int:
-    """Raises ApiError (400)."""
-    return default if text is None else whole_number(text, "limit", 1, most)
 
 
 def listed(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from api.openai import errors
 from api.openai.cursor import latest, latest_of
 from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
-from api.query import whole_number
+from api.query import page_limit
 from api.services import Services
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
@@ -127,7 +127,7 @@ async def listing(request: Request) -> Response:
     bounded number of jobs: with a status it may be short, or empty, and still say that there are more."""
     services, caller = services_of(request), caller_of(request)
     status = _status(request.query_params.get("status"))
-    limit = _limit(request.query_params.get("limit"))
+    limit = page_limit(request.query_params, 20, MAX_PER_PAGE)
     before = _cursor(request.query_params.get("cursor"))
     page = await services.summaries.recent(caller.tenant, before, limit, status)
     data = [job_object(_listed(services, summary)) for summary in page.jobs]
@@ -248,10 +248,6 @@ def _status(text: str | None) -> JobState | None:
     if text is None or text in set(JobState):
         return JobState(text) if text else None
     raise errors.invalid_request(f"status must be one of {', '.join(JobState)}.", "status")
-
-
-def _limit(text: str | None) -> int:
-    return 20 if text is None else whole_number(text, "limit", 1, MAX_PER_PAGE)
 
 
 def _cursor(text: str | None) -> tuple[int, str] | None:

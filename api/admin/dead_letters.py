@@ -12,7 +12,7 @@ from api.auth import audit
 from api.jobs import as_json, view_of
 from api.openai import errors
 from api.openai.rendering import job_object
-from api.query import whole_number
+from api.query import page_limit
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
 from streaming.jobs.dead_letters import DeadLetter, DeadLetters
 
@@ -21,7 +21,7 @@ MAX_PER_PAGE = 100
 
 async def listing(request: Request) -> Response:
     """GET /admin/dlq[?limit=]: the newest first."""
-    letters = await _letters(request).recent(page_limit(request.query_params.get("limit")))
+    letters = await _letters(request).recent(page_limit(request.query_params, MAX_PER_PAGE, MAX_PER_PAGE))
     return as_json({"object": "list", "data": [_object(letter) for letter in letters]})
 
 
@@ -75,11 +75,6 @@ async def _found(request: Request) -> DeadLetter:
         return await letters.get(request.path_params["letter_id"])
     except UnknownJob:
         raise errors.dead_letter_not_found() from None
-
-
-def page_limit(text: str | None) -> int:
-    """Raises ApiError (400)."""
-    return MAX_PER_PAGE if text is None else whole_number(text, "limit", 1, MAX_PER_PAGE)
 
 
 def _object(letter: DeadLetter) -> dict[str, Any]:

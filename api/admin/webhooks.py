@@ -7,17 +7,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admin.dead_letters import page_limit
+from api.admin.dead_letters import MAX_PER_PAGE
 from api.admission import services_of
 from api.jobs import as_json
-from api.openai import errors
-from streaming.errors import UnknownMessage
+from api.query import page_limit
 from streaming.events.webhooks import WebhookMessage, Webhooks
 
 
 async def listing(request: Request) -> Response:
     """GET /admin/webhooks[?limit=]: the newest first."""
-    messages = await _webhooks(request).recent(page_limit(request.query_params.get("limit")))
+    messages = await _webhooks(request).recent(page_limit(request.query_params, MAX_PER_PAGE, MAX_PER_PAGE))
     return as_json({"object": "list", "data": [_object(message) for message in messages]})
 
 
@@ -38,12 +37,8 @@ def _webhooks(request: Request) -> Webhooks:
 
 
 async def _found(request: Request) -> WebhookMessage:
-    """The message in the path. Raises ApiError (404)."""
-    webhooks = _webhooks(request)
-    try:
-        return await webhooks.get(request.path_params["message_id"])
-    except UnknownMessage:
-        raise errors.webhook_not_found() from None
+    """The message in the path. Raises UnknownMessage (404)."""
+    return await _webhooks(request).get(request.path_params["message_id"])
 
 
 def _object(message: WebhookMessage) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from house import House
+from starlette.datastructures import QueryParams
 
 from api import batches, files, jobs
 from api.admin import dead_letters as admin
@@ -19,6 +19,7 @@ from api.openai.cursor import Cursor
 from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion, job_object
 from api.openapi import CURSOR, ERRORS, HEADERS, document
+from api.query import page_limit
 from streaming.batches.batch import Batch, BatchProgress, BatchState, LineFault
 from streaming.batches.files import StoredFile
 from streaming.batches.store import BatchRecord
@@ -230,17 +231,18 @@ def test_the_bounds_of_parameters_are_those_that_are_checked() -> None:
     assert CURSOR.strip("^$") == jobs.CURSOR.pattern.replace("(", "").replace(")", "")
 
 
-@pytest.mark.parametrize(
-    "read", [admin.page_limit, jobs._limit, partial(files.page_limit, default=20, most=batches.MAX_PER_PAGE)]
-)
-def test_a_page_has_as_many_rows_as_the_document_allows(read: Callable[[str], int]) -> None:
+def test_a_page_has_as_many_rows_as_the_document_allows() -> None:
     """From the least to the most, and no other number."""
     bounds = lookup("#/components/parameters/limit")["schema"]
     least, most = bounds["minimum"], bounds["maximum"]
-    assert [read(str(least)), read(str(most))] == [1, 100]
+
+    def read(limit: object) -> int:
+        return page_limit(QueryParams({"limit": str(limit)}), 20, admin.MAX_PER_PAGE)
+
+    assert [read(least), read(most), page_limit(QueryParams(), 20, admin.MAX_PER_PAGE)] == [1, 100, 20]
     for beyond in (least - 1, most + 1):
         with pytest.raises(ApiError) as refused:
-            read(str(beyond))
+            read(beyond)
         assert refused.value.param == "limit"
 
 
