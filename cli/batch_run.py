@@ -21,6 +21,7 @@ from cli.client import Client
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, USAGE, Problem
 from cli.output import note
 from cli.progress import ProgressLine
+from runtime.files import replacing, write_file
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 POLL_S = 0.5
@@ -119,10 +120,8 @@ class BatchRun:
         return f"{prepared.digest}:{self.window}"
 
     def _keep(self, begun: Begun) -> Begun:
-        fresh = self._note.with_suffix(".new")
         try:
-            fresh.write_bytes(msgspec.json.encode(begun))
-            fresh.replace(self._note)
+            write_file(self._note, msgspec.json.encode(begun))
         except OSError as error:
             raise Problem(f"cannot write {self._note}", cause=error.strerror or str(error)) from None
         return begun
@@ -140,11 +139,9 @@ class BatchRun:
         if not file_id:
             target.unlink(missing_ok=True)
             return
-        part = target.with_name(target.name + ".part")
         try:
-            with part.open("wb") as file:
-                self.client.download(f"/v1/files/{file_id}/content", file.write)
-            part.replace(target)
+            with replacing(target) as write:
+                self.client.download(f"/v1/files/{file_id}/content", write)
         except OSError as error:
             raise Problem(f"cannot write {target}", cause=error.strerror or str(error)) from None
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from cli.errors import UNREACHABLE, Problem
+from runtime.files import file_lock, write_file
 
-LOCK_PATIENCE_S = 1.0
+LOCK_TIMEOUT_S = 1.0
 
 
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,17 +78,13 @@ class DataDir:
     def lock(self) -> Iterator[None]:
         """Within the block the folder is this process's. Raises Problem if another has it."""
         self.make_private()
-        handle = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
-        deadline = time.monotonic() + LOCK_PATIENCE_S  # other commands hold it for an instant when they look
-        while not _try_lock(handle, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                os.close(handle)
-                raise self._already_running()
-            time.sleep(0.02)
-        try:
+        with contextlib.ExitStack() as held:
+            try:
+                # Other commands hold the lock for an instant when they look.
+                held.enter_context(file_lock(self._lock, timeout_s=LOCK_TIMEOUT_S))
+            except TimeoutError:
+                raise self._already_running() from None
             yield
-        finally:
-            os.close(handle)
 
     def make_private(self) -> None:
         """Make the folder, or close it to other users. Raises Problem for one that has other people's things in it."""
@@ -128,21 +123,17 @@ class DataDir:
 
     def write(self, instance: Instance) -> None:
         """Replace the state in one step: a reader sees the old one or the new one."""
-        fresh = self._state.with_suffix(".new")
-        fresh.touch(mode=0o600)
-        fresh.write_bytes(msgspec.json.encode(instance))
-        fresh.replace(self._state)
+        write_file(self._state, msgspec.json.encode(instance), 0o600)
 
     def locked(self) -> bool:
         """Whether some process has the folder."""
         try:
-            handle = os.open(self._lock, os.O_RDWR)
+            with file_lock(self._lock, shared=True, create=False, timeout_s=0):
+                return False
+        except TimeoutError:
+            return True
         except OSError:
             return False
-        try:
-            return not _try_lock(handle, fcntl.LOCK_SH)
-        finally:
-            os.close(handle)
 
     def read(self) -> Instance | None:
         """The state of the running instance; None when none runs here, or it has not said anything yet."""
@@ -201,10 +192,3 @@ class DataDir:
             raise Problem(
                 f"cannot write to {folder}", cause=error.strerror or str(error), next_step="choose another --data-dir"
             ) from None
-
-
-def _try_lock(handle: int, kind: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        return True
-    return False

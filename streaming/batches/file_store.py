@@ -13,10 +13,11 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
+
+from runtime.files import flush, publish, write_file
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class FileStore:
         self.prepare()
         fresh = self.folder / f"{OWNER}.{secrets.token_hex(4)}"
         try:
-            _write_flushed(fresh, deployment)
+            fresh.write_text(deployment, "ascii")
+            flush(fresh)
             try:
                 os.link(fresh, self._owner)  # fails if another process was faster
             except FileExistsError:
@@ -74,14 +76,13 @@ class FileStore:
                 fresh.replace(self._owner)
         finally:
             fresh.unlink(missing_ok=True)
-        _flush_folder(self.folder)
+        flush(self.folder)
         return self.owner
 
     def adopt(self, deployment: str) -> None:
         """Note whose files these are from now on, whoever's they were: for a person to decide. Raises OSError."""
         self.prepare()
-        with replacing(self._owner) as write:
-            write(deployment.encode())
+        write_file(self._owner, deployment.encode())
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -97,9 +98,8 @@ class FileStore:
 
     def keep(self, incoming: Incoming, file_id: str) -> None:
         """Let it be there, under its id. Raises OSError."""
-        incoming.finish()
-        incoming.path.replace(self.path(file_id))
-        _flush_folder(self._files)
+        incoming.close()
+        publish(incoming.path, self.path(file_id))
 
     def remove(self, file_id: str) -> None:
         """Idempotent."""
@@ -159,8 +159,7 @@ class FileStore:
     def note(self, batch_id: str, epoch: int, data: bytes) -> None:
         """Keep what is to be known of a batch's end beside its record. Raises OSError."""
         self.prepare()
-        with replacing(self._notes / f"{_safe(batch_id)}.{epoch:08d}") as write:
-            write(data)
+        write_file(self._notes / f"{_safe(batch_id)}.{epoch:08d}", data)
 
     def notes(self, batch_id: str) -> list[bytes]:
         """The last first. Raises OSError."""
@@ -248,7 +247,7 @@ class FileStore:
 
 
 class Incoming:
-    """A file on its way in. `write` and `finish` raise OSError, e.g. when the disk is full."""
+    """A file on its way in. `write` and `close` raise OSError, e.g. when the disk is full."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self._file = path, file
@@ -258,47 +257,14 @@ class Incoming:
         self._file.write(data)
         self.size += len(data)
 
-    def finish(self) -> None:
-        """All of it is on the disk. Idempotent."""
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+    def close(self) -> None:
+        """All of it is written. Idempotent."""
+        self._file.close()
 
     def discard(self) -> None:
         """Nothing of it stays. Idempotent; harmless after it was kept."""
         self._file.close()
         self.path.unlink(missing_ok=True)
-
-
-def _write_flushed(path: Path, text: str) -> None:
-    with path.open("x", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Callable[[bytes], object]]:
-    """Write a file anew: whoever reads it sees the old one or the whole new one. Raises OSError."""
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        with fresh.open("xb") as file:
-            yield file.write
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
-    _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _safe(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from streaming.batches.file_store import replacing
+from runtime.files import write_file
 from streaming.jobs.terminal import Usage
 
 ROW = struct.Struct("<IBxHQIIII")
@@ -117,8 +117,7 @@ class InputPlan:
                 for each in (self.numbers, self.offsets, self.lengths, self.order, self.twins, self.tokens)
             )
         )
-        with replacing(folder / PLAN) as write:
-            write(msgspec.msgpack.encode(stored))
+        write_file(folder / PLAN, msgspec.msgpack.encode(stored))
 
     @classmethod
     def load(cls, folder: Path) -> InputPlan:

