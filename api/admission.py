@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from api.openai import errors, job_errors
 from api.openai.json_weight import Weighed, weighed
 from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.services import Services
+from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (
     Abandoned,
     KeyReused,
@@ -39,7 +41,7 @@ from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.settings import QuotaSettings
 
 MAX_KEY = 255
-WITHDRAW_EVERY_S = 1.0
+WITHDRAW_RETRY_DELAY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -208,15 +210,10 @@ async def _put(
 async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
     """Take back a job, batch or file that was refused with 503 although its put may have arrived, once the store
     answers."""
-    while True:
-        await asyncio.sleep(WITHDRAW_EVERY_S)
-        try:
-            await cancel()
-        except (UnknownJob, UnknownBatch):
-            return
-        except Unavailable:
-            continue
-        return
+    delays_s = itertools.repeat(WITHDRAW_RETRY_DELAY_S)
+    await asyncio.sleep(WITHDRAW_RETRY_DELAY_S)
+    with contextlib.suppress(UnknownJob, UnknownBatch):
+        await retry(cancel, ExpectedErrors(Unavailable), delays_s)
 
 
 async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:

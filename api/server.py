@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from types import FrameType
 
 import uvicorn
+
+from runtime.loops import wait
 
 TICK_INTERVAL_S = 1.0
 """The date in the answers' heads is made anew then."""
@@ -32,9 +33,7 @@ class ApiServer(uvicorn.Server):
         """Until the server is to end."""
         while not await self.on_tick(RENEW):
             self._on_tick()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_INTERVAL_S):
-                    await self._told.wait()
+            await wait(self._told, TICK_INTERVAL_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal, wherever it meets the loop."""

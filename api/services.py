@@ -17,8 +17,8 @@ from api.openapi import document
 from api.outlook import PlanReader
 from api.pace import CompletionRate
 from api.settings import ApiSettings
-from runtime.background import keep_going
 from runtime.lag import watch_lag
+from runtime.loops import ExpectedErrors, run_periodically, supervise
 from streaming.batches.file_store import FileStore
 from streaming.batches.files import Files
 from streaming.batches.store import Batches
@@ -55,11 +55,11 @@ from telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-CARDS_EVERY_S = 2.0
-PLANS_EVERY_S = 1.0
-CLOCK_PATIENCE_S = 1.0
-AGAIN_S = 1.0
-"""Before work in the background that broke is begun again."""
+CARDS_INTERVAL_S = 2.0
+PLANS_INTERVAL_S = 1.0
+CLOCK_TIMEOUT_S = 1.0
+RESTART_DELAY_S = 1.0
+"""Before a background loop that broke is started again."""
 SWEEP_S = 2.0
 """Workers and the scheduler sweep more often; this is for the time when none is there."""
 
@@ -105,10 +105,8 @@ class Services:
     async def start(self) -> None:
         """Begin to listen for replies and to follow the fleet."""
         await self.relay.start()
-        with contextlib.suppress(
-            Unavailable, TimeoutError
-        ):  # `keep` tries again; until then jobs have no stamps of ours
-            async with asyncio.timeout(CLOCK_PATIENCE_S):
+        with contextlib.suppress(Unavailable, TimeoutError):  # `keep` retries; until then jobs have no stamps of ours
+            async with asyncio.timeout(CLOCK_TIMEOUT_S):
                 await self.clock.renew()
         for work in (
             watch_lag,
@@ -120,7 +118,7 @@ class Services:
             self._follow_plans,
             self._sweep,
         ):
-            self.spawn(keep_going(work, AGAIN_S))
+            self.spawn(supervise(work, RESTART_DELAY_S))
 
     async def stop(self) -> None:
         """End what runs in the background and close the wire."""
@@ -180,18 +178,16 @@ class Services:
         await Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S)
 
     async def _follow_fleet(self) -> None:
-        while True:
-            try:
-                self.cards = await self.fleet.cards()
-            except Unavailable as error:
-                log.debug("model cards as they were: %s", error)
+        async def look() -> None:
             self.metrics.fold()
-            await asyncio.sleep(CARDS_EVERY_S)
+            self.cards = await self.fleet.cards()
+
+        expected = ExpectedErrors(Unavailable, log.debug, "model cards as they were: %s")
+        await run_periodically(look, CARDS_INTERVAL_S, expected)
 
     async def _follow_plans(self) -> None:
-        async with contextlib.aclosing(self.plans.news(PLANS_EVERY_S)) as news:
+        expected = ExpectedErrors(Unavailable, log.debug, "plans as they were: %s")
+        async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
-                try:
+                with expected:
                     self.outlook.learn(await self.plans.read(), await self.wire.now_ms())
-                except Unavailable as error:
-                    log.debug("plans as they were: %s", error)

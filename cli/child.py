@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from cli.bounds import ProcessLimits, bind
 from cli.instance import ProcessEntry
 from runtime import lifeline
+from runtime.loops import wait
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +112,7 @@ class Child:
                 break
             failures = 1 if time.monotonic() - began >= STABLE_S else self.status.failures + 1
             self._set(state="restarting", detail=cause, cause=cause, pid=None, failures=failures)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff_s(failures)):
-                    await self._stopping.wait()
+            await wait(self._stopping, backoff_s(failures))
             self._set(state="starting", detail="", restarts=self.status.restarts + 1)
         self._set(state="stopped", detail="", pid=None)
 

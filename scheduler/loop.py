@@ -7,13 +7,14 @@ published under its epoch before anything is done for it; refused there, it is d
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from runtime.loops import ExpectedErrors, run_periodically, wait
 from scheduler.observe import observe
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.plan import LaneOutlook, PolicyState
@@ -40,7 +41,7 @@ LEAD_SHARE = 0.2
 """Of the time a lead is kept: how often it is renewed, or asked for."""
 GAP_S = 0.1
 """Between two ticks, however many jobs ask for one."""
-LISTEN_AGAIN_S = 1.0
+LISTEN_RETRY_DELAY_S = 1.0
 HOLD_TICKS, HOLD_S = 3, 2.0
 """So many ticks, and so much more, may pass before a worker that leaves new jobs to another shape takes them again."""
 COLD_CHANGE = 0.01
@@ -113,7 +114,10 @@ class Loop:
         self._began = clock()
         self._since: float | None = None
         self._state = "starting"
-        self._down = False
+        on_end = partial(log.info, "Redis is back: scheduling goes on")
+        message = "nothing is scheduled until Redis is back: %s"
+        self._outage = ExpectedErrors(Unavailable, log.warning, message, once=True, on_end=on_end)
+        """In between the workers stay as they are."""
         self._lead: Lead | None = None
         self._states: dict[str, Switch] = {}
         self._cold: dict[str, float] = {}
@@ -123,14 +127,17 @@ class Loop:
     async def run(self, stop: asyncio.Event) -> None:
         """Tick and report until `stop` is set, then take leave."""
         async with asyncio.TaskGroup() as tasks:
-            listening = tasks.create_task(self._listen())
+            listening = tasks.create_task(
+                run_periodically(self._listen, LISTEN_RETRY_DELAY_S, ExpectedErrors(Unavailable))
+            )
             ending = tasks.create_task(self._tick_until(stop))
             tasks.create_task(self._every(LEAD_SHARE * self._lead_s, self.lead, stop))
             tasks.create_task(self._every(REPORT_S, self.report, stop))
             await asyncio.wait({ending})
             listening.cancel()
         self._enter("draining")
-        await self._tried(self.leave)
+        with self._outage:
+            await self.leave()
 
     async def tick(self) -> None:
         """One round. Raises Unavailable."""
@@ -316,36 +323,21 @@ class Loop:
         """A tick every `tick_s`, or when a job asks for one."""
         while not stop.is_set():
             self._woken.clear()
-            await self._tried(self.tick)
-            await _pause(min(GAP_S, self._tick_s), stop)
-            if not stop.is_set():
+            with self._outage:
+                await self.tick()
+            if not await wait(stop, min(GAP_S, self._tick_s)):
                 await _first(self._tick_s - GAP_S, stop, self._woken)
 
     async def _listen(self) -> None:
         """Hear of jobs that nobody was awake for; those that are missed wait for the next tick."""
-        while True:
-            with contextlib.suppress(Unavailable):
-                async for _ in self._parts.plans.woken():
-                    self._woken.set()
-            await asyncio.sleep(LISTEN_AGAIN_S)
+        async for _ in self._parts.plans.woken():
+            self._woken.set()
 
     async def _every(self, seconds: float, act: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await self._tried(act)
-            await _pause(seconds, stop)
-
-    async def _tried(self, act: Callable[[], Awaitable[None]]) -> None:
-        """An outage is said once when it begins and once when it ends; in between the workers stay as they are."""
-        try:
-            await act()
-        except Unavailable as error:
-            if not self._down:
-                log.warning("nothing is scheduled until Redis is back: %s", error)
-            self._down = True
-        else:
-            if self._down:
-                log.info("Redis is back: scheduling goes on")
-            self._down = False
+            with self._outage:
+                await act()
+            await wait(stop, seconds)
 
 
 def _taken_over(before: Plan, now: float) -> Switch:
@@ -368,10 +360,6 @@ def _prospect(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) ->
 def _succession(before: Mapping[str, Plan], lead: Lead) -> str:
     former = max((plan.epoch for plan in before.values()), default=0)
     return f"after epoch {former}" if former not in (0, lead.epoch) else "nobody led"
-
-
-async def _pause(seconds: float, stop: asyncio.Event) -> None:
-    await _first(seconds, stop)
 
 
 async def _first(seconds: float, *events: asyncio.Event) -> None:

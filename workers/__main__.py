@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.background import keep_going
 from runtime.config import FILE, Config, ConfigError, load
 from runtime.lifeline import Lifeline
+from runtime.loops import supervise
 from streaming.errors import Unavailable
 from streaming.fleet.presence import present
 from streaming.fleet.processes import Fleet, Process
@@ -192,7 +192,7 @@ class WorkerProcess:
         _collect_rarely()
         self._worker = Worker(wire, self._engine, card, settings, recorder, self._on_cordon)
         run = asyncio.ensure_future(guard(asyncio.ensure_future(self._worker.run(self._stop))))
-        watching = asyncio.ensure_future(keep_going(self._store.keep_looking, STORE_RETRY_S))
+        watching = asyncio.ensure_future(supervise(self._store.keep_looking, STORE_RETRY_S))
         self._state = "ready"
         self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from runtime.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Rewound, Unavailable
 from streaming.jobs.frames import Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
@@ -23,7 +24,7 @@ from workers.checkpoint import in_frames
 
 log = logging.getLogger(__name__)
 
-MAX_PAUSE_S = 0.25
+MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 
 
 class StepWrite:
@@ -182,12 +183,5 @@ class Writer:
         return self._append(self._everything(self._partition), forced=True)
 
     async def _write(self, calls: Sequence[Call]) -> None:
-        pause = 0.02
-        while True:
-            try:
-                await self._lease.calls(calls)
-                return
-            except Unavailable as error:
-                log.warning("a step could not be written, trying again in %.2f s: %s", pause, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, MAX_PAUSE_S)
+        expected = ExpectedErrors(Unavailable, log.warning, "a step could not be written, trying again: %s")
+        await retry(partial(self._lease.calls, calls), expected, backoff(MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S))

@@ -988,7 +988,7 @@ TOKENS = (
     Bug(
         "a task that broke for good",
         "One fault nobody expected, and the readers of a whole process wait without a word.",
-        (Edit("runtime/background.py", "            await asyncio.sleep(pause_s)", "            return"),),
+        (Edit("runtime/loops.py", "            await asyncio.sleep(restart_delay_s)", "            return"),),
         (RELAY + "a_fault_nobody_expected_costs_no_reader",),
     ),
 )

@@ -70,8 +70,8 @@ SURVIVORS = (
         (
             Edit(
                 "api/admission.py",
-                "        except Unavailable:\n            continue\n",
-                "        except Unavailable:\n            return\n",
+                "await retry(cancel, ExpectedErrors(Unavailable), delays_s)",
+                "await retry(cancel, ExpectedErrors(Unavailable), ())",
             ),
         ),
         ("tests/api/test_idempotency.py::test_a_refused_put_is_withdrawn_however_long_the_store_is_away",),

@@ -10,13 +10,14 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from offline.app import LOOK_AT_BATCH
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
+LOOK_INTERVAL_S = 0.5
 MAX_BATCHES = 100
 
 
@@ -36,13 +37,6 @@ class DueNotifier:
 
     async def keep_ringing(self) -> None:
         """For ever, whatever the servers do."""
-        down = False
-        while True:
-            try:
-                await self.notify()
-                down = False
-            except (Unavailable, OperationalError, OSError) as error:
-                if not down:
-                    log.warning("no batch is told of until the store and the broker answer: %s", error)
-                down = True
-            await asyncio.sleep(LOOK_S)
+        errors = (Unavailable, OperationalError, OSError)
+        message = "no batch is told of until the store and the broker answer: %s"
+        await run_periodically(self.notify, LOOK_INTERVAL_S, ExpectedErrors(errors, log.warning, message, once=True))

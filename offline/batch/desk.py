@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from offline.batch.turn import BatchTurn, TurnContext
 from runtime.config import ConfigError
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.batches.files import Files
 from streaming.batches.store import Batches
 from streaming.errors import DecodeError, Fenced, Superseded, Unavailable
@@ -112,9 +113,6 @@ class BatchRunner:
 
     async def keep_tidy(self, every_s: float) -> None:
         """For ever, whatever happens."""
-        while True:
-            try:
-                await self.tidy()
-            except (Unavailable, DecodeError, OSError) as error:
-                log.warning("files could not be tidied up, trying again later: %s", error)
-            await asyncio.sleep(every_s)
+        errors = (Unavailable, DecodeError, OSError)
+        expected = ExpectedErrors(errors, log.warning, "files could not be tidied up, trying again later: %s")
+        await run_periodically(self.tidy, every_s, expected)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -18,6 +19,7 @@ from api.openai.batch_outputs import blocks, output_lines
 from offline.batch.ending import Ending, note_ending, noted_ending
 from offline.batch.lines import BatchTools, Lines
 from offline.batch.survey import Survey, SurveyInterrupted, Terms, survey
+from runtime.loops import ExpectedErrors, run_periodically, wait
 from streaming.batches.batch import BatchState, LineFault
 from streaming.batches.file_store import FileStore, Incoming
 from streaming.batches.files import Files, StoredFile
@@ -29,7 +31,7 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.2
+LOOK_INTERVAL_S = 0.2
 """How often the queue is asked which lines have ended."""
 SAY_S = 1.0
 STOPPING_S = 30.0
@@ -101,12 +103,9 @@ class BatchTurn:
 
     async def _keep_saying(self) -> None:
         """While the store is away nothing is said; if that lasts, another turn will have the batch."""
-        while True:
-            await asyncio.sleep(self._bench.say_s)
-            try:
-                await self._say()
-            except Unavailable as error:
-                log.warning("how far a batch is could not be said: %s", error, extra={"batch": self._hold.batch.id})
+        write = partial(log.warning, extra={"batch": self._hold.batch.id})
+        expected = ExpectedErrors(Unavailable, write, "how far a batch is could not be said: %s")
+        await run_periodically(self._say, self._bench.say_s, expected, wait_first=True)
 
     async def _say(self, rest_ms: int | None = None) -> None:
         """`rest_ms` ends the turn. Raises Fenced, Unavailable."""
@@ -259,7 +258,7 @@ class BatchTurn:
                     return None
             else:
                 self._bench.metrics.batch_lines.inc(await lines.feed())
-            await self._pause(LOOK_S)
+            await wait(self._stop, LOOK_INTERVAL_S)
 
     def _called_off(self) -> Why:
         if self._verdict.state is BatchState.CANCELLING:
@@ -270,14 +269,6 @@ class BatchTurn:
     def _sleep_ms(self) -> int:
         expires_ms = self._hold.expires_ms
         return max(0, expires_ms - self._verdict.now_ms) if expires_ms else ASLEEP_MS
-
-    async def _pause(self, seconds: float) -> None:
-        """Shorter if the turn is to end."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
-        except TimeoutError:
-            pass  # the usual case
 
     async def _put_together(self, why: Why) -> None:
         """Output and error file, in the order of the input, and the end."""

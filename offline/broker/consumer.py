@@ -11,18 +11,20 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import CancelledError as FutureCancelled
+from functools import partial
 
 from kombu.message import Message
 
 from offline.broker.connection import HEARTBEAT_S, Broker, BrokerUnavailable
 from offline.broker.intake import Intake, Rejected
+from runtime.loops import ExpectedErrors
 from streaming.errors import LaneFull, StoreFull, Unavailable
 from streaming.settings import EventSettings
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_S, AGAIN_S = 1.0, 0.5
+LOOK_INTERVAL_S, RETRY_DELAY_S = 1.0, 0.5
 REASON = "x-penstock-reason"
 
 
@@ -47,22 +49,14 @@ class Consumer:
 
     def _keep_taking(self, loop: asyncio.AbstractEventLoop) -> None:
         """Until the stop, whatever the broker does."""
-        down = False
+        message = "no jobs are taken until the broker answers: %s"
+        on_end = partial(log.info, "the broker answers again, taking jobs")
+        outage = ExpectedErrors(BrokerUnavailable, log.warning, message, once=True, on_end=on_end)
         while not self._stop.is_set():
             broker = Broker(self._settings.take_url, HEARTBEAT_S)
             try:
-                broker.connect()
-                broker.consume(self._settings.take_queue, self._settings.take_ahead)
-                if down:
-                    log.info("the broker answers again, taking jobs")
-                down = False
-                while not self._stop.is_set():
-                    for message in broker.take(LOOK_S):
-                        self._take(broker, message, loop)
-            except BrokerUnavailable as error:
-                if not down:
-                    log.warning("no jobs are taken until the broker answers: %s", error)
-                down = True
+                with outage:
+                    self._take_all(broker, outage, loop)
             except FutureCancelled:
                 return  # the event loop ends
             except Exception:
@@ -70,7 +64,16 @@ class Consumer:
                 log.exception("taking jobs failed, connecting again")
             finally:
                 broker.close()
-            self._stop.wait(AGAIN_S)
+            self._stop.wait(RETRY_DELAY_S)
+
+    def _take_all(self, broker: Broker, outage: ExpectedErrors, loop: asyncio.AbstractEventLoop) -> None:
+        """Until the stop. Raises BrokerUnavailable."""
+        broker.connect()
+        broker.consume(self._settings.take_queue, self._settings.take_ahead)
+        outage.end()
+        while not self._stop.is_set():
+            for message in broker.take(LOOK_INTERVAL_S):
+                self._take(broker, message, loop)
 
     def _take(self, broker: Broker, message: Message, loop: asyncio.AbstractEventLoop) -> None:
         """Raises Broken: then the message comes again."""
@@ -94,7 +97,7 @@ class Consumer:
                 if not full:
                     log.info("messages wait at the broker: %s", error)
                 full = True
-                broker.hold(AGAIN_S)
+                broker.hold(RETRY_DELAY_S)
             else:
                 broker.ack(message)
                 self._metrics.taken.labels("accepted").inc()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from offline.broker.cloudevents import CONTENT_TYPE, cloud_event
 from offline.broker.connection import Broker, BrokerUnavailable
+from runtime.loops import ExpectedErrors
 from streaming.errors import Unavailable
 from streaming.events.outbox import Event, Outbox
 from streaming.jobs.reader import JobReader
@@ -17,7 +18,7 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_S, AGAIN_S = 0.1, 1.0
+LOOK_INTERVAL_S, RETRY_DELAY_S = 0.1, 1.0
 MAX_EVENTS = 50
 """Events of one partition given to the broker in one go."""
 
@@ -32,20 +33,16 @@ class Publisher:
 
     async def keep_publishing(self) -> None:
         """For ever, whatever the store and the broker do."""
-        down = False
+        message = "events wait in the outbox until the broker answers: %s"
+        no_broker = ExpectedErrors(BrokerUnavailable, log.warning, message, once=True)
+        no_store = ExpectedErrors(Unavailable, log.debug, "no events until the store answers: %s")
         try:
             while True:
-                wait_s = AGAIN_S
-                try:
-                    wait_s = 0.0 if await self.publish() else LOOK_S
-                    down = False
-                except BrokerUnavailable as error:
-                    if not down:
-                        log.warning("events wait in the outbox until the broker answers: %s", error)
-                    down = True
+                wait_s = RETRY_DELAY_S
+                with no_store, no_broker:
+                    wait_s = 0.0 if await self.publish() else LOOK_INTERVAL_S
+                if no_broker.active:
                     await self._leave()
-                except Unavailable as error:
-                    log.debug("no events until the store answers: %s", error)
                 await asyncio.sleep(wait_s)
         finally:
             await self._leave()

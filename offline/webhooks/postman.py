@@ -12,6 +12,7 @@ import logging
 import random
 import ssl
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from httpcore2 import (
@@ -27,8 +28,9 @@ from offline.webhooks.backoff import after_failure
 from offline.webhooks.guard import Forbidden, GuardedBackend, networks_of
 from offline.webhooks.signature import signed_headers
 from runtime.config import ConfigError
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
-from streaming.events.outbox import Event, Outbox, endpoints_for
+from streaming.events.outbox import Outbox, endpoints_for
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.redis.client import RedisClient
 from streaming.settings import WebhookSettings
@@ -36,7 +38,8 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
+LOOK_INTERVAL_S = 0.25
+NO_STORE = ExpectedErrors(Unavailable, log.debug, "no webhooks until the store answers: %s")
 MAX_EVENTS = 100
 MAX_IN_FLIGHT = 8
 """Attempts under way at one endpoint."""
@@ -119,31 +122,19 @@ class Postman:
     async def keep_going(self) -> None:
         """For ever, whatever the store and the endpoints do."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._fan_out())
+            group.create_task(run_periodically(self._fan_out, LOOK_INTERVAL_S, NO_STORE))
             for endpoint in self._endpoints:
                 group.create_task(self._keep_delivering(endpoint))
 
     async def _fan_out(self) -> None:
-        while True:
-            try:
-                for event in await self._outbox.collect(self._name, MAX_EVENTS):
-                    await self._sort(event)
-            except Unavailable as error:
-                log.debug("no webhooks until the store answers: %s", error)
-            await asyncio.sleep(LOOK_S)
-
-    async def _sort(self, event: Event) -> None:
-        await self._webhooks.dispatch(event, endpoints_for(event, self._rows))
+        """Raises Unavailable."""
+        for event in await self._outbox.collect(self._name, MAX_EVENTS):
+            await self._webhooks.dispatch(event, endpoints_for(event, self._rows))
 
     async def _keep_delivering(self, endpoint: Endpoint) -> None:
         under_way: set[asyncio.Task[None]] = set()
         try:
-            while True:
-                try:
-                    await self._begin(endpoint, under_way)
-                except Unavailable as error:
-                    log.debug("no webhooks until the store answers: %s", error)
-                await asyncio.sleep(LOOK_S)
+            await run_periodically(partial(self._begin, endpoint, under_way), LOOK_INTERVAL_S, NO_STORE)
         finally:
             for task in under_way:
                 task.cancel()

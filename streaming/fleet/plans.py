@@ -7,13 +7,13 @@ under the plan's epoch: when another leader has come since, it is refused and no
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
+from runtime.loops import ExpectedErrors, run_periodically, wait
 from streaming.errors import Unavailable
 from streaming.fleet.entries import entries, entry
 from streaming.fleet.leader import Lead
@@ -172,18 +172,16 @@ class Plans:
             while True:
                 changed.clear()
                 yield
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(every_s):
-                        await changed.wait()
+                await wait(changed, every_s)
         finally:
             hearing.cancel()
 
     async def _hear(self, changed: asyncio.Event, again_s: float) -> None:
-        while True:
-            with contextlib.suppress(Unavailable):
-                async for _ in told(self._wire, "pools", "plan"):
-                    changed.set()
-            await asyncio.sleep(again_s)
+        async def listen() -> None:
+            async for _ in told(self._wire, "pools", "plan"):
+                changed.set()
+
+        await run_periodically(listen, again_s, ExpectedErrors(Unavailable))
 
     async def woken(self) -> AsyncIterator[None]:
         """Whenever a scheduler should look at once, or may have missed that. Ends never."""

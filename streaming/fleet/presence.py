@@ -7,12 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
+from runtime.loops import ExpectedErrors, wait
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet, Process
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 2.0
+REPORT_INTERVAL_S = 2.0
 
 
 @contextlib.asynccontextmanager
@@ -30,16 +31,9 @@ async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterato
 
 
 async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asyncio.Event) -> None:
-    silent = False
+    outage = ExpectedErrors(Unavailable, log.warning, "not seen in the fleet until Redis answers: %s", once=True)
     while True:
-        try:
+        with outage:
             await fleet.report(describe())
-            silent = False
-        except Unavailable as error:
-            if not silent:
-                log.warning("not seen in the fleet until Redis answers: %s", error)
-            silent = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EVERY_S):
-                await changed.wait()
+        await wait(changed, REPORT_INTERVAL_S)
         changed.clear()

@@ -11,6 +11,7 @@ import logging
 
 import msgspec
 
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode, encode
@@ -18,7 +19,7 @@ from streaming.redis.client import RedisClient
 
 log = logging.getLogger(__name__)
 
-WRITE_EVERY_S = 0.25
+WRITE_INTERVAL_S = 0.25
 MAX_WAITING = 20_000
 MAX_AT_ONCE = 500
 """Notes in one script, which holds the server for about half a millisecond then."""
@@ -65,15 +66,15 @@ class Deliveries:
 
     async def keep_writing(self) -> None:
         """For ever."""
-        while True:
-            await self._noted.wait()
-            await asyncio.sleep(WRITE_EVERY_S)
-            try:
-                await self.write()
-            except Unavailable as error:
-                log.debug("deliveries are noted later: %s", error)
-            else:
-                self._noted.clear()
+        expected = ExpectedErrors(Unavailable, log.debug, "deliveries are noted later: %s")
+        await run_periodically(self._write_noted, 0, expected)
+
+    async def _write_noted(self) -> None:
+        """Wait for a note, then a moment for others, and write them together. Raises Unavailable."""
+        await self._noted.wait()
+        await asyncio.sleep(WRITE_INTERVAL_S)
+        await self.write()
+        self._noted.clear()
 
     async def write(self) -> None:
         """What has been noted so far. Raises Unavailable: then it stays noted."""

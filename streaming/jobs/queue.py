@@ -5,13 +5,14 @@ A put is one atomic script and may be repeated with the same job id, so a lost r
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (
     Abandoned,
     KeyReused,
@@ -35,6 +36,8 @@ from streaming.redis.client import Call, RedisClient
 from streaming.redis.failures import translated
 from streaming.settings import UNLIMITED, QuotaSettings
 from streaming.store.memory import Headroom, Reservation
+
+PUT_RETRY_DELAY_S = 0.05
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -106,12 +109,9 @@ class Queue:
         return self._accepted(job, answer)
 
     async def _put(self, partition: int, args: Sequence[str | bytes | int]) -> Sequence[Any]:
-        try:
-            answer: Sequence[Any] = await self._puts.call(partition, *args)
-        except Unavailable:
-            # Once more after a lost connection (the script knows a repetition by the job's id).
-            await asyncio.sleep(0.05)
-            answer = await self._puts.call(partition, *args)
+        """Once more after a lost connection (the script knows a repetition by the job's id). Raises Unavailable."""
+        call = partial(self._puts.call, partition, *args)
+        answer: Sequence[Any] = await retry(call, ExpectedErrors(Unavailable), (PUT_RETRY_DELAY_S,))
         return answer
 
     async def _join(self, job: Job, key: str, digest: str) -> Accepted | None:

@@ -5,10 +5,10 @@ Any process may sweep, as often as it likes: each sweep is one atomic script per
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.jobs.lease import LOG_KEEP_S
 from streaming.redis.client import RedisClient
@@ -84,9 +84,5 @@ class Reaper:
     async def keep_sweeping(self, every_s: float) -> None:
         """Sweep for ever, whatever Redis does; well within a lease, so that a longer gap says that nobody could."""
         every_s = min(every_s, self._wire.settings.lease_ms / 4000)
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await self.sweep()
-            except Unavailable as error:
-                log.debug("no sweep: %s", error)
+        expected = ExpectedErrors(Unavailable, log.debug, "no sweep: %s")
+        await run_periodically(self.sweep, every_s, expected, wait_first=True)

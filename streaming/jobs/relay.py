@@ -14,7 +14,7 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
-from runtime.background import keep_going
+from runtime.loops import supervise
 from runtime.rounds import Rounds
 from runtime.turns import ROWS_A_SLICE
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
@@ -66,7 +66,7 @@ class Relay:
 
     async def start(self) -> None:
         """Subscribe (in the background, again and again) and begin to look after silent inboxes."""
-        self._tasks = [asyncio.create_task(keep_going(work, TICK_S)) for work in (self._listen, self._look_after)]
+        self._tasks = [asyncio.create_task(supervise(work, TICK_S)) for work in (self._listen, self._look_after)]
 
     async def stop(self) -> None:
         """End the background tasks."""

@@ -6,18 +6,18 @@ bound. Fences and deadlines do not use it: those go by the server's own clock, i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 
 log = logging.getLogger(__name__)
 
-RENEW_S = 5.0
+RENEW_INTERVAL_S = 5.0
 PROBES = 5
 """Questions per renewal, of which the fastest answer counts."""
 
@@ -98,12 +98,8 @@ class Clock:
 
     async def keep(self) -> None:
         """Renew for ever; while Redis does not answer the bound grows."""
-        while True:
-            try:
-                await self.renew()
-            except Unavailable as error:
-                log.debug("the clocks could not be compared: %s", error)
-            await asyncio.sleep(RENEW_S)
+        expected = ExpectedErrors(Unavailable, log.debug, "the clocks could not be compared: %s")
+        await run_periodically(self.renew, RENEW_INTERVAL_S, expected)
 
 
 def _now_us() -> int:

@@ -11,11 +11,11 @@ ADMISSION_SHARE, and the next look, are there for that.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import NeverFits, StoreFull, Unavailable
 from streaming.redis.client import RedisClient, ServerMemory
 
@@ -90,12 +90,8 @@ class Headroom:
 
     async def keep_looking(self) -> None:
         """Look for ever, whatever Redis does."""
-        while True:
-            try:
-                await self.look()
-            except Unavailable as error:
-                log.debug("memory as it was: %s", error)
-            await asyncio.sleep(next_look_s(self._memories))
+        expected = ExpectedErrors(Unavailable, log.debug, "memory as it was: %s")
+        await run_periodically(self.look, lambda: next_look_s(self._memories), expected)
 
     def reserve(self, partition: int, size: int, owed: int, *, part: bool = False) -> Reservation:
         """Room for a job of `size` bytes that may write `owed` more, to be given back unless the put is answered with

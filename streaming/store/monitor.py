@@ -12,6 +12,7 @@ import logging
 import time
 
 from runtime.config import ConfigError
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 from streaming.store.durability import check_level
@@ -23,7 +24,7 @@ LOOK_INTERVAL_S = 2.0
 """Between two looks at which servers these are, and at the store's identity: two small commands."""
 CHECK_S = 20.0
 """Between two checks of the settings of servers that have not changed."""
-ENTER_RETRY_S, ENTER_PATIENCE_S = 0.25, LOST_S + 1.0
+ENTER_RETRY_DELAY_S, ENTER_TIMEOUT_S = 0.25, LOST_S + 1.0
 
 NOT_CHECKED = "the store has not been checked yet"
 WRONG_STORE = "the store is not one that this server may use; whoever runs it finds the reason in its log"
@@ -69,7 +70,7 @@ class StoreMonitor:
     async def try_to_enter(self) -> None:
         """Enter now if Redis answers soon; if not, `keep_looking` does so later. Raises ConfigError."""
         with contextlib.suppress(Unavailable, TimeoutError):
-            async with asyncio.timeout(ENTER_PATIENCE_S):
+            async with asyncio.timeout(ENTER_TIMEOUT_S):
                 await self.enter()
 
     async def require(self) -> None:
@@ -93,20 +94,17 @@ class StoreMonitor:
 
     async def keep_looking(self) -> None:
         """For ever, whatever Redis does."""
-        while True:
-            try:
-                if self.entered.is_set():
-                    await self.look()
-                else:
-                    await self._enter_late()
-            except Unavailable as error:
-                log.debug("the store is taken to be as it was: %s", error)
-            await asyncio.sleep(LOOK_INTERVAL_S if self.entered.is_set() else ENTER_RETRY_S)
+        await run_periodically(
+            self._enter_and_look,
+            lambda: LOOK_INTERVAL_S if self.entered.is_set() else ENTER_RETRY_DELAY_S,
+            ExpectedErrors(Unavailable, log.debug, "the store is taken to be as it was: %s"),
+        )
 
-    async def _enter_late(self) -> None:
-        """Redis was away at the start, so this process serves already: it refuses work instead of ending."""
+    async def _enter_and_look(self) -> None:
+        """If Redis was away at the start, this process serves already: it refuses work instead of ending."""
         try:
-            await self.enter()
+            if not self.entered.is_set():
+                await self.enter()
         except ConfigError as error:
             self._refuse(error)
         else:

@@ -212,7 +212,7 @@ def test_a_full_store_gives_whoever_comes_back_its_answer(empty_house: House, pa
 
 async def test_a_refused_put_is_withdrawn_however_long_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The put may have arrived, and nobody would ever find the job: its cancel is repeated until the store answers."""
-    monkeypatch.setattr(admission, "WITHDRAW_EVERY_S", 0)
+    monkeypatch.setattr(admission, "WITHDRAW_RETRY_DELAY_S", 0)
     for last in (JobState.QUEUED, UnknownJob("j"), UnknownBatch("b")):
         answers: list[JobState | Exception] = [Unavailable("away"), Unavailable("away"), last, JobState.CANCELLED]
 

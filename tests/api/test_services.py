@@ -17,7 +17,7 @@ from streaming.jobs.cards import Capabilities, ModelCard
 
 async def test_what_models_can_do_is_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that comes later is known then; while the store does not answer, what was known still is."""
-    monkeypatch.setattr(services, "CARDS_EVERY_S", 0)
+    monkeypatch.setattr(services, "CARDS_INTERVAL_S", 0)
     card = ModelCard(name="m", engine="sim", context=10, max_output=10, capabilities=Capabilities(), created=1)
     known: list[dict[str, ModelCard]] = []
     answers = iter([{}, {"m": card}, Unavailable("down"), {"m": card, "n": card}])

@@ -17,7 +17,7 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
 from streaming.settings import RedisSettings
-from workers.writer import MAX_PAUSE_S, Checkpoint, StepWrite, Writer
+from workers.writer import MAX_RETRY_DELAY_S, Checkpoint, StepWrite, Writer
 
 
 class Writing:
@@ -105,15 +105,15 @@ async def test_a_store_that_is_away_is_asked_less_and_less_often(
         pauses.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(writing.lease, "begin", lambda *_: False)
+    monkeypatch.setattr(writing.lease, "send_nowait", lambda *_: False)
     monkeypatch.setattr(writing.lease, "calls", away)
     monkeypatch.setattr(asyncio, "sleep", noted)
     running = asyncio.create_task(writing.writer.run())
     writing.step()
     await writing.written()
     running.cancel()
-    assert pauses == [min(pauses[0] * 2**place, MAX_PAUSE_S) for place in range(7)]
-    assert pauses[0] < pauses[1] and pauses[-1] == MAX_PAUSE_S
+    assert pauses == [min(pauses[0] * 2**place, MAX_RETRY_DELAY_S) for place in range(7)]
+    assert pauses[0] < pauses[1] and pauses[-1] == MAX_RETRY_DELAY_S
     assert await writing.logged() == [[1]]
 
 

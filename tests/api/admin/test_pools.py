@@ -14,7 +14,7 @@ import pytest
 from house import ADMIN_TOKEN, House, eventually, redis_process
 
 from api.outlook import STALE_S, PlanReader
-from api.services import PLANS_EVERY_S
+from api.services import PLANS_INTERVAL_S
 from cli.__main__ import main
 from cli.client import Client
 from streaming.fleet.plans import Plan, Prospect
@@ -202,7 +202,7 @@ def test_a_held_stream_begins_at_once_and_says_for_how_long(gate: House) -> None
         eventually(lambda: pool(gate)["want"] == 0)
         gate.request("DELETE", "/admin/pools/sim")
         eventually(lambda: (shown := pool(gate))["want"] == 0 and shown["wake_s"] == shown["cold_start_s"] >= 10.0)
-        time.sleep(2 * PLANS_EVERY_S)  # until the API process has most likely read it too
+        time.sleep(2 * PLANS_INTERVAL_S)  # until the API process has most likely read it too
         connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=60)
         try:
             kind = {"Content-Type": "application/json"}

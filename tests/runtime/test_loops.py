@@ -1,0 +1,188 @@
+"""Loops are kept alive, expected errors are told as often as wanted, and retries wait as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from runtime.loops import ExpectedErrors, backoff, retry, retry_until, run_periodically, supervise, wait
+
+
+class Work:
+    """Fails, succeeds or ends its loop, as its plan says."""
+
+    def __init__(self, *plan: Exception | str) -> None:
+        self._plan = iter(plan)
+        self.calls = 0
+
+    async def __call__(self) -> str:
+        self.calls += 1
+        step = next(self._plan, None)
+        if step is None:
+            raise asyncio.CancelledError
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+
+def told(**options: object) -> tuple[list[str], ExpectedErrors]:
+    """Expected OSErrors, and where they are written."""
+    lines: list[str] = []
+
+    def write(message: str, error: Exception) -> None:
+        lines.append(message % error)
+
+    return lines, ExpectedErrors(OSError, write, "away: %s", on_end=lambda: lines.append("back"), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is slept, without the sleep."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    return slept
+
+
+# --- expected errors -------------------------------------------------------------------------------------------------
+
+
+def test_every_error_is_written() -> None:
+    lines, expected = told()
+    for _ in range(2):
+        with expected:
+            raise OSError("x")
+    assert lines == ["away: x", "away: x"] and expected.active
+
+
+def test_once_is_the_first_of_several_in_a_row() -> None:
+    """And the first of the next row."""
+    lines, expected = told(once=True)
+    for error in (OSError("a"), OSError("b"), None, None, OSError("c")):
+        with expected:
+            if error is not None:
+                raise error
+    assert lines == ["away: a", "back", "away: c"]
+
+
+def test_other_errors_pass_and_end_nothing() -> None:
+    lines, expected = told(once=True)
+    with expected:
+        raise OSError("a")
+    with pytest.raises(ValueError, match="x"), expected:
+        raise ValueError("x")
+    with pytest.raises(asyncio.CancelledError), expected:
+        raise asyncio.CancelledError
+    assert lines == ["away: a"] and expected.active
+    expected.end()
+    expected.end()
+    assert lines == ["away: a", "back"]
+
+
+# --- loops -----------------------------------------------------------------------------------------------------------
+
+
+async def test_work_that_breaks_is_begun_again(delays: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    """Told in full each time; what returns is over."""
+    work = Work(ValueError("one"), OSError("two"), "done")
+    with caplog.at_level(logging.ERROR):
+        await supervise(work, 3.0)  # type: ignore[arg-type]
+    assert (work.calls, delays) == (3, [3.0, 3.0])
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["one", "two"]
+
+
+async def test_cancelled_work_is_not_begun_again(delays: list[float]) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await supervise(Work(), 3.0)  # type: ignore[arg-type]
+    assert delays == []
+
+
+@pytest.mark.parametrize(("wait_first", "waits"), [(False, 3), (True, 4)])
+async def test_what_is_periodic_goes_on_after_expected_errors(
+    delays: list[float], wait_first: bool, waits: int
+) -> None:
+    lines, expected = told()
+    work = Work("", OSError("x"), "")
+    with pytest.raises(asyncio.CancelledError):
+        await run_periodically(work, 2.0, expected, wait_first=wait_first)
+    assert (work.calls, delays, lines) == (4, [2.0] * waits, ["away: x", "back"])
+
+
+async def test_what_is_periodic_ends_with_an_unexpected_error(delays: list[float]) -> None:
+    with pytest.raises(ValueError, match="x"):
+        await run_periodically(Work("", ValueError("x")), 2.0, told()[1])
+    assert delays == [2.0]
+
+
+async def test_an_interval_may_depend_on_what_was_found(delays: list[float]) -> None:
+    work = Work("", "")
+    with pytest.raises(asyncio.CancelledError):
+        await run_periodically(work, lambda: float(work.calls), told()[1])
+    assert delays == [1.0, 2.0]
+
+
+# --- retries ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_success_is_the_result(delays: list[float]) -> None:
+    work = Work(OSError("a"), OSError("b"), "done")
+    assert await retry(work, told()[1], backoff(0.5, 8.0)) == "done"
+    assert delays == [0.5, 1.0]
+
+
+async def test_the_last_error_is_raised(delays: list[float]) -> None:
+    """When there are no more delays."""
+    lines, expected = told()
+    with pytest.raises(OSError, match="b"):
+        await retry(Work(OSError("a"), OSError("b"), "never"), expected, (0.5,))
+    assert (delays, lines) == ([0.5], ["away: a"])
+
+
+async def test_unexpected_errors_are_not_retried(delays: list[float]) -> None:
+    with pytest.raises(ValueError, match="x"):
+        await retry(Work(ValueError("x"), "never"), told()[1], itertools.repeat(1.0))
+    assert delays == []
+
+
+def test_delays_double_up_to_a_maximum() -> None:
+    assert list(itertools.islice(backoff(0.02, 0.1), 5)) == [0.02, 0.04, 0.08, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(("stops", "succeeded", "calls"), [(False, True, 3), (True, False, 2)])
+async def test_retries_end_with_success_or_the_stop(stops: bool, succeeded: bool, calls: int) -> None:
+    stop, work = asyncio.Event(), Work(OSError("a"), OSError("b"), "done")
+
+    async def step() -> None:
+        if stops and work.calls == 1:
+            stop.set()
+        await work()
+
+    assert await retry_until(stop, step, told()[1], 0.001) is succeeded
+    assert work.calls == calls
+
+
+async def test_a_stop_is_not_waited_for() -> None:
+    """What is to end does not sleep out its delay; and what is to end already begins nothing."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, stop.set)
+    async with asyncio.timeout(30):
+        assert not await retry_until(stop, Work(OSError("a")), told()[1], 600.0)
+    unused = Work("done")
+    assert not await retry_until(stop, unused, told()[1], 600.0) and not unused.calls
+
+
+@pytest.mark.parametrize("wake", [True, False])
+async def test_an_event_is_waited_for_only_so_long(wake: bool) -> None:
+    event = asyncio.Event()
+    then: Callable[[], None] = event.set if wake else lambda: None
+    asyncio.get_running_loop().call_soon(then)
+    assert await wait(event, 0.05) is wake
