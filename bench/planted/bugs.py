@@ -68,19 +68,19 @@ FENCING = (
     Bug(
         "finish without its owner",
         "Any live worker can end a job that another one runs.",
-        (_lua("finish", "holds(id, worker, run, s[1]", "holds(id, s[2], run, s[1]"),),
+        (_lua("finish", "holds_job(id, worker, run, s[1]", "holds_job(id, s[2], run, s[1]"),),
         (REGRESSIONS + "a_job_is_ended_by_its_holder_and_its_run_only",),
     ),
     Bug(
         "finish without its run",
         "The end of an earlier attempt counts for a later one.",
-        (_lua("finish", "holds(id, worker, run, s[1]", "holds(id, worker, s[3], s[1]"),),
+        (_lua("finish", "holds_job(id, worker, run, s[1]", "holds_job(id, worker, s[3], s[1]"),),
         (REGRESSIONS + "a_job_is_ended_by_its_holder_and_its_run_only",),
     ),
     Bug(
         "release without its run",
         "A hand-back that arrives late takes the job from the worker that has claimed it again and runs it.",
-        (_lua("release", "holds(id, worker, run, s[1]", "holds(id, worker, s[3], s[1]"),),
+        (_lua("release", "holds_job(id, worker, run, s[1]", "holds_job(id, worker, s[3], s[1]"),),
         (REGRESSIONS + "a_release_that_arrives_late_leaves_the_next_attempt_alone",),
     ),
     Bug(
@@ -134,8 +134,8 @@ ENDS = (
         (
             _lua(
                 "finish",
-                "  if not holds(",
-                "  drop_entry(s[4], s[5])\n  if not holds(",
+                "  if not holds_job(",
+                "  ack_and_delete(s[4], s[5])\n  if not holds_job(",
             ),
         ),
         (REGRESSIONS + "a_finish_behind_the_hand_back_leaves_the_job_in_the_queue",),
@@ -143,7 +143,7 @@ ENDS = (
     Bug(
         "ended but not acknowledged",
         "Entries of jobs that have ended fill their lane.",
-        (_lua("finish", "drop_entry(s[4], s[5])\n", ""),),
+        (_lua("finish", "ack_and_delete(s[4], s[5])\n", ""),),
         (PROTOCOL + "a_job_is_put_claimed_logged_and_finished",),
     ),
     Bug(
@@ -180,7 +180,7 @@ ENDS = (
     Bug(
         "a cancel that forgets the worker",
         "A running job is never told of its cancel: it keeps its slot to the end.",
-        (_lua("cancel", "    redis.call('HSET', job_key(id), 'cancel', 1)\n    tell_worker(s[2], {'c', id})\n", ""),),
+        (_lua("cancel", "    redis.call('HSET', job_key(id), 'cancel', 1)\n    notify_worker(s[2], {'c', id})\n", ""),),
         (PROTOCOL + "cancel_ends_a_waiting_job_and_marks_a_running_one",),
     ),
     Bug(
@@ -258,7 +258,7 @@ ENDS = (
     Bug(
         "an expired job is run",
         "Work that nobody waits for any more costs engine steps.",
-        (_lua("claim", " or past(s[3], now) then", " then"),),
+        (_lua("claim", " or is_past(s[3], now) then", " then"),),
         (REGRESSIONS + "a_job_whose_time_is_over_is_not_claimed",),
     ),
 )
@@ -312,13 +312,13 @@ QUEUE = (
     Bug(
         "an idempotency key that outlives its finished job",
         "The store keeps the key of every job that was ever completed.",
-        (_lua("finish", "  if is_idem(s[9]) then redis.call('EXPIRE', s[9], keep_of(s[7])) end\n", ""),),
+        (_lua("finish", "  if is_idem_key(s[9]) then redis.call('EXPIRE', s[9], retention_s(s[7])) end\n", ""),),
         (IDEMPOTENCY + "a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs",),
     ),
     Bug(
         "an idempotency key that outlives its cancelled job",
         "The same, of jobs that no worker ends.",
-        (_lua("prelude", "  if is_idem(s[7]) then redis.call('EXPIRE', s[7], keep_of(s[5])) end\n", ""),),
+        (_lua("prelude", "  if is_idem_key(s[7]) then redis.call('EXPIRE', s[7], retention_s(s[5])) end\n", ""),),
         (IDEMPOTENCY + "whatever_ends_a_job_bounds_the_life_of_its_key",),
     ),
     Bug(
@@ -336,7 +336,7 @@ QUEUE = (
     Bug(
         "a lost connection that keeps its key",
         "The next try of a client that lost its connection is told that the job was cancelled.",
-        (_lua("cancel", "    free_key(s[5], id)\n", ""),),
+        (_lua("cancel", "    free_idempotency_key(s[5], id)\n", ""),),
         (
             IDEMPOTENCY + "a_job_that_lost_its_client_leaves_its_key_free",
             RETRIES + "a_request_that_lost_its_connection_is_computed_when_it_comes_again",
@@ -382,7 +382,7 @@ QUEUE = (
             _lua(
                 "leave",
                 "local held = redis.call('SCARD', claims_key(worker))\nif held > 0 then return held end\n",
-                "for _, lane in ipairs(lanes_of(redis.call('HGET', worker_key(worker), 'model'))) do\n"
+                "for _, lane in ipairs(model_streams(redis.call('HGET', worker_key(worker), 'model'))) do\n"
                 "  redis.pcall('XGROUP', 'DELCONSUMER', lane, GROUP, worker)\nend\n",
             ),
         ),
@@ -400,8 +400,8 @@ QUEUE = (
         (
             _lua(
                 "prelude",
-                "  drop_entry(s[1], s[2])\n  gather(released, worker, id)\n",
-                "  gather(released, worker, id)\n",
+                "  ack_and_delete(s[1], s[2])\n  buffer_write(buffered_releases, worker, id)\n",
+                "  buffer_write(buffered_releases, worker, id)\n",
             ),
         ),
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),
@@ -412,8 +412,8 @@ QUEUE = (
         (
             _lua(
                 "claim",
-                "local ran, job = pcall(take, lane, item[1], fields[2])",
-                "local ran, job = true, take(lane, item[1], fields[2])",
+                "local ran, job = pcall(claim_entry, lane, item[1], fields[2])",
+                "local ran, job = true, claim_entry(lane, item[1], fields[2])",
             ),
         ),
         (MALFORMED + "a_claim_gives_the_other_jobs",),
@@ -493,7 +493,7 @@ QUEUE = (
     Bug(
         "a room that many promise",
         "Each API process reserves the same memory: together they accept more than the store can hold.",
-        (_lua("put", "if owed_now() + owed > most_owed then", "if owed > most_owed then"),),
+        (_lua("put", "if total_reserved_bytes() + reserved > max_reserved then", "if reserved > max_reserved then"),),
         (MEMORY + "what_is_accepted_leaves_room_for_its_output",),
     ),
     Bug(
@@ -523,13 +523,13 @@ QUEUE = (
     Bug(
         "a malformed job that still owes",
         "The room of a job that failed as malformed is never given back, and each such job has less accepted.",
-        (_lua("prelude", "  if model then owe(model, priority, s[10], -1) end\n", ""),),
+        (_lua("prelude", "  if model then add_reserved_bytes(model, priority, s[10], -1) end\n", ""),),
         (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
     ),
     Bug(
         "a malformed job that keeps its idempotency key",
         "The key has no expiry and leads to a failed job for ever.",
-        (_lua("prelude", "  free_key(s[9], id)\n", ""),),
+        (_lua("prelude", "  free_idempotency_key(s[9], id)\n", ""),),
         (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
     ),
     Bug(
@@ -565,7 +565,7 @@ QUEUE = (
     Bug(
         "a reservation that is never given back",
         "With every finished job less is accepted, in the end nothing.",
-        (_lua("finish", "  owe(model, priority, s[10], -1)\n", ""),),
+        (_lua("finish", "  add_reserved_bytes(model, priority, s[10], -1)\n", ""),),
         (MEMORY + "what_ends_gives_its_reservation_back",),
     ),
     Bug(
@@ -577,7 +577,7 @@ QUEUE = (
     Bug(
         "the log of a lost worker kept for a day",
         "Every worker that ends leaves its log behind although no job needs it.",
-        (_lua("prelude", "redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_TAIL_S", "keep"),),
+        (_lua("prelude", "redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_GRACE_S", "keep"),),
         (REGRESSIONS + "a_lost_workers_log_lives_as_long_as_its_jobs",),
     ),
     Bug(
@@ -601,7 +601,7 @@ QUEUE = (
     Bug(
         "a list of jobs that only grows",
         "Ids of forgotten jobs pile up in a list nobody reads.",
-        (_lua("prelude", "    redis.call('EXPIRE', jobs_key(tenant), listed_s)\n", ""),),
+        (_lua("prelude", "    redis.call('EXPIRE', jobs_key(tenant), listing_keep_s)\n", ""),),
         (REGRESSIONS + "a_list_of_jobs_is_as_long_as_its_time",),
     ),
 )
@@ -799,7 +799,7 @@ TOKENS = (
     Bug(
         "a job of nobody that keeps its worker",
         "A worker that drains waits for ever for a job that the store has lost.",
-        (_lua("prelude", "  gather(released, worker, id)\n  return false\n", "  return false\n"),),
+        (_lua("prelude", "  buffer_write(buffered_releases, worker, id)\n  return false\n", "  return false\n"),),
         (REGRESSIONS + "a_worker_leaves_though_the_store_has_lost_its_job",),
     ),
     Bug(
@@ -1184,7 +1184,7 @@ LINES = (
         "Every message that says that there is work begins a turn, whoever has the batch.",
         (
             _lua("hold", "if s[8] and tonumber(s[8]) > now then return 'held' end\n", ""),
-            _lua("due", "now + again", "now"),
+            _lua("due", "now + repeat_ms", "now"),
         ),
         (BATCHES + "one_works_on_it_at_a_time", BATCHES + "a_new_batch_is_due_once"),
     ),
@@ -1192,7 +1192,7 @@ LINES = (
         "a batch that is told of once",
         "A message that Celery loses is never sent again: the batch stands still for ever.",
         (
-            _lua("due", "redis.call('ZADD', due_key(), now + again, id)", "redis.call('ZREM', due_key(), id)"),
+            _lua("due", "redis.call('ZADD', due_key(), now + repeat_ms, id)", "redis.call('ZREM', due_key(), id)"),
             _lua("hold", " or not redis.call('ZSCORE', due_key(), id)", ""),
         ),
         (BATCHES + "a_new_batch_is_due_once",),
@@ -1206,7 +1206,7 @@ LINES = (
     Bug(
         "a batch that sleeps through its owner's wish",
         "Resumed or cancelled just as it is laid aside, a paused batch is not looked at before its window ends.",
-        (_lua("save", "  if rest ~= '' and s[3] == '' then rest = 0 end\n", ""),),
+        (_lua("save", "  if resume_ms ~= '' and s[3] == '' then resume_ms = 0 end\n", ""),),
         (BATCHES + "a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through",),
     ),
     Bug(
@@ -1551,7 +1551,7 @@ POOLS = (
     Bug(
         "a sleeper nobody wakes at once",
         "The first request at zero workers waits for the next tick.",
-        (_lua("put", "wake_scheduler(model)", "is_read(lane)"),),
+        (_lua("put", "wake_scheduler(model)", "has_consumer(lane)"),),
         (PLANS + "a_put_nobody_is_there_for_wakes_the_scheduler",),
     ),
 )

@@ -244,7 +244,7 @@ STORAGE = (
     Bug(
         "puts that do not see each other",
         "Requests that come at once each find the room of a quota that is there for one.",
-        (_lua("put", "  if kept then kept.jobs, kept.requests = kept.jobs + 1, kept.requests + size end\n", ""),),
+        (_lua("put", "  if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end\n", ""),),
         (QUOTAS + "many_puts_at_once_share_what_is_left",),
     ),
     Bug(
@@ -262,7 +262,7 @@ STORAGE = (
     Bug(
         "a deleted file still counts",
         "Who deletes files has no more room than before.",
-        (_lua("prelude", "  count_file(sizes_key(tenant), id, nil)\n", ""),
+        (_lua("prelude", "  set_file_cost(sizes_key(tenant), id, nil)\n", ""),
          _lua("prelude", "~= (files > 0 and files + 1 or 0) then", "< 0 then")),
         (QUOTAS + "files_are_bounded_by_their_bytes",),
     ),
@@ -281,13 +281,13 @@ STORAGE = (
     Bug(
         "the input of a batch is free",
         "Who uploads, begins a batch, deletes the file and begins anew fills the disk.",
-        (_lua("prelude", "  if in_use(id) then\n", "  if false then\n"),),
+        (_lua("prelude", "  if is_file_in_use(id) then\n", "  if false then\n"),),
         (FILES + "a_deleted_input_is_counted_until_its_batch_has_ended",),
     ),
     Bug(
         "the input of a batch is counted for ever",
         "Who deletes inputs while their batches run has less room with each.",
-        (_lua("save", "    release_file(s[6], s[4])\n", ""),),
+        (_lua("save", "    release_file_cost(s[6], s[4])\n", ""),),
         (FILES + "an_input_is_counted_once_and_for_as_long_as_any_batch_has_it",),
     ),
     Bug(
@@ -319,7 +319,7 @@ STORAGE = (
     Bug(
         "small files cost nothing",
         "A tenant keeps millions of files of a few bytes, each with a record in the store.",
-        (_lua("prelude", "local LEAST_FILE = 4096", "local LEAST_FILE = 0"),),
+        (_lua("prelude", "local MIN_FILE_COST = 4096", "local MIN_FILE_COST = 0"),),
         (FILES + "small_files_are_bounded_too",),
     ),
     Bug(

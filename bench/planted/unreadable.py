@@ -34,18 +34,18 @@ UNREADABLE = (
     Bug(
         "a claim that breaks off counts for nobody",
         "Jobs that it had read wait for a worker that does not know of them, for as long as it lives and longer.",
-        (_lua("claim", "            redis.call('SADD', claims_key(worker), unpack(jobs_in(entries)))\n", ""),),
+        (_lua("claim", "            redis.call('SADD', claims_key(worker), unpack(job_ids(entries)))\n", ""),),
         (TEST + "a_refusal_in_the_middle_of_a_claim_loses_no_job",),
     ),
     Bug(
         "a lease that goes before its jobs",
         "A sweep that breaks off leaves the rest of a dead worker's jobs to no sweep.",
         (
-            _lua("reap", "  back = {}\n", "  redis.call('ZREM', leases_key(), worker)\n  back = {}\n"),
+            _lua("reap", "  requeued_ids = {}\n", "  redis.call('ZREM', leases_key(), worker)\n  requeued_ids = {}\n"),
             _lua(
                 "reap",
-                "  redis.call('ZREM', leases_key(), worker) -- behind its jobs: where the server refuses one, the next "
-                "sweep goes on\n",
+                "  redis.call('ZREM', leases_key(), worker) -- after its jobs: if the server refuses one, the next "
+                "sweep continues\n",
                 "",
             ),
         ),
@@ -54,24 +54,24 @@ UNREADABLE = (
     Bug(
         "a job whose worker is nobody",
         "Its worker cannot end it, and no sweep takes it: it runs for ever.",
-        (_lua("prelude", "      error('its worker is none', 0)\n", "      return false\n"),),
+        (_lua("prelude", "      error('invalid worker', 0)\n", "      return false\n"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "a job whose run is none",
         "Its worker cannot end it or hand it back: it runs for as long as that worker lives.",
-        (_lua("prelude", "error('its run is none', 0)", "return false"),),
+        (_lua("prelude", "error('invalid run', 0)", "return false"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "ended before it is read",
         "A job whose lane cannot be read is completed and kept for ever; nobody is told, its entry stays.",
         (
-            _lua("finish", "  local model, priority = checked_place(s[4], s[5])\n", ""),
+            _lua("finish", "  local model, priority = require_lane_entry(s[4], s[5])\n", ""),
             _lua(
                 "finish",
-                "  drop_entry(s[4], s[5])\n",
-                "  drop_entry(s[4], s[5])\n  local model, priority = place_of(s[4])\n",
+                "  ack_and_delete(s[4], s[5])\n",
+                "  ack_and_delete(s[4], s[5])\n  local model, priority = parse_lane(s[4])\n",
             ),
         ),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
@@ -79,31 +79,31 @@ UNREADABLE = (
     Bug(
         "an unreadable job that keeps its entry",
         "The lane counts it as running after it has failed, and its worker's consumer stays.",
-        (_lua("prelude", "given_to(worker or s[4] or '')[id] or {}", "{}"),),
+        (_lua("prelude", "pending_entries(worker or s[4] or '')[id] or {}", "{}"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "a waiting job whose entry is unreadable",
         "A claim drops it from its lane, where nobody finds it again: it waits for ever.",
-        (_lua("claim", "s[6] ~= entry and not stands_elsewhere(id, s[10], s[6]) then", "false then"),),
+        (_lua("claim", "s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then", "false then"),),
         (TEST + "a_claim_leaves_no_waiting_job_behind",),
     ),
     Bug(
         "any digits are a number of attempts",
         "One job that is claimed ends its worker, and the next, and the next.",
-        (_lua("claim", "  if s[8] and not whole_number(s[8]) then error('its attempt is none', 0) end\n", ""),),
+        (_lua("claim", "  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end\n", ""),),
         (TEST + "numbers_beyond_all_bounds_are_none",),
     ),
     Bug(
         "any digits are a number of seconds",
         "A job that is to be kept for longer than the server can count is kept for ever, and its end breaks off.",
-        (_lua("prelude", "  return whole_number(keep) or 3600", "  return string.match(keep or '', '^%d+$') or 3600"),),
+        (_lua("prelude", "  return integer_text(keep) or 3600", "  return string.match(keep or '', '^%d+$') or 3600"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "a cancel deletes any key",
         "Whatever stands where a job's idempotency key should be goes with a client that leaves.",
-        (_lua("cancel", "    free_key(s[5], id)\n", "    if s[5] then redis.call('DEL', s[5]) end\n"),),
+        (_lua("cancel", "    free_idempotency_key(s[5], id)\n", "    if s[5] then redis.call('DEL', s[5]) end\n"),),
         (TEST + "waiting_jobs_are_cancelled",),
     ),
     Bug(

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Write one engine step to the worker's log, then show it. Refused when the worker was fenced; harmless when repeated.
--- ARGV: worker, frame number, lease in ms (0: not renewed), oldest frame still needed, '1' if earlier frames may be missing,
---       then pairs of reply address ('-' for none), frame
--- Returns: 'fenced' | 0 (this frame is already in the log) | 1 | -1 (frames before this one are not: the store has
+-- Appends one engine step to the worker's durable log, then publishes its frames. Idempotent by the frame's number.
+-- ARGV: worker, frame number, lease in ms (0: not renewed), oldest frame still needed, '1' if earlier frames may be
+--       missing, then pairs of reply address ('-' for none), frame
+-- Returns: 'fenced' | 0 (this frame is already in the log) | 1 | -1 (frames before this one are missing: the store has
 --          lost data, and nothing was written)
 local worker, number, lease, oldest, forced = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1'
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame')

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- Renew a lease. ARGV: worker, lease in ms
--- Returns: 'fenced' | {id, run, '1' if somebody cancelled it}... for every job this worker holds, as the server sees
--- it: a cancel's message, or a claim's answer, may have been lost
+-- Heartbeat of a worker: renews its lease. ARGV: worker, lease in ms
+-- Returns: 'fenced' | {id, run, '1' if it was cancelled}... of every job that this worker holds by the store's records:
+-- the message of a cancel, or the answer of a claim, may have been lost
 local worker, lease = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end
 redis.call('ZADD', leases_key(), now_ms() + lease, worker)
@@ -10,6 +10,6 @@ if model and redis.call('GET', alone_key(model)) == worker then redis.call('PEXP
 local held = {}
 for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do
   local s = redis.pcall('HMGET', job_key(id), 'run', 'cancel')
-  held[#held + 1] = {id, tonumber(whole_number(s[1])) or 0, s[2] or ''}
+  held[#held + 1] = {id, tonumber(integer_text(s[1])) or 0, s[2] or ''}
 end
 return held

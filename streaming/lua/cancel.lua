@@ -1,17 +1,17 @@
 #!lua flags=allow-oom
--- Cancel a job wherever it stands.
--- ARGV: id, '1' to leave it alone if it runs, and if it is cancelled only because no client of an API process waits for
---       it any more: the address of that process. Then the job is kept if others follow it or know its id (pinned), and
---       its idempotency key is freed with it, so that the next request with that key computes.
--- Returns: the state it was found in, 'unknown' or 'kept'. A waiting job has ended on return; a running one will. One
---          whose record cannot be read has failed.
+-- Cancels a job: ends a queued one, and marks a running one and notifies its worker.
+-- ARGV: id, '1' to leave it alone if it runs, and if it is cancelled only because the last client of an API process
+--       disconnected: the address of that process. Then the job is kept if other processes follow it or a client knows
+--       its id (pinned); else its idempotency key is freed, so that the next request with that key computes anew.
+-- Returns: the state it was found in, 'unknown' or 'kept'. A queued job has ended on return; a running one will. A job
+--          whose record is malformed has failed.
 local id, waiting_only, left = ARGV[1], ARGV[2] == '1', ARGV[3]
-return or_malformed(id, nil, function()
+return run_or_fail(id, nil, function()
   local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'reply', 'pinned', 'idem', 'lane', 'entry')
   if not s[1] then return 'unknown' end
-  if not STATES[s[1]] then error('its state is none', 0) end
-  if s[1] == 'queued' then checked_place(s[6], s[7]) end
-  if s[1] == 'in_progress' and not s[2] then error('its worker is none', 0) end
+  if not STATES[s[1]] then error('invalid state', 0) end
+  if s[1] == 'queued' then require_lane_entry(s[6], s[7]) end
+  if s[1] == 'in_progress' and not s[2] then error('invalid worker', 0) end
   if left and (s[1] == 'queued' or s[1] == 'in_progress') then
     local others = {}
     for address in string.gmatch(s[3] or '', '[^,]+') do
@@ -21,13 +21,13 @@ return or_malformed(id, nil, function()
     if #others > 0 or s[4] == '1' then return 'kept' end
     redis.call('HSET', job_key(id), 'abandoned', 1)
     redis.call('HDEL', job_key(id), 'idem')
-    free_key(s[5], id)
+    free_idempotency_key(s[5], id)
   end
   if s[1] == 'queued' then
     end_job(id, 'cancelled', 'cancelled', now_ms())
   elseif s[1] == 'in_progress' and not waiting_only then
     redis.call('HSET', job_key(id), 'cancel', 1)
-    tell_worker(s[2], {'c', id})
+    notify_worker(s[2], {'c', id})
   end
   return s[1]
 end) or 'failed'

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- Give a live worker up to `want` waiting jobs of its model, highest lane first, lost ones before new ones.
--- Suspects (jobs whose workers keep dying) are run alone: one worker of a model at a time takes them, singly.
--- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most of them from the lowest lane | '',
---       the number before those of the runs that begin here
--- Returns: 'fenced' | {now, frame number, 1 if this worker is to finish what it has and then take suspects,
+-- Claims up to `want` waiting jobs for a live worker: highest lane first, requeued jobs before new ones. Suspects (jobs
+-- that may have killed their workers) run alone: one worker of a model at a time takes them, one by one.
+-- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most jobs from the lowest lane | '',
+--       the number of the worker's last run: the runs that begin here get the following ones
+-- Returns: 'fenced' | {now, frame number, 1 if this worker must finish its jobs and then take suspects,
 --                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
 local worker, model, want, lease, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local spare, number = tonumber(ARGV[6]) or want, tonumber(ARGV[7])
@@ -17,38 +17,38 @@ local function read(lane, count)
   local got = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', lane, '>')
   if got and got.err then
     if string.sub(got.err, 1, 7) ~= 'NOGROUP' then return redis.error_reply(got.err) end
-    -- The group does not exist yet, or was lost with the data: begin at the beginning, finished jobs are no longer here.
+    -- The group does not exist yet, or was lost with the data: read from the start, for finished jobs leave the stream.
     redis.call('XGROUP', 'CREATE', lane, GROUP, '0', 'MKSTREAM')
     got = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', lane, '>')
   end
   return got and got[1] and got[1][2] or {}
 end
 
--- Whether a waiting job stands in another place than the one that is read.
-local function stands_elsewhere(id, lane, entry)
-  checked_place(lane, entry)
+-- Whether a waiting job is queued at another lane and entry than the one that is being claimed.
+local function is_queued_elsewhere(id, lane, entry)
+  require_lane_entry(lane, entry)
   local found = redis.call('XRANGE', lane, entry, entry)[1]
   return found and found[2][2] == id
 end
 
-local begun = 0 -- jobs that this call gives to the worker: a number is used up by one of these, and by no failed one
-local function take(lane, entry, id)
+local begun = 0 -- jobs claimed by this call: only these use up run numbers
+local function claim_entry(lane, entry, id)
   local job, run = job_key(id), number + begun + 1
   local s = redis.call('HMGET', job, 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'entry', 'created', 'attempt',
     'events', 'lane')
   if s[1] and not STATES[s[1]] then error('attempt to claim a job in state ' .. s[1], 0) end
-  if s[1] == 'queued' and s[6] ~= entry and not stands_elsewhere(id, s[10], s[6]) then
-    error('its entry is none', 0)
+  if s[1] == 'queued' and s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then
+    error('invalid entry', 0)
   end
   if s[1] ~= 'queued' or s[6] ~= entry then
-    drop_entry(lane, entry) -- ended, or put back elsewhere, while it waited here
+    ack_and_delete(lane, entry) -- the job ended, or was requeued elsewhere, while this entry waited
     return nil
   end
-  if s[2] and not number_of(s[2]) then error('its queue_deadline is none', 0) end
-  if s[3] and not number_of(s[3]) then error('its deadline is none', 0) end
-  if s[8] and not whole_number(s[8]) then error('its attempt is none', 0) end
-  if s[10] and s[10] ~= lane then error('its lane is none', 0) end
-  if (not s[8] and past(s[2], now)) or past(s[3], now) then
+  if s[2] and not parse_number(s[2]) then error('invalid queue_deadline', 0) end
+  if s[3] and not parse_number(s[3]) then error('invalid deadline', 0) end
+  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end
+  if s[10] and s[10] ~= lane then error('invalid lane', 0) end
+  if (not s[8] and is_past(s[2], now)) or is_past(s[3], now) then
     end_job(id, 'expired', 'deadline_exceeded_in_queue', now)
     return nil
   end
@@ -58,19 +58,19 @@ local function take(lane, entry, id)
     'runs', runs .. worker .. ':' .. (mine[2] + 1) .. ':' .. run .. ';')
   if alone then redis.call('HSET', job, 'alone', 1) end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
-  if s[9] and attempt == 1 then emit(s[9], id, redis.call('HGET', job, 'tenant') or '', 'job.started') end
-  return {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, number_of(s[7]) or 0, run}
+  if s[9] and attempt == 1 then emit_event(s[9], id, redis.call('HGET', job, 'tenant') or '', 'job.started') end
+  return {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, parse_number(s[7]) or 0, run}
 end
 
-local function jobs_in(entries)
+local function job_ids(entries)
   local ids = {}
   for _, item in ipairs(entries) do ids[#ids + 1] = item[2] and item[2][1] == 'job' and item[2][2] or nil end
   return ids
 end
 
--- Only jobs that were never begun may wait too long; a lane read to its end is left for the next.
+-- Claim from one lane until the answer holds `most` jobs or the lane is empty.
 local out = {now, tonumber(mine[2]), 0}
-local function take_from(lane, most)
+local function claim_from(lane, most)
   while #out - 3 < most do
     local asked, taken = math.min(most - (#out - 3), 1000), {}
     local entries = read(lane, asked)
@@ -78,14 +78,14 @@ local function take_from(lane, most)
     for _, item in ipairs(entries) do
       local fields = item[2]
       if not fields or fields[1] ~= 'job' or fields[3] then
-        dead_letter('lane', lane, 'entry', item[1], 'reason', 'not an entry of ours')
-        drop_entry(lane, item[1])
+        dead_letter('lane', lane, 'entry', item[1], 'reason', 'not a lane entry of Penstock')
+        ack_and_delete(lane, item[1])
       else
-        local ran, job = pcall(take, lane, item[1], fields[2])
-        if not ran then -- that job alone fails, unless it is the server that refuses
-          local why = fault_of(job)
-          if not why then -- what was read is this worker's, which hands back what it does not know
-            redis.call('SADD', claims_key(worker), unpack(jobs_in(entries)))
+        local ran, job = pcall(claim_entry, lane, item[1], fields[2])
+        if not ran then -- only this job fails, unless the server refused a command
+          local why = record_fault(job)
+          if not why then -- record the entries read as this worker's: it releases jobs that it does not know
+            redis.call('SADD', claims_key(worker), unpack(job_ids(entries)))
             error(job, 0)
           end
           fail_malformed(fields[2], why, now, nil, lane, item[1])
@@ -99,13 +99,13 @@ local function take_from(lane, most)
   end
 end
 
--- Jobs are put back to streams that do not exist before: mostly nobody needs to look there.
-local back, suspects = {}, 0
+-- Retry and suspects streams exist only while jobs are requeued: one EXISTS usually saves reading them.
+local requeue_streams, suspects = {}, 0
 for i, priority in ipairs(PRIORITIES) do
-  back[2 * i - 1], back[2 * i] = retry_key(model, priority), suspects_key(model, priority)
+  requeue_streams[2 * i - 1], requeue_streams[2 * i] = retry_key(model, priority), suspects_key(model, priority)
 end
-local any_back = redis.call('EXISTS', unpack(back)) > 0
-for i = 2, any_back and #back or 0, 2 do suspects = suspects + redis.call('XLEN', back[i]) end
+local any_requeued = redis.call('EXISTS', unpack(requeue_streams)) > 0
+for i = 2, any_requeued and #requeue_streams or 0, 2 do suspects = suspects + redis.call('XLEN', requeue_streams[i]) end
 local runner = suspects > 0 and redis.call('GET', alone_key(model))
 if suspects > 0 and (not runner or runner == worker) then
   redis.call('SET', alone_key(model), worker, 'PX', 3 * lease)
@@ -113,15 +113,15 @@ if suspects > 0 and (not runner or runner == worker) then
 end
 
 for _, priority in ipairs(PRIORITIES) do
-  local lanes = {} -- a worker that is to run suspects takes nothing new until it has
+  local lanes = {} -- a worker that is to run suspects claims nothing else before them
   if alone and out[3] == 1 then
     lanes = {suspects_key(model, priority)}
   elseif not alone and out[3] == 0 then
-    lanes = any_back and {retry_key(model, priority), lane_key(model, priority)} or {lane_key(model, priority)}
+    lanes = any_requeued and {retry_key(model, priority), lane_key(model, priority)} or {lane_key(model, priority)}
   end
   local most = priority == PRIORITIES[#PRIORITIES] and math.min(want, #out - 3 + spare) or want
   for _, lane in ipairs(lanes) do
-    local failed = take_from(lane, most)
+    local failed = claim_from(lane, most)
     if failed then return failed end
   end
 end

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- Take events that nobody has passed on yet; those of a process that took them and was lost come first.
--- ARGV: whom they are for, who takes them, most of them, ms after which whoever took them counts as lost
--- Returns: {entry, id, tenant, type}...
+-- Takes undelivered events from an outbox, first those that a lost process had taken.
+-- ARGV: outbox ('broker' | 'webhooks'), consumer, most events, ms without an acknowledgement after which an event is
+--       taken over. Returns: {entry, id, tenant, type}...
 local box, consumer, most, idle = outbox_key(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4]
 if redis.call('EXISTS', box) == 0 then return {} end
 local taken = redis.pcall('XAUTOCLAIM', box, GROUP, consumer, idle, '0-0', 'COUNT', most)
@@ -18,8 +18,8 @@ local function add(entries)
     if fields.id and fields.tenant and fields.type then
       events[#events + 1] = {item[1], fields.id, fields.tenant, fields.type}
     else
-      dead_letter('lane', box, 'entry', item[1], 'reason', 'not an event of ours')
-      drop_entry(box, item[1])
+      dead_letter('lane', box, 'entry', item[1], 'reason', 'not an event of Penstock')
+      ack_and_delete(box, item[1])
     end
   end
 end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- An event becomes a webhook message for each endpoint, in one step and once. A message that is there stays as it is.
+-- Fans an event out: creates one webhook message per endpoint. Idempotent: an existing message is left as it is.
 -- ARGV: its entry in the outbox, id of the event, type, subject, tenant, ms of the event, ms to keep the list,
 --       then pairs of message id, endpoint
 -- Returns: how many messages are new
@@ -10,12 +10,12 @@ for i = 8, #ARGV, 2 do
   if redis.call('EXISTS', hook_key(id)) == 0 then
     redis.call('HSET', hook_key(id), 'event', event, 'type', what, 'subject', subject, 'tenant', tenant, 'at', at,
       'endpoint', endpoint, 'state', 'pending', 'attempt', 0, 'before', 0, 'began', now)
-    plan_hook(id, endpoint, now)
+    schedule_webhook(id, endpoint, now)
     redis.call('ZADD', hooks_key(), at, id)
     new = new + 1
   end
 end
 redis.call('ZREMRANGEBYSCORE', hooks_key(), '-inf', now - keep)
 redis.call('PEXPIRE', hooks_key(), keep)
-drop_entry(outbox_key('webhooks'), entry)
+ack_and_delete(outbox_key('webhooks'), entry)
 return new

@@ -1,4 +1,4 @@
--- Which of these jobs have ended, or are not kept. ARGV: ids. Returns: their ids.
+-- Filters job ids: returns those of jobs that have ended or are no longer kept. ARGV: ids. Returns: their ids.
 local over = {}
 for _, id in ipairs(ARGV) do
   local state = redis.pcall('HGET', job_key(id), 'state')

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Fail a job whose record a reader cannot read, unless it has ended. ARGV: id, why
--- Returns: when it ended (ms), now if that cannot be read; 0 if it is not kept
+-- Fails a job whose record a reader could not decode, unless it has ended. ARGV: id, reason
+-- Returns: when it ended (ms), or now if that is malformed too; 0 if the job is not kept
 local now = now_ms()
 fail_malformed(ARGV[1], ARGV[2], now)
 local job = job_key(ARGV[1])

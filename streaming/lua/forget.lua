@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- Drop the record of a file or of a batch that has ended. ARGV: 'file' | 'batch', id, tenant
+-- Deletes the record of a file, or of a batch that has ended. ARGV: 'file' | 'batch', id, tenant
 local kind, id, tenant = ARGV[1], ARGV[2], ARGV[3]
 if kind == 'file' then
   redis.call('DEL', file_key(id))
-  release_file(id, tenant)
+  release_file_cost(id, tenant)
 else
   redis.call('DEL', batch_key(id))
   redis.call('ZREM', batches_key(tenant), id)
-  forget_never(id, tenant)
+  cancel_deletion(id, tenant)
 end
 return 1

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Take a batch to work on it. ARGV: id, number of the telling, lease in ms
--- Returns: 'gone' | 'stale' (told anew since, or nothing is due) | 'held' (another works on it)
+-- Takes the lease of a batch for one offline process. ARGV: id, number of the notice, lease in ms
+-- Returns: 'gone' | 'stale' (there is a newer notice, or the batch is not due) | 'held' (another process has the lease)
 --          | {epoch, now, status, paused, created, expires | '', asked, progress}
 local id, turn, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local batch = batch_key(id)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Read what this store is; the first process that comes writes it. Processes that start at once get the same answer.
+-- Reads the store's identity, or writes it if there is none. Processes that start at once get the same answer.
 -- ARGV: format, partitions and deployment id to write if the store has none
 -- Returns: {format, partitions, deployment}
 if redis.call('EXISTS', store_key()) == 0 then

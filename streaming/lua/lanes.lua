@@ -1,14 +1,15 @@
 #!lua flags=no-writes
--- What waits and runs in every lane of these models, and the nearest deadlines of waiting jobs.
+-- Counts waiting and running jobs in every lane of these models, and lists the nearest deadlines of waiting jobs.
 -- ARGV: most deadlines, model...
 -- Returns: {now, {{waiting, running, time (ms) of the oldest that waits | 0, ever put}, by model and priority...},
 --           {{lane, accepted at, expires at}...}}
 local most = tonumber(ARGV[1])
 
--- Entries leave a stream at their job's end, so what is in it and was not delivered waits.
-local function look(stream)
+-- Count one stream: waiting, running, time (ms) of the oldest that waits | 0. Entries leave a stream at their job's end, so
+-- an entry is waiting if it was not delivered, and running if it was.
+local function count_stream(stream)
   if redis.call('TYPE', stream).ok ~= 'stream' then return 0, 0, 0 end
-  local waiting = waiting_in(stream)
+  local waiting = count_waiting(stream)
   local running = redis.call('XLEN', stream) - waiting
   if waiting <= 0 then return 0, math.max(running, 0), 0 end
   local behind, groups = '-', redis.pcall('XINFO', 'GROUPS', stream)
@@ -33,9 +34,9 @@ local lanes = {}
 for i = 2, #ARGV do
   for _, priority in ipairs(PRIORITIES) do
     local waiting, running, oldest = 0, 0, math.huge
-    -- What was put back is counted as waiting, but was put only once.
+    -- Requeued jobs count as waiting, but only the lane counts in `ever put`.
     for _, key in ipairs({suspects_key(ARGV[i], priority), retry_key(ARGV[i], priority), lane_key(ARGV[i], priority)}) do
-      local here, there, first = look(key)
+      local here, there, first = count_stream(key)
       waiting, running = waiting + here, running + there
       if first > 0 then oldest = math.min(oldest, first) end
     end

@@ -1,17 +1,17 @@
 #!lua flags=allow-oom
--- A worker ends in good order. Refused while it still holds jobs. ARGV: worker, seconds to keep its log
--- Returns: how many jobs it still holds (0: it has left)
+-- Gives up a worker's lease at its graceful shutdown. Refused while it still holds jobs. ARGV: worker, seconds to keep
+-- its log. Returns: how many jobs it still holds (0: it has left)
 local worker, keep = ARGV[1], ARGV[2]
 local held = redis.call('SCARD', claims_key(worker))
 if held > 0 then return held end
 local model = redis.call('HGET', worker_key(worker), 'model')
 redis.call('HSET', worker_key(worker), 'state', 'left')
 redis.call('EXPIRE', worker_key(worker), 3600)
-end_log(worker, keep)
+expire_log(worker, keep)
 redis.call('ZREM', leases_key(), worker)
 if model then
   redis.call('ZREM', idle_key(model), worker)
   if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
-  forget_consumer(model, worker)
+  delete_consumer(model, worker)
 end
 return 0

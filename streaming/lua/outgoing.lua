@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Take webhook messages whose time has come. Whoever takes one has the lease to say what came of it; then it is due again.
--- ARGV: endpoint, most of them, lease in ms
+-- Takes webhook messages that are due, each under a lease; a message whose outcome is not reported in time is due again.
+-- ARGV: endpoint, most messages, lease in ms
 -- Returns: {now, {id, attempt, attempts before this round, ms this round began, event, type, subject, ms of the event}...}
 local due, most, lease = hook_due_key(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local now = now_ms()
@@ -11,7 +11,7 @@ for _, id in ipairs(redis.call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0
     redis.call('ZADD', due, now + lease, id)
     redis.call('HSET', hook_key(id), 'due', now + lease, 'tried', now)
     local attempt = redis.pcall('HINCRBY', hook_key(id), 'attempt', 1)
-    if type(attempt) == 'table' then -- it was no number
+    if type(attempt) == 'table' then -- it was not a number
       redis.call('HSET', hook_key(id), 'attempt', 1)
       attempt = 1
     end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A human's decision about one model's pool, or the end of it; the scheduler hears of it at once.
+-- Sets or ends a manual override of one model's pool, and wakes the scheduler.
 -- ARGV: model, record | '' to end it, ms it holds | '' until it is ended, record of the action
 -- Returns: 1 | 0 (there was nothing to end)
 local model, record, keep, action = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

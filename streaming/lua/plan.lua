@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- What the leader has decided, in one step; refused to whoever does not lead under this epoch any more.
+-- Publishes the leader's decisions: stores them, and notifies workers and pools; fenced by the leader's epoch.
 -- ARGV: holder, epoch, then threes of: 'plan', model, record | 'cold', model, seconds | 'act', model, record
 --       | 'cordon', worker, reason | 'hold', worker, ms
--- Returns: 1 | 0 (refused: nothing was written, nobody was told)
+-- Returns: 1 | 0 (refused: nothing was written or sent)
 if redis.call('GET', leader_key()) ~= ARGV[1] or redis.call('GET', leader_epoch_key()) ~= ARGV[2] then return 0 end
 local changed = false
 for i = 3, #ARGV, 3 do
@@ -12,9 +12,9 @@ for i = 3, #ARGV, 3 do
   elseif what == 'cold' then
     redis.call('HSET', cold_key(), name, value)
   elseif what == 'cordon' then
-    tell_worker(name, {'d', value})
+    notify_worker(name, {'d', value})
   elseif what == 'hold' then
-    tell_worker(name, {'h', tonumber(value)})
+    notify_worker(name, {'h', tonumber(value)})
   else
     redis.call('XADD', actions_key(), 'MAXLEN', '~', 1000, '*', 'model', name, 'epoch', ARGV[2], 'action', value)
     changed = true

@@ -1,4 +1,4 @@
 #!lua flags=allow-oom
--- These events are passed on. ARGV: whom they were for, entries
-for i = 2, #ARGV do drop_entry(outbox_key(ARGV[1]), ARGV[i]) end
+-- Acknowledges events of an outbox that were delivered. ARGV: outbox ('broker' | 'webhooks'), entries
+for i = 2, #ARGV do ack_and_delete(outbox_key(ARGV[1]), ARGV[i]) end
 return #ARGV - 1

@@ -1,8 +1,8 @@
--- Accept a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', whom its end is for | '', the most
--- bytes of files that the tenant may keep, to which the batch will add | '', its input file, the bytes of that
+-- Accepts a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', recipients of its events | '', the
+-- tenant's quota of file bytes, to which the batch will add | '', its input file, the bytes of that
 -- Returns: 'reused' (something else was asked before under this id, or by another tenant) |
---          {'quota', 'files', bytes it keeps} | the fields that say how the
---          batch stands, new or not: asked, status, paused, created, expires, cancelling, progress, tenant
+--          {'quota', 'files', bytes the tenant keeps} | the fields of the batch's
+--          record, new or not: asked, status, paused, created, expires, cancelling, progress, tenant
 local id, tenant, asked, digest, window = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local events, most, input = ARGV[6], tonumber(ARGV[7]), ARGV[8]
 local known = redis.call('HMGET', batch_key(id), 'digest', 'tenant')
@@ -17,7 +17,7 @@ if not known[1] then
   redis.call('ZADD', batches_key(tenant), now, id)
   redis.call('ZADD', due_key(), now, id)
   redis.call('SADD', readers_key(input), id)
-  if redis.call('EXISTS', file_key(input)) == 0 then hold_file(input, tenant, cost_of(ARGV[9])) end -- gone meanwhile
+  if redis.call('EXISTS', file_key(input)) == 0 then retain_file_cost(input, tenant, file_cost(ARGV[9])) end -- deleted meanwhile
 end
 return redis.call('HMGET', batch_key(id), 'asked', 'status', 'paused', 'created', 'expires', 'cancelling', 'progress',
   'tenant')

@@ -1,5 +1,5 @@
--- A page of a tenant's jobs, newest first, as lists show them: no body and no answer is read.
--- ARGV: tenant, forget what is older than this (ms), go on behind this time | '', and this id | '', most ids looked at,
+-- Reads a page of a tenant's jobs, newest first, without bodies and answers.
+-- ARGV: tenant, drop entries older than this (ms), cursor: time | '', and id | '', most ids looked at,
 --       most jobs found, their state | '' for any
 -- Returns: {epoch | false, {time, id} of the last one looked at | false if there are no more, {id, time, fields}...}
 local tenant, horizon, time, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -7,8 +7,8 @@ local most_looked, most_found, state = tonumber(ARGV[5]), tonumber(ARGV[6]), ARG
 local jobs = jobs_key(tenant)
 if redis.call('ZCOUNT', jobs, '-inf', horizon) > 0 then redis.call('ZREMRANGEBYSCORE', jobs, '-inf', horizon) end
 
--- How many entries come before those behind (time, id). Among entries of the same time, which a reader can make as many
--- as it likes, the place is searched by halves: no cursor, whoever made it, leads to a read of all of them.
+-- How many entries come before those behind the cursor (time, id). Binary search among entries of the same time: a client
+-- can make as many of those as it likes, and no cursor may cause a read of all of them.
 local function entries_before()
   if time == '' then return 0 end
   local low, high = redis.call('ZCOUNT', jobs, '(' .. time, '+inf'), redis.call('ZCOUNT', jobs, time, '+inf')

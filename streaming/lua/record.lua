@@ -1,8 +1,8 @@
 #!lua flags=no-writes
--- What is written about a job.
+-- Reads a job's record.
 -- ARGV: id, '1' to leave its body out | '', the bytes of a result from which on it is left out where there is a summary
 --       of it | '', the tenant whose job it must be | ''
--- Returns: {the fields of its record and their values, the partition's epoch | nil}; {'malformed', ...} if it is no hash;
+-- Returns: {its fields and their values, the partition's epoch | nil}; {'malformed', ...} if it is not a hash;
 --          no fields if it is not kept, or another tenant's
 local job, bodiless, long, tenant = job_key(ARGV[1]), ARGV[2] == '1', tonumber(ARGV[3] or ''), ARGV[4] or ''
 local epoch = redis.call('GET', epoch_key())

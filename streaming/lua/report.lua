@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A process says that it is there. ARGV: its name, what it says of itself, seconds after which it counts as gone
+-- Heartbeat of a process: stores its description for a limited time. ARGV: its name, description, seconds to keep it
 local name, gone_s = ARGV[1], tonumber(ARGV[3])
 local now = exact_ms() / 1000
 redis.call('SET', proc_key(name), ARGV[2], 'EX', gone_s)

@@ -1,5 +1,5 @@
--- Count a batch's tokens against what its tenant may have waiting. ARGV: id, epoch, tenant, tokens, most | ''
--- Returns: 'fenced' | {1 if there is room, else 0; tokens that were waiting}
+-- Reserves a batch's tokens in its tenant's quota. ARGV: id, epoch, tenant, tokens, quota | ''
+-- Returns: 'fenced' | {1 if there is room, else 0; tokens of the tenant's other batches}
 local id, epoch, tenant, tokens, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 if redis.call('HGET', batch_key(id), 'epoch') ~= epoch then return 'fenced' end
 local waiting = 0

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Somebody has seen a later tick than the store knows: it has lost data. Begin a new epoch, once.
+-- Begins a new epoch of a partition that has lost data: a process has seen a later tick than the store has. Idempotent.
 -- ARGV: the latest tick seen. Returns the epoch.
 local seen = tonumber(ARGV[1])
 if tonumber(redis.call('GET', tick_key()) or 0) < seen then

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- What came of an attempt to deliver a webhook message, said by whoever made its latest one; a delivery counts from any.
+-- Records the outcome of a webhook delivery attempt, from the latest attempt only, except that any may report success.
 -- ARGV: id, attempt, 'delivered' | 'pending' | 'failed', status of the answer | 0, the problem | '', ms until the next
 --       attempt, seconds to keep it after its end
 -- Returns: 1 | 0 (another attempt has begun, or it has ended)
@@ -10,7 +10,7 @@ if s[1] ~= 'pending' or (s[2] ~= attempt and state ~= 'delivered') then return 0
 local now = now_ms()
 redis.call('HSET', hook, 'state', state, 'status', status, 'problem', problem)
 if state == 'pending' then
-  plan_hook(id, s[3], now + wait)
+  schedule_webhook(id, s[3], now + wait)
 else
   redis.call('HSET', hook, 'due', 0, 'done', now)
   redis.call('ZREM', hook_due_key(s[3]), id)

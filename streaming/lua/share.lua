@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- One machine's share of a pool that several machines follow: nobody's workers are counted twice, and none are moved
--- from one machine to another. ARGV: the plan's epoch, pool, machine, workers it has, workers wanted on all machines,
+-- Assigns one machine its share of a pool's workers where several machines run the pool: the shares add up to the plan,
+-- and no worker moves between machines. ARGV: the plan's epoch, pool, machine, workers it has, workers wanted in all,
 -- ms after which a machine that does not ask again counts as gone
--- Returns: how many workers this machine is to have | -1 (refused: another leader has come since that plan)
+-- Returns: how many workers this machine shall have | -1 (refused: another leader was elected after that plan)
 local epoch, pool, machine, has, want, keep = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 if redis.call('GET', leader_epoch_key()) ~= epoch then return -1 end
 local shares, now = shares_key(pool), now_ms()
@@ -18,7 +18,7 @@ for i = 1, #found, 2 do
     others, machines = others + count, machines + 1
   end
 end
--- A machine grows only up to an equal share, and shrinks only down to one: some machine always can.
+-- No machine grows beyond, or shrinks below, an equal share, so some machine can always change.
 local missing = want - others - mine
 if missing > 0 then
   mine = math.max(mine, math.min(mine + missing, math.ceil(want / machines)))

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Nobody listens at this address any more: send it nothing more of these jobs. Whoever listens there after all follows
--- again. ARGV: worker, address, ids
--- Returns: 'fenced' | how many of them are this worker's
-local worker, address, dropped = ARGV[1], ARGV[2], 0
+-- Removes an address without a subscriber from the jobs that publish to it. A process that subscribes there again sends
+-- `follow` again. ARGV: worker, address, ids
+-- Returns: 'fenced' | how many of the jobs are this worker's
+local worker, address, removed = ARGV[1], ARGV[2], 0
 if not is_live(worker) then return 'fenced' end
 for i = 3, #ARGV do
   local job = job_key(ARGV[i])
@@ -13,7 +13,7 @@ for i = 3, #ARGV do
       if each ~= address then kept[#kept + 1] = each end
     end
     redis.call('HSET', job, 'reply', table.concat(kept, ','))
-    dropped = dropped + 1
+    removed = removed + 1
   end
 end
-return dropped
+return removed

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- What a tenant keeps here, and how a slice of its jobs stands, the newest first.
--- ARGV: tenant, seconds that jobs are kept after their end, jobs to pass over, most jobs looked at
+-- Reads a tenant's usage of the store, and counts waiting and running jobs in a slice of its list, newest first.
+-- ARGV: tenant, seconds that jobs are kept after their end, jobs to skip, most jobs looked at
 -- Returns: {jobs kept, bytes of their requests, bytes of their results, files, bytes of files, jobs looked at,
 --           waiting among them, running among them}
 local tenant, keep, rank, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -11,6 +11,6 @@ for _, id in ipairs(page) do
   if state == 'queued' then waiting = waiting + 1 end
   if state == 'in_progress' then running = running + 1 end
 end
-local kept = kept_by(tenant, keep)
+local kept = tenant_usage(tenant, keep)
 return {kept.jobs, kept.requests, kept.results, redis.call('ZCARD', files_key(tenant)), stored_bytes(tenant), #page,
   waiting, running}

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- The first entries of a lane that nobody has read. ARGV: the lane's key, most
+-- Lists the first undelivered entries of a lane. ARGV: the lane's key, most
 -- Returns: their ids, in order
 local groups = redis.pcall('XINFO', 'GROUPS', ARGV[1])
 local behind = '-'

@@ -1,62 +1,64 @@
-"""The Lua scripts of the wire: each atomic within one partition, each documented at the head of its file.
-The last nine run in the slot all processes share.
+"""Script loader: reads the Lua scripts that Redis runs, and puts before each the shared functions it uses.
 
-Scripts that begin with `#!lua flags=allow-oom` run while the store is full too. They are those that finish what was
-accepted, give room back or keep a worker's hold on its jobs; what brings new work (put, put_file, put_batch, reserve,
-redeliver) is refused then. Admission leaves room for what the others write (`streaming/store/memory.py`).
+Each script is atomic within one partition and documented at the head of its file. The last nine run in the fleet's hash
+slot, which all processes share.
+
+Scripts that begin with `#!lua flags=allow-oom` also run while the store is full: they finish accepted work, free memory
+or renew a worker's lease. Scripts that bring new work (put, put_file, put_batch, reserve, redeliver) are refused then.
+Admission reserves the memory that the others need (`streaming/store/memory.py`).
 
 | script         | run by                 | what it does in one step                                            |
 |----------------|------------------------|---------------------------------------------------------------------|
-| put            | api, offline           | idempotency, room, record, lane entry, wake a worker                |
-| join           | api                    | the job an idempotency key leads to, where nothing new is accepted  |
-| cancel         | api, offline           | end a waiting job; mark a running one and tell its worker           |
-| record         | api, worker, offline   | read what is written about a job                                    |
-| recent         | api                    | a page of a tenant's jobs, without their bodies and answers         |
-| usage          | api, offline           | what a tenant keeps, and how a slice of its jobs stands             |
-| stand          | api                    | where a job stands, without its body                                |
-| waiting        | api                    | the first jobs of a lane that wait                                  |
-| lanes          | api, scheduler         | what waits and runs in every lane, and the nearest deadlines        |
+| put            | api, offline           | accept a job: idempotency, limits, record, lane entry, wake-up      |
+| join           | api                    | find the job of an idempotency key without accepting a new one      |
+| cancel         | api, offline           | end a waiting job; mark a running one and notify its worker         |
+| record         | api, worker, offline   | read a job's record                                                 |
+| recent         | api                    | read a page of a tenant's jobs, without bodies and answers          |
+| usage          | api, offline           | read a tenant's usage, count the states of a slice of its jobs      |
+| stand          | api                    | read a job's state and place, without its body                      |
+| waiting        | api                    | list the first waiting jobs of a lane                               |
+| lanes          | api, scheduler         | count waiting and running jobs by lane, list the nearest deadlines  |
 | follow         | api                    | send a job's tokens to one more address                             |
-| unfollow       | worker                 | fenced: send jobs' tokens no more to an address nobody listens at   |
+| unfollow       | worker                 | fenced: stop sending jobs' tokens to an address without subscriber  |
 | register       | worker                 | take a lease                                                        |
-| claim          | worker                 | read lanes, drop expired, attempt + 1, record who runs it           |
+| claim          | worker                 | read lanes, expire overdue jobs, count the attempt, record the run  |
 | append         | worker                 | fenced: log one engine step, publish its frames                     |
 | finish         | worker                 | fenced: terminal record, acknowledgement, last message              |
-| checkpoint     | worker                 | fenced: the frame from which a run's deltas are read                |
+| checkpoint     | worker                 | fenced: record the frame from which a run's deltas are read         |
 | beat           | worker                 | fenced: renew the lease                                             |
-| release        | worker                 | fenced: hand a job back                                             |
-| restart        | worker                 | fenced: begin a job anew, under a new epoch                         |
+| release        | worker                 | fenced: requeue an unfinished job                                   |
+| restart        | worker                 | fenced: restart a job under a new epoch                             |
 | decline        | worker                 | fenced: put a job back that only a newer version can read           |
-| leave          | worker                 | give the lease up, when nothing is held                             |
-| reap           | api, worker, scheduler | fence lapsed workers, put their jobs back, expire waiting jobs      |
-| fail_malformed | any                    | fail a job whose record cannot be read                              |
-| rewound        | api, worker, scheduler | a new epoch, when the store was found to have lost data             |
-| reset          | api                    | a new epoch of one job's events, when a reader saw what is lost     |
-| deliver        | api                    | note when answers were handed on, for their timing                  |
-| ended          | offline                | which of these jobs have ended                                      |
-| put_file       | api                    | the record of a file                                                |
-| put_batch      | api                    | the record of a batch, due at once                                  |
+| leave          | worker                 | give up the lease of a worker without jobs                          |
+| reap           | api, worker, scheduler | fence lapsed workers, requeue their jobs, expire waiting jobs       |
+| fail_malformed | any                    | fail a job whose record cannot be decoded                           |
+| rewound        | api, worker, scheduler | begin a new epoch after the store lost data                         |
+| reset          | api                    | begin a new epoch of one job's events after deltas were lost        |
+| deliver        | api                    | record when answers were delivered, for their timing                |
+| ended          | offline                | filter ids: which of these jobs have ended                          |
+| put_file       | api                    | store the record of a file                                          |
+| put_batch      | api                    | accept a batch, due at once                                         |
 | steer          | api                    | cancel, pause or resume a batch                                     |
-| due            | offline                | the batches somebody must be told to work on, each told once        |
-| hold           | offline                | take a batch to work on it, unless another does                     |
-| reserve        | offline                | fenced: count a batch's tokens against its tenant's quota           |
-| save           | offline                | fenced: how far a batch is, its end and the files it leaves         |
-| forget         | api, offline           | drop the record of a file or a batch                                |
-| collect        | offline                | take events that nobody has passed on yet                           |
-| posted         | offline                | these events are passed on                                          |
-| dispatch       | offline                | an event becomes a webhook message for each endpoint                |
-| outgoing       | offline                | take webhook messages whose time has come                           |
-| settle         | offline                | fenced: what came of an attempt to deliver one                      |
-| redeliver      | api                    | a webhook message is sent once more                                 |
-| identify       | any                    | read what this store is, or write it if nobody has yet              |
-| condemn        | cli                    | mark a store as one nobody may use, before it is emptied            |
-| lead           | api, scheduler         | take or keep the lead, with its epoch                               |
-| plan           | scheduler              | fenced: publish what the leader has decided, tell workers and pools |
-| act            | scheduler              | fenced: note what is about to be done                               |
-| share          | pools                  | fenced: how many workers of a pool one machine is to have           |
-| override       | api                    | a human's decision about a pool; wake the scheduler                 |
-| report         | any                    | what a process says of itself                                       |
-| card           | worker                 | what a worker found when it loaded a model                          |
+| due            | offline                | list due batches, each with a new notice                            |
+| hold           | offline                | take the lease of a batch                                           |
+| reserve        | offline                | fenced: reserve a batch's tokens in its tenant's quota              |
+| save           | offline                | fenced: save a batch's progress, or its end and its files           |
+| forget         | api, offline           | delete the record of a file or a batch                              |
+| collect        | offline                | take undelivered events from an outbox                              |
+| posted         | offline                | acknowledge delivered events                                        |
+| dispatch       | offline                | create a webhook message for each endpoint of an event              |
+| outgoing       | offline                | take webhook messages that are due                                  |
+| settle         | offline                | fenced: record the outcome of a webhook attempt                     |
+| redeliver      | api                    | schedule a webhook message once more                                |
+| identify       | any                    | read the store's identity, or write it if there is none             |
+| condemn        | cli                    | mark a store as unusable, before it is emptied                      |
+| lead           | api, scheduler         | leader election: acquire or renew the lead, with its epoch          |
+| plan           | scheduler              | fenced: publish the leader's decisions to workers and pools         |
+| act            | scheduler              | fenced: record an action that is about to be taken                  |
+| share          | pools                  | fenced: assign one machine its share of a pool's workers            |
+| override       | api                    | set or end a manual override of a pool; wake the scheduler          |
+| report         | any                    | heartbeat of a process, with its description                        |
+| card           | worker                 | store the model card of a loaded model                              |
 """
 
 from __future__ import annotations
@@ -122,10 +124,10 @@ NAMES = (
     "card",
 )
 
-SHARED = "prelude"
-"""The file of the functions that scripts share."""
+SHARED_FILE = "prelude"
+"""The file of the functions that scripts share, without its suffix."""
 
-EACH = """
+CALL_LOOP = """
 local answers, at = {}, 1
 while at <= #ARGV do
   local last, arguments = at + tonumber(ARGV[at]), {}
@@ -137,8 +139,8 @@ end
 %s
 return answers
 """
-"""Behind every script: it is given the arguments of one call after the other, each after their number, and answers each
-call as if it had come alone."""
+"""Appended to every script: runs it once per call of a batch. ARGV holds the number of a call's arguments, then these,
+for one call after the other; the answer is a list of one answer, or error, per call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,29 +152,29 @@ class Script:
     sha: str
 
 
-RARE = (
-    "post",
-    "emit",
+RARE_FUNCTIONS = (
+    "append_to_outbox",
+    "emit_event",
     "dead_letter",
-    "disown",
+    "release_logs",
     "end_job",
-    "free_key",
-    "given_to",
+    "free_idempotency_key",
+    "pending_entries",
     "fail_malformed",
-    "job_of_key",
-    "kept_by",
-    "fault_of",
+    "find_by_idempotency_key",
+    "tenant_usage",
+    "record_fault",
 )
-"""Shared functions that most calls never reach. A call that makes all shared functions anew takes about a tenth longer
-than one that makes only those it needs, so these, and what only they use, are made when one of them is called."""
-STUB = "local function %s(...) return rarely('%s', ...) end\n"
-RARELY = """local rare = nil
-rarely = function(name, ...)
-  if not rare then
+"""Shared functions that most calls never reach. Redis creates a script's functions anew on every call, and creating all
+of them takes about a tenth longer, so these, and the functions only they use, are created at their first call."""
+RARE_STUB = "local function %s(...) return call_rare('%s', ...) end\n"
+RARE_LOADER = """local rare_functions = nil
+call_rare = function(name, ...)
+  if not rare_functions then
 %s
-  rare = {%s}
+  rare_functions = {%s}
   end
-  return rare[name](...)
+  return rare_functions[name](...)
 end
 """
 COMMENT = re.compile(r"--.*")
@@ -182,58 +184,58 @@ DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 
 def load_scripts() -> dict[str, Script]:
     """Read every script and put in front of it what it uses of the key catalogue and the shared functions."""
-    folder = files("streaming") / "lua"
-    return assemble({f"{name}.lua": (folder / f"{name}.lua").read_text(encoding="utf-8") for name in (*NAMES, SHARED)})
+    folder, names = files("streaming") / "lua", (*NAMES, SHARED_FILE)
+    return assemble({f"{name}.lua": (folder / f"{name}.lua").read_text(encoding="utf-8") for name in names})
 
 
 def assemble(texts: Mapping[str, str]) -> dict[str, Script]:
-    """The scripts from the texts of all files, by the file's name."""
-    shared = lua_prelude() + texts[f"{SHARED}.lua"]
+    """Build the scripts. `texts`: the text of every Lua file by its name, with its suffix."""
+    shared = lua_prelude() + texts[f"{SHARED_FILE}.lua"]
     return {name: _script(name, texts[f"{name}.lua"], shared) for name in NAMES}
 
 
 def _script(name: str, text: str, shared: str) -> Script:
     definitions = _definitions(shared)
     used = _used(text, definitions)
-    gathers = "do_gathered" in used
-    each = EACH % ("do_gathered()" if gathers else "")
-    core = _used(text + each, definitions, beyond=frozenset(RARE))
-    front = _front(core, used, definitions)
+    loop = CALL_LOOP % ("flush_writes()" if "flush_writes" in used else "")
+    common = _used(text + loop, definitions, opaque=frozenset(RARE_FUNCTIONS))
+    preamble = _preamble(common, used, definitions)
     first, _, rest = text.partition("\n")
     flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
-    source = f"{flags}{front}local function run(ARGV)\n{body}\nend\n{each}"
+    source = f"{flags}{preamble}local function run(ARGV)\n{body}\nend\n{loop}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
 def _definitions(shared: str) -> dict[str, str]:
-    """The shared definitions by name, in order; each uses only those before it."""
+    """Split the shared text into its definitions by name, in order; each uses only those before it."""
     _, *parts = DEFINITION.split(shared)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _used(text: str, definitions: Mapping[str, str], beyond: Set[str] = frozenset()) -> list[str]:
-    """Names of the definitions that a script names, and that these name, in order; but not what those `beyond` name."""
+def _used(text: str, definitions: Mapping[str, str], opaque: Set[str] = frozenset()) -> list[str]:
+    """Names of the definitions that a script uses, directly or through others, in order. The search does not look into
+    the `opaque` ones."""
     names, used = _words(text), []
     for name in reversed(list(definitions)):
         if name in names:
             used.append(name)
-            if name not in beyond:
+            if name not in opaque:
                 names |= _words(definitions[name])
     return used[::-1]
 
 
 def _words(text: str) -> set[str]:
-    """What a piece of Lua may name. Its comments do not: a word of theirs may be a function's name by chance."""
+    """Every identifier of a piece of Lua, without its comments, whose words may be a function's name by chance."""
     return set(WORD.findall(COMMENT.sub("", text)))
 
 
-def _front(core: Sequence[str], used: Sequence[str], definitions: Mapping[str, str]) -> str:
-    """The shared definitions of a script: those of its usual way, and behind them, made when the first is called, RARE
-    ones with what only they use."""
-    later = [name for name in used if name not in core or name in RARE]
-    stubs = {name: STUB % (name, name) for name in core if name in RARE}
-    front = "".join(stubs.get(name, definitions[name]) for name in core)
+def _preamble(common: Sequence[str], used: Sequence[str], definitions: Mapping[str, str]) -> str:
+    """The shared definitions of a script: first those of every call, then a loader that creates the rare ones, and
+    the functions only they use, at the first call of one of them."""
+    deferred = [name for name in used if name not in common or name in RARE_FUNCTIONS]
+    stubs = {name: RARE_STUB % (name, name) for name in common if name in RARE_FUNCTIONS}
+    direct = "".join(stubs.get(name, definitions[name]) for name in common)
     if not stubs:
-        return front
-    bundle = "".join(definitions[name] for name in later)
-    return "local rarely = nil\n" + front + RARELY % (bundle, ", ".join(f"{name} = {name}" for name in stubs))
+        return direct
+    bundle = "".join(definitions[name] for name in deferred)
+    return "local call_rare = nil\n" + direct + RARE_LOADER % (bundle, ", ".join(f"{name} = {name}" for name in stubs))

@@ -231,7 +231,7 @@ async def test_people_are_told_what_is_wrong_with_a_job_that_could_not_be_given_
     await queue.put(job)
     await spoil(wire, job.id, "deadline")
     assert (await (await a_lease(wire)).claim(0, 1)).jobs == []
-    assert await reasons(wire) == {job.id: "unreadable: its deadline is none"}
+    assert await reasons(wire) == {job.id: "unreadable: invalid deadline"}
 
 
 async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: RedisClient) -> None:
@@ -263,7 +263,7 @@ async def test_a_word_about_a_job_that_cannot_be_read_changes_nothing(
     (claim,) = (await lease.claim(0, 1)).jobs
     await spoil(wire, job.id, "state")
     assert await wire.call(script, 0, lease.id, job.id, claim.number, *args) == 0
-    assert await reasons(wire) == {job.id: "unreadable: its state is none"}
+    assert await reasons(wire) == {job.id: "unreadable: invalid state"}
 
 
 async def test_the_event_of_a_job_that_cannot_be_read_is_its_tenants(wire: RedisClient) -> None:

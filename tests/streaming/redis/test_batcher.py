@@ -68,13 +68,13 @@ async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Cou
     queue = Queue(wire)
     await queue.put(a_job(queue, "first"))  # opens the connection
     begun: list[int] = []
-    begin = wire.begin
+    send_nowait = wire.send_nowait
 
     def counted(calls: Sequence[Call], then: Then) -> bool:
         begun.append(len(calls))
-        return begin(calls, then)
+        return send_nowait(calls, then)
 
-    wire.begin = counted  # type: ignore[method-assign]
+    wire.send_nowait = counted  # type: ignore[method-assign]
     wire.trips.clear()
     wire.gate.clear()
     puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(2 * MANY + 3)]
