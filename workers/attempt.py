@@ -1,6 +1,6 @@
-"""One claimed job on its way through the engine: requests out, pieces in, numbered deltas and a terminal out.
+"""Attempt: runs one claimed job, turning the engine's pieces into numbered deltas and finally into the terminal record.
 
-It knows neither Redis nor which engine runs it; it decides nothing but when the job is over and how.
+It knows neither Redis nor the kind of engine. It decides only when the job is over, and with which state.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 
 class Attempt:
-    """`history` is what earlier runs logged; this one goes on behind it."""
+    """One run of a job on this worker. It continues after `history`, the deltas that earlier runs logged."""
 
     def __init__(self, claim: Claim, history: History = NOTHING) -> None:
         self.claim = claim
         self.number = claim.number
-        """Of its run: stands for the job in this worker's frames."""
+        """The run's number, which identifies the job in this worker's frames."""
         self.job = claim.job
         self.partition = claim.partition
         self._history, self._sections = history.rows, history.sections
         self.opening = Opening(claim.job.id, len(history.rows) + 1, history.last_run)
         self._record = bytearray(b"".join([encode_delta(replace(row, stream=claim.number)) for row in history.rows]))
-        """All deltas of the job as they are logged, one behind the other. Kept as objects, each in a place of its own,
-        they would leave nothing of what a token needs in the processor's cache."""
+        """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
+        hot data of the token path in the processor's cache."""
         self._completion = sum([row.n for row in history.rows])
         """Tokens generated."""
         self.seq = len(history.rows)
         """The last delta's number."""
         self.first_frame = claim.first_frame
-        """The first frame of the log that is still needed for it."""
+        """The first frame of the log that a replay of this job still needs."""
         self.check: asyncio.Task[None] | None = None
-        """The check of its answer against the schema it asked for."""
+        """Validates the answer against the requested JSON schema."""
         self.checkpointing = False
-        """Its deltas are being logged anew."""
+        """Whether a checkpoint of its deltas is being written."""
         self.stamps = AttemptStamps()
         self._begun = False
         self.deadline: asyncio.TimerHandle | None = None
-        """Of the worker's, kept here so that it ends with the attempt."""
+        """The worker's timer, kept here so that it ends with the attempt."""
         self.addresses: Sequence[str] = (claim.reply if claim.job.stream else ()) or (SILENT,)
-        """Where its deltas go."""
+        """Reply addresses that get its deltas."""
         self.unnamed = True
-        """Some of them have not been told yet which run its number stands for."""
+        """Whether some address still needs the opening, which binds the run's number to this job."""
         self._choices = choices = self.job.choices
         self._finishes = [""] * choices
         self._prompts: dict[int, tuple[int, int]] = {}
-        """By choice: tokens of its prompt and the cached ones of them, as the first engine that ran it counted."""
-        self._uncarried: dict[int, tuple[int, int]] = {}
-        """Those that no delta carries yet: a choice that is not run again is counted by what the log says."""
+        """By choice: tokens of its prompt, and how many of them were cached, as the first engine counted."""
+        self._unlogged_prompts: dict[int, tuple[int, int]] = {}
+        """Those of `_prompts` that no delta carries yet. Later attempts read the count from the log."""
         for row in history.rows:
             if row.finish:
                 self._finishes[row.index] = row.finish
@@ -70,32 +70,32 @@ class Attempt:
                 self._prompts.setdefault(row.index, row.prompt)
         self._stopped: tuple[JobState, Failure] | None = None
         self._open: set[int] = set()
-        """Choices that have not ended."""
+        """Indices of choices that have not ended."""
         self._waiting: deque[tuple[int, Request]] = deque()
-        """Open choices that the engine has not been given yet."""
+        """Open choices that were not submitted to the engine yet."""
         self.share = 1
-        """How many of its choices the engine may have at a time."""
+        """How many of its choices may be in the engine at a time."""
         self.last_start = 0
-        """The number, among all texts of the worker, of the one that the engine was given last."""
+        """Sequence number, among all texts of the worker, of the choice that was submitted last."""
 
     @property
     def over(self) -> bool:
-        """Every choice has had its last piece, and none waits to be started."""
+        """Whether every choice has had its last piece."""
         return not self._open
 
     @property
     def waits(self) -> bool:
-        """Whether choices wait to be started."""
+        """Whether choices wait to be submitted."""
         return bool(self._waiting)
 
     @property
     def started(self) -> int:
-        """Choices the engine has, or has queued."""
+        """Number of choices that the engine runs or has queued."""
         return len(self._open) - len(self._waiting)
 
     @property
     def is_checked(self) -> bool:
-        """Whether its answer is being checked just now."""
+        """Whether its answer is being validated now."""
         return self.check is not None and not self.check.done()
 
     @property
@@ -104,21 +104,21 @@ class Attempt:
 
     @property
     def constrained(self) -> bool:
-        """Whether its texts must be JSON, as far as they are complete."""
+        """Whether its complete texts must be JSON."""
         return self.job.sampling.json_schema is not None and not self.stopped
 
     def follow(self, address: str) -> None:
-        """One more reader."""
+        """Add a reply address."""
         if address not in self.addresses:
             self.addresses = (*(known for known in self.addresses if known != SILENT), address)
             self.unnamed = True
 
     def unfollow(self, address: str) -> None:
-        """One reader less."""
+        """Remove a reply address."""
         self.addresses = tuple(known for known in self.addresses if known != address) or (SILENT,)
 
     def requests(self) -> dict[int, Request]:
-        """What is still to be generated: by its index, a request for each choice that has not finished."""
+        """Build a request, by choice index, for each choice that has not finished."""
         requests = {}
         pasts: defaultdict[int, list[tuple[str, Sequence[int], int]]] = defaultdict(list)
         for row in self._history:
@@ -133,20 +133,20 @@ class Attempt:
         return requests
 
     def queue_choices(self) -> None:
-        """Let every choice that has not finished wait to be started, in the order of their numbers."""
+        """Queue every unfinished choice for submission, by rising index."""
         self._waiting.extend(self.requests().items())
 
     def start_next(self) -> tuple[int, Request]:
-        """The choice that has waited longest, which the engine is given now."""
+        """Take the choice that has waited longest; the caller submits it to the engine."""
         return self._waiting.popleft()
 
     def refuse(self, index: int, failure: Failure) -> None:
-        """The engine has not taken a choice it was given: the job fails."""
+        """Fail the job because the engine refused this choice."""
         self._open.discard(index)
         self.stop(JobState.FAILED, failure)
 
     def start_no_more(self) -> None:
-        """Choices that wait are never started."""
+        """Drop the choices that wait to be submitted."""
         self._open.difference_update([index for index, _ in self._waiting])
         self._waiting.clear()
 
@@ -158,7 +158,7 @@ class Attempt:
         sampling = self.job.sampling
         prompt = prompt_of(self.job, index // sampling.n)
         if sampling.n > 1:
-            # Copies of one prompt must differ: each has a seed of its own.
+            # A seed per copy, so that copies of one prompt differ.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
             sampling = replace(sampling, n=1, seed=seed)
         return Request(self._request_id(index), prompt, sampling, past, self.job.tenant)
@@ -167,13 +167,15 @@ class Attempt:
         return f"{self.job.id}/{self.number}/{index}"
 
     def live_ids(self) -> list[str]:
-        """Engine ids of the requests that were started and are not over."""
+        """Engine ids of the requests that were submitted and have not ended."""
         waiting = {index for index, _ in self._waiting}
         return [self._request_id(index) for index in self._open if index not in waiting]
 
     def take(self, index: int, piece: Piece, now: float) -> bytes | None:
-        """One piece of one choice, which came `now` (monotonic), as a numbered delta, encoded, or None if it shows
-        nothing. What comes after a stop is not shown. Done once a token."""
+        """Turn one piece of a choice into a numbered delta, encoded; None if it has no content or the job was stopped.
+
+        `now` is when the piece came, in monotonic seconds. Hot path: called once a token.
+        """
         finish = piece.finish
         if piece.prompt_tokens:
             self._count_prompt(index, piece)
@@ -186,8 +188,8 @@ class Attempt:
             self.stamps.begin(now)
         self.seq += 1
         n = piece.n
-        if self._uncarried and index in self._uncarried:
-            delta = self._counted(index, piece)
+        if self._unlogged_prompts and index in self._unlogged_prompts:
+            delta = self._delta_with_prompt(index, piece)
         else:
             delta = encode_plain(
                 PlainDelta(self.number, self.seq, index, piece.text, piece.ids, n, finish, piece.logprobs)
@@ -197,19 +199,19 @@ class Attempt:
         return delta
 
     def _count_prompt(self, index: int, piece: Piece) -> None:
-        """Take note of a prompt's size; the first that is known of it stands, whatever a later attempt counts."""
+        """Record a prompt's size. The first count stands, whatever a later attempt counts."""
         if index not in self._prompts:
-            self._prompts[index] = self._uncarried[index] = piece.prompt_tokens, piece.cached_tokens
+            self._prompts[index] = self._unlogged_prompts[index] = piece.prompt_tokens, piece.cached_tokens
 
-    def _counted(self, index: int, piece: Piece) -> bytes:
-        """A delta that says how large its choice's prompt is."""
-        prompt, stream, seq = self._uncarried.pop(index), self.number, self.seq
+    def _delta_with_prompt(self, index: int, piece: Piece) -> bytes:
+        """Encode a delta that also carries the size of its choice's prompt."""
+        prompt, stream, seq = self._unlogged_prompts.pop(index), self.number, self.seq
         return encode_delta(
             Delta(stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt)
         )
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
-        """Take note of a choice's last piece."""
+        """Process the last piece of a choice."""
         self._open.discard(index)
         self.stamps.finish(piece.times, now)
         if piece.failure is not None:
@@ -220,7 +222,7 @@ class Attempt:
             self._finishes[index] = piece.finish
 
     def logged(self) -> list[bytes]:
-        """All deltas of the job, each encoded: this run's as they were given out, earlier ones as copies."""
+        """All deltas of the job, each encoded: this run's as they were sent, those of earlier runs as copies."""
         first = self.opening.first
         deltas = unpacked(self.seq, self._record)
         return [encode_delta(row if row.seq >= first else replace(row, stream=-self.number)) for row in deltas]
@@ -231,29 +233,29 @@ class Attempt:
 
     @property
     def is_checkpointed(self) -> bool:
-        """Whether its deltas were logged anew since its claim."""
+        """Whether a checkpoint was written since its claim."""
         return self.first_frame != self.claim.first_frame
 
     @property
     def copies(self) -> Opening | None:
-        """What stands for the copies of earlier runs' deltas, if there are any."""
+        """The opening of the copies of earlier runs' deltas; None if there are none."""
         return Opening(self.job.id, copied=self._sections) if self._history else None
 
     def complete_texts(self) -> list[str] | Failure:
-        """Of a constrained job that is over: its texts that must follow the schema, or why it fails."""
+        """For a constrained job that is over: the texts to validate against the schema, or why the job fails."""
         texts = [""] * self._choices
         for delta in unpacked(self.seq, self._record):
             texts[delta.index] += delta.text
         return complete_texts(texts, self._finishes, stops=any(self.job.sampling.stop))
 
     def stop(self, state: JobState, failure: Failure) -> None:
-        """Nothing more is started or shown; the first reason stands. The engine still owes last pieces of what it was
-        given."""
+        """End the job early: submit and show nothing more. The first reason stands. The engine still delivers the last
+        pieces of submitted choices."""
         self._stopped = self._stopped or (state, failure)
         self.start_no_more()
 
     def terminal(self, worker: str, generated: Generated) -> Terminal:
-        """The end of the job, with everything a reader may still ask for. `generated` are its stamps in Redis time."""
+        """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time."""
         state, failure = self._stopped or (JobState.COMPLETED, None)
         return Terminal(
             self.job.id,
@@ -270,20 +272,19 @@ class Attempt:
         )
 
     def _usage(self) -> Usage:
-        """Each prompt is counted once, whatever `n`; tokens of earlier attempts count like the others."""
-        prompts = [self._prompts.get(index, (0, 0)) for index in range(self._choices)]
-        return Usage(
-            self._once([size for size, _ in prompts]), self._completion, self._once([each for _, each in prompts])
-        )
+        """Each prompt counts once, whatever `n`; tokens of earlier attempts are included."""
+        counts = [self._prompts.get(index, (0, 0)) for index in range(self._choices)]
+        prompt, cached = [size for size, _ in counts], [hits for _, hits in counts]
+        return Usage(self._sum_per_prompt(prompt), self._completion, self._sum_per_prompt(cached))
 
-    def _once(self, tokens: Sequence[int]) -> int:
-        """Of every prompt those of the choice that counts most."""
+    def _sum_per_prompt(self, tokens: Sequence[int]) -> int:
+        """Sum over prompts of the largest count among the prompt's choices."""
         n = self.job.sampling.n
         return sum(tokens) if n == 1 else sum([max(tokens[at : at + n]) for at in range(0, self._choices, n)])
 
 
 def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:
-    """One of its prompts."""
+    """The job's prompt with this index."""
     prompt = job.prompt
     if isinstance(prompt, Chat):
         return prompt.turns
@@ -291,7 +292,7 @@ def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]
 
 
 def samples(job: Job) -> Iterator[Request]:
-    """For each of its prompts one choice, as an engine may check it."""
+    """One request for each prompt of the job, for `Engine.check`."""
     sampling = replace(job.sampling, n=1)
     for number in range(prompt_count(job.prompt)):
         yield Request(f"{job.id}/{number}", prompt_of(job, number), sampling, (), job.tenant)

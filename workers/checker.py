@@ -1,4 +1,4 @@
-"""Validates finished answers of jobs that asked for JSON, in a child process (workers/json_check.py)."""
+"""JSON schema validator: checks finished answers of jobs that asked for JSON, in a child (workers/json_check.py)."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from workers.engines.constraint import unchecked, unusable, violated
 PROGRAM = Path(__file__).resolve().with_name("json_check.py")
 
 ANSWER_TIMEOUT_S = 30.0
-"""For one answer, a start of the child included. The child limits its own CPU time far below; this is for a machine
-that stands still."""
+"""For one answer, including the start of the child. The child limits its own CPU time far below this; the timeout
+covers a machine that is stalled."""
 
 EXIT_TIMEOUT_S = 1.0
 """For the exit of a child that has closed its pipe."""
 
 MAX_EXHAUSTING = 1000
-"""Schemas remembered because their check was ended."""
+"""Schemas remembered because their check exceeded a limit."""
 
 EXHAUSTED = frozenset({-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS})
-"""How the child ends when a check takes all of its CPU time, stack or memory. Other ends are not the schema's fault."""
+"""Exit statuses of a child whose check exceeded its CPU time, stack or memory. No other exit is the schema's fault."""
 
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""What the child is given of this process's environment: what Python needs to start, and none of our secrets."""
+"""Variables that the child inherits: those Python needs to start, and no secrets."""
 
 log = logging.getLogger(__name__)
 
 
-class Exhausting:
-    """Schemas whose check took all of its time, stack or memory: the latest ones, by digest."""
+class ExhaustingSchemas:
+    """LRU set of the schemas whose check exceeded its time, stack or memory, by digest."""
 
     def __init__(self) -> None:
         self._digests: OrderedDict[bytes, None] = OrderedDict()
 
     def has(self, schema: dict[str, Any]) -> bool:
-        """Whether it is one. Of those that are asked for none is forgotten before the others."""
+        """Whether the schema is in the set; marks it as recently used."""
         digest = _digest(schema)
         if known := digest in self._digests:
             self._digests.move_to_end(digest)
@@ -64,32 +64,37 @@ def _digest(schema: dict[str, Any]) -> bytes:
 
 
 class Checker:
-    """One child for one worker, started with the first check; one check at a time."""
+    """Runs checks one at a time in one child process, which the first check starts. One per worker."""
 
     def __init__(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._child: Process | None = None
-        self._turn = asyncio.Lock()
-        self._exhausting = Exhausting()
-        """None of these holds up the checks of others again."""
+        self._lock = asyncio.Lock()
+        self._exhausting = ExhaustingSchemas()
+        """Never checked again, so that they do not delay the checks of other jobs."""
 
     async def failure(self, schema: dict[str, Any], texts: Sequence[str]) -> Failure | None:
-        """Why a job must fail whose complete texts these are, or None. `{}` stands for any JSON object. Without texts:
-        whether the schema can be used."""
+        """Validate the complete texts of one job.
+
+        Args:
+            schema: `{}` accepts any JSON object.
+            texts: none: only check that the schema can be used.
+        Returns: why the job must fail, or None.
+        """
         request = json.dumps({"schema": schema or {"type": "object"}, "texts": texts}).encode()
-        async with self._turn:
+        async with self._lock:
             if self._exhausting.has(schema):
                 return unchecked()
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    answer = json.loads(await self._asked(request))
+                    answer = json.loads(await self._exchange(request))
             except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError) as error:
                 log.warning("a JSON schema could not be checked, its check is ended: %r", error)
                 if await self._end_child() and schema:
                     self._exhausting.add(schema)
                 return unchecked()
             except asyncio.CancelledError:
-                await self._end_child()  # its answer would be taken for the next check's
+                await self._end_child()  # the next check would read this one's answer
                 raise
         if problem := answer.get("unusable"):
             return unusable(problem)
@@ -97,10 +102,10 @@ class Checker:
 
     async def stop(self) -> None:
         """End the child. Idempotent."""
-        async with self._turn:
+        async with self._lock:
             await self._end_child()
 
-    async def _asked(self, request: bytes) -> bytes:
+    async def _exchange(self, request: bytes) -> bytes:
         if self._child is None:
             environ = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
             self._child = await asyncio.create_subprocess_exec(
@@ -113,12 +118,12 @@ class Checker:
         return await back.readexactly(int.from_bytes(await back.readexactly(4), "big"))
 
     async def _end_child(self) -> bool:
-        """Whether the child had ended itself at the limit of its CPU time or of its memory."""
+        """Kill the child. Returns whether it had already died at its limit of CPU time or memory."""
         child, self._child = self._child, None
         if child is None:
             return False
         if child.stdout is not None and child.stdout.at_eof():
-            with suppress(TimeoutError):  # it is ending: a kill now would take its exit status from asyncio's watcher
+            with suppress(TimeoutError):  # it is exiting: a kill now would hide its exit status
                 async with asyncio.timeout(EXIT_TIMEOUT_S):
                     await child.wait()
         if child.returncode is None:

@@ -1,25 +1,25 @@
-"""When a long job's deltas are logged anew, so that the log in front of them can be trimmed.
+"""Checkpoint policy: when a worker rewrites a long job's deltas at the end of its log, so that old frames can go.
 
-A worker's log holds the steps of all its jobs, and is trimmed behind the first frame that a running job still needs.
-So one long job would keep every neighbour's frames. Its deltas are therefore written once more, in one piece, and from
-then on only what follows is needed. That is done whenever the log has grown by a quarter of the job's length: all
-copies of a job together are about five times its length, and the log holds at most a quarter of it beside them.
+A worker's log holds the steps of all its jobs and is trimmed up to the first frame that a running job still needs. One
+long job would therefore keep the frames of every other job. The worker writes such a job's deltas once more, in one
+piece, and needs only what follows. It does so whenever the log has grown by a quarter of the job's length: all copies
+of a job together are about five times its length, and the log holds at most a quarter of it beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-ROWS_A_FRAME = 1000
-"""Deltas written anew in one frame: a few milliseconds for who reads it."""
+MAX_ROWS_PER_FRAME = 1000
+"""Deltas of a checkpoint in one frame: a reader decodes it in a few milliseconds."""
 
 
 def is_due(frames: int, deltas: int, at_least: int) -> bool:
-    """Whether a job with so many deltas, for which so many frames are kept, is to be logged anew."""
+    """Whether to write a checkpoint of a job with `deltas` deltas, for which the log keeps `frames` frames."""
     return frames >= max(at_least, deltas // 4)
 
 
-def in_frames(rows: Sequence[bytes], most: int = ROWS_A_FRAME) -> Iterator[Sequence[bytes]]:
-    """The rows of each frame."""
-    for first in range(0, len(rows), most):
-        yield rows[first : first + most]
+def in_frames(rows: Sequence[bytes], max_rows: int = MAX_ROWS_PER_FRAME) -> Iterator[Sequence[bytes]]:
+    """Split the rows into frames."""
+    for first in range(0, len(rows), max_rows):
+        yield rows[first : first + max_rows]

@@ -1,4 +1,4 @@
-"""Taking work: which partition is asked, for how many jobs, and when none. What becomes of a job it does not know."""
+"""Claims jobs for one worker: chooses the partition, the batch size, and when to stop claiming."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from workers.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 KV_BATCH = 4
-"""Jobs claimed at once when the engine is limited by its KV cache, whose room is known only after a submit."""
+"""Batch size of a claim for an engine limited by its KV cache, whose free space is known only after a submit."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
-"""How long a worker claims nothing after a claim brought jobs that only a newer version can read: at first, and when
-claims bring nothing else. So these jobs wait for a newer worker without being claimed over and over."""
+"""Backoff after a claim that brought jobs which only a newer version can read: doubled while claims bring nothing
+else. These jobs wait for a newer worker without being claimed over and over."""
 
 
 class ClaimTarget(Protocol):
-    """Whoever the jobs are claimed for: the worker."""
+    """The worker as the claimer sees it: its capacity, and callbacks for what was claimed."""
 
     batch_texts: int
-    """What the engine runs, or queues, of lane batch."""
+    """Texts of lane batch that the engine runs or has queued."""
 
     @property
     def running(self) -> int:
@@ -50,51 +50,51 @@ class ClaimTarget(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's."""
+        """What the engine can do."""
         ...
 
     @property
     def texts(self) -> int:
-        """What the engine runs, or queues, of all lanes."""
+        """Texts of all lanes that the engine runs or has queued."""
         ...
 
     @property
     def is_laden(self) -> bool:
-        """Whether it holds as many unfinished jobs as it should, whatever room the engine has."""
+        """Whether it holds its maximum of unfinished jobs, whatever room the engine has."""
         ...
 
     def stats(self) -> Stats:
-        """The engine's."""
+        """The engine's load."""
         ...
 
     def looked(self) -> None:
-        """All partitions were asked, as far as there was room, and what they gave was begun."""
+        """Called after each round of claims, once the claimed jobs were begun."""
         ...
 
     async def refusal(self, job: Job) -> Failure | None:
-        """Why a job can never run here, as far as that can be said before it begins."""
+        """Why a job can never run here, as far as that is known before it begins; None if it can."""
         ...
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
-        """A job, with what earlier attempts at it generated; or one that ends with its `refusal`."""
+        """Run a job after `history`, what earlier attempts generated; or end it with its `refusal`."""
         ...
 
     def refuse(self, broken: UnreadableClaim) -> None:
-        """One that cannot be read."""
+        """Fail a job that cannot be decoded."""
         ...
 
     def lose(self, partition: int) -> None:
-        """The lease of a partition was taken."""
+        """Called when the worker's lease of a partition was revoked."""
         ...
 
 
 def reserved_slots(slots: int, wanted: int | None) -> int:
-    """Slots kept for higher lanes than batch, never all of them. None: one in sixty-four, at least one."""
+    """Slots that lane batch may not fill, never all of them. `wanted` None: one in sixty-four, at least one."""
     return min(slots - 1, max(1, slots // 64) if wanted is None else wanted)
 
 
 def room(stats: Stats, texts: int, prefetch: int) -> int:
-    """How many jobs fit now, and a few to have at hand; none while the KV cache lets even those at hand wait."""
+    """How many jobs to claim: free slots plus `prefetch`; none while prefetched jobs already wait for KV cache."""
     free = stats.slots + prefetch - texts
     if not stats.kv_tokens:
         return free
@@ -102,99 +102,100 @@ def room(stats: Stats, texts: int, prefetch: int) -> int:
 
 
 def room_for_batch(slots: int, reserved: int, batch_texts: int) -> int | None:
-    """How many more jobs of lane batch may be held, so that the slots kept for others stay empty. None: any."""
+    """How many more jobs of lane batch may be held while the reserved slots stay free. None: any number."""
     return max(0, slots - reserved - batch_texts) if reserved else None
 
 
 class Claimer:
-    """Claims for one worker until `end`. Whoever sets `look` has it look again at once: there may be more room, or more
-    work."""
+    """Claims for one worker until `end`. Setting the event `look` starts a round at once: there may be more room or
+    more work."""
 
     def __init__(
-        self, lease: Lease, journal: JobReader, settings: WorkerSettings, hands: ClaimTarget, look: asyncio.Event
+        self, lease: Lease, journal: JobReader, settings: WorkerSettings, target: ClaimTarget, look: asyncio.Event
     ):
-        self._lease, self._journal, self._settings, self._hands, self._look = lease, journal, settings, hands, look
+        self._lease, self._journal, self._settings, self._target, self._look = lease, journal, settings, target, look
         self._claims: dict[int, asyncio.Task[bool]] = {}
-        """By partition, the claim that was not answered yet."""
+        """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
-        """Partitions where a claim is under way, or what it gave is being begun."""
+        """Partitions with a claim in flight, or whose claimed jobs are being begun."""
         self._cancelled: set[str] = set()
-        """Jobs whose cancel was heard before their claim's answer was."""
+        """Jobs whose cancel arrived before the reply of their claim."""
         self._followers: dict[str, list[str]] = {}
-        """By job, addresses of readers who came before their claim's answer did."""
+        """By job, addresses of readers that followed it before the reply of its claim arrived."""
         self._suspects: set[int] = set()
-        """Partitions whose suspects this worker is to run, each alone."""
+        """Partitions whose suspects (jobs that may have killed a worker) this worker runs, one at a time."""
         self._unanswered: set[int] = set()
-        """Partitions whose last claim has no answer that we know."""
+        """Partitions whose last claim failed without a reply."""
         self._held_until = -math.inf
-        """Until then new jobs are left to workers of another shape."""
+        """Until this monotonic time new jobs are left to workers of another shape."""
         self._newer_until, self._pause_s = dict[int, float](), MIN_PAUSE_S
-        """By partition: until then its jobs of a newer version are left to newer workers."""
+        """By partition: until this monotonic time its jobs of a newer version are left to newer workers."""
         self._fenced: set[int] = set()
-        """Partitions where the worker's lease was taken."""
+        """Partitions where the worker's lease was revoked."""
         self._ending = False
         self.is_full = False
-        """The last look found no room: it is worth another one as soon as a slot is free."""
+        """Whether the last round found no room: start another one as soon as a slot is free."""
 
     async def run(self, partitions: Sequence[int]) -> None:
-        """Ask the partitions in turn, each time beginning with another: no lane starves for its number.
-
-        One whose lease was taken is asked no more."""
+        """Claim from the partitions in turn, each round beginning with another, so that none starves; partitions with a
+        revoked lease are skipped."""
         turn = deque(partitions)
         try:
             while not self._ending:
                 self._look.clear()
-                full = [await self._ask(partition) for partition in turn]
-                self._hands.looked()
+                full = [await self._claim_from(partition) for partition in turn]
+                self._target.looked()
                 turn.rotate(-1)
                 if not any(full):
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._settings.poll_ms / 1000):
                             await self._look.wait()
-            await asyncio.gather(*self._claims.values())  # what they bring is still ours
+            await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
             self.is_full = False
-            self._hands.looked()
+            self._target.looked()
         finally:
             for claim in self._claims.values():
                 claim.cancel()
             await asyncio.gather(*self._claims.values(), return_exceptions=True)
 
     def end(self) -> None:
-        """Claim no more; `run` returns once what was claimed is begun."""
+        """Stop claiming; `run` returns once all claimed jobs are begun."""
         self._ending = True
         self._look.set()
 
     def hold(self, for_ms: int) -> None:
-        """Leave new jobs to others for so long; 0: take them again."""
+        """Claim nothing for `for_ms`; 0: claim again at once."""
         held, self._held_until = self._held_until, time.monotonic() + for_ms / 1000
         if not for_ms and time.monotonic() < held:
             self._look.set()
 
     def may_bring(self, partition: int) -> bool:
-        """Whether a claim is under way there: the server may count more jobs as the worker's than it knows."""
+        """Whether a claim is in flight there: Redis may count jobs as this worker's that it does not know yet."""
         return partition in self._under_way
 
     def note_cancel(self, job_id: str) -> None:
-        """A job the worker does not know; it may be in an answer under way."""
+        """Remember a cancel of an unknown job, which a claim in flight may bring."""
         if self._under_way:
             self._cancelled.add(job_id)
 
     def note_follow(self, job_id: str, address: str) -> None:
-        """The same for a reader who has come."""
+        """Remember a reader's address for an unknown job, which a claim in flight may bring."""
         if self._under_way:
             self._followers.setdefault(job_id, []).append(address)
 
     def followers(self, job_id: str) -> Sequence[str]:
-        """The addresses of readers who came before the job did."""
+        """Addresses that followed the job before it was claimed."""
         return self._followers.get(job_id, ())
 
     def was_cancelled(self, job_id: str) -> bool:
-        """Whether its cancel came before it."""
+        """Whether the job's cancel arrived before the job."""
         return job_id in self._cancelled
 
-    async def _ask(self, partition: int) -> bool:
-        """Claim from one partition; True if there may be more. One that is slow to answer holds up no other: what its
-        claim brings is begun when it comes."""
+    async def _claim_from(self, partition: int) -> bool:
+        """Claim from one partition. Returns whether it may hold more jobs.
+
+        A slow partition delays no other: its jobs are begun when the reply arrives.
+        """
         claim = self._claims.get(partition)
         if claim is None:
             want = self._wanted(partition)
@@ -210,16 +211,16 @@ class Claimer:
         return claim.result()
 
     async def _claim(self, partition: int, want: int) -> bool:
-        alone, hands = partition in self._suspects, self._hands
-        lowest = room_for_batch(hands.stats().slots, hands.reserved, hands.batch_texts)
+        alone, target = partition in self._suspects, self._target
+        lowest = room_for_batch(target.stats().slots, target.reserved, target.batch_texts)
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest)
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
-            await self._take(partition, claimed.jobs)
+            await self._begin_jobs(partition, claimed.jobs)
         except Fenced:
-            hands.lose(partition)
+            target.lose(partition)
             self._fenced.add(partition)
             return False
         except Unavailable as error:
@@ -236,21 +237,21 @@ class Claimer:
             return False
         return len(claimed.jobs) == want or (claimed.suspects and not alone)
 
-    async def _take(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
-        """Begin what can be read, fail what cannot, put back what only a newer version can. Raises Unavailable."""
+    async def _begin_jobs(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
+        """Begin readable jobs, fail unreadable ones, put back those of a newer version. Raises Unavailable."""
         newer: list[UnreadableClaim] = []
         fresh: list[Claim] = []
-        behind: list[Claim] = []
+        continued: list[Claim] = []
         for job in jobs:
             if isinstance(job, UnreadableClaim):
-                (newer.append if job.newer else self._hands.refuse)(job)
+                (newer.append if job.newer else self._target.refuse)(job)
             else:
-                (behind if job.past else fresh).append(job)
-        refusals = [await self._hands.refusal(claim.job) for claim in fresh]
+                (continued if job.past else fresh).append(job)
+        refusals = [await self._target.refusal(claim.job) for claim in fresh]
         for claim, refusal in zip(fresh, refusals, strict=True):
-            self._hands.begin(claim, NOTHING, refusal)
-        if behind:
-            newer += await self._go_on(behind)
+            self._target.begin(claim, NOTHING, refusal)
+        if continued:
+            newer += await self._begin_continued(continued)
         if newer:
             log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)
             await self._lease.decline(newer)
@@ -258,9 +259,11 @@ class Claimer:
         if newer:
             self._newer_until[partition] = time.monotonic() + self._pause_s
 
-    async def _go_on(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
-        """Begin jobs that others have begun before, each log read once for all of them. Returns those whose logs are
-        of a newer version. Raises Unavailable."""
+    async def _begin_continued(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
+        """Begin jobs that other workers had begun, reading each log once for all of them.
+
+        Returns: jobs whose logs are of a newer version. Raises Unavailable.
+        """
         newer: list[UnreadableClaim] = []
         records = await self._journal.records([claim.job.id for claim in claims], bodies=False)
         histories = await asyncio.gather(
@@ -274,14 +277,14 @@ class Claimer:
             elif isinstance(history, BaseException):
                 raise history
             else:
-                self._hands.begin(claim, await self._continuable(claim, history))
-                await asyncio.sleep(0)  # each takes a while where much was said: what runs already gets its step
+                self._target.begin(claim, await self._continuable(claim, history))
+                await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer
 
     async def _continuable(self, claim: Claim, history: History) -> History:
-        """What earlier runs generated, if this one can go on from there; else the job begins anew."""
+        """The history to continue from; NOTHING after restarting a job whose history cannot be continued."""
         reason = "" if history.whole else "the store has lost a part of what was logged"
-        reason = reason or restart_reason(claim.job, self._hands.capabilities, history.rows)
+        reason = reason or restart_reason(claim.job, self._target.capabilities, history.rows)
         if not reason:
             return history
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
@@ -289,13 +292,13 @@ class Claimer:
         return NOTHING
 
     def _wanted(self, partition: int) -> int:
-        """What fits now. When jobs that killed their workers wait in a partition, what runs is finished first, then
-        they run singly."""
+        """How many jobs to claim. When suspects wait in a partition, the worker first finishes what it runs and then
+        runs them one at a time."""
         if partition in self._fenced or self._is_held(partition) or self._leaves_newer(partition):
             return 0
-        if self._suspects and (self._hands.running or self._claims or partition not in self._suspects):
+        if self._suspects and (self._target.running or self._claims or partition not in self._suspects):
             return 0
-        free = 0 if self._hands.is_laden else room(self._hands.stats(), self._hands.texts, self._settings.prefetch)
+        free = 0 if self._target.is_laden else room(self._target.stats(), self._target.texts, self._settings.prefetch)
         self.is_full = free <= 0
         return free
 
@@ -303,8 +306,8 @@ class Claimer:
         return time.monotonic() < self._newer_until.get(partition, -math.inf)
 
     def _is_held(self, partition: int) -> bool:
-        """Whether new jobs there are another shape's. Not while this worker is, or may be without knowing it, the one
-        that is to run the partition's suspects: nobody else would."""
+        """Whether new jobs there are left to another shape. Not while this worker runs the partition's suspects, or may
+        have been chosen to (its last claim has no reply): no other worker would run them."""
         if time.monotonic() >= self._held_until:
             return False
         return partition not in self._suspects and partition not in self._unanswered

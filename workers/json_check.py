@@ -19,19 +19,20 @@ from typing import Any, NoReturn
 import jsonschema_rs
 
 CHECK_CPU_S = 2.0
-"""Beyond it SIGPROF ends this process: the validator itself cannot be interrupted."""
+"""SIGPROF kills this process beyond it, because the validator cannot be interrupted."""
 
 MAX_MEMORY_BYTES = 1 << 30
 MAX_REGEX_BYTES = 1 << 20
-"""Of one compiled pattern, and of the cache of its automaton. Matching takes linear time."""
+"""For one compiled pattern, and for the cache of its automaton. Matching takes linear time."""
 
 MAX_QUOTED = 300
+"""Characters of a validator's message that an answer quotes."""
 
 
 def main() -> None:
-    """Answer requests until stdin ends, as it does when the worker ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the worker
-    with contextlib.suppress(ValueError, OSError):  # macOS knows no such limit
+    """Answer requests until stdin closes, as it does when the worker exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker handles Ctrl-C
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while len(head := sys.stdin.buffer.read(4)) == 4:

@@ -1,33 +1,37 @@
-"""Addresses that nobody listens at any more, of API processes that are gone: their rows are no longer logged and sent.
+"""Detector of abandoned reply addresses: those of API processes that are gone, to which the worker stops sending.
 
-Every address of a job has a copy of its rows in the log. An address is dropped only after several looks in a row, on
-every server, that are far enough apart for a process which has lost its connection to be back. Whoever is back later
-all the same finds what it missed in the log, sees that its address is gone, and follows again.
+Every address of a job costs a copy of its rows in the log. The worker drops an address only after several checks in a
+row, on every Redis server, found no subscriber; they are far enough apart for a process that lost its connection to
+reconnect. A process that reconnects later reads what it missed from the log, sees that its address was dropped, and
+follows the job again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-LOOK_INTERVAL_S = 5.0
-LOOKS = 3
-"""In a row, after which an address counts as given up: 10 to 15 s."""
+CHECK_INTERVAL_S = 5.0
+MAX_SILENT_CHECKS = 3
+"""Checks in a row without a subscriber after which an address counts as abandoned: 10 to 15 s."""
 
 
 class Listeners:
-    """Remembers in how many looks each address had no listener."""
+    """Counts the checks in a row in which each address had no subscriber."""
 
-    def __init__(self, looks: int = LOOKS) -> None:
-        self._looks = looks
+    def __init__(self, checks: int = MAX_SILENT_CHECKS) -> None:
+        self._max_checks = checks
         self._silent: dict[str, int] = {}
 
     def given_up(self, listening: Mapping[str, int]) -> list[str]:
-        """The addresses that have now been without a listener often enough. `listening`: all that are in use, with how
-        many listen; one that is not among them is forgotten."""
+        """Record one check. Returns the addresses that are now abandoned.
+
+        Args:
+            listening: number of subscribers of every address in use; the counts of other addresses are dropped.
+        """
         self._silent = {address: self._silent.get(address, 0) + 1 for address, count in listening.items() if count == 0}
-        return [address for address, looks in self._silent.items() if looks >= self._looks]
+        return [address for address, checks in self._silent.items() if checks >= self._max_checks]
 
 
 def in_use(addresses: Iterable[Iterable[str]], silent: str) -> list[str]:
-    """Each address once, without the one that stands for nobody."""
+    """All distinct addresses except `silent`, the placeholder of a job without readers."""
     return sorted({address for each in addresses for address in each if address != silent})

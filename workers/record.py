@@ -1,4 +1,4 @@
-"""What a worker tells the outside about its jobs: metrics, and the queue and generate spans of each trace."""
+"""Telemetry recorder of a worker: job metrics, and the queue and generate spans of each trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.attempt import Attempt
 from workers.tally import WorkCounters
 
 MANY_ATTEMPTS = 10
-"""Later ones are counted together: a job that is handed back may have any number."""
+"""From this attempt on, all share one label: a job that is handed back may have any number of attempts."""
 ATTEMPTS = (*map(str, range(MANY_ATTEMPTS)), f"{MANY_ATTEMPTS}+")
 
 
@@ -23,7 +23,7 @@ class Recorder:
     def __init__(self, model: str, metrics: Metrics, tracer: Tracing, tally: WorkCounters | None = None) -> None:
         self._model, self.metrics = model, metrics
         self._tracer = tracer if isinstance(tracer, RecordedTracing) else None
-        """None: spans go nowhere, so none are made."""
+        """None if spans are not exported: then none are made."""
         kinds = ("prompt", "completion", "cached")
         self._prompt, self._completion, self._cached = (metrics.tokens.labels(model, kind) for kind in kinds)
         self._tally = tally or WorkCounters()
@@ -31,7 +31,7 @@ class Recorder:
         self._cancelled: dict[str, float] = {}
 
     def claimed(self, attempt: Attempt) -> None:
-        """A job was taken from its lane."""
+        """Record that the worker claimed a job."""
         job, claim = attempt.job, attempt.claim
         waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
         self.metrics.claims.labels(self._model, job.priority).inc()
@@ -43,7 +43,7 @@ class Recorder:
             self._spans[job.id] = self._begin_spans(self._tracer, job, claim.attempt, waited_s)
 
     def _begin_spans(self, tracer: Tracing, job: Job, number: int, waited_s: float) -> Span:
-        """The queue's, which ends now, and the one of what comes now."""
+        """Write the queue span, which ends now, and begin the generate span."""
         now_ns = time.time_ns()
         queue = tracer.span(
             "queue",
@@ -61,19 +61,19 @@ class Recorder:
         return tracer.span("generate", queue.carrier(), "internal", now_ns, attributes)
 
     def cancelled(self, job_id: str) -> None:
-        """A cancel was heard."""
+        """Record that a cancel arrived."""
         self._cancelled.setdefault(job_id, time.monotonic())
 
     def ended(self, attempt: Attempt, end: Terminal) -> None:
-        """A job reached its end here."""
+        """Record a job's terminal state."""
         metrics, usage = self.metrics, end.usage
         self._tally.ended(attempt.job.priority, end)
         metrics.jobs.labels(self._model, end.state).inc()
         self._prompt.inc(usage.prompt)
         self._completion.inc(usage.completion)
         self._cached.inc(usage.cached)
-        if (heard := self._cancelled.pop(end.job, None)) is not None:
-            metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - heard)
+        if (cancelled_at := self._cancelled.pop(end.job, None)) is not None:
+            metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - cancelled_at)
         if end.state is JobState.EXPIRED:
             metrics.deadline_misses.labels("running").inc()
         if end.failure is not None:
@@ -89,13 +89,13 @@ class Recorder:
             )
 
     def released(self, job_id: str) -> None:
-        """A job was handed back unfinished."""
+        """Record that the worker put a job back unfinished."""
         self._cancelled.pop(job_id, None)
         if span := self._spans.pop(job_id, None):
             span.end(attributes={tracing.JOB_STATE: "released"})
 
     def load(self, slots: int, running: int, reserved: int = 0) -> None:
-        """How full the engine is."""
+        """Set the gauges of the engine's slots."""
         self.metrics.worker_slots.labels(self._model).set(slots)
         self.metrics.worker_running.labels(self._model).set(running)
         self.metrics.worker_reserved.labels(self._model).set(reserved)

@@ -1,4 +1,4 @@
-"""Decides whether a claimed job continues after the tokens of earlier attempts, or begins again. Pure."""
+"""Resume policy: whether a claimed job continues after the tokens of earlier attempts or starts over. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streaming.jobs.job import Job
 
 
 def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:
-    """Why the job must be computed from its first token again, without `history`; "" if it can be continued.
+    """Why the job must be generated from its first token, without `history`; "" if it can be continued.
 
     An engine applies a JSON grammar from its root to the first token that it generates. Unless it can restore the
     grammar's state behind the logged tokens, a continuation is a second JSON text inside the first one.

@@ -1,4 +1,4 @@
-"""Settings of a worker: section [worker]. Those of its engine stand beside that engine."""
+"""Settings of a worker: section [worker]. An engine's settings are in the engine's own folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""When one attempt passed the worker and its engine: a few times per job, never one per token.
+"""Timestamps of one attempt in the worker and its engine: a few per job, never one per token.
 
-It knows no clock but this process's monotonic one; in the record they stand in Redis time.
+They are taken with this process's monotonic clock and converted to Redis time for the job's record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from workers.engines.base import EngineTimes
 
 
 class AttemptStamps:
-    """By `time.monotonic`; 0.0: it has not come so far, or nobody knows."""
+    """Seconds of `time.monotonic`; 0.0: not reached yet, or unknown."""
 
     __slots__ = ("first", "last", "released", "scheduled")
 
@@ -21,23 +21,25 @@ class AttemptStamps:
         self.released = self.scheduled = self.first = self.last = 0.0
 
     def release(self) -> None:
-        """It is given to the engine now."""
+        """Stamp the hand-over to the engine."""
         self.released = time.monotonic()
 
     def begin(self, now: float) -> None:
-        """Its first token came `now`."""
+        """Stamp the first token, which came `now`."""
         self.first = self.first or now
 
     def finish(self, times: EngineTimes | None, now: float) -> None:
-        """One of its texts came to its end `now`; `times` are the engine's own, which count before ours. The first of
-        several texts to be begun, and the last to end, are the job's."""
+        """Stamp the end of one text, which came `now`. `times`, the engine's own stamps, take precedence.
+
+        A job of several texts begins with the first to begin and ends with the last to end.
+        """
         if times is not None:
             self.scheduled = _earlier(self.scheduled, times.scheduled)
             self.first = _earlier(self.first, times.first)
         self.last = max(self.last, times.last if times is not None and times.last else now)
 
     def generated(self, clock: Clock, partition: int) -> Generated:
-        """For the record. A job without a token has no last one either."""
+        """The stamps in Redis time, for the record. A job without a first token has no last one either."""
         known = (self.released, self.scheduled, self.first, self.last if self.first else 0.0)
         released, scheduled, first, last = clock.times(known, partition)
         return Generated(released, scheduled, first, last, clock.error_us(partition))

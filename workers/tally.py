@@ -1,4 +1,4 @@
-"""What a worker counts of its work for whoever decides about workers: it only ever grows, rates are made elsewhere."""
+"""Work counters of a worker, which the scheduler reads: they only grow, and the scheduler derives rates from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from streaming.jobs.terminal import Terminal
 
 
 class WorkCounters:
-    """One per worker process."""
+    """Counts engine steps, and ended jobs by lane. One per worker process."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -18,8 +18,10 @@ class WorkCounters:
         self._last: float | None = None
 
     def step(self, tokens: int, now: float, *, more: bool) -> None:
-        """An engine step gave `tokens` at `now` (monotonic seconds); `more`: something still runs. A step's time is
-        what went by since the one before; the first after a pause has none."""
+        """Count an engine step that produced `tokens` at `now` (monotonic seconds); `more`: some job still runs.
+
+        A step's duration is the time since the previous one; the first step after a pause is not counted.
+        """
         if self._last is not None:
             self.steps += 1
             self.step_s += now - self._last
@@ -27,7 +29,7 @@ class WorkCounters:
         self._last = now if more else None
 
     def ended(self, lane: str, end: Terminal) -> None:
-        """A job has ended here."""
+        """Count a job that ended."""
         before = self.served.get(lane, Served())
         failed = end.failure is not None and end.failure.status >= 500
         self.served[lane] = Served(

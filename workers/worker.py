@@ -36,7 +36,7 @@ from workers.checkpoint import is_due
 from workers.claimer import Claimer, reserved_slots
 from workers.engines.base import Engine, EngineDead, Piece, Refused, Stats
 from workers.engines.constraint import unchecked
-from workers.listeners import LOOK_INTERVAL_S, Listeners, in_use
+from workers.listeners import CHECK_INTERVAL_S, Listeners, in_use
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.writer import Checkpoint, StepWrite, Writer
@@ -554,7 +554,7 @@ class Worker:
         """Send no more to addresses that nobody listens at."""
         listeners = Listeners()
         while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             if addresses := in_use((attempt.addresses for attempt in self._attempts.values()), SILENT):
                 try:
                     for address in listeners.given_up(await self._wire.listeners(addresses)):

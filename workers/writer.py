@@ -1,9 +1,8 @@
-"""Everything a worker writes about the jobs of one partition, in order: one write per engine step, and the next only
-after it.
+"""Writer of one partition's log: sends each step's deltas and job ends to Redis, one write at a time and in order.
 
-Steps that come while a write is under way go out together in the next one. As long as all goes well a step is sent
-where it is made and no task is woken for it. A write that is not answered is repeated until it is, or until the worker
-is fenced: the scripts know repetitions. Each partition has a writer of its own, so one that is down holds up no other.
+Steps that arrive while a write is in flight are merged into the next one. Without errors a step is sent from where it
+was made and no task is woken for it. A write without a reply is repeated until it has one or the worker is fenced; the
+scripts recognise repetitions. Each partition has its own writer, so a partition that is down delays no other.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 
 
 class StepWrite:
-    """What is written at once, by reply address: deltas, encoded, and the runs whose first these are."""
+    """The content of one write, by reply address: encoded deltas, and the openings of runs that are new there."""
 
     __slots__ = ("openings", "rows")
 
@@ -39,21 +38,21 @@ class StepWrite:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A run whose deltas are to be logged anew."""
+    """A run whose deltas the writer logs again, in one piece."""
 
     job_id: str
     opening: Opening
     number: int
     rows: Callable[[], Sequence[bytes]]
-    """Asked when they are written: whatever is in an earlier frame must be among them."""
+    """Called when they are written: the result must hold every delta of an earlier frame."""
     on_written: Callable[[int], None]
-    """Hears of the first frame that holds them, once they are safe."""
+    """Called with the number of the first frame that holds them, once they are written."""
     frame: int = 0
 
 
 @dataclass(slots=True)
 class Write:
-    """One step, the checkpoints behind it and the jobs that end with it, under way."""
+    """A write in flight: one step, the checkpoints after it and the jobs that end with it."""
 
     step: StepWrite
     checkpoints: list[Checkpoint]
@@ -62,8 +61,13 @@ class Write:
 
 
 class Writer:
-    """`oldest` tells the first frame of the partition that a running job still needs, `everything` all deltas of its
-    running jobs; `on_written` hears of finished jobs once their record is safe."""
+    """Writes one partition's steps, checkpoints and job ends.
+
+    Args:
+        oldest: returns the first frame of the partition that a running job still needs; earlier ones are trimmed.
+        everything: returns all deltas of the partition's running jobs, to repair a log that lost data.
+        on_written: called with the finished jobs whose records were written.
+    """
 
     def __init__(
         self,
@@ -76,96 +80,95 @@ class Writer:
         self._lease, self._partition = lease, partition
         self._oldest, self._everything, self._on_written = oldest, everything, on_written
         self.step = StepWrite()
-        """What goes out with the next `send`."""
+        """What the next `send` writes."""
         self._checkpoints: list[Checkpoint] = []
         self._finishes: list[Finish] = []
-        self._owed = asyncio.Queue[Write | Exception]()
-        """What could not be written as it went, and what went wrong where nobody would hear of it."""
+        self._failed = asyncio.Queue[Write | Exception]()
+        """Writes to retry, and exceptions of callbacks: `run` handles both."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._over = False
+        self._stopped = False
 
     def open(self, number: int, opening: Opening, addresses: Sequence[str]) -> None:
-        """Tell these addresses, with the next `send`, which run a number stands for."""
+        """Send the opening of run `number` to these addresses with the next `send`."""
         for address in addresses:
             self.step.openings[address][number] = opening
 
     def finish(self, finish: Finish) -> None:
-        """The end of a job, written after all its deltas. It goes out with the next `send`."""
+        """Write the end of a job with the next `send`, after all its deltas."""
         self._finishes.append(finish)
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Log a run's deltas anew, with the next `send`."""
+        """Log a run's deltas again with the next `send`."""
         self._checkpoints.append(checkpoint)
 
     def send(self) -> None:
-        """Write what was added, if anything was: called once a step."""
+        """Write what was added, if anything was. Called once a step."""
         if (self.step.rows or self._finishes or self._checkpoints) and self._idle.is_set():
             self._idle.clear()
-            self._begin()
+            self._send_now()
 
     async def flushed(self) -> None:
-        """Wait until everything sent so far is written, or nothing will be any more."""
+        """Wait until everything sent so far is written, or the writer has stopped."""
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Write again, until cancelled, what could not be written as it went; from then on nothing more is written.
-        Raises Fenced."""
+        """Retry failed writes until cancelled; afterwards the writer writes nothing more. Raises Fenced."""
         try:
             while True:
-                await self._write_again(await self._owed.get())
+                await self._retry(await self._failed.get())
         finally:
-            self._over = True
+            self._stopped = True
             self._idle.set()
 
-    async def _write_again(self, owed: Write | Exception) -> None:
-        if isinstance(owed, Exception):
-            raise owed
+    async def _retry(self, failed: Write | Exception) -> None:
+        if isinstance(failed, Exception):
+            raise failed
         try:
-            await self._write(owed.calls)
+            await self._write(failed.calls)
         except Rewound as error:
             log.error("writing the log of all running jobs anew: %s", error)
-            await self._write([self._repair(), *self._calls(owed.step, owed.checkpoints, owed.finishes)])
-        self._go_on(owed)
+            await self._write([self._repair(), *self._calls(failed.step, failed.checkpoints, failed.finishes)])
+        self._complete(failed)
 
-    def _begin(self) -> None:
-        if self._over:
+    def _send_now(self) -> None:
+        if self._stopped:
             self._idle.set()
             return
         step, self.step = self.step, StepWrite()
         finishes, self._finishes = self._finishes, []
         checkpoints, self._checkpoints = self._checkpoints, []
         write = Write(step, checkpoints, finishes, self._calls(step, checkpoints, finishes))
-        if not self._lease.send_nowait(write.calls, partial(self._answered, write)):
-            self._owed.put_nowait(write)
+        if not self._lease.send_nowait(write.calls, partial(self._on_reply, write)):
+            self._failed.put_nowait(write)
 
-    def _answered(self, write: Write, written: bool) -> None:
+    def _on_reply(self, write: Write, written: bool) -> None:
         if not written:
-            self._owed.put_nowait(write)
+            self._failed.put_nowait(write)
             return
         try:
-            self._go_on(write)
-        except Exception as error:  # noqa: BLE001 - nobody waits for a callback: `run` raises it
-            self._owed.put_nowait(error)
+            self._complete(write)
+        except Exception as error:  # noqa: BLE001 - no caller awaits this callback: `run` raises it
+            self._failed.put_nowait(error)
 
-    def _go_on(self, write: Write) -> None:
-        """Once it is written."""
+    def _complete(self, write: Write) -> None:
+        """Report what was written, then send what arrived meanwhile."""
         for checkpoint in write.checkpoints:
             checkpoint.on_written(checkpoint.frame)
         self._on_written(write.finishes)
         if self.step.rows or self._finishes or self._checkpoints:
-            self._begin()
+            self._send_now()
         else:
             self._idle.set()
 
     def _calls(self, step: StepWrite, checkpoints: Sequence[Checkpoint], finishes: Sequence[Finish]) -> list[Call]:
         calls = [self._append(step)] if step.rows else []
         for checkpoint in checkpoints:
-            calls += self._logged_anew(checkpoint)
+            calls += self._checkpoint_calls(checkpoint)
         return calls + [self._lease.finish_call(finish) for finish in finishes]
 
-    def _logged_anew(self, checkpoint: Checkpoint) -> Iterator[Call]:
-        """The frames with a run's deltas, and then the word that these are the ones to read."""
+    def _checkpoint_calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
+        """The calls that append a run's deltas, then mark these frames as the ones to read."""
         checkpoint.frame = self._lease.next_frame(self._partition)
         for rows in in_frames(checkpoint.rows()):
             frame = StepWrite()
@@ -179,7 +182,7 @@ class Writer:
         return self._lease.append_call(self._partition, step.rows, oldest, openings=step.openings, forced=forced)
 
     def _repair(self) -> Call:
-        """One frame with all that the store may have lost."""
+        """Append one frame with all deltas that the store may have lost."""
         return self._append(self._everything(self._partition), forced=True)
 
     async def _write(self, calls: Sequence[Call]) -> None:

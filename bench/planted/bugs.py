@@ -728,7 +728,7 @@ TOKENS = (
         (
             Edit(
                 "workers/claimer.py",
-                "        reason = reason or restart_reason(claim.job, self._hands.capabilities, history.rows)\n",
+                "        reason = reason or restart_reason(claim.job, self._target.capabilities, history.rows)\n",
                 "",
             ),
         ),
@@ -865,7 +865,7 @@ TOKENS = (
     Bug(
         "a step behind the end",
         "A worker that was given up goes on writing its steps, and renews its lease with them: nobody takes its jobs.",
-        (Edit("workers/writer.py", "self._over = True", "self._over = False"),),
+        (Edit("workers/writer.py", "self._stopped = True", "self._stopped = False"),),
         (WRITER + "nothing_is_written_once_its_run_is_over",),
     ),
     Bug(

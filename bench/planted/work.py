@@ -181,7 +181,7 @@ WORK = (
     Bug(
         "any number of large jobs in one worker",
         "One worker takes every request of many choices, and the workers beside it have nothing to do.",
-        (Edit("workers/claimer.py", "free = 0 if self._hands.is_laden else room(", "free = room("),),
+        (Edit("workers/claimer.py", "free = 0 if self._target.is_laden else room(", "free = room("),),
         (PLACES + "a_worker_does_not_hold_any_number_of_them",),
     ),
     Bug(
@@ -214,7 +214,7 @@ WORK = (
         (
             Edit(
                 "workers/claimer.py",
-                "[await self._hands.refusal(claim.job) for claim in fresh]",
+                "[await self._target.refusal(claim.job) for claim in fresh]",
                 "[None for _ in fresh]",
             ),
         ),

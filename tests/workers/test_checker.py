@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from streaming.jobs.terminal import Failure
-from workers.checker import MAX_EXHAUSTING, Checker, Exhausting
+from workers.checker import MAX_EXHAUSTING, Checker, ExhaustingSchemas
 from workers.engines.constraint import begins_json, complete_texts
 
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -150,7 +150,7 @@ async def test_a_schema_whose_check_was_ended_is_not_tried_again(checker: Checke
         assert code(await checker.failure(turned, ["1"])) == "constraint_unchecked"
         assert await checker.failure(PERSON, ['{"age": 1}']) is None
         assert children() == [child], "a check of this schema ends the child"
-    exhausting = Exhausting()
+    exhausting = ExhaustingSchemas()
     for number in range(MAX_EXHAUSTING + 1):
         exhausting.add({"const": number})
     assert [exhausting.has({"const": number}) for number in (0, 1, MAX_EXHAUSTING)] == [False, True, True]

@@ -25,7 +25,7 @@ from telemetry.tracing import Tracing
 from workers import worker as module
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.listeners import LOOKS, Listeners, in_use
+from workers.listeners import MAX_SILENT_CHECKS, Listeners, in_use
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.worker import Worker
@@ -36,11 +36,11 @@ TOKENS = 600
 
 def test_an_address_is_given_up_after_silence_without_a_break() -> None:
     """One look in which somebody listens begins the count anew; one that is no longer in use is forgotten."""
-    listeners = Listeners(looks=3)
+    listeners = Listeners(checks=3)
     rounds = [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 0, "b": 0}, {"b": 0}, {"a": 0, "b": 0}]
     assert [listeners.given_up(each) for each in rounds] == [[], [], ["a"], [], ["b"]]
     assert in_use([(SILENT,), ("b", "a"), ("a",)], SILENT) == ["a", "b"]
-    assert LOOKS >= 2, "a process that only connects again is not given up"
+    assert MAX_SILENT_CHECKS >= 2, "a process that only connects again is not given up"
 
 
 @asynccontextmanager
@@ -91,7 +91,7 @@ async def test_an_address_nobody_listens_at_is_dropped(
     wire: RedisClient, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows for a process that is gone are logged no more, those for the living one go on, and each comes once."""
-    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.1)
     async with at_work(wire) as worker:
         inbox = await streamed(wire, relay)
         reading = asyncio.create_task(numbers_read(inbox))

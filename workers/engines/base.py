@@ -1,4 +1,4 @@
-"""The one protocol every engine speaks; the worker knows nothing else of it.
+"""Engine interface: the protocol between the worker and an inference engine, and the types they exchange.
 
 An engine generates texts. It does not know jobs, lanes, leases, attempts or Redis: those are the worker's.
 """
@@ -26,11 +26,11 @@ class Request(msgspec.Struct, frozen=True):
     sampling: Sampling
     """`n` and prompt lists are already expanded: one request is one text."""
     past: Sequence[tuple[str, Sequence[int], int]] = ()
-    """What earlier attempts generated: (text, known token ids, token count) each, oldest first. The engine goes on
-    after it and never emits it again; `sampling.max_tokens` still counts from the beginning. With a JSON schema only
-    an engine whose capabilities say `json_resume` is given one."""
+    """What earlier attempts generated: (text, known token ids, token count) each, oldest first. The engine continues
+    after it and never emits it again; `sampling.max_tokens` still counts from the beginning. Together with a JSON
+    schema it is passed only to an engine with the capability `json_resume`."""
     tenant: str = ""
-    """Whose request it is: an engine never uses what it has cached of one tenant's prompts for another's."""
+    """Owner of the request: an engine never reuses the cached prompts of one tenant for another."""
 
     @property
     def past_tokens(self) -> int:
@@ -42,19 +42,19 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class EngineTimes(msgspec.Struct, frozen=True, gc=False):
-    """When an engine had one request, by `time.monotonic`; 0.0: it cannot say, and the worker's own view counts."""
+    """An engine's timestamps of one request, by `time.monotonic`; 0.0: unknown, and the worker's own stamp is used."""
 
     scheduled: float = 0.0
-    """First run: it has a slot, and its prompt is being computed."""
+    """When it got a slot and its prefill began."""
     first: float = 0.0
     last: float = 0.0
-    """Its first and last token."""
+    """When its first and its last token came."""
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """What one request got in one step. `finish` or `failure` ends it: nothing follows for that id.
+    """The output of one request in one step. `finish` or `failure` ends the request: nothing follows for that id.
 
-    Made once a token: as a frozen dataclass it costs ten times as much, and its `replace` fifty times.
+    Created once a token: a frozen dataclass would cost ten times as much, and its `replace` fifty times.
     """
 
     id: str
@@ -64,14 +64,13 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     finish: str = ""
     """"stop" | "length" | "cancelled"."""
     prompt_tokens: int = 0
-    """Given with the first piece that has tokens and with the last one, 0 between: so it is in the log when the worker
-    is lost."""
+    """Set in the first piece that has tokens and in the last one, else 0: so the log has it if the worker is lost."""
     cached_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
     failure: Failure | None = None
-    """This request alone failed; the engine lives."""
+    """Why this request alone failed; the engine keeps running."""
     times: EngineTimes | None = None
-    """Given with the last piece, where the engine knows."""
+    """Set in the last piece, if the engine measures them."""
 
     @property
     def last(self) -> bool:
@@ -83,7 +82,7 @@ Step: TypeAlias = Callable[[list[Piece]], None]
 
 
 class Refused(Exception):
-    """Raised by check and submit: this request can never run here (too long, unknown option), its requester's fault."""
+    """Raised by check and submit: the request can never run here (too long, unknown option); a client error."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -91,11 +90,11 @@ class Refused(Exception):
 
 
 class EngineDead(Exception):
-    """Raised when the engine as a whole is gone: the worker process must end and be restarted."""
+    """Raised when the engine as a whole has failed: the worker process must exit and be restarted."""
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """What an engine says of itself now."""
+    """An engine's current load."""
 
     slots: int
     running: int = 0
@@ -116,15 +115,15 @@ class EngineHealth:
 
 
 class Engine(Protocol):
-    """Used from one event loop in one process. Implementations: sim.py, llamacpp.py, trtllm.py."""
+    """Used from one event loop in one process. Implementations: sim/engine.py, llamacpp/engine.py, trtllm/engine.py."""
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Load the model and begin stepping; report phases ("loading weights") as they begin. Raises EngineDead."""
         ...
 
     async def check(self, request: Request) -> None:
-        """Whether a request can run here at all, whatever else runs: asked for each prompt of several, before the first
-        is submitted. Keeps nothing of it. Raises Refused, EngineDead; what is found later submit refuses, or fails."""
+        """Check that a request can run here at all, whatever else runs; keeps no state. The worker checks every prompt
+        of a job before it submits the first. Raises Refused, EngineDead; `submit` may still refuse it."""
         ...
 
     def submit(self, request: Request) -> None:
@@ -132,11 +131,11 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Idempotent. The request's last piece (finish="cancelled") still comes through on_step."""
+        """Cancel one request. Idempotent. Its last piece (finish="cancelled") still comes through on_step."""
         ...
 
     def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        """Whether one more request of about this size would run now rather than wait inside the engine."""
+        """Whether one more request of about this size would run at once instead of waiting inside the engine."""
         ...
 
     def stats(self) -> Stats: ...
@@ -144,5 +143,5 @@ class Engine(Protocol):
     def health(self) -> EngineHealth: ...
 
     async def stop(self) -> None:
-        """Abort what runs, free the device. Bounded in time; idempotent."""
+        """Abort running requests and free the device. Bounded in time; idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""What an answer must be whose job asked for JSON: which texts are checked, and how the job fails. Pure."""
+"""JSON output constraint: selects the texts of a JSON job that must follow its schema, and names its failures. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from streaming.jobs.terminal import Failure
 
 _TRUNCATED = "EOF while parsing"
 _UNDECIDED = ("recursion limit", "number out of range", "hex escape", "surrogate")
-"""Errors of the parser about JSON that is beyond its limits, or beyond Unicode: they say nothing of the grammar."""
+"""Parser errors about limits or Unicode. They do not show whether the text follows the JSON grammar."""
 
 
 def begins_json(text: str) -> bool:
-    """Whether more text could make it JSON, or it is JSON."""
+    """Whether the text is JSON or a prefix of JSON."""
     error = _error(text)
     return not error or error.startswith(_TRUNCATED) or any(word in error for word in _UNDECIDED)
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text that may have been cut is a complete object or array. Of a number nobody knows."""
+    """Whether a text that may have been cut is a complete object or array (a cut number looks complete)."""
     return text.rstrip().endswith(("}", "]")) and not _error(text)
 
 
 def _error(text: str) -> str:
-    """Why it is not JSON, or ""."""
+    """Why the text is not JSON; "" if it is."""
     try:
         pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError as error:
@@ -34,10 +34,11 @@ def _error(text: str) -> str:
 
 
 def complete_texts(texts: Sequence[str], finishes: Sequence[str], *, stops: bool) -> list[str] | Failure:
-    """The texts to validate against the schema, or the failure if one was cut but never was JSON.
+    """The texts to validate against the schema; a failure if a cut text is not even a prefix of JSON.
 
-    A length limit cuts a text, and so may a stop string of the requester (`stops`): of such a text only what is there
-    can be judged.
+    Args:
+        finishes: the finish reason of each text; "length" means that the text was cut.
+        stops: the request has stop strings, which may cut a text too.
     """
     complete = []
     for text, finish in zip(texts, finishes, strict=True):
@@ -49,7 +50,7 @@ def complete_texts(texts: Sequence[str], finishes: Sequence[str], *, stops: bool
 
 
 def violated(problem: str) -> Failure:
-    """An answer that is not what its job asked for."""
+    """The failure of a job whose answer does not follow its schema."""
     message = (
         f"The engine did not hold its output to the JSON that response_format asks for: {problem}. Simplify the "
         "schema, or send the request again."
@@ -58,13 +59,13 @@ def violated(problem: str) -> Failure:
 
 
 def unusable(problem: str) -> Failure:
-    """A schema by which no answer can be judged."""
+    """The failure of a job whose schema cannot be used for validation."""
     message = f"response_format: this JSON schema cannot be used: {problem}. Correct or simplify it."
     return Failure("invalid_request_error", message, 400, "response_format")
 
 
 def unchecked() -> Failure:
-    """An answer that was not judged in time."""
+    """The failure of a job whose answer could not be validated within the limits."""
     message = (
         "The output could not be checked against the schema of response_format: the check took too much time or "
         "memory. Simplify the schema."

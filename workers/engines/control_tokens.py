@@ -1,8 +1,8 @@
-"""Control tokens in text: finds them, and cuts them so that a tokenizer reads them as plain text.
+"""Escapes control tokens in user text: cuts each in two, so that the tokenizer reads both halves as plain text.
 
-A chat template marks roles with control tokens, and a tokenizer that is to read these also reads them where a user
-wrote them: a message with `<|im_start|>system` in it would open a turn of the system. So such texts are cut in two, and
-the halves are given to the tokenizer one after the other: neither of them is a control token.
+A chat template marks roles with control tokens, and a tokenizer that recognises these also recognises them in a user's
+message: `<|im_start|>system` there would open a system turn. The engines tokenise the halves separately; neither of
+them is a control token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streaming.jobs.job import ChatTurn
 
 
 class ControlTokens:
-    """The control tokens of one model, by their texts. A text of one character cannot be cut and is left out."""
+    """The control tokens of one model, by their texts. A token of one character cannot be cut and is ignored."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted({text for text in texts if len(text) > 1})
@@ -26,7 +26,7 @@ class ControlTokens:
         self._pattern = re.compile(_either(known)) if known else None
 
     def cut(self, text: str) -> list[str]:
-        """The same text in pieces, none of which holds a control token; one piece if the text holds none."""
+        """Split a text into pieces without control tokens; one piece if the text holds none."""
         if self._pattern is None or not any(start in text for start in self._starts):
             return [text]
         pieces, done = [], 0
@@ -37,8 +37,10 @@ class ControlTokens:
         return [*pieces, text[done:]]
 
     def mark(self, turns: Sequence[ChatTurn]) -> tuple[Sequence[ChatTurn], str]:
-        """The turns with a mark wherever their text is to be cut, and that mark, which no text can hold by chance or
-        by intent; "" if nothing is to be cut. For templates, which take whole texts."""
+        """Insert a random, unguessable mark wherever a turn's text must be cut, for templates, which take whole texts.
+
+        Returns: the turns and the mark; "" if nothing must be cut.
+        """
         cuts = [self.cut(turn.content) for turn in turns]
         if all(len(pieces) == 1 for pieces in cuts):
             return turns, ""
@@ -47,8 +49,8 @@ class ControlTokens:
 
 
 def _either(texts: Sequence[str]) -> str:
-    """A pattern that finds the longest of these texts in a time that grows with the text it reads alone: at no place is
-    one alternative tried after the other."""
+    """A regular expression for the longest of these texts. It is a prefix tree, so matching takes linear time: no
+    position tries several alternatives."""
     return _branches(_tree(texts))
 
 
@@ -73,7 +75,7 @@ def _branches(node: dict[str, Any]) -> str:
 
 
 def _run(text: str, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """All characters up to the next branch or end: tokens may be longer than the interpreter's stack is deep."""
+    """Collect characters up to the next branch or end; a recursion per character could overflow the stack."""
     while len(node) == 1 and "" not in node:
         ((character, below),) = node.items()
         text, node = text + character, below

@@ -1,4 +1,4 @@
-"""Finds a package's file through the user's own pip, and downloads it so that an interruption loses nothing."""
+"""Resumable downloader of a Python package's wheel, whose address it asks of the user's own pip."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from typing import TypeAlias
 import httpx2
 import msgspec
 
-ATTEMPTS = 4
-"""Connections tried in a row without a single new byte before giving up."""
+MAX_FAILURES = 4
+"""Connections in a row without a new byte after which the download fails."""
 
-TIMEOUT_S = 30.0
-"""Without a byte for so long, a connection is taken to be dead."""
+READ_TIMEOUT_S = 30.0
+"""A connection without a byte for this long counts as dead."""
 
-RETRY_S = 0.5
-"""Before the second try; each further one waits that much longer."""
+RETRY_DELAY_S = 0.5
+"""Delay before the second try; each further delay is longer by this."""
 
 PIP_TIMEOUT_S = 180.0
 
 
-Bytes: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes that are there and the bytes there will be."""
+OnBytes: TypeAlias = Callable[[int, int], None]
+"""Called with the bytes received so far and the total."""
 
 
 class DownloadInterrupted(Exception):
-    """Raised when the file cannot be had now. What has arrived stays."""
+    """Raised when the file cannot be downloaded now. The bytes received so far are kept."""
 
 
 class _Report(msgspec.Struct):
@@ -49,7 +49,7 @@ class _Report(msgspec.Struct):
 
 
 def locate(requirement: str) -> str:
-    """The address of the wheel pip would install for a pinned requirement. Raises Interrupted."""
+    """The URL of the wheel that pip would install for a pinned requirement. Raises DownloadInterrupted."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet"]
     command += ["--only-binary", ":all:", "--report", "-", requirement]
     try:
@@ -64,24 +64,27 @@ def locate(requirement: str) -> str:
         raise DownloadInterrupted("pip's report is not understood; version 22.2 or newer is needed") from error
 
 
-def download(url: str, part: Path, size: int, on_bytes: Bytes) -> None:
-    """Complete `part` to `size` bytes, going on from what it holds. Raises Interrupted, OSError."""
+def download(url: str, part: Path, size: int, on_bytes: OnBytes) -> None:
+    """Download until `part` has `size` bytes, resuming after those it holds. Raises DownloadInterrupted, OSError."""
     if url.startswith("file:"):
         _copy(Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path)), part, size, on_bytes)
         return
     failures = 0
-    with httpx2.Client(follow_redirects=True, timeout=TIMEOUT_S, verify=ssl.create_default_context()) as client:
-        while (before := _held(part, size)) < size:
-            problem = _more(client, url, part, size, on_bytes)
-            failures = 0 if _held(part, size) > before else failures + 1
-            if problem and failures >= ATTEMPTS:
+    with httpx2.Client(follow_redirects=True, timeout=READ_TIMEOUT_S, verify=ssl.create_default_context()) as client:
+        while (before := _received(part, size)) < size:
+            problem = _read_connection(client, url, part, size, on_bytes)
+            failures = 0 if _received(part, size) > before else failures + 1
+            if problem and failures >= MAX_FAILURES:
                 raise DownloadInterrupted(problem)
-            time.sleep(RETRY_S * failures)
+            time.sleep(RETRY_DELAY_S * failures)
 
 
-def _more(client: httpx2.Client, url: str, part: Path, size: int, on_bytes: Bytes) -> str:
-    """One connection. Returns what went wrong, or "". Raises Interrupted when trying again is of no use."""
-    at = _held(part, size)
+def _read_connection(client: httpx2.Client, url: str, part: Path, size: int, on_bytes: OnBytes) -> str:
+    """Read from one connection until it ends. Returns what went wrong, or "".
+
+    Raises DownloadInterrupted when a retry cannot help.
+    """
+    at = _received(part, size)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={at}-"} if at else {})
     try:
         with client.stream("GET", url, headers=headers) as response:
@@ -91,17 +94,17 @@ def _more(client: httpx2.Client, url: str, part: Path, size: int, on_bytes: Byte
                 return f"the package index answers {response.status_code}"
             resumed = response.headers.get("content-range", "").startswith(f"bytes {at}-")
             with part.open("ab" if at and response.status_code == 206 and resumed else "wb") as out:
-                # As it arrives: gathered into larger pieces, the last would be lost with the connection.
+                # Unbuffered: a buffered last chunk would be lost with the connection.
                 for chunk in response.iter_raw():
                     out.write(chunk)
                     on_bytes(out.tell(), size)
     except httpx2.HTTPError as error:
         return f"the connection broke ({type(error).__name__})"
-    return "" if _held(part, size) == size else "the connection ended early"
+    return "" if _received(part, size) == size else "the connection ended early"
 
 
-def _held(part: Path, size: int) -> int:
-    """Bytes that are there already. A file that is too long is none of ours, and is dropped."""
+def _received(part: Path, size: int) -> int:
+    """OnBytes received so far. A file that is too long is not from this download and is deleted."""
     held = part.stat().st_size if part.exists() else 0
     if held > size:
         part.unlink()
@@ -109,7 +112,7 @@ def _held(part: Path, size: int) -> int:
     return held
 
 
-def _copy(source: Path, part: Path, size: int, on_bytes: Bytes) -> None:
+def _copy(source: Path, part: Path, size: int, on_bytes: OnBytes) -> None:
     try:
         with source.open("rb") as file, part.open("wb") as out:
             shutil.copyfileobj(file, out)

@@ -1,7 +1,7 @@
-"""Checks a model's files against a list of their hashes before anything of them is loaded.
+"""Integrity check: compares a model's files with a manifest of SHA-256 hashes before an engine loads them.
 
-The list is what `sha256sum` writes: a hash and a path a line, the path relative to the folder the list lies in. Every
-file that will be loaded has to be in it, so that nobody can add one.
+A manifest is the output of `sha256sum`: per line a hash and a path relative to the manifest's folder. Every file that
+the engine loads must be listed, so that no file can be added unnoticed.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from workers.engines.weights import file_sha256
 
 LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 SHARD = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")
-"""A GGUF file in pieces: the engine is given the first and loads them all."""
+"""Name of one shard of a GGUF file: the engine gets the first and loads them all."""
 
 
 def check(manifest: Path, loaded: Iterable[Path]) -> None:
-    """Every file that is one of `loaded`, or lies below it, is listed and unchanged. Raises EngineDead."""
+    """Check that every file at or below `loaded` is listed and unchanged. Raises EngineDead."""
     try:
         listed = read(manifest)
         for root in loaded:
             for path in _files(root):
-                if path != _plain(manifest.absolute()):
+                if path != _normalised(manifest.absolute()):
                     _check(path, listed, manifest)
     except (OSError, UnicodeDecodeError) as error:
         raise EngineDead(f"the files of the model cannot be checked against {manifest}: {error}") from error
 
 
 def read(manifest: Path) -> dict[Path, str]:
-    """The hash of each file. Raises EngineDead for a line that is none, OSError, UnicodeDecodeError."""
+    """The hash of each file. Raises EngineDead for a malformed line, OSError, UnicodeDecodeError."""
     folder, listed = manifest.absolute().parent, dict[Path, str]()
     for number, line in enumerate(manifest.read_text(encoding="utf-8").splitlines(), 1):
         match = LINE.fullmatch(line)
         if match is None:
             raise EngineDead(f"line {number} of {manifest} is no line of sha256sum. Write it anew with sha256sum.")
-        listed[_plain(folder / match[2])] = match[1].lower()
+        listed[_normalised(folder / match[2])] = match[1].lower()
     return listed
 
 
 def shards(path: Path) -> list[Path]:
-    """All the files a GGUF file consists of."""
+    """All shards of a GGUF file."""
     match = SHARD.fullmatch(path.name)
     if match is None:
         return [path]
@@ -61,9 +61,9 @@ def _check(path: Path, listed: dict[Path, str], manifest: Path) -> None:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Raises EngineDead for what is not on this machine: a name that an engine would fetch is not checked here."""
+    """The files at or below `root`. Raises EngineDead if it is not on this machine: a hub name cannot be checked."""
     if root.is_file():
-        yield _plain(root.absolute())
+        yield _normalised(root.absolute())
         return
     if not root.is_dir():
         raise EngineDead(
@@ -71,14 +71,13 @@ def _files(root: Path) -> Iterator[Path]:
         )
     for folder, _, names in os.walk(root.absolute(), followlinks=True, onerror=_fail):
         for name in sorted(names):
-            yield _plain(Path(folder) / name)
+            yield _normalised(Path(folder) / name)
 
 
-def _plain(path: Path) -> Path:
-    """Without `.` and `..`; links keep their own names."""
+def _normalised(path: Path) -> Path:
+    """The path without `.` and `..`; symbolic links are not resolved."""
     return Path(os.path.normpath(path))
 
 
 def _fail(error: OSError) -> None:
-    """A folder that cannot be read might hold anything."""
-    raise error
+    raise error  # an unreadable folder might hold any file

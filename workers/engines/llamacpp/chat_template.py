@@ -1,6 +1,6 @@
-"""Renders a conversation with the Jinja template a model brings with it.
+"""Chat template renderer: turns a conversation into a prompt with the Jinja template of the model file.
 
-Such a template is a program by whoever made the model file, so it runs in a sandbox. This module knows no engine.
+Such a template is a program by the author of the model file, so it runs in a sandbox. This module knows no engine.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from streaming.jobs.job import ChatTurn
 from streaming.jobs.terminal import Failure
 from workers.engines.base import Refused
 
-_LONGEST = 1 << 24
-"""Characters of a rendered prompt: far beyond any context."""
+_MAX_PROMPT_CHARS = 1 << 24
+"""Characters of a rendered prompt; far more than any context holds."""
 
 
 class TemplateBroken(Exception):
-    """Raised when a model's chat template is not one; the model can still complete raw text."""
+    """Raised when a model's chat template cannot be compiled; the model can still complete raw text."""
 
 
 class _RaisedError(jinja2.TemplateError):
@@ -45,16 +45,16 @@ class ChatTemplate:
             raise TemplateBroken(f"the model's chat template cannot be compiled: {error}") from None
 
     def render(self, turns: Sequence[ChatTurn]) -> str:
-        """The prompt, up to where the assistant's answer begins. Raises Refused when the template will not have it."""
+        """Render the prompt, up to where the assistant's answer begins. Raises Refused if the template rejects it."""
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
             prompt = self._template.render(messages=messages, add_generation_prompt=True, tools=None, **self._special)
         except _RaisedError as error:
             raise _refused(f"this model's chat template refuses the conversation: {error}") from None
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-            # a template is a program: on a conversation its author did not think of it fails as programs do
+            # a template is a program and may raise any of these on a conversation that its author did not expect
             raise _refused(f"this model's chat template fails on the conversation: {error}") from None
-        if len(prompt) > _LONGEST:
+        if len(prompt) > _MAX_PROMPT_CHARS:
             raise _refused(f"the rendered conversation has {len(prompt)} characters; shorten the messages")
         return prompt
 

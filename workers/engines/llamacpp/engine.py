@@ -1,8 +1,8 @@
-"""The embedded engine: llama.cpp inside this process, on the CPU, with in-flight batching.
+"""Embedded engine: runs llama.cpp inside the worker process, on the CPU, with in-flight batching.
 
-llama.cpp has one blocking call per request and no step hook: each slot has a thread that sits in that call, and what
-the threads hand over within a moment is delivered as one step. Chats are rendered here with the model's own template,
-so that chats, texts and token ids take one path.
+llama.cpp has one blocking call per request and no step hook: each slot has a thread that blocks in that call, and the
+engine delivers what the threads produce within GATHER_S as one step. It renders chats with the model's own template, so
+that chats, texts and token ids take one path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.request import Generation, engine_error, invalid, too_long
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.slots import Slot, Slots
-from workers.engines.llamacpp.tokenizer import Tokenizer, most_tokens
+from workers.engines.llamacpp.tokenizer import Tokenizer, max_tokens_of
 from workers.engines.stops import joined
 from workers.engines.weights import fetch
 
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
     from workers.engines.llamacpp.prompt import Prompts
 
 MAX_LOGPROBS = 20
-"""Alternatives per token, as many as the API lets people ask for; llama.cpp would give more."""
+"""Alternatives per token: the API's maximum; llama.cpp has no limit."""
 
 GATHER_S = 0.0015
-"""Callbacks of one decode step come on separate threads within about 2 ms of each other."""
+"""How long pieces are collected into one step: its callbacks come on separate threads within about 2 ms."""
 
-STOP_S = 5.0
-"""How long stop() waits for running requests to see their cancel."""
+STOP_TIMEOUT_S = 5.0
+"""How long stop() waits for running requests to end."""
 
 TRIAL_TOKENS = 3
-"""Generated to see whether a schema constrains them."""
+"""Tokens generated to test whether a schema constrains the output."""
 
 UNUSABLE_SCHEMA = (
     "llama.cpp cannot hold its output to this JSON schema: simplify it (fewer optional properties in one object, "
     "no references to other documents, no look-around in patterns)"
 )
 
-KNOWN_SCHEMAS = 256
-"""Schemas remembered as usable or not."""
+MAX_KNOWN_SCHEMAS = 256
+"""Size of the cache of schemas that were tested."""
 
 _log = logging.getLogger(__name__)
 
 
 class LlamacppEngine:
-    """Serves one GGUF file. Slots are llama.cpp's; requests beyond them wait here, in order."""
+    """Serves one GGUF file. Slots are llama.cpp's; further requests wait here in FIFO order."""
 
     def __init__(self, model: str, settings: LlamacppSettings, path: Path) -> None:
         self._model, self._settings, self._path = model, settings, path
@@ -76,17 +76,17 @@ class LlamacppEngine:
         self._running = 0
         self._tokens = 0
         self._steps = 0
-        self._heard = 0.0
+        self._last_chunk_at = 0.0
         self._broken = ""
         self._schemas: dict[str, bool] = {}
         self._outbox: list[Piece] = []
         self._lock = threading.Lock()
-        """Guards the outbox, the counters and which slot is idle: the slots' threads and the event loop share them."""
+        """Guards the outbox, the counters and the idle slots, which the slots' threads and the event loop share."""
 
     # --- the engine protocol ---------------------------------------------------------------------------------------
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
-        """Load the model; a few seconds. Raises EngineDead."""
+        """Load the model, which takes a few seconds. Raises EngineDead."""
         self._on_step, self._loop = on_step, asyncio.get_running_loop()
         if self._settings.manifest is not None:
             on_phase("checking the model file against its manifest")
@@ -119,7 +119,7 @@ class LlamacppEngine:
         if self._tokenizer is None or self._prompts is None:
             raise EngineDead("the engine is not running")
         prompt, wanted = self._prompts.render(request.prompt, request.past), request.sampling.max_tokens or 1
-        if most_tokens(prompt) + wanted <= self._context:
+        if max_tokens_of(prompt) + wanted <= self._context:
             return
         tokens = await self._tokenizer.count(prompt)
         if tokens is not None and tokens + wanted > self._context:
@@ -136,7 +136,7 @@ class LlamacppEngine:
             self._slots.submit(generation)
 
     def cancel(self, request_id: str) -> None:
-        """A waiting request ends now; a running one at its next token, or after the next piece of its prompt."""
+        """Cancel a request: a waiting one ends now, a running one at its next token or next batch of its prompt."""
         generation = self._live.get(request_id)
         if generation is None:
             return
@@ -145,11 +145,11 @@ class LlamacppEngine:
             self._end(generation)
 
     def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        """Each slot has a context of its own, so only their number counts."""
+        """Each slot has its own context, so only the number of slots matters."""
         return len(self._live) < self._settings.slots
 
     def stats(self) -> Stats:
-        """`steps` counts deliveries, which are near to llama.cpp's decode steps."""
+        """`steps` counts deliveries, which are close to llama.cpp's decode steps."""
         with self._lock:
             live, waiting = list(self._live.values()), len(self._waiting)
         return Stats(
@@ -163,26 +163,26 @@ class LlamacppEngine:
         )
 
     def health(self) -> EngineHealth:
-        """Not ok when llama.cpp broke off a request by itself, or requests run and it is silent for too long."""
+        """Not ok when llama.cpp aborted a request by itself, or sends nothing for `hang_s` while requests run."""
         if self._broken:
             return EngineHealth(False, self._broken)
-        silent = time.monotonic() - self._heard
+        silent = time.monotonic() - self._last_chunk_at
         if self._running and silent > self._settings.hang_s:
             return EngineHealth(False, f"llama.cpp is silent for {silent:.0f} s with {self._running} requests running")
         return EngineHealth(True)
 
     async def stop(self) -> None:
-        """Requests still running get their last piece ("cancelled") if llama.cpp gives in within STOP_S."""
+        """Cancel all requests and unload. Running ones get their last piece if they end within STOP_TIMEOUT_S."""
         for request_id in list(self._live):
             self.cancel(request_id)
         for slot in self._slots.all:
             slot.inbox.put(None)
-        await asyncio.to_thread(self._join, time.monotonic() + STOP_S)
+        await asyncio.to_thread(self._join, time.monotonic() + STOP_TIMEOUT_S)
         self._threads.clear()
         self._server = self._tokenizer = None
         self._deliver()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # llama.cpp may be removing its socket at the same time
+            shutil.rmtree(self._folder, ignore_errors=True)  # llama.cpp may remove its socket at the same time
             self._folder = None
 
     # --- starting and stopping -------------------------------------------------------------------------------------
@@ -198,13 +198,13 @@ class LlamacppEngine:
             self._context = min(self._settings.context, file.context_length or self._settings.context)
         except gguf.GgufError as error:
             raise EngineDead(str(error)) from error
-        except (TypeError, ValueError, struct.error) as error:  # metadata of other types than the format says
+        except (TypeError, ValueError, struct.error) as error:  # metadata of the wrong type
             raise EngineDead(
                 f"cannot use the model file {self._path}: it is damaged ({error}). Get it again."
             ) from error
 
     def _load(self) -> None:
-        # Read once, when the library is loaded: its threads must not spin at barriers, others need the cores.
+        # The library reads these once, on load: its threads must not spin at barriers, other processes need the cores.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ["GOMP_SPINCOUNT"] = "0"
         try:
@@ -217,8 +217,8 @@ class LlamacppEngine:
             raise EngineDead(f"no folder can be made in {tempfile.gettempdir()}: {error}. Make room there.") from error
         try:
             self._server = xllamacpp.Server(self._parameters(xllamacpp.CommonParams(), self._folder))
-        except Exception as error:  # the library raises what its C++ side happens to throw
-            shutil.rmtree(self._folder, ignore_errors=True)  # nothing in it is of use; the error below is what counts
+        except Exception as error:  # the library raises whatever its C++ side throws
+            shutil.rmtree(self._folder, ignore_errors=True)  # nothing in it is needed
             raise EngineDead(
                 f"llama.cpp cannot load {self._path}: {error}. The file may be damaged, of a kind this version does "
                 f"not know, or too large for the memory ({self._settings.slots} slots of {self._context} tokens)."
@@ -232,11 +232,11 @@ class LlamacppEngine:
         params.n_batch = params.n_ubatch = settings.batch
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.n_gpu_layers = settings.gpu_layers
-        # It would keep the prompts of finished requests for all slots alike, so one tenant's for another's.
+        # 0: this cache would share prompts between all slots, and so between tenants.
         params.cache_ram_mib = 0
         params.verbosity = -1
-        # It insists on a listener: a Unix socket only this user can reach, behind a key that only this process knows.
-        # It counts tokens, for which the library has no call.
+        # The library requires a listener: a Unix socket of this user, with a key that only this process knows.
+        # It also counts tokens, for which the library has no call.
         self._tokenizer = Tokenizer(folder / "engine.sock", secrets.token_hex(32))
         params.hostnames, params.api_keys = [str(self._tokenizer.socket)], [self._tokenizer.key]
         params.ui = params.endpoint_slots = False
@@ -246,13 +246,13 @@ class LlamacppEngine:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
-            _log.error("llama.cpp did not end its requests within %s s; they end with this process", STOP_S)
+            _log.error("llama.cpp did not end its requests within %s s; they end with this process", STOP_TIMEOUT_S)
 
     # --- the slots' threads ----------------------------------------------------------------------------------------
 
     def _serve(self, slot: Slot) -> None:
         while (generation := slot.inbox.get()) is not None:
-            if self._claim(generation):  # else it was cancelled while it waited
+            if self._claim(generation):  # False: it was cancelled while it waited
                 self._run(generation, slot)
             with self._lock:
                 self._slots.free(slot)
@@ -263,16 +263,16 @@ class LlamacppEngine:
         try:
             if not generation.done:
                 self._generate(generation, slot)
-        except ValueError as error:  # how the library refuses what it cannot parse
+        except ValueError as error:  # the library's error for a request it cannot parse
             generation.fail(invalid(f"llama.cpp refused the request: {error}"))
-        except Exception as error:  # noqa: BLE001 - whatever it is, its requester must hear and the slot live on
+        except Exception as error:  # noqa: BLE001 - the request must fail and the slot must survive
             _log.exception("a request failed in llama.cpp")
             generation.fail(engine_error(f"llama.cpp failed: {type(error).__name__}"))
         self._count(running=-1)
         self._end(generation)
 
     def _claim(self, generation: Generation) -> bool:
-        """Take it out of the waiting requests; False: a slot, or its cancel, was first."""
+        """Remove it from the waiting requests. Returns False if a slot or its cancel has done so before."""
         with self._lock:
             waits = generation in self._waiting
             self._waiting.discard(generation)
@@ -284,15 +284,15 @@ class LlamacppEngine:
         self._push(generation.last())
 
     def _generate(self, generation: Generation, slot: Slot) -> None:
-        """Blocks until the request has ended. Raises what the library or our own callback raised."""
-        if generation.schema is not None and not self._constrains(generation.schema, slot):
+        """Run the request; blocks until it has ended. Raises what the library or the callback raised."""
+        if generation.schema is not None and not self._is_enforced(generation.schema, slot):
             generation.fail(invalid(UNUSABLE_SCHEMA, "response_format"))
             return
         errors: list[Exception] = []
         reuse = slot.begin(generation)
 
         def on_chunk(chunk: dict[str, Any]) -> bool:
-            self._heard = time.monotonic()
+            self._last_chunk_at = time.monotonic()
             try:
                 if chunk.get("prompt_progress"):
                     slot.own(generation)
@@ -310,13 +310,13 @@ class LlamacppEngine:
             self._broken = "llama.cpp ended a request without a result"
             generation.fail(engine_error(self._broken))
 
-    def _constrains(self, schema: dict[str, Any], slot: Slot) -> bool:
-        """Whether this schema has an effect.
+    def _is_enforced(self, schema: dict[str, Any], slot: Slot) -> bool:
+        """Test whether llama.cpp applies this schema; the result is cached.
 
-        A schema that it cannot use llama.cpp ignores without a word, and a grammar that has too many ways to go on (an
-        object of 600 optional properties, after its brace) it drops in the middle. So each schema is tried once: a few
-        tokens, with a strong bias to a word that no JSON begins with and that follows no brace, which only a working
-        constraint can withstand. A grammar that is dropped later than that is found when the text is checked.
+        llama.cpp silently ignores a schema that it cannot use, and drops a grammar with too many alternatives (600
+        optional properties in one object) in the middle. So the engine generates a few tokens with a strong bias to a
+        word that no JSON begins with and that follows no brace: only an active grammar suppresses it. The validation
+        of the finished text finds a grammar that is dropped later.
         """
         key = json.dumps(schema, sort_keys=True)
         if key not in self._schemas:
@@ -333,7 +333,7 @@ class LlamacppEngine:
             answer = self._server.handle_completions(trial)
             works = "error" not in answer and begins_json(answer["choices"][0]["text"])
             with self._lock:
-                if len(self._schemas) >= KNOWN_SCHEMAS:
+                if len(self._schemas) >= MAX_KNOWN_SCHEMAS:
                     self._schemas.clear()
                 self._schemas[key] = works
             return works
@@ -342,17 +342,17 @@ class LlamacppEngine:
     def _count(self, running: int) -> None:
         with self._lock:
             self._running += running
-            self._heard = time.monotonic()
+            self._last_chunk_at = time.monotonic()
 
     # --- handing over ----------------------------------------------------------------------------------------------
 
     def _push(self, piece: Piece) -> None:
-        """From any thread: what comes within GATHER_S of the first piece goes out in one step."""
+        """Queue a piece, from any thread. All pieces within GATHER_S of the first are delivered in one step."""
         with self._lock:
             self._outbox.append(piece)
             self._tokens += piece.n
             first = len(self._outbox) == 1
-        if first and not self._loop.is_closed():  # closed: stop() gave this thread up, and nobody listens any more
+        if first and not self._loop.is_closed():  # closed: stop() no longer waits for this thread
             self._loop.call_soon_threadsafe(self._loop.call_later, GATHER_S, self._deliver)
 
     def _deliver(self) -> None:
@@ -372,10 +372,10 @@ def _not_installed(error: ImportError) -> EngineDead:
 
 
 def _cores() -> int:
-    """The cores this process may use, which in a container are fewer than there are."""
+    """The number of cores this process may use; in a container fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def build(model: str, settings: LlamacppSettings, data_dir: Path) -> LlamacppEngine:
-    """See workers.engines.registry. Fetches the default model if no other is set. Raises EngineDead."""
+    """See workers.engines.registry. Fetches the default model if none is set. Raises EngineDead."""
     return LlamacppEngine(model, settings, settings.path or fetch(data_dir / "weights", lambda *_: None))

@@ -1,6 +1,6 @@
-"""Reads a GGUF model file's metadata and tensor table; the weights are left alone.
+"""GGUF parser: reads the metadata and the tensor table of a model file, not its weights.
 
-Version 3 of the format (and 2, which has the same layout), little-endian. It knows the format and nothing of engines.
+It reads version 3 of the format (and 2, which has the same layout), little-endian, and knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Any
 
 F32, F16, Q4_1, Q8_0 = 0, 1, 3, 8
-"""The tensor kinds whose size is known here, by their number in the format."""
+"""The format's numbers of the tensor types whose size this module knows."""
 
 BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_1: (32, 20), Q8_0: (32, 34)}
-"""Weights and bytes of one block of a kind."""
+"""By tensor type: weights and bytes of one block."""
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
-"""Kinds of tokens by their number in the format."""
+"""The format's numbers of token types."""
 
 _MARK = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
-"""How a control token looks that a conversion took for a user-defined one; others are words, such as <think>."""
+"""A control token that a converter declared user-defined; other user-defined tokens are words, such as <think>."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-_MOST_ENTRIES = 1 << 20
-"""More metadata keys or tensors than any model has: the file is corrupt, and a loop over them would not end soon."""
+_MAX_ENTRIES = 1 << 20
+"""More metadata keys or tensors than any model has: beyond it the file is corrupt and is rejected before the loop."""
 
 
 class GgufError(Exception):
@@ -43,7 +43,7 @@ class GgufError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Where an array of the metadata lies; tokenizers have hundreds of thousands of entries and few are asked for."""
+    """Location of a metadata array, which is read on demand: a tokenizer's has hundreds of thousands of entries."""
 
     kind: int
     count: int
@@ -68,7 +68,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int | None:
-        """None for kinds not known here."""
+        """Size in bytes; None for an unknown tensor type."""
         if self.kind not in BLOCKS:
             return None
         per_block, size = BLOCKS[self.kind]
@@ -77,7 +77,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """What a model file says of itself."""
+    """The header of a model file."""
 
     path: Path
     version: int
@@ -85,16 +85,16 @@ class Gguf:
     """Scalars and strings as they are, arrays as `Array`."""
     tensors: tuple[Tensor, ...]
     metadata_end: int
-    """Where the metadata ends in the file and the tensor table begins."""
+    """Offset in the file where the metadata ends and the tensor table begins."""
     file_type_at: int
-    """Where the value of `general.file_type` lies, or 0."""
+    """Offset of the value of `general.file_type`, or 0."""
     alignment: int
     size: int
-    """Of the file, in bytes."""
+    """Size of the file in bytes."""
 
     @property
     def context_length(self) -> int:
-        """The context the model was trained for, in tokens; 0: not said."""
+        """The context the model was trained for, in tokens; 0: unknown."""
         architecture = self.metadata.get("general.architecture", "")
         return int(self.metadata.get(f"{architecture}.context_length", 0))
 
@@ -105,7 +105,7 @@ class Gguf:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are; 0: not said."""
+        """Number of tokens in the vocabulary; 0: unknown."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         return tokens.count if isinstance(tokens, Array) else 0
 
@@ -124,7 +124,7 @@ class Gguf:
             return number, cursor.string()
 
     def control_tokens(self) -> dict[str, int]:
-        """Ids of the tokens that a tokenizer reads as marks and not as text, by their texts."""
+        """Ids of the control tokens, by their texts."""
         tokens, kinds = self.metadata.get("tokenizer.ggml.tokens"), self.metadata.get("tokenizer.ggml.token_type")
         if not isinstance(tokens, Array) or not isinstance(kinds, Array) or kinds.count < tokens.count:
             return {}
@@ -143,7 +143,7 @@ class Gguf:
 
 
 def read(path: Path) -> Gguf:
-    """The header of a GGUF file; the weights are not touched. Raises GgufError."""
+    """Read the header of a GGUF file, without its weights. Raises GgufError."""
     with mapped(path) as data:
         try:
             found = _header(path, data)
@@ -157,7 +157,7 @@ def read(path: Path) -> Gguf:
 
 
 class _CorruptError(Exception):
-    """Raised while parsing; becomes a GgufError that knows the path."""
+    """Raised while parsing; `read` turns it into a GgufError with the path."""
 
 
 def _corrupt(path: Path, cause: str) -> GgufError:
@@ -165,7 +165,7 @@ def _corrupt(path: Path, cause: str) -> GgufError:
 
 
 class _Cursor:
-    """A place in the file that moves on as values are read."""
+    """A read position in the file, which each read advances."""
 
     def __init__(self, data: mmap.mmap, at: int = 0) -> None:
         self._data, self.at = data, at
@@ -177,7 +177,7 @@ class _Cursor:
 
     def count(self, what: str) -> int:
         value = int(self.number("<Q"))
-        if value > _MOST_ENTRIES:
+        if value > _MAX_ENTRIES:
             raise _CorruptError(f"{value} {what}")
         return value
 
@@ -188,7 +188,7 @@ class _Cursor:
         return value
 
     def skip(self, kind: int) -> None:
-        """Go past one value."""
+        """Skip one value."""
         if kind == _STRING:
             length = self._length()
             self.at += length
@@ -229,7 +229,7 @@ def _layout(kind: int) -> str:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap]:
-    """The bytes of a file. Raises GgufError."""
+    """Map a file into memory, read-only. Raises GgufError."""
     try:
         file = path.open("rb")
     except OSError as error:

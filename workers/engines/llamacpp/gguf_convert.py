@@ -1,4 +1,4 @@
-"""Rewrites a GGUF file's quantised weights in another number format, a few MB at a time."""
+"""GGUF converter: rewrites a file's quantised weights in another number format, a few MB at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rewrite(
 
 
 def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) -> None:
-    """The same model with half-precision weights: larger, and computed without rounding activations to 8 bits."""
+    """Convert to half-precision weights: larger, but computed without rounding activations to 8 bits."""
     rewrite(source, target, kind=F16, file_type=FILE_TYPE_F16, encode=_as_f16, on_progress=on_progress)
 
 
@@ -61,7 +61,7 @@ def _as_f16(rows: NDArray[np.float32]) -> bytes:
 
 
 def _plan(source: Gguf, kind: int) -> list[Tensor]:
-    """The new tensor table; here `offset` counts from the start of the weights, as it is stored."""
+    """The new tensor table. Its `offset` counts from the start of the weights, as the file stores it."""
     planned, offset = [], 0
     for tensor in source.tensors:
         new = Tensor(tensor.name, tensor.shape, tensor.kind if tensor.kind in (F32, F16) else kind, offset)
@@ -83,7 +83,7 @@ def _new_header(source: Gguf, planned: list[Tensor], data: mmap.mmap, file_type:
 
 
 def _decoded(data: mmap.mmap, tensor: Tensor) -> Iterator[NDArray[np.float32]]:
-    """A quantised tensor's weights, some rows at a time."""
+    """Decode a quantised tensor's weights, _ROWS_AT_ONCE rows at a time."""
     per_block, size = BLOCKS[tensor.kind]
     width = tensor.shape[0] // per_block * size
     stored = data[tensor.offset : tensor.offset + (tensor.nbytes or 0)]  # a copy: an array over the map would pin it
@@ -95,11 +95,11 @@ def _decoded(data: mmap.mmap, tensor: Tensor) -> Iterator[NDArray[np.float32]]:
 
 
 def _decode_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Blocks of (scale f16, least f16, 16 bytes): weight i is in the low half of byte i, weight i + 16 in the high."""
-    scale, least = (blocks[:, at : at + 2].copy().view("<f2").astype(np.float32) for at in (0, 2))
+    """Blocks of (scale f16, minimum f16, 16 bytes): byte i holds weight i (low half) and weight i + 16 (high half)."""
+    scale, minimum = (blocks[:, at : at + 2].copy().view("<f2").astype(np.float32) for at in (0, 2))
     packed = blocks[:, 4:]
     steps = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-    weights: NDArray[np.float32] = steps * scale + least
+    weights: NDArray[np.float32] = steps * scale + minimum
     return weights
 
 

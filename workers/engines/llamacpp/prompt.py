@@ -1,8 +1,8 @@
-"""Turns what a request asks into what llama.cpp is given: texts and token ids, mixed.
+"""Prompt builder for llama.cpp: converts a request's prompt into a list of texts and token ids.
 
-It knows a model file's template and vocabulary; it does not tokenise, llama.cpp does. llama.cpp reads control tokens
-in every text it is given, so those that a message or an earlier attempt's output spells are cut into two texts
-(workers/engines/control_tokens.py). A raw prompt is left as it is: all of it is its caller's, control tokens included.
+It uses the model file's chat template and vocabulary; llama.cpp itself tokenises. llama.cpp recognises control tokens
+in every text, so those that a message or an earlier attempt's output contains are cut in two
+(workers/engines/control_tokens.py). A raw prompt is passed unchanged, with the control tokens that its caller wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Prompts:
-    """The prompts of one model."""
+    """Builds the prompts of one model."""
 
     def __init__(self, file: Gguf) -> None:
         self._vocabulary = file.vocabulary
@@ -33,17 +33,17 @@ class Prompts:
 
     @property
     def chat(self) -> bool:
-        """Whether the model can be given a conversation."""
+        """Whether the model has a chat template."""
         return self._template is not None
 
     def render(
         self, prompt: Sequence[ChatTurn] | str | Sequence[int], past: Sequence[tuple[str, Sequence[int], int]] = ()
     ) -> list[str | int]:
-        """The prompt and what earlier attempts generated behind it, as one call takes it. Raises Refused."""
+        """The prompt followed by what earlier attempts generated, as one call takes it. Raises Refused."""
         parts = self._prompt(prompt)
         generated = self._past(past)
         if generated and isinstance(last := parts[-1], str) and isinstance(first := generated[0], str):
-            parts[-1], generated = last + first, generated[1:]  # tokens do not end where an attempt did
+            parts[-1], generated = last + first, generated[1:]  # a token may span the boundary
         return self._mixed([*parts, *generated])
 
     def _prompt(self, prompt: Sequence[ChatTurn] | str | Sequence[int]) -> list[str | int]:
@@ -71,7 +71,7 @@ class Prompts:
         return [*first, *(text.split(mark) if mark else [text])]
 
     def _past(self, past: Sequence[tuple[str, Sequence[int], int]]) -> list[str | int]:
-        """What earlier attempts generated: token ids where all are known, else the text they stand for."""
+        """What earlier attempts generated: as token ids where all are known, else as text."""
         parts: list[str | int] = []
         for known, deltas in groupby(past, key=lambda delta: delta[2] > 0 and len(delta[1]) == delta[2]):
             rows = list(deltas)
@@ -82,15 +82,15 @@ class Prompts:
         return [part for part in parts if part != ""]
 
     def _mixed(self, parts: list[str | int]) -> list[str | int]:
-        """The same parts with at least one id among them if there are several: nothing but texts would be that many
-        prompts to llama.cpp. Raises Refused."""
+        """Make sure that several parts include a token id: llama.cpp reads a list of texts only as several prompts.
+        Raises Refused."""
         parts = [part for part in parts if part != ""] or parts
         if len(parts) == 1 or any(isinstance(part, int) for part in parts):
             return parts
         for place, part in enumerate(parts):
             for text, number in self._control_ids.items():
                 before, found, after = str(part).partition(text)
-                if found:  # the template's own
+                if found:  # a control token of the template itself
                     return [each for each in (*parts[:place], before, number, after, *parts[place + 1 :]) if each != ""]
         raise Refused(
             invalid("a message spells a control token of this model, which it cannot take as text", "messages")

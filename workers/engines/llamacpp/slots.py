@@ -1,8 +1,8 @@
-"""Slot allocator of the embedded engine: which slot of llama.cpp runs a request, and whose prompt that slot has cached.
+"""Slot allocator of the embedded engine: chooses llama.cpp's slot for a request by whose prompt the slot has cached.
 
-A slot keeps the KV cache of the request that ran in it last, and a request that begins with the same tokens is spared
-their computation. That saving shows in `cached_tokens` and in the time to the first token, so a request may only build
-on a prompt of its own tenant: otherwise one tenant could guess another's prompts and see which guess was right.
+A slot keeps the KV cache of its last request, and a request with the same prefix need not compute it again. That shows
+in `cached_tokens` and in the time to first token, so a request may reuse only its own tenant's prompts: otherwise one
+tenant could guess another's prompts and see which guess was right.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from workers.engines.llamacpp.request import Generation
 from workers.engines.prefix import length, shared_length
 
 MIN_SHARED = 0.1
-"""Part of a prompt that a slot must have cached to be chosen for it; for less, the least recently used slot is."""
+"""Share of a prompt that a slot must have cached to be preferred; otherwise the least recently used slot is chosen."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of llama.cpp. `inbox` is what its thread waits for; None ends the thread."""
+    """One slot of llama.cpp. Its thread takes requests from `inbox`; None ends the thread."""
 
     number: int
     inbox: queue.SimpleQueue[Generation | None] = field(default_factory=queue.SimpleQueue)
     owner: str | None = None
-    """The tenant whose prompt the slot's KV cache holds; None: unknown, so nothing in it may be used again."""
+    """The tenant whose prompt the slot's KV cache holds; None: unknown, so that it may not be reused."""
     prompt: Sequence[str | int] = ()
-    """That prompt."""
+    """The cached prompt."""
     last_used: int = 0
 
     def begin(self, generation: Generation) -> bool:
-        """Whether this request may use what the slot has cached. Until `own`, nobody's next request may: a request that
-        is refused before its prompt is computed leaves the cache of the one before it in place."""
+        """Return whether this request may reuse the slot's cache. If not, no other request may either until `own`: a
+        request that is refused before its prefill leaves the previous request's cache in place."""
         reusable = self.owner == generation.tenant
         if not reusable:
             self.disown()
         return reusable
 
     def own(self, generation: Generation) -> None:
-        """The slot's cache holds this request's prompt, or the part of it that was computed, and nothing else."""
+        """Record that the slot's cache holds only this request's prompt, or the part that was computed."""
         self.owner, self.prompt = generation.tenant, generation.prompt
 
     def disown(self) -> None:
-        """No request may use what the slot has cached."""
+        """Forbid the reuse of the slot's cache."""
         self.owner, self.prompt = None, ()
 
 
@@ -58,7 +58,7 @@ class Slots:
         self._uses = 0
 
     def submit(self, generation: Generation) -> None:
-        """Give the request to an idle slot's thread, or let it wait for the first slot that is free."""
+        """Give the request to an idle slot's thread, or queue it for the first slot that is free."""
         if not self._idle:
             self._waiting.append(generation)
             return
@@ -67,7 +67,7 @@ class Slots:
         self._give(slot, generation)
 
     def free(self, slot: Slot) -> None:
-        """The slot's thread has nothing to do: give it the oldest waiting request."""
+        """Give an idle slot's thread the oldest waiting request, or mark the slot idle."""
         if self._waiting:
             self._give(slot, self._waiting.popleft())
         else:
@@ -80,8 +80,8 @@ class Slots:
 
     @staticmethod
     def _fitness(slot: Slot, generation: Generation) -> tuple[int, int]:
-        """What the slot has cached of the prompt, if it is this tenant's. Of several that have as much the last used
-        one is best, whose prompt may go on as this one does; of those that have nothing the first used one."""
+        """Sort key of a slot: the length of this tenant's prompt prefix in its cache. Among equals the most recently
+        used slot is best, or the least recently used one if nothing is cached."""
         shared = 0
         if slot.owner == generation.tenant:
             shared = shared_length(slot.prompt, generation.prompt)

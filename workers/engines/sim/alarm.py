@@ -1,7 +1,7 @@
-"""Waking at a moment, to a fraction of a millisecond: asyncio's own timers wake up to a whole one late.
+"""High-resolution timer for asyncio: wakes within a fraction of a millisecond, where asyncio's own is up to 1 ms late.
 
-Only the simulated engine needs it, so that its steps are as even as those of a machine. On Linux it is a timerfd;
-elsewhere it is asyncio's timer.
+Only the simulated engine needs it, so that its steps are as even as those of a GPU. It uses a timerfd on Linux and
+asyncio's timer elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from types import TracebackType
 
 CLOCK_MONOTONIC = 1
-"""What the time of an event loop counts."""
+"""The clock of asyncio's event loop."""
 ABSOLUTE = 1
 NS = 1_000_000_000
 
@@ -28,19 +28,19 @@ class _Timer(ctypes.Structure):
 
 
 class Alarm:
-    """As a context, inside the event loop that uses it; one sleeper at a time."""
+    """A context manager, for use inside a running event loop. Only one task may sleep on it at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
         self._fd = -1
-        self._rung = asyncio.Event()
+        self._expired = asyncio.Event()
 
     def __enter__(self) -> Alarm:
         if self._libc is not None:
             self._fd = self._libc.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd >= 0:
-            self._loop.add_reader(self._fd, self._ring)
+            self._loop.add_reader(self._fd, self._on_expiry)
         return self
 
     def __exit__(
@@ -52,17 +52,17 @@ class Alarm:
             self._fd = -1
 
     async def sleep_until(self, moment: float) -> None:
-        """Until that time of the event loop's clock; lets others run even if it is past."""
+        """Sleep until `moment` of the event loop's clock; yields to other tasks even if it has passed."""
         if self._fd < 0 or self._libc is None or moment <= self._loop.time():
             await asyncio.sleep(max(0.0, moment - self._loop.time()))
             return
-        self._rung.clear()
+        self._expired.clear()
         seconds, nanoseconds = divmod(int(moment * NS), NS)
         timer = _Timer(at=_Time(seconds, nanoseconds))
         self._libc.timerfd_settime(self._fd, ABSOLUTE, ctypes.byref(timer), None)
-        await self._rung.wait()
+        await self._expired.wait()
 
-    def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # set anew in the meantime
+    def _on_expiry(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the timer was set again meanwhile
             os.read(self._fd, 8)
-            self._rung.set()
+            self._expired.set()

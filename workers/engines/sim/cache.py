@@ -1,6 +1,6 @@
-"""Prefix cache of the simulated engine: how much of a prompt was computed before, for the same tenant.
+"""Prefix cache of the simulated engine: counts how much of a prompt an earlier prompt of the same tenant shares.
 
-A model of what real engines keep of finished requests, so that tests of the whole path see what a tenant sees.
+It models what real engines cache of finished requests, so that end-to-end tests see what a tenant sees.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from workers.engines.prefix import shared_characters
 
 
 class PrefixCache:
-    """The last prompts of all tenants; one tenant's are never used for another's."""
+    """LRU cache of prompts. A tenant's prompt matches only that tenant's earlier prompts."""
 
     def __init__(self, prompts: int) -> None:
         self._size = prompts
         self._kept: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def use(self, tenant: str, prompt: str) -> int:
-        """The characters of this prompt that are cached; all of it is from now on."""
+        """Return how many characters of this prompt are cached, and cache all of it."""
         known = [kept for owner, kept in self._kept if owner == tenant]
         cached = max((shared_characters(kept, prompt) for kept in known), default=0)
         self._kept[tenant, prompt] = None

@@ -1,7 +1,7 @@
-"""An engine without a model: deterministic text, a time model, a KV cache of counted tokens, faults on request.
+"""Simulated engine: generates deterministic text without a model, with a time model, a KV cache and injected faults.
 
-Token i is a function of the prompt and of i alone, and names i, so a lost or doubled token is visible to the byte.
-Tests, benchmarks and planning stand on it.
+Token i depends only on the prompt and on i, and contains i, so that a lost or duplicated token is visible to the byte.
+Tests and benchmarks rely on that.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ WORDS = tuple(
     "tide upland valve weir xylem yarrow zephyr basin canal drift eddy ford gate".split()
 )
 INNER = tuple(f" {word}" for word in WORDS)
-"""The same where they do not begin a text."""
+"""The words as they follow another token."""
 
 DEFAULT_MAX_TOKENS = 128
 HUNG_AFTER_S = 10.0
-LOOK_S = 0.001
-"""How often an engine whose steps take no time looks whether a prefill is done."""
+PREFILL_POLL_S = 0.001
+"""How often an engine whose steps take no time checks whether a prefill is done."""
 
-SLOW = 5.0
-"""So many times longer a step takes from the fault "slow" on."""
+SLOWDOWN = 5.0
+"""Factor on the duration of a step after the fault "slow"."""
 
 FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
 
 
 def prompt_text(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> str:
-    """The text a prompt stands for here."""
+    """Render a prompt as text."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{item.role}: {item.content}" if isinstance(item, ChatTurn) else str(item) for item in prompt)
 
 
 def token_text(prompt: str, index: int) -> str:
-    """What the simulated model says as token `index` (from 0) after `prompt`."""
+    """The text of token `index` (from 0) of the answer to `prompt`."""
     number = zlib.crc32(f"{prompt}{index}".encode())
     return f"{(INNER if index else WORDS)[number % len(WORDS)]}{index}"
 
@@ -68,11 +68,11 @@ def count_tokens(prompt: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """One request on its way. `done` counts tokens of earlier attempts too."""
+    """One request in the engine. `done` counts the tokens of earlier attempts too."""
 
     id: str
     crc: int
-    """Of the prompt: with it the checksum of a token needs only the token's number."""
+    """Checksum of the prompt, from which a token's checksum is computed with the token's number alone."""
     prompt_tokens: int
     max_tokens: int
     done: int
@@ -80,15 +80,15 @@ class _Sequence:
     """None: there are no stop strings."""
     fault: tuple[str, int] | None
     begun: bool = False
-    """Its first token, and with it the size of its prompt, was given."""
+    """Whether its first token was sent, and with it the size of its prompt."""
     tenant: str = ""
     prompt: str = ""
     """Kept only if prompts are cached."""
     cached: int = 0
-    """Tokens of its prompt that were not computed for it."""
+    """Tokens of its prompt that came from the prefix cache."""
     ready_at: float = 0.0
     prompt_left: int = 0
-    """Tokens of its prompt that are still to be computed; 0 where prompts cost nothing by the token."""
+    """Tokens of its prompt that are still to be prefilled; 0 where prefill has no cost per token."""
     scheduled_at: float = 0.0
     cancelled: bool = False
 
@@ -97,13 +97,13 @@ class _Sequence:
         return self.prompt_tokens + self.done
 
     @property
-    def most(self) -> int:
+    def peak(self) -> int:
         return self.prompt_tokens + self.max_tokens
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What is in flight (by id) and what waits for slots or cache, oldest first; and what this step takes out."""
+    """Requests that run (by id), that wait for slots or KV cache (oldest first), and that leave with this step."""
 
     running: dict[str, _Sequence] = field(default_factory=dict)
     waiting: deque[_Sequence] = field(default_factory=deque)
@@ -118,7 +118,7 @@ class SimEngine:
         self._model, self._settings = model, settings
         self._batch = _Batch()
         self._by_id: dict[str, _Sequence] = {}
-        # A token is made of its number as text and as bytes, of which each is made once.
+        # The numbers of all tokens as text and as bytes, computed once.
         self._digits = [str(index) for index in range(settings.context + DEFAULT_MAX_TOKENS)]
         self._numerals = [digits.encode() for digits in self._digits]
         self._work = asyncio.Event()
@@ -126,16 +126,17 @@ class SimEngine:
         self._steps = 0
         self._stepped_at = 0.0
         self._hung = False
-        self._drag = 1.0
-        self._signs: dict[str, str] = {}
-        """By request, with the setting `authors`."""
+        self._slowdown = 1.0
+        self._signatures: dict[str, str] = {}
+        """By request: the letters that follow each of its tokens, with the setting `authors`."""
         self._random = random.SystemRandom()
         self._cache = PrefixCache(settings.cache_prompts) if settings.cache_prompts else None
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         on_phase("loading simulated weights")
         await asyncio.sleep(self._settings.load_ms / 1000)
-        self._task = asyncio.create_task(self._run(self._signing(on_step) if self._settings.authors else on_step))
+        step = self._with_signatures(on_step) if self._settings.authors else on_step
+        self._task = asyncio.create_task(self._run(step))
         return ModelCard(
             name=self._model,
             engine="sim",
@@ -153,7 +154,7 @@ class SimEngine:
         sequence = self._sequence(request)
         self._by_id[request.id] = sequence
         if self._settings.authors:
-            self._signs[request.id] = "".join(self._random.choices(string.ascii_uppercase, k=4))
+            self._signatures[request.id] = "".join(self._random.choices(string.ascii_uppercase, k=4))
         self._batch.waiting.append(sequence)
         self._work.set()
 
@@ -175,7 +176,7 @@ class SimEngine:
             running=len(self._batch.running),
             waiting=len(self._batch.waiting),
             kv_tokens=self._settings.kv_tokens,
-            # Asked for with every claim, and of no interest where there is no limit.
+            # Computed only where the cache is limited, because every claim reads it.
             kv_used=sum([each.used for each in self._batch.running.values()]) if self._settings.kv_tokens else 0,
             steps=self._steps,
         )
@@ -193,15 +194,15 @@ class SimEngine:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _signing(self, on_step: Step) -> Step:
-        """The same step with each token signed by the run that gave it."""
+    def _with_signatures(self, on_step: Step) -> Step:
+        """Wrap `on_step` to append its request's signature to each token."""
 
         def step(pieces: list[Piece]) -> None:
-            signs = self._signs
-            on_step([replace(p, text=p.text + signs.get(p.id, "")) if p.text else p for p in pieces])
+            signatures = self._signatures
+            on_step([replace(p, text=p.text + signatures.get(p.id, "")) if p.text else p for p in pieces])
             for piece in pieces:
                 if piece.last:
-                    signs.pop(piece.id, None)
+                    signatures.pop(piece.id, None)
 
         return step
 
@@ -224,7 +225,7 @@ class SimEngine:
         return sequence
 
     async def _run(self, on_step: Step) -> None:
-        """Steps on a fixed grid while there is work; a late step does not delay the next ones."""
+        """Step on a fixed time grid while there is work; a late step does not delay the next ones."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         with Alarm() as alarm:
@@ -236,7 +237,7 @@ class SimEngine:
                     due = loop.time()
                 self._admit(loop.time())
                 step_s = self._step_s(loop.time())
-                due = max(due + (step_s or self._nothing_s(loop.time())), loop.time() - step_s)
+                due = max(due + (step_s or self._idle_s(loop.time())), loop.time() - step_s)
                 await alarm.sleep_until(due)
                 if self._hung:
                     await asyncio.Event().wait()
@@ -246,7 +247,7 @@ class SimEngine:
                     on_step(pieces)
 
     def _step_s(self, now: float) -> float:
-        """How long the next step takes; what it computes of prompts is done at its end."""
+        """Duration of the next step in seconds. Also advances the prefills that the step computes."""
         settings, step_ms = self._settings, self._settings.step_ms
         if settings.prefill_ms_per_1k_tokens:
             step_ms += settings.prefill_ms_per_1k_tokens * self._compute_prompts() / 1000
@@ -255,10 +256,10 @@ class SimEngine:
             step_ms += settings.step_ms_per_text * sum(
                 [not each.prompt_left and each.ready_at <= now for each in running]
             )
-        return step_ms / 1000 * self._drag
+        return step_ms / 1000 * self._slowdown
 
     def _compute_prompts(self) -> int:
-        """Take the next prompt tokens, the oldest prompt's first; returns how many."""
+        """Prefill the next prompt tokens, the oldest prompt first. Returns their number."""
         room = self._settings.prefill_batch
         for sequence in self._batch.running.values():
             taken = min(room, sequence.prompt_left)
@@ -268,11 +269,11 @@ class SimEngine:
                 break
         return self._settings.prefill_batch - room
 
-    def _nothing_s(self, now: float) -> float:
-        """A step that takes no time: until the next look, if it would find nothing to do."""
+    def _idle_s(self, now: float) -> float:
+        """Pause before a step that takes no time, if it would find nothing to do."""
         batch = self._batch
         idle = not batch.cancelled and all(sequence.ready_at > now for sequence in batch.running.values())
-        return LOOK_S if idle else 0.0
+        return PREFILL_POLL_S if idle else 0.0
 
     def _admit(self, now: float) -> None:
         batch = self._batch
@@ -288,7 +289,7 @@ class SimEngine:
             batch.running[sequence.id] = sequence
 
     def _prefill_s(self, sequence: _Sequence) -> float:
-        """Shorter by what is cached of its prompt."""
+        """Duration of a prefill in seconds, reduced by the cached share of the prompt."""
         whole_s = self._settings.prefill_ms / 1000
         if self._cache is None:
             return whole_s
@@ -301,17 +302,17 @@ class SimEngine:
         if not capacity or sequence.cancelled:
             return True
         if self._settings.kv_policy == "GUARANTEED_NO_EVICT":
-            return self._reserved() + sequence.most <= capacity
+            return self._reserved() + sequence.peak <= capacity
         return sum(other.used for other in self._batch.running.values()) + sequence.used + 1 <= capacity
 
     def _reserved(self) -> int:
-        return sum(sequence.most for sequence in self._batch.running.values())
+        return sum(sequence.peak for sequence in self._batch.running.values())
 
     def _step(self, now: float) -> list[Piece]:
         self._steps += 1
         self._evict()
         batch = self._batch
-        pieces = [self._last(sequence, Piece(sequence.id), "cancelled") for sequence in batch.cancelled]
+        pieces = [self._finish(sequence, Piece(sequence.id), "cancelled") for sequence in batch.cancelled]
         batch.cancelled.clear()
         for sequence in batch.running.values():
             if sequence.ready_at > now or sequence.prompt_left or sequence.cancelled:
@@ -324,7 +325,7 @@ class SimEngine:
         return pieces
 
     def _evict(self) -> None:
-        """MAX_UTILIZATION: when the next tokens do not fit, the youngest lose their place and prefill again later."""
+        """MAX_UTILIZATION: preempt the youngest requests if the next tokens do not fit; they prefill again later."""
         capacity = self._settings.kv_tokens
         if not capacity or self._settings.kv_policy != "MAX_UTILIZATION":
             return
@@ -333,11 +334,11 @@ class SimEngine:
             self._batch.waiting.appendleft(running.popitem()[1])
 
     def _token(self, sequence: _Sequence) -> Piece | None:
-        """The next token of one sequence; None when there is nothing to show of it yet."""
+        """Generate the next token of one sequence; None if nothing of it may be shown yet."""
         index = sequence.done
-        if sequence.fault is not None and index == sequence.fault[1] and not self._survives(sequence.fault[0]):
+        if sequence.fault is not None and index == sequence.fault[1] and not self._inject(sequence.fault[0]):
             failed = Piece(sequence.id, failure=Failure("engine_error", "A fault was injected.", 500))
-            return self._last(sequence, failed)
+            return self._finish(sequence, failed)
         if self._hung:
             return None
         sequence.done = index + 1
@@ -351,27 +352,27 @@ class SimEngine:
             piece = Piece(sequence.id, text, (number & 0xFFFF,), 1, prompt_tokens=prompt, cached_tokens=cached)
         if sequence.gate is not None:
             return self._gated(sequence, sequence.gate, piece)
-        return self._last(sequence, piece, "length") if sequence.done >= sequence.max_tokens else piece
+        return self._finish(sequence, piece, "length") if sequence.done >= sequence.max_tokens else piece
 
     def _gated(self, sequence: _Sequence, gate: TokenGate, piece: Piece) -> Piece | None:
         piece = gate.feed(piece)
         if gate.hit:
-            return self._last(sequence, piece, "stop")
+            return self._finish(sequence, piece, "stop")
         if sequence.done >= sequence.max_tokens:
-            return self._last(sequence, joined(sequence.id, (piece, gate.flush(sequence.id))), "length")
+            return self._finish(sequence, joined(sequence.id, (piece, gate.flush(sequence.id))), "length")
         return piece if piece.n else None
 
-    def _survives(self, fault: str) -> bool:
-        """Do what the prompt asked for. True: only time stops, or goes slowly; False: this request alone fails."""
+    def _inject(self, fault: str) -> bool:
+        """Inject the fault. Returns True if it stops or slows the engine, False if this request alone fails."""
         if fault == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "slow":
-            self._drag = SLOW
+            self._slowdown = SLOWDOWN
             return True
         self._hung = fault == "hang"
         return self._hung
 
-    def _last(self, sequence: _Sequence, piece: Piece, finish: str = "") -> Piece:
+    def _finish(self, sequence: _Sequence, piece: Piece, finish: str = "") -> Piece:
         self._batch.ended.append(sequence)
         times = EngineTimes(scheduled=sequence.scheduled_at)
         prompt, cached = sequence.prompt_tokens, sequence.cached
@@ -384,7 +385,7 @@ class SimEngine:
 
 
 def too_long(prompt_tokens: int, max_tokens: int | None, context: int) -> Failure:
-    """The refusal of a request that does not fit, with the numbers its owner needs."""
+    """The refusal of a request that does not fit into the context, with its numbers."""
     asked = f" and {max_tokens} were asked for the answer" if max_tokens else ""
     return Failure(
         "context_length_exceeded",

@@ -1,6 +1,6 @@
-"""From settings to the keyword arguments of TensorRT-LLM: what it is started with, what is refused, what must exist.
+"""Keyword arguments of TensorRT-LLM: builds them from the settings, and checks that the installed version takes them.
 
-Pure: the classes of the installed package come in as arguments, nothing is imported and no device is touched.
+Pure: the caller passes the classes of the installed package; this module imports nothing and touches no device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from workers.engines.trtllm.settings import TrtllmSettings
 
 ANCHOR = "1.3.0rc23"
-"""The version whose names this adapter was written against."""
+"""The version of TensorRT-LLM that this adapter was written for."""
 
 SAMPLING = [
     "max_tokens",
@@ -36,13 +36,13 @@ SAMPLING = [
 """Every SamplingParams keyword this adapter passes."""
 
 PASSED = ["tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_num_tokens", "stream_interval"]
-"""Settings that are TorchLlmArgs fields of the same name and always passed."""
+"""Settings that are always passed, as the TorchLlmArgs field of the same name."""
 
 SALT = "cache_salt"
 """The keyword of generate_async that keeps the cached prompts of tenants apart."""
 
 OPTIONAL = frozenset({"priority", SALT})
-"""Prototype keywords of generate_async, used where they exist."""
+"""Prototype keywords of generate_async, passed if the installed version has them."""
 
 REFUSED_EXTRA = {
     "quant_config": "quantisation is read from the checkpoint; the KV cache's type is kv_cache.dtype",
@@ -60,7 +60,7 @@ REFUSED_EXTRA = {
     "max_beam_width": "beam search rewrites what readers have seen",
     "gather_generation_logits": "it forces a single process and nothing here reads logits",
 }
-"""TorchLlmArgs keywords (or keywords people try) that cannot be used here, and why."""
+"""TorchLlmArgs keywords (or keywords of older versions) that this adapter refuses, and why."""
 
 REFUSED_SPECULATION = {
     "Lookahead": "the PyTorch backend does not have it",
@@ -79,12 +79,12 @@ SPECULATION_NEEDS = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The parts of the installed package this adapter uses, and the GPUs it sees."""
+    """The parts of the installed package that this adapter uses, and the number of GPUs."""
 
     version: str
     llm: Any
     llm_args: Any
-    """The TorchLlmArgs class: read it, never build one (its validators touch the device)."""
+    """The TorchLlmArgs class, for inspection only: constructing one touches the device."""
     sampling: Any
     guided: Any
     kv_cache: Any
@@ -94,19 +94,23 @@ class Library:
     """None where the installed version has no such enumeration."""
     lora_request: Any
     request_error: type[Exception]
-    """Ends one request; its sibling for a dead engine is younger, so everything else is taken for that."""
+    """The error of a single request. Any other error counts as a dead engine: older versions have no class for that."""
     gpus: int
 
 
 def folders(settings: TrtllmSettings) -> list[Path]:
-    """Everything the engine loads files from."""
+    """All folders from which the engine loads files."""
     named = [settings.model, settings.tokenizer, str(settings.speculative.get("speculative_model", ""))]
     return [Path(name) for name in (*named, *settings.lora.values()) if name]
 
 
 def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> dict[str, Any]:
-    """The keyword arguments of LLM(...) as plain data. `context` is the longest sequence in tokens. `salted`: this
-    version tells the cached prompts of tenants apart; one that does not may not use them again at all."""
+    """The keyword arguments of LLM(...) as plain data.
+
+    Args:
+        context: maximum sequence length in tokens.
+        salted: this version can separate the cached prompts of tenants; without that, cache reuse is switched off.
+    """
     chosen: dict[str, Any] = {name: getattr(settings, name) for name in PASSED}
     chosen |= {
         "model": settings.model,
@@ -132,7 +136,7 @@ def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> di
 
 
 def lora_config(settings: TrtllmSettings) -> dict[str, Any]:
-    """Fields of LoraConfig: as plain data, because the class has moved between modules from version to version."""
+    """Fields of LoraConfig as plain data, because the class's module differs between versions."""
     count = len(settings.lora)
     return {
         "lora_dir": list(settings.lora.values()),
@@ -143,7 +147,7 @@ def lora_config(settings: TrtllmSettings) -> dict[str, Any]:
 
 
 def arguments(plain: dict[str, Any], library: Library) -> dict[str, Any]:
-    """What `fields` gave, with the two configurations built by the installed package. Raises what its classes raise."""
+    """The result of `fields`, with the two configurations as the package's objects. Raises what its classes raise."""
     scheduler = dict(plain["scheduler_config"])
     scheduler["capacity_scheduler_policy"] = getattr(library.capacity_policy, scheduler["capacity_scheduler_policy"])
     if "waiting_queue_policy" in scheduler:
@@ -154,11 +158,11 @@ def arguments(plain: dict[str, Any], library: Library) -> dict[str, Any]:
     }
 
 
-# --- does the installed version have what is needed? -----------------------------------------------------------------
+# --- what the installed version supports -----------------------------------------------------------------------------
 
 
 def accepted(target: Any) -> frozenset[str] | None:
-    """The keywords a class or function takes; None where that cannot be seen (native code, **kwargs)."""
+    """The keywords that a class or function takes; None if that cannot be inspected (native code, **kwargs)."""
     declared = getattr(target, "model_fields", None)
     if declared:
         return frozenset(declared)
@@ -172,7 +176,7 @@ def accepted(target: Any) -> frozenset[str] | None:
 
 
 def missing(plain: dict[str, Any], library: Library) -> list[str]:
-    """Names this configuration needs and the installed version does not have, e.g. "SamplingParams.end_id"."""
+    """Names that this configuration needs and the installed version lacks, for example "SamplingParams.end_id"."""
     call = ["inputs", "sampling_params", "streaming", *(["lora_request"] if "lora_config" in plain else [])]
     guided = ["json", "json_object"] if "guided_decoding_backend" in plain else []
     needs = [
@@ -192,7 +196,7 @@ def missing(plain: dict[str, Any], library: Library) -> list[str]:
 
 
 def optional_call(library: Library) -> frozenset[str]:
-    """Which of the OPTIONAL keywords generate_async takes here."""
+    """The OPTIONAL keywords that the installed generate_async takes."""
     return OPTIONAL & (accepted(library.llm.generate_async) or frozenset())
 
 
@@ -200,7 +204,7 @@ def optional_call(library: Library) -> frozenset[str]:
 
 
 def refusals(settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool]) -> list[str]:
-    """Why this configuration can never be served, one sentence each; empty: it may be tried."""
+    """Why this configuration cannot be served, one sentence per reason; empty if none is known."""
     return [
         *_model_refusals(settings, exists),
         *_parallel_refusals(settings, gpus),
@@ -297,5 +301,5 @@ def _lora_refusals(settings: TrtllmSettings, exists: Callable[[str], bool]) -> l
 
 
 def _is_path(text: str) -> bool:
-    """Whether a checkpoint is named by its place on disk rather than by a hub."""
+    """Whether a checkpoint's name is a path rather than a hub name."""
     return text.startswith(("/", "./", "../", "~"))

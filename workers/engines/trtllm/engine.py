@@ -1,8 +1,8 @@
-"""TensorRT-LLM behind the engine protocol, through its `LLM` API with in-flight batching.
+"""TensorRT-LLM engine: implements the engine interface on TensorRT-LLM's `LLM` API, with in-flight batching.
 
-The only file that imports tensorrt_llm, and only when an engine starts. TensorRT-LLM decides what runs in which step;
-what is queued, fenced, delivered and tried again is the worker's. Used from one event loop; only the import and the
-construction of LLM, which take minutes, run in a thread.
+This is the only file that imports tensorrt_llm, and only when an engine starts. TensorRT-LLM schedules its steps; the
+worker handles queueing, fencing, delivery and retries. Used from one event loop; only the import and the construction
+of LLM, which take minutes, run in a thread.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from workers.engines.trtllm.text import CheckpointInfo, Codec, TextStream
 log = logging.getLogger(__name__)
 
 RESUMED, NEW = 1.0, 0.5
-"""Engine priorities, where its waiting queue is ordered by them."""
+"""Request priorities in TensorRT-LLM, used if its waiting queue is ordered by priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A running engine and what was found out about it."""
+    """A running engine and its properties."""
 
     llm: Any
     library: Library
     codec: Codec
     limits: EngineLimits
     end_ids: tuple[int, ...]
-    """Every token that ends a text; many chat models have more than the tokenizer's one."""
+    """Every token that ends a text; many chat models have more than the one of the tokenizer."""
     kv_tokens: int
     optional: frozenset[str]
-    """The prototype keywords this version's generate_async takes."""
+    """The prototype keywords that this version's generate_async takes."""
     requests: InFlight
     reader: StatsReader | None
 
 
 class TrtllmEngine:
-    """An Engine. `model` is the name requests use; `stop` waits at most `grace_s` plus `shutdown_s`."""
+    """Implements Engine. `model` is the name that requests use; `stop` waits at most `grace_s` plus `shutdown_s`."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class TrtllmEngine:
         self._engine: Loaded | None = None
         self._stopping = False
         self._salt_key = secrets.token_bytes(32)
-        """Of this process: nobody who knows a tenant's name can say which salt its prompts are cached under."""
+        """Random per process, so that a tenant's cache salt cannot be computed from its name."""
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
-        """Load in a thread, as NVIDIA's Triton backend does, so that the process goes on saying that it is there."""
+        """Load the model in a thread, so that the process keeps reporting itself meanwhile."""
         on_phase("importing TensorRT-LLM")
         library = await asyncio.to_thread(load_library)
         reasons = trtllm_args.refusals(self._settings, library.gpus, on_disk)
@@ -104,7 +104,7 @@ class TrtllmEngine:
         return checkpoint
 
     def _loader(self, library: Library, context: int) -> Callable[[], Any]:
-        """What loads the engine. Raises EngineDead for settings that this version does not have."""
+        """A function that loads the engine. Raises EngineDead for settings that this version lacks."""
         salted = trtllm_args.SALT in trtllm_args.optional_call(library)
         if not salted and self._settings.kv_cache.get("enable_block_reuse", True):
             log.warning(
@@ -122,7 +122,7 @@ class TrtllmEngine:
         return lambda: library.llm(**trtllm_args.arguments(plain, library))
 
     async def _loaded(self, load: Callable[[], Any]) -> Any:
-        """Run `load` in a thread. Nothing can stop it: cancelled, this waits for its end and shuts the engine down."""
+        """Run `load` in a thread. It cannot be interrupted: on a cancel, wait for its end and shut the engine down."""
         loading = asyncio.ensure_future(asyncio.to_thread(load))
         try:
             return await asyncio.shield(loading)
@@ -189,9 +189,7 @@ class TrtllmEngine:
         if engine.requests.dead:
             raise EngineDead(engine.requests.dead)
         live, ids = admit(request, engine.codec, engine.limits)
-        if (
-            live.generated >= live.budget
-        ):  # the worker was lost between the last token and the word that it was the last
+        if live.generated >= live.budget:  # the worker was lost after the last token and before the finish reason
             engine.requests.end(live, Piece(request.id, text=live.text.flush(), finish="length"))
             return
         live.handle = self._generate(engine, request, ids, live.budget - live.generated)
@@ -203,7 +201,7 @@ class TrtllmEngine:
         return self._engine
 
     def _generate(self, engine: Loaded, request: Request, ids: list[int], max_tokens: int) -> Any:
-        """The engine's handle. Raises Refused for what is wrong with the request, EngineDead for anything else."""
+        """Submit to TensorRT-LLM and return its handle. Raises Refused if the request is at fault, else EngineDead."""
         library = engine.library
         try:
             sampling = trtllm_sampling.keywords(
@@ -217,12 +215,12 @@ class TrtllmEngine:
             )
         except (library.request_error, ValueError, TypeError) as error:
             raise Refused(Failure("invalid_value", f"the engine refused the request: {error}", 400)) from error
-        except Exception as error:  # noqa: BLE001 - a dead process, a submit after shutdown: not this request's fault
+        except Exception as error:  # noqa: BLE001 - a dead process or a submit after shutdown: not the request's fault
             engine.requests.die(f"the engine failed at a submit: {type(error).__name__}: {error}")
         raise EngineDead(engine.requests.dead)
 
     def _extras(self, engine: Loaded, request: Request) -> dict[str, Any]:
-        """The keywords of generate_async that depend on the settings and on the installed version."""
+        """Keywords of generate_async that depend on the settings and on the installed version."""
         chosen: dict[str, Any] = {}
         if self._settings.waiting_queue_policy == "priority" and "priority" in engine.optional:
             chosen["priority"] = RESUMED if request.past else NEW
@@ -235,12 +233,12 @@ class TrtllmEngine:
         return chosen
 
     def cancel(self, request_id: str) -> None:
-        """Idempotent; the last piece comes when the engine has let go of the request."""
+        """Idempotent; the last piece comes once the engine has released the request."""
         if self._engine is not None:
             self._engine.requests.abort(request_id)
 
     def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        """Counts what running requests may still need, unless the policy is to pause them when memory runs out."""
+        """Reserves what running requests may still need, unless the policy pauses requests when memory runs out."""
         engine = self._engine
         if engine is None or self._stopping or len(engine.requests) >= self._settings.max_batch_size:
             return False
@@ -274,7 +272,7 @@ class TrtllmEngine:
         return EngineHealth(not reason, reason)
 
     async def stop(self) -> None:
-        """Abort what runs and free the GPUs. Returns in bounded time; what then still hangs dies with the process."""
+        """Abort running requests and free the GPUs, in bounded time; what still hangs then ends with the process."""
         if self._stopping or self._engine is None:
             return
         self._stopping = True
@@ -288,7 +286,7 @@ class TrtllmEngine:
 
 
 def admit(request: Request, codec: Codec, limits: EngineLimits) -> tuple[Live, list[int]]:
-    """The request as it will be followed, and the token ids to generate after. Raises Refused."""
+    """Validate a request. Returns its in-flight state and the token ids to continue. Raises Refused."""
     prompt, past = codec.prompt_ids(request.prompt), codec.past_ids(request.past)
     budget = trtllm_sampling.budget(request.sampling, len(prompt), limits)
     failure = trtllm_sampling.refusal(request.sampling, prompt, limits)
@@ -305,10 +303,8 @@ def on_disk(path: str) -> bool:
 
 
 def load_library() -> Library:
-    """Import TensorRT-LLM. Raises EngineDead when it is not there or not what is expected."""
-    os.environ.setdefault(
-        "TRTLLM_NO_USAGE_STATS", "1"
-    )  # it reports usage unless told not to; nothing leaves here unasked
+    """Import TensorRT-LLM. Raises EngineDead when it is missing or incompatible."""
+    os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")  # it sends usage statistics by default
     try:
         import tensorrt_llm  # noqa: PLC0415 - heavy, and only there on a machine with a GPU
         from tensorrt_llm.executor import request, utils  # noqa: PLC0415
@@ -337,13 +333,13 @@ def load_library() -> Library:
 
 
 async def ends_in_time(shutdown: Callable[[], None], limit_s: float) -> bool:
-    """Run LLM.shutdown(), which waits for its processes without bound, in a thread that nobody has to join."""
+    """Run LLM.shutdown(), which may block forever, in a daemon thread. Returns whether it ended within `limit_s`."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
         try:
             shutdown()
-        except Exception as error:  # noqa: BLE001 - the process ends next; what matters is that somebody can read it
+        except Exception as error:  # noqa: BLE001 - the process ends next; the log keeps the cause
             log.warning("TensorRT-LLM did not shut down cleanly", extra={"cause": str(error)})
         with contextlib.suppress(RuntimeError):  # the loop was closed before this thread came back
             loop.call_soon_threadsafe(done.set)

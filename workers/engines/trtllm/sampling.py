@@ -1,6 +1,6 @@
-"""One request's sampling as TensorRT-LLM wants it: what is refused before it is sent, and the keyword arguments.
+"""Sampling parameters for TensorRT-LLM: validates a request's and builds the keyword arguments of SamplingParams.
 
-Pure. The engine fails every running request on some inputs, so they are stopped here.
+Pure. It refuses inputs on which the engine would fail every running request.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from workers.engines.trtllm.settings import TrtllmSettings
 MAX_LOGPROBS = 20
 
 UNLIKELY = -9999.0
-"""Stands for a log-probability the engine did not give; a finite number, because JSON has no infinity."""
+"""Replaces a missing log-probability; finite, because JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the loaded engine can take. All lengths in tokens."""
+    """Limits of the loaded engine. All lengths in tokens."""
 
     context: int
     default_output: int
     longest_prefill: int
-    """The longest prompt one step takes, or the context where prefill is chunked."""
+    """The longest prompt that one step prefills; the context if prefill is chunked."""
     guided: bool
     vocabulary: int
     """0: unknown."""
 
     @classmethod
     def of(cls, settings: TrtllmSettings, model_context: int, kv_tokens: int, vocabulary: int) -> EngineLimits:
-        """From the settings, what the model can do and what its memory holds (0: unknown)."""
+        """Derive the limits from the settings, the model's context and the KV cache's capacity (0: unknown)."""
         context = settings.max_seq_len or model_context
         context = min(context, kv_tokens) if kv_tokens else context
         return cls(
@@ -48,14 +48,14 @@ class EngineLimits:
 
 
 def budget(sampling: Sampling, prompt: int, limits: EngineLimits) -> int:
-    """How many tokens may be generated in all; always explicit, the engine's own default is 32."""
+    """Maximum of tokens to generate; always explicit, because the engine's default is 32."""
     if sampling.max_tokens is not None:
         return sampling.max_tokens
     return min(limits.default_output, limits.context - prompt)
 
 
 def refusal(sampling: Sampling, ids: Sequence[int], limits: EngineLimits) -> Failure | None:
-    """Why a prompt of these ids with this sampling can never run here, or None."""
+    """Why a prompt of these ids can never run here with this sampling, or None."""
     if not ids:
         return _invalid("the prompt has no tokens: send some text", "prompt")
     if limits.vocabulary and not all(0 <= token < limits.vocabulary for token in ids):
@@ -71,7 +71,7 @@ def refusal(sampling: Sampling, ids: Sequence[int], limits: EngineLimits) -> Fai
 
 
 def unresumable(sampling: Sampling, prompt: int, past: int, limits: EngineLimits) -> Failure | None:
-    """Why a request that lost its worker after `past` tokens cannot go on here, or None."""
+    """Why a request that lost its worker after `past` tokens cannot be resumed here, or None."""
     if past and sampling.json_schema is not None:
         message = "the worker was lost in the middle of guided output, whose grammar cannot be resumed: send it again"
     elif prompt + past > limits.longest_prefill:
@@ -107,10 +107,12 @@ def _invalid(message: str, param: str) -> Failure:
 def keywords(
     sampling: Sampling, max_tokens: int, end_ids: Sequence[int], guided: Callable[..., Any], *, timed: bool = False
 ) -> dict[str, Any]:
-    """Keyword arguments for a fresh SamplingParams; the engine writes into it, so nothing in it is shared. `timed`: it
-    is to say when it ran the request.
+    """Keyword arguments of a new SamplingParams, into which the engine writes, so that requests never share one.
 
-    Stop strings are not among them: without the engine's detokeniser they would only match one exact tokenisation.
+    Stop strings are left out: without the engine's detokeniser they would match only one exact tokenisation.
+
+    Args:
+        timed: the engine measures when it ran the request.
     """
     chosen: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -141,7 +143,7 @@ def _randomness(sampling: Sampling) -> dict[str, Any]:
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
     }
     if sampling.seed is not None:
-        chosen["seed"] = sampling.seed % 2**63  # the engine's is unsigned
+        chosen["seed"] = sampling.seed % 2**63  # the engine takes no negative seed
     return chosen
 
 

@@ -14,10 +14,11 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [trtllm]: TensorRT-LLM's LLM API. Names follow TorchLlmArgs where they pass through unchanged."""
 
     model: str = ""
-    """A checkpoint folder (or a hub name, if your machine may reach a hub)."""
+    """A checkpoint folder, or a hub name if the machine can reach the hub."""
     tokenizer: str = ""
     manifest: Path | None = None
-    """The same for the checkpoint, tokenizer, draft model and adapters; they must then be folders of this machine."""
+    """A list of hashes in sha256sum's format for checkpoint, tokenizer, draft model and adapters, which must then be
+    local folders; the engine does not start unless it lists every file in them."""
     tensor_parallel_size: Positive = 1
     pipeline_parallel_size: Positive = 1
     moe_expert_parallel_size: Positive | None = None
@@ -28,28 +29,28 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of KvCacheConfig."""
     scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
     waiting_queue_policy: Literal["fcfs", "priority"] = "fcfs"
-    """"priority": requests that lost their worker overtake new ones inside the engine."""
+    """"priority": inside the engine, requests that lost their worker overtake new ones."""
     chunked_prefill: bool = True
     stream_interval: Positive = 1
     speculative: dict[str, Any] = {}
     """Fields of one speculative config, with `decoding_type`."""
     guided_decoding: Literal["", "xgrammar", "llguidance"] = ""
     lora: dict[str, str] = {}
-    """Adapters by name: the folder of each."""
+    """By name, the folder of each adapter."""
     adapter: str = ""
     """The adapter of `lora` this model's requests use; "": the bare checkpoint."""
     max_lora_rank: Positive = 64
     default_output: Positive = 1024
-    """Tokens for a request that names no limit; GUARANTEED_NO_EVICT reserves them all, so not the whole context."""
+    """max_tokens of a request without one; GUARANTEED_NO_EVICT reserves them all, so keep it below the context."""
     enable_iter_perf_stats: bool = False
-    """The engine's own statistics per iteration; they cost time in every step."""
+    """Collect the engine's own statistics per iteration, which costs time in every step."""
     return_perf_metrics: bool = False
-    """The engine's own times of each request, for /v1/jobs/{id}/timing; without them waiting inside the engine and
-    prefill are not told apart. They cost time in every step."""
+    """Collect the engine's own timestamps of each request, for /v1/jobs/{id}/timing; without them the timing does not
+    separate prefill from waiting inside the engine. Costs time in every step."""
     extra: dict[str, Any] = {}
     """Any other TorchLlmArgs field, checked against the installed version at start."""
     watchdog_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
-    """Running requests and no token for so long: the engine is taken for hung."""
+    """The engine counts as hung when requests run and it has generated no token for this long."""
 
 
 SECTION = TrtllmSettings

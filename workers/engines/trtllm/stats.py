@@ -1,7 +1,7 @@
-"""What TensorRT-LLM says of itself: statistics, the size of its KV cache, whether it feels well.
+"""TensorRT-LLM's statistics: reads its iteration statistics, request timestamps, KV cache capacity and health check.
 
-Reading statistics takes them out of the engine and may block, so one thread reads and the event loop never does.
-All of these interfaces are young: each may be missing, and nothing else depends on them.
+Reading statistics removes them from the engine and may block, so one thread reads them and the event loop never does.
+These interfaces are new: each may be missing, and nothing else depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.engines.base import EngineTimes
 
 log = logging.getLogger(__name__)
 
-READ_S = 0.05
+READ_TIMEOUT_S = 0.05
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 
@@ -30,11 +30,11 @@ SHOWN = {
     "prefill_tokens": ("inflightBatchingStats", "numCtxTokens"),
     "acceptance_length": ("specDecodingStats", "acceptanceLength"),
 }
-"""Our name for each number, and where it stands in the engine's; versions leave some of them out."""
+"""By our name of each number, its section and key in the engine's statistics; some versions lack some of them."""
 
 
 class StatsReader:
-    """Keeps the latest statistics in `latest`. For control and display only: the engine may lose some."""
+    """Reads statistics in a thread and keeps the latest in `latest`. For display only: the engine may drop some."""
 
     def __init__(self, read: Callable[..., Any]) -> None:
         self.latest: Mapping[str, Any] = {}
@@ -50,8 +50,8 @@ class StatsReader:
         pause = MIN_PAUSE_S
         while not self._ended.wait(pause):
             try:
-                batch = self._read(timeout=READ_S)
-            except Exception as error:  # noqa: BLE001 - a prototype interface: without statistics everything else goes on
+                batch = self._read(timeout=READ_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 - a prototype interface: the engine works without statistics
                 log.warning("the engine gives no statistics", extra={"cause": str(error)})
                 return
             if batch:
@@ -60,7 +60,7 @@ class StatsReader:
 
 
 def kv_used(latest: Mapping[str, Any]) -> int | None:
-    """Tokens' worth of KV cache blocks in use; None where the engine does not say."""
+    """KV cache blocks in use, in tokens; None if the engine does not report them."""
     blocks = latest.get("kvCacheStats") or {}
     if "usedNumBlocks" not in blocks or "tokensPerBlock" not in blocks:
         return None
@@ -68,7 +68,7 @@ def kv_used(latest: Mapping[str, Any]) -> int | None:
 
 
 def shown(latest: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of SHOWN that are there."""
+    """The numbers of SHOWN that the statistics contain."""
     found = {}
     for name, (part, key) in SHOWN.items():
         value = (latest.get(part) or {} if part else latest).get(key)
@@ -78,10 +78,10 @@ def shown(latest: Mapping[str, Any]) -> dict[str, float]:
 
 
 def times(handle: Any, since: float) -> EngineTimes | None:
-    """When the engine ran a request that was given to it at `since` (monotonic seconds), from its RequestOutput.
+    """The engine's timestamps of a request that was submitted at `since` (monotonic seconds), from its RequestOutput.
 
-    Its times are of the system's steady clock, which on Linux is our monotonic one on the same machine. What does not
-    lie between `since` and now is of another clock, and clocks are not mixed. None: switched off, not there, or so.
+    They come from the steady clock, which on Linux is the monotonic clock of the same machine. Timestamps not between
+    `since` and now come from another clock and are ignored. None: switched off, missing, or of another clock.
     """
     output = handle.outputs[0] if handle is not None and handle.outputs else None
     timing = getattr(getattr(output, "request_perf_metrics", None), "timing_metrics", None)
@@ -93,25 +93,25 @@ def times(handle: Any, since: float) -> EngineTimes | None:
 
 
 def _seconds(timing: Any, name: str) -> float:
-    """A timedelta since the clock's beginning; 0.0 where there is none."""
+    """Seconds since the clock's origin; 0.0 if missing."""
     moment = getattr(timing, name, None)
     return moment.total_seconds() if isinstance(moment, timedelta) else 0.0
 
 
 def kv_capacity(llm: Any) -> int:
-    """Tokens the KV cache holds; 0 where the installed version does not say."""
+    """Capacity of the KV cache in tokens; 0 if the installed version does not report it."""
     try:
         return int(llm.get_kv_cache_capacity().get("maxNumTokens", 0))
-    except Exception as error:  # noqa: BLE001 - a beta interface: without it only the slots are counted
+    except Exception as error:  # noqa: BLE001 - a beta interface: without it only slots limit the load
         log.warning("the engine does not say how large its KV cache is", extra={"cause": str(error)})
         return 0
 
 
 def answers(llm: Any) -> bool:
-    """The engine's own opinion of itself: private, perhaps missing, and wrong before, so never the only one."""
+    """Result of the engine's own health check. It is private, may be missing and has been wrong: never rely on it."""
     check = getattr(llm, "_check_health", None)
     try:
         return check is None or bool(check())
-    except Exception as error:  # noqa: BLE001 - a check that breaks is as bad as one that says no
+    except Exception as error:  # noqa: BLE001 - a check that raises counts as failed
         log.warning("the engine's health check failed", extra={"cause": str(error)})
         return False

@@ -1,6 +1,6 @@
-"""Between text and token ids: prompts rendered, tokens turned back into text step by step, stop strings found.
+"""Tokenizer adapter: renders prompts to token ids, and turns generated ids back into text up to a stop string.
 
-Works with any tokenizer that has the usual encode, decode and apply_chat_template. It does not know the engine.
+It works with any tokenizer that has encode, decode and apply_chat_template, and does not know the engine.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from workers.engines.control_tokens import ControlTokens
 from workers.engines.stops import StopMatcher
 
 INCOMPLETE = "\ufffd"
-"""What a decoder shows for the bytes of a character that is not whole yet."""
+"""A decoder's output for the bytes of an incomplete character."""
 
 WINDOW = 16
-"""Tokens decoded again with each step, so that joining rules see the neighbours. Half of it is kept as context."""
+"""Tokens decoded again with each step, because a token's text depends on its neighbours. Half are kept as context."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a checkpoint folder says of its model; 0 and () where it does not say."""
+    """Properties of a model from its checkpoint folder; 0 and () if missing."""
 
     context: int = 0
     vocabulary: int = 0
@@ -34,7 +34,7 @@ class CheckpointInfo:
 
     @classmethod
     def read(cls, folder: Path) -> CheckpointInfo:
-        """Raises ValueError when a file is there but is not JSON."""
+        """Read the folder's configuration files. Raises ValueError if one is not JSON."""
         config = _read_json(folder / "config.json")
         model = config | config.get("text_config", {})
         ends = _read_json(folder / "generation_config.json").get("eos_token_id", model.get("eos_token_id"))
@@ -54,7 +54,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class Codec:
-    """The model's tokenizer, asked the same way everywhere."""
+    """Wraps the model's tokenizer behind one interface."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ class Codec:
 
     @property
     def chats(self) -> bool:
-        """Whether the model brought a chat template."""
+        """Whether the model has a chat template."""
         return hasattr(self._tokenizer, "apply_chat_template") and bool(getattr(self._inner, "chat_template", True))
 
     @property
@@ -72,13 +72,13 @@ class Codec:
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids there are; 0: the tokenizer does not say."""
+        """Number of token ids; 0: unknown."""
         return len(self._inner) if hasattr(self._inner, "__len__") else 0
 
     def prompt_ids(self, prompt: Sequence[ChatTurn] | str | Sequence[int]) -> list[int]:
-        """Control tokens that messages spell are text; a raw prompt is all its caller's, control tokens included.
+        """Convert a prompt to token ids. Control tokens in messages become text, those in a raw prompt stay.
 
-        Raises Refused when the chat template does not take the conversation."""
+        Raises Refused when the chat template rejects the conversation."""
         if isinstance(prompt, str):
             return list(self._tokenizer.encode(prompt, add_special_tokens=True))
         if prompt and isinstance(prompt[0], ChatTurn):
@@ -88,7 +88,7 @@ class Codec:
         return cast("list[int]", list(prompt))
 
     def _ids(self, pieces: Sequence[str]) -> list[int]:
-        """Tokenise each piece by itself: a control token that was cut in two stays text."""
+        """Tokenise each piece separately, so that a control token that was cut in two stays text."""
         return [each for piece in pieces for each in self._tokenizer.encode(piece, add_special_tokens=False)]
 
     def _render(self, turns: Sequence[Any]) -> str:
@@ -97,15 +97,15 @@ class Codec:
             raise Refused(Failure("unsupported_parameter", message, 400, "messages"))
         conversation = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
-            # As text first: what comes back for tokenize=True differs between versions of the tokenizer library.
+            # As text: the result of tokenize=True differs between versions of the tokenizer library.
             text = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # the template is the model's own code and raises what it likes
+        except Exception as error:  # the template is the model's own code and may raise anything
             message = f"the model's chat template does not take these messages: {error}"
             raise Refused(Failure("invalid_value", message, 400, "messages")) from error
         return str(text)
 
     def past_ids(self, past: Sequence[tuple[str, Sequence[int], int]]) -> list[int]:
-        """Token ids of what earlier attempts generated; tokenised again where they are not all known."""
+        """Token ids of what earlier attempts generated; text is tokenised again where not all ids are known."""
         ids: list[int] = []
         for text, known, count in past:
             ids += known if len(known) == count else self._ids(self._control.cut(text))
@@ -115,19 +115,19 @@ class Codec:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def name(self, token: int) -> str:
-        """One token's own text, special ones included."""
+        """The text of one token, special tokens included."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _control_texts(tokenizer: Any) -> list[str]:
-    """Texts that this tokenizer reads as control tokens wherever they stand."""
+    """Texts that this tokenizer recognises as control tokens anywhere."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = [str(token) for token in added.values() if getattr(token, "special", False)]
     return special + [str(text) for text in getattr(tokenizer, "all_special_tokens", ())]
 
 
 class Detokenizer:
-    """Feed token ids, get the text they add; the bytes of a half-finished character wait for the rest."""
+    """Takes token ids and returns the text they add; bytes of an incomplete character wait for the rest."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int]) -> None:
         self._decode = decode
@@ -147,19 +147,19 @@ class Detokenizer:
         return added
 
     def flush(self) -> str:
-        """What still waited, as it is, when nothing follows."""
+        """Return the text held back, once nothing follows."""
         rest = self._decode(self._window)[self._shown :] if self._window else ""
         self._shown += len(rest)
         return rest
 
 
 class TextStream:
-    """One request's text: detokenised, and cut at its stop strings."""
+    """The text of one request: detokenised, and cut at its stop strings."""
 
     def __init__(self, codec: Codec, request: Request, prompt: Sequence[int], past: Sequence[int]) -> None:
         self._detokenizer = Detokenizer(codec.decode, prompt)
         self._stops = StopMatcher(request.sampling.stop)
-        # Replay what earlier attempts generated: what they held back is in the ids but not in the text shown.
+        # Replay what earlier attempts generated: text that they held back is in the ids but was not shown.
         generated, shown = self._detokenizer.feed(past), request.past_text
         self._overdue = generated[len(shown) :] if generated.startswith(shown) else ""
 
@@ -168,11 +168,11 @@ class TextStream:
         return self._stops.hit
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that may be shown now."""
+        """Return the text that may be shown now."""
         text, self._overdue = self._overdue + self._detokenizer.feed(ids), ""
         return self._stops.feed(text)
 
     def flush(self) -> str:
-        """The text held back, when generation ended; it may still hold a stop string."""
+        """Return the text held back, once generation ended; it may still contain a stop string."""
         text, self._overdue = self._overdue + self._detokenizer.flush(), ""
         return self._stops.feed(text) + self._stops.flush()

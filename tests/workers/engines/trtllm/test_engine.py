@@ -33,7 +33,7 @@ from workers.engines.trtllm import engine as trtllm
 from workers.engines.trtllm import sampling as trtllm_sampling
 from workers.engines.trtllm import stats as trtllm_stats
 from workers.engines.trtllm.engine import TrtllmEngine
-from workers.engines.trtllm.inflight import BURST
+from workers.engines.trtllm.inflight import MIN_BURST
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.engines.trtllm.text import Detokenizer
 
@@ -1146,11 +1146,11 @@ async def test_an_end_without_a_reason_of_ours_is_a_failure(rig: Any, change: st
 async def test_the_same_error_everywhere_is_the_engines(rig: Any) -> None:
     """When a step takes every running request with it, nobody is blamed: the engine is restarted."""
     started = await rig()
-    for number in range(BURST):
+    for number in range(MIN_BURST):
         started.engine.submit(ask(f"r{number}"))
     await started.turn()
     started.engine.submit(ask("waiting"))
-    started.llm.fail(*[RequestError("CUDA error")] * BURST)
+    started.llm.fail(*[RequestError("CUDA error")] * MIN_BURST)
     await settle()
     assert "CUDA error" in started.engine.health().reason
     assert not any(piece.last for step in started.steps for piece in step)
