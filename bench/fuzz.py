@@ -7,7 +7,6 @@ logged an error, or if there were fewer cases than asked for; 2 if the tool is n
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from bench import program
+from bench.http import fetch
 from bench.penstock import start_redis
 from bench.ports import free_port
 from bench.processes import Died, Processes
@@ -124,15 +124,10 @@ class FuzzTarget:
 
     def ask(self, path: str, body: bytes, kind: str) -> Any:
         """What a POST is answered with. Raises Died."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("POST", path, body, {"Authorization": f"Bearer {KEY}", "Content-Type": kind})
-            response = connection.getresponse()
-            data = response.read()
-        finally:
-            connection.close()
-        if response.status >= 300:
-            raise Died(f"{path} answers {response.status}: {data[:300]!r}")
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": kind}
+        status, _, data = fetch(self.port, "POST", path, body, headers)
+        if status >= 300:
+            raise Died(f"{path} answers {status}: {data[:300]!r}")
         return json.loads(data)
 
     def ids(self) -> dict[str, str]:

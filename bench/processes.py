@@ -12,11 +12,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from bench.http import fetch
+from bench.ports import free_port
 from runtime import lifeline
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -103,6 +106,13 @@ class Processes:
                 said = "; ".join(f"{name}: {self.last_words(name)}" for name in self._running)
                 raise Died(f"waited {seconds:g} s for {what}; {said}")
             time.sleep(0.02)
+
+    def serve(self, name: str, module: str, *words: str) -> int:
+        """Start a server of ours, `python -m module PORT words`; returns its port once it accepts. Raises Died."""
+        port = free_port()
+        self.start(name, [sys.executable, "-m", module, str(port), *words])
+        self.wait_port(port)
+        return port
 
     def wait_port(self, port: int, seconds: float = READY_S) -> None:
         """Until something accepts connections there. Raises Died."""
@@ -227,11 +237,7 @@ def _accepts(port: int) -> bool:
 
 
 def _page(port: int, path: str) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().read()
+        return fetch(port, "GET", path, timeout_s=5)[2]
     except http.client.HTTPException:
         return b""
-    finally:
-        connection.close()

@@ -17,10 +17,11 @@ import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.abuse.ask import LargeRequest, RunningRequest, TenantClient, Unanswered, first_token_s
+from bench.abuse.ask import LargeRequest, RunningRequest, TenantClient, first_token_s
 from bench.abuse.figures import COLUMNS, LLAMACPP, Case, Round, goals_of, row_of
 from bench.gateway.stage import GatewayTestbed
 from bench.gateway.trees import Tree, export
+from bench.http import RequestRefused
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, Option, Program, ProgramRun, count
@@ -96,7 +97,7 @@ def _run(run: ProgramRun) -> int:
 
 
 def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namespace) -> list[Round]:
-    """A deployment of its own, with a key for each tenant. Raises Died, Unanswered, OSError."""
+    """A deployment of its own, with a key for each tenant. Raises Died, RequestRefused, OSError."""
     sim = {**asdict(case.engine), "slots": case.slots, "kv_tokens": case.kv_tokens, "context": args.context}
     known = (tree.path / "workers/settings.py").read_text(encoding="utf-8") if tree else None
     settings: dict[str, object] = {
@@ -151,7 +152,7 @@ async def _chats(client: TenantClient, args: argparse.Namespace) -> list[float |
     return times
 
 
-main = Program("penstock bench abuse", __doc__, _run, Died, Unanswered, OSError, TimeoutError).taking(
+main = Program("penstock bench abuse", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(
     Option("--rounds", type=count, default=5, help="of each case (default 5)"),
     Option("--chats", type=count, default=15, help="alone and beside, in each round (default 15)"),
     Option("--limit", type=float, default=10.0, help="seconds to wait for a first token (default 10)"),

@@ -9,13 +9,11 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-HOST = "127.0.0.1"
-LINE_LIMIT = 1 << 20
+from bench.http import RequestRefused, answer_to, request
+
 CHARACTERS_PER_TOKEN = 4
 """Of the simulated engine."""
 MAX_N, MAX_PROMPTS = 8, 128
@@ -25,10 +23,6 @@ CANCEL_TIMEOUT_S = 60.0
 """For the server to cancel a job whose client has gone."""
 
 
-class Unanswered(RuntimeError):
-    """A request was not answered with a 2xx."""
-
-
 @dataclass(frozen=True, slots=True)
 class TenantClient:
     """Where one tenant asks, and with which key."""
@@ -36,6 +30,10 @@ class TenantClient:
     port: int
     key: str
     model: str
+
+    def request(self, method: str, path: str, body: object = None) -> bytes:
+        """Ready to send, with the tenant's key."""
+        return request(method, path, body, {"Authorization": f"Bearer {self.key}"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +60,15 @@ class LargeRequest:
 
 async def first_token_s(client: TenantClient, number: int, limit_s: float) -> float | None:
     """Seconds from sending a 4-token chat to its first token; None if it did not come within `limit_s`. Raises
-    Unanswered, OSError."""
+    RequestRefused, OSError."""
     messages = [{"role": "user", "content": f"hello {number}"}]
     body = {"model": client.model, "messages": messages, "max_tokens": 4, "stream": True}
     began, first = time.monotonic(), None
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s), _posted(client, "/v1/chat/completions", body) as (reader, _):
+        async with (
+            asyncio.timeout(limit_s),
+            answer_to(client.port, client.request("POST", "/v1/chat/completions", body)) as (reader, _),
+        ):
             while (line := await reader.readline()) and not line.startswith(b"data: [DONE]"):
                 if first is None and _choice_of(line) is not None:
                     first = time.monotonic() - began
@@ -78,9 +79,10 @@ class RunningRequest:
     """A large request, whose answer is read for as long as the context lasts; then the connection is closed, and the
     server has cancelled the job."""
 
-    def __init__(self, client: TenantClient, request: LargeRequest, number: int, running: int = 1) -> None:
+    def __init__(self, client: TenantClient, large: LargeRequest, number: int, running: int = 1) -> None:
         """`running`: choices that will run at the same time."""
-        self._client, self._body, self._running = client, request.body(client.model, number), running
+        self._client, self._running = client, running
+        self._request = client.request("POST", "/v1/completions", large.body(client.model, number))
         self._task: asyncio.Task[None] | None = None
         self._job = ""
         self._choices: set[int] = set()
@@ -103,7 +105,7 @@ class RunningRequest:
 
     async def _read(self) -> None:
         try:
-            async with _posted(self._client, "/v1/completions", self._body) as (reader, headers):
+            async with answer_to(self._client.port, self._request) as (reader, headers):
                 self._job = headers["x-job-id"]
                 self.accepted.set()
                 while line := await reader.readline():
@@ -121,14 +123,14 @@ class RunningRequest:
         return len(self._choices)
 
     def check(self) -> None:
-        """Raises what ended it, and Unanswered if it came to its end: nothing was measured beside it then."""
+        """Raises what ended it, and RequestRefused if it came to its end: nothing was measured beside it then."""
         if self._task is not None and self._task.done():
             self._task.result()
-            raise Unanswered("the large request ended before the measurement beside it did: give it more tokens")
+            raise RequestRefused("the large request ended before the measurement beside it did: give it more tokens")
 
 
 async def _state(client: TenantClient, job: str) -> str:
-    async with _sent(client, "GET", f"/v1/jobs/{job}", b"") as (reader, headers):
+    async with answer_to(client.port, client.request("GET", f"/v1/jobs/{job}")) as (reader, headers):
         return str(json.loads(await reader.readexactly(int(headers["content-length"])))["status"])
 
 
@@ -138,38 +140,3 @@ def _choice_of(line: bytes) -> int | None:
         return None
     choice = (json.loads(line[6:]).get("choices") or [{}])[0]
     return choice["index"] if choice.get("text") or choice.get("delta", {}).get("content") else None
-
-
-@asynccontextmanager
-async def _posted(
-    client: TenantClient, path: str, body: Mapping[str, Any]
-) -> AsyncIterator[tuple[asyncio.StreamReader, dict[str, str]]]:
-    async with _sent(client, "POST", path, json.dumps(body).encode()) as answer:
-        yield answer
-
-
-@asynccontextmanager
-async def _sent(
-    client: TenantClient, method: str, path: str, body: bytes
-) -> AsyncIterator[tuple[asyncio.StreamReader, dict[str, str]]]:
-    """The answer from behind its head, and its headers; the connection is closed behind it. Raises Unanswered,
-    OSError."""
-    lines = [
-        f"{method} {path} HTTP/1.1",
-        f"Host: {HOST}:{client.port}",
-        f"Authorization: Bearer {client.key}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    ]
-    reader, writer = await asyncio.open_connection(HOST, client.port, limit=LINE_LIMIT)
-    try:
-        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        except asyncio.IncompleteReadError as error:
-            raise Unanswered("the connection was cut before an answer") from error
-        if not head[0].startswith("HTTP/1.1 2"):
-            raise Unanswered(f"{path}: {head[0]}")
-        yield reader, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-    finally:
-        writer.close()

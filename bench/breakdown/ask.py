@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
+from bench.http import request
 from bench.load.streams import Answer, Stream
 
 TIMEOUT_S = 30.0
@@ -164,15 +163,8 @@ class _Asker:
 
 def _request(target: BreakdownTarget, prompt: str, tokens: int, *, whole: bool) -> bytes:
     messages = [{"role": "user", "content": prompt}]
-    body = msgspec.json.encode({"model": target.model, "messages": messages, "max_tokens": tokens, "stream": not whole})
-    lines = [
-        "POST /v1/chat/completions HTTP/1.1",
-        f"Host: {target.host}:{target.port}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        *(f"{name}: {value}" for name, value in target.headers.items()),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+    body = {"model": target.model, "messages": messages, "max_tokens": tokens, "stream": not whole}
+    return request("POST", "/v1/chat/completions", body, target.headers, f"{target.host}:{target.port}")
 
 
 def _note(answer: Answer, level: BreakdownLevel) -> None:

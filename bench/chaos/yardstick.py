@@ -28,7 +28,7 @@ async def yardstick(stage: FaultTestbed) -> AsyncIterator[list[float]]:
     """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew."""
     port, ask, took = free_port(), Ask("bare", 1), list[float]()
     child = ManagedProcess(
-        "bare", [sys.executable, "-m", "bench.chaos.bare", str(port)], dict(os.environ), stage.folder
+        "bare", [sys.executable, "-m", "bench.bare_server", str(port), "refuse"], dict(os.environ), stage.folder
     )
 
     async def answered() -> bool:

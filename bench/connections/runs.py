@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ from bench.connections.figures import ARMS, AT_BARE, AT_PENSTOCK, ConnectionRead
 from bench.gateway.stage import GatewayTestbed
 from bench.load.plan import LoadPlan, measure
 from bench.penstock import MODEL, Penstock
-from bench.ports import free_port
 from bench.processes import Died
+from bench.recovery.probe import Probe
 
 MANY = 1_000_000
 """Requests of a reading: its time is up before."""
@@ -56,7 +55,7 @@ def beside_slow(stage: GatewayTestbed, size: RunSize) -> dict[str, list[Connecti
     folder = stage.folder / "slow"
     folder.mkdir()
     with Penstock(folder, settings=settings) as penstock:
-        bare, control = (_start_bare_server(penstock, name) for name in ("bare", "control"))
+        bare, control = (penstock.processes.serve(name, "bench.bare_server") for name in ("bare", "control"))
         plan = LoadPlan(
             port=penstock.port,
             model=MODEL,
@@ -76,38 +75,13 @@ def beside_slow(stage: GatewayTestbed, size: RunSize) -> dict[str, list[Connecti
     return found
 
 
-def _start_bare_server(penstock: Penstock, name: str) -> int:
-    """Returns its port. Raises Died."""
-    port = free_port()
-    penstock.processes.start(name, [sys.executable, "-m", "bench.recovery.control", str(port)])
-    penstock.processes.wait_port(port)
-    return port
-
-
 def _turn(plan: LoadPlan, penstock: Penstock, control: int) -> ConnectionReading:
     """One reading, and how long at most the API process stood still meanwhile. Raises LoadFailed, Died."""
     held = sockets_of(penstock.processes.pids()["api-1"])
-    argv = [sys.executable, "-m", "bench.recovery.probe", str(penstock.port), str(control)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as probe:
-        try:
-            _longest_waits(probe)  # from here on
-            reading = measure(plan)
-            return ConnectionReading(reading, held, *_longest_waits(probe))
-        finally:
-            probe.kill()
-
-
-def _longest_waits(probe: subprocess.Popen[bytes]) -> tuple[float, float, float]:
-    """Of the API process, of the bare server, and of the first what the second does not explain, in ms; since this was
-    asked last. Raises Died."""
-    assert probe.stdin is not None and probe.stdout is not None
-    probe.stdin.write(b"?\n")
-    probe.stdin.flush()
-    said = probe.stdout.readline()
-    if not said:
-        raise Died(f"the probe ended with {probe.wait()}")
-    api_ms, control_ms, own_ms = json.loads(said)
-    return api_ms, control_ms, own_ms
+    with Probe(penstock.port, control) as probe:
+        probe.longest_waits()  # from here on
+        reading = measure(plan)
+        return ConnectionReading(reading, held, *probe.longest_waits())
 
 
 def abused(stage: GatewayTestbed) -> list[Cost]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -52,11 +53,46 @@ class Tap:
                 taker(piece)
 
 
+class EngineConnection(asyncio.Protocol):
+    """One client of an engine server; one request at a time."""
+
+    def __init__(self, tap: Tap) -> None:
+        self._tap, self._received = tap, b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write = cast(asyncio.Transport, transport).write
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        if not found:
+            return
+        if len(body) < int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0):
+            return
+        self._received = b""
+        method, path, *_ = head.split(b" ", 2)
+        self.asked(method, path, body)
+
+    def asked(self, method: bytes, path: bytes, body: bytes) -> None:
+        """A whole request has come."""
+        raise NotImplementedError
+
+
+def serve(connection: type[EngineConnection], port: str, settings: str) -> None:
+    """Serve on uvloop until the process is ended."""
+    import uvloop  # noqa: PLC0415 - not in every environment
+
+    async def forever() -> None:
+        tap = Tap(settings_from(settings))
+        await tap.start()
+        create = asyncio.get_running_loop().create_server
+        await create(lambda: connection(tap), "127.0.0.1", int(port), backlog=2048)
+        await asyncio.Event().wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(forever())
+
+
 def settings_from(text: str) -> SimSettings:
     """From a guest's command line. Raises msgspec.ValidationError."""
     return msgspec.json.decode(text, type=SimSettings)
-
-
-async def forever() -> None:
-    """Until the process is ended."""
-    await asyncio.Event().wait()

@@ -6,19 +6,14 @@ nothing and answers one request at a time per connection. LiteLLM and the SGLang
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
-from collections.abc import Sequence
-from typing import cast
 
 import msgspec
-import uvloop
 
-from bench.gateway.engine import MODEL, Tap, forever, settings_from
+from bench.gateway.engine import MODEL, EngineConnection, serve
 from workers.engines.base import Piece
 
-HEAD_END = b"\r\n\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 LAST = b"0\r\n\r\n"
@@ -55,30 +50,15 @@ class _FloorRequest(msgspec.Struct):
 _REQUEST = msgspec.json.Decoder(_FloorRequest)
 
 
-class FloorConnection(asyncio.Protocol):
+class FloorConnection(EngineConnection):
     """One client."""
 
-    def __init__(self, tap: Tap) -> None:
-        self._tap = tap
-        self._received = b""
-        self._running = ""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._write = cast(asyncio.Transport, transport).write
+    _running = ""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._tap.close(self._running)
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        head, found, body = self._received.partition(HEAD_END)
-        if not found:
-            return
-        method, path, *_ = head.split(b" ", 2)
-        size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
-        if len(body) < size:
-            return
-        self._received = b""
+    def asked(self, method: bytes, path: bytes, body: bytes) -> None:
         if method == b"POST":
             self._generate(body)
         else:
@@ -107,20 +87,5 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def serve(port: int, tap: Tap) -> None:
-    """Until the process is ended."""
-    await tap.start()
-    await asyncio.get_running_loop().create_server(lambda: FloorConnection(tap), "127.0.0.1", port, backlog=2048)
-    await forever()
-
-
-def main(argv: Sequence[str]) -> int:
-    """Serve."""
-    port, settings = argv
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(int(port), Tap(settings_from(settings))))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    serve(FloorConnection, *sys.argv[1:])

@@ -91,10 +91,7 @@ class Floor:
 
 def start_engine_server(processes: Processes, engine: SimSettings) -> int:
     """Also what other gateways forward to. Returns its port. Raises Died."""
-    port, settings = free_port(), msgspec.json.encode(engine).decode()
-    processes.start("engine", [sys.executable, "-m", "bench.gateway.floor", str(port), settings])
-    processes.wait_port(port)
-    return port
+    return processes.serve("engine", "bench.gateway.floor", msgspec.json.encode(engine).decode())
 
 
 OPTIONS: dict[Durability, tuple[str, ...]] = {

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from bench.http import request
 from bench.jobs.callers import CallerPlan, run, tasks
 from bench.penstock import MODEL
 
@@ -68,13 +69,6 @@ def _is_whole(data: bytearray) -> bool:
         return data.endswith(LAST_CHUNK)
     length = head.partition(b"content-length:")[2].split(b"\r\n", 1)[0]
     return len(data) >= end + len(HEAD_END) + int(length)
-
-
-def request(method: str, path: str, body: object = None) -> bytes:
-    """As a client library would send it, without what it would leave out too."""
-    data = msgspec.json.encode(body) if body is not None else b""
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n"
-    return f"{head}Content-Type: application/json\r\n\r\n".encode() + data
 
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "say one word"}], "max_tokens": 1}

@@ -14,7 +14,6 @@ import msgspec
 import uvloop
 
 from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
-from bench.ports import free_port
 from bench.processes import Processes
 
 TTFT_MS, ITL_MS, TOKENS = 20.0, 10.0, 64
@@ -80,9 +79,7 @@ class ClockError(msgspec.Struct, frozen=True, kw_only=True):
 
 def clock_error(processes: Processes, requests: int = 4, trials: int = 3) -> ClockError:
     """Measure the scripted server as any other: the middle one of several trials. Raises Died, LoadFailed."""
-    port = free_port()
-    processes.start("scripted", [sys.executable, "-m", "bench.load.scripted", str(port)])
-    processes.wait_port(port)
+    port = processes.serve("scripted", "bench.load.scripted")
     plan = LoadPlan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20)
     found: list[ClockError] = []
     for _ in range(trials):

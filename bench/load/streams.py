@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from bench.http import HOST, request
+
 HEAD_END = b"\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -212,7 +214,6 @@ def misplaced(words: Sequence[str], tokens: int) -> str:
     return "" if len(words) == tokens else f"{len(words)} tokens instead of {tokens}"
 
 
-HOST = "127.0.0.1"
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 """Only Linux has it. Without it a server that leaves Nagle's algorithm on seems to stall for 40 ms."""
 
@@ -303,14 +304,6 @@ class Stream(asyncio.Protocol):
 
 def chat(path: str, model: str, prompt: str, tokens: int, headers: Mapping[str, str]) -> bytes:
     """A streamed chat request, ready to send."""
-    body = msgspec.json.encode(
-        {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "stream": True}
-    )
-    lines = [
-        f"POST {path} HTTP/1.1",
-        f"Host: {HOST}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        *(f"{name}: {value}" for name, value in headers.items()),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
+    return request("POST", path, body, headers)

@@ -9,10 +9,10 @@ import asyncio
 
 from bench import program
 from bench.gateway.stage import GatewayTestbed
+from bench.http import RequestRefused
 from bench.processes import Died
 from bench.program import OUT, Option, Program, ProgramRun
 from bench.recovery.figures import COLUMNS, RecoverySample
-from bench.recovery.readers import RequestRefused
 from bench.recovery.shows import FULL, LEASE_S, QUICK, api_killed, worker_killed
 from bench.report import Report
 

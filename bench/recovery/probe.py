@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import math
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+
+from bench.processes import Died
 
 EVERY_S = 0.005
 PATIENCE_S = 30.0
@@ -84,6 +87,33 @@ def own_ms(waits: Sequence[Wait], control: Sequence[Wait]) -> float:
             beside = max((e - b for b, e in control if b < ended and began < e and math.isfinite(e)), default=0.0)
             longest = max(longest, 1000 * (ended - began - beside))
     return longest
+
+
+class Probe:
+    """The probe as a process of its own, for as long as the context lasts."""
+
+    def __init__(self, *ports: int) -> None:
+        self._argv = [sys.executable, "-m", "bench.recovery.probe", *map(str, ports)]
+
+    def __enter__(self) -> Probe:
+        self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def longest_waits(self) -> tuple[float, float, float]:
+        """Of the server, of the control, and of the first what the second does not explain, in ms; since this was asked
+        last. Raises Died."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(b"?\n")
+        self._process.stdin.flush()
+        said = self._process.stdout.readline()
+        if not said:
+            raise Died(f"the probe ended with {self._process.wait()}")
+        server_ms, control_ms, own_ms = json.loads(said)
+        return server_ms, control_ms, own_ms
 
 
 def main(ports: list[int]) -> None:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.http import answer_to, request
 from bench.penstock import MODEL
 from streaming.jobs.job import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
-
-HOST = "127.0.0.1"
-LINE = 1 << 20
-
-
-class RequestRefused(RuntimeError):
-    """A request was not answered with a 2xx."""
 
 
 @dataclass(slots=True)
@@ -53,17 +46,15 @@ class Reader:
         return max(gaps, default=None)
 
     async def chat(self, port: int) -> None:
-        """Stream a chat to its end. Raises Refused, OSError."""
-        reader, writer = await _asked(port, "POST", "/v1/chat/completions", {**self.body, "stream": True})
-        try:
+        """Stream a chat to its end. Raises RequestRefused, OSError."""
+        sent = request("POST", "/v1/chat/completions", {**self.body, "stream": True})
+        async with answer_to(port, sent) as (reader, _):
             while line := await reader.readline():
                 if line.startswith(b"data: [DONE]"):
                     self.ended = "completed"
                     return
                 if line.startswith(b"data: "):
                     self._take_chunk(json.loads(line[6:]))
-        finally:
-            writer.close()
 
     def _take_chunk(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
@@ -73,19 +64,15 @@ class Reader:
             self.came.append(time.monotonic())
 
     async def put(self, port: int) -> None:
-        """As a job. Raises Refused, OSError."""
-        reader, writer = await _asked(port, "POST", "/v1/jobs", self.body, close=True)
-        try:
+        """As a job. Raises RequestRefused, OSError."""
+        async with answer_to(port, request("POST", "/v1/jobs", self.body, {"Connection": "close"})) as (reader, _):
             self.job = json.loads(await reader.read())["id"]
-        finally:
-            writer.close()
 
     async def follow(self, port: int) -> None:
-        """The job's events behind the last one, to its end or until the connection is cut. Raises Refused, OSError."""
+        """The job's events behind the last one, to its end or until it is cut. Raises RequestRefused, OSError."""
         headers = {"Last-Event-ID": self.cursor} if self.cursor else {}
-        reader, writer = await _asked(port, "GET", f"/v1/jobs/{self.job}/events", None, headers)
         name = ""
-        try:
+        async with answer_to(port, request("GET", f"/v1/jobs/{self.job}/events", None, headers)) as (reader, _):
             while line := await reader.readline():
                 if line.startswith(b"event: "):
                     name = line[7:].strip().decode()
@@ -93,8 +80,6 @@ class Reader:
                     self.cursor = line[4:].strip().decode()
                 elif line.startswith(b"data: ") and self._take_event(name, line[6:]):
                     return
-        finally:
-            writer.close()
 
     def _take_event(self, name: str, data: bytes) -> bool:
         """Whether it was the last one."""
@@ -106,35 +91,3 @@ class Reader:
         elif name in ("completed", "failed", "cancelled", "expired"):
             self.ended = name
         return bool(self.ended)
-
-
-async def _asked(
-    port: int,
-    method: str,
-    path: str,
-    body: dict[str, Any] | None,
-    headers: dict[str, str] | None = None,
-    *,
-    close: bool = False,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A request, and its answer from behind its head. Raises Refused, OSError."""
-    data = json.dumps(body).encode() if body is not None else b""
-    lines = [
-        f"{method} {path} HTTP/1.1",
-        f"Host: {HOST}",
-        f"Content-Length: {len(data)}",
-        "Content-Type: application/json",
-    ]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-    lines += ["Connection: close"] if close else []
-    reader, writer = await asyncio.open_connection(HOST, port, limit=LINE)
-    writer.write("\r\n".join([*lines, "", ""]).encode() + data)
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError as error:
-        writer.close()
-        raise ConnectionResetError("cut before an answer") from error
-    if not head.startswith(b"HTTP/1.1 2"):
-        writer.close()
-        raise RequestRefused(head.split(b"\r\n")[0].decode())
-    return reader, writer

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.http import HOST, RequestRefused
 from bench.penstock import Penstock
-from bench.ports import free_port
 from bench.processes import Died, Processes
 from bench.recovery.figures import RecoverySample, Stall, of_api, of_worker
-from bench.recovery.readers import HOST, Reader, RequestRefused
+from bench.recovery.probe import Probe
+from bench.recovery.readers import Reader
 
 LEASE_S = 2.0
 PATIENCE_S = 300.0
@@ -54,16 +53,16 @@ async def worker_killed(folder: Path, size: RecoverySize) -> RecoverySample:
     with Penstock(folder, workers=0, settings=settings) as penstock, _beside(penstock, "doomed") as doomed:
         await asyncio.to_thread(_start_worker, doomed, "worker-1")
         readers = [Reader(f"tell me {number}", size.tokens) for number in range(size.jobs)]
-        async with _probed(penstock) as probe:
+        with _probed(penstock) as probe:
             running = [asyncio.create_task(reader.chat(penstock.port)) for reader in readers]
             await _until(lambda: all(reader.came for reader in readers), running)
             with _beside(penstock, "heir") as heir:
                 await asyncio.to_thread(_start_worker, heir, "worker-2")
                 await _until(lambda: all(len(reader.came) >= size.tokens // 2 for reader in readers), running)
-                before = await probe()
+                before = await asyncio.to_thread(probe.longest_waits)
                 killed = _kill(doomed, "worker-1", readers)
                 await _until(lambda: all(reader.came[-1] > killed + LEASE_S / 2 for reader in readers), running)
-                during = await probe()
+                during = await asyncio.to_thread(probe.longest_waits)
                 await _all(running)
     return of_worker(readers, killed, LEASE_S, Stall(*during, *before))
 
@@ -86,13 +85,13 @@ async def api_killed(folder: Path, size: RecoverySize) -> RecoverySample:
                 await reader.put(penstock.port)
             await _follow(reader, port, penstock.port)
 
-        async with _probed(penstock) as probe:
+        with _probed(penstock) as probe:
             running = [asyncio.create_task(read(reader)) for reader in readers]
             await _until(lambda: all(len(reader.came) >= size.reader_tokens // 10 for reader in readers), running)
-            before = await probe()
+            before = await asyncio.to_thread(probe.longest_waits)
             killed = _kill(doomed, "api-doomed", readers)
             await _until(lambda: all(reader.came[-1] > killed for reader in readers), running)
-            during = await probe()
+            during = await asyncio.to_thread(probe.longest_waits)
             await _all(running)
     return of_api(readers, killed, Stall(*during, *before))
 
@@ -111,27 +110,9 @@ async def _follow(reader: Reader, *ports: int) -> None:
         port = last
 
 
-@asynccontextmanager
-async def _probed(penstock: Penstock) -> AsyncIterator[Callable[[], Awaitable[Sequence[float]]]]:
-    """The longest answers of the API process and of a bare server, in ms, since the last question."""
-    port = free_port()
-    penstock.processes.start("control", [sys.executable, "-m", "bench.recovery.control", str(port)])
-    penstock.processes.wait_port(port)
-    argv = [sys.executable, "-m", "bench.recovery.probe", str(penstock.port), str(port)]
-    pipe = asyncio.subprocess.PIPE
-    probe = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
-
-    async def worst() -> Sequence[float]:
-        assert probe.stdin is not None and probe.stdout is not None
-        probe.stdin.write(b"?\n")
-        found: list[float] = json.loads(await probe.stdout.readline())
-        return found
-
-    try:
-        yield worst
-    finally:
-        probe.kill()
-        await probe.wait()
+def _probed(penstock: Penstock) -> Probe:
+    """Asks the API process, and a bare server beside it."""
+    return Probe(penstock.port, penstock.processes.serve("control", "bench.bare_server"))
 
 
 def _beside(penstock: Penstock, name: str) -> Processes:

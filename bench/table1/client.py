@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from bench.http import request
 from bench.load.streams import Answer, BodyParser, Stream
 from bench.table1.prompts import DatasetEntry
 from telemetry.latency import Latency
@@ -66,13 +67,8 @@ class TargetServer:
         return self._request("GET", "/models")
 
     def _request(self, method: str, path: str, body: object = None) -> bytes:
-        data = b"" if body is None else msgspec.json.encode(body)
-        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {self.host}", f"Content-Length: {len(data)}"]
-        if body is not None:
-            lines.append("Content-Type: application/json")
-        if self.key:
-            lines.append(f"Authorization: Bearer {self.key}")
-        return "\r\n".join([*lines, "", ""]).encode() + data
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return request(method, f"{self.path}{path}", body, headers, self.host)
 
 
 class HttpConnection(Stream):

@@ -9,7 +9,6 @@ all.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,6 @@ from rich.console import Console
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
-from bench.ports import free_port
 from bench.processes import Died, Processes
 from bench.program import OUT, Option, Program, ProgramRun, count
 from bench.report import Column, Ratio, Report
@@ -96,9 +94,7 @@ def _asked(target: BreakdownTarget, size: AnswerSize, answers: int, limit_s: flo
 @contextmanager
 def _control(folder: Path, engine: SimSettings) -> Iterator[BreakdownTarget]:
     with Processes(folder) as processes:
-        port, settings = free_port(), msgspec.json.encode(engine).decode()
-        processes.start(CONTROL, [sys.executable, "-m", "bench.whole.control", str(port), settings])
-        processes.wait_port(port)
+        port = processes.serve(CONTROL, "bench.whole.control", msgspec.json.encode(engine).decode())
         yield BreakdownTarget("127.0.0.1", port, MODEL)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.breakdown.ask import BreakdownTarget
+from bench.http import fetch
 from bench.load.streams import misplaced
 
 NOTED_S = 10.0
@@ -56,27 +57,18 @@ def ask(target: BreakdownTarget, size: AnswerSize, number: int, limit_s: float) 
     """Ask and wait, at most `limit_s` seconds."""
     began = time.time()
     try:
-        headers, body = _post(target, size.body(target.model, number), limit_s)
+        asked = json.dumps(size.body(target.model, number)).encode()
+        known = {"Content-Type": "application/json", **target.headers}
+        status, headers, body = fetch(
+            target.port, "POST", "/v1/completions", asked, known, host=target.host, timeout_s=limit_s
+        )
     except (OSError, http.client.HTTPException) as error:
         at = time.time()
         return Came(at, 1e3 * (at - began), None, wrong=f"{type(error).__name__} after {at - began:.0f} s: {error}")
     at = time.time()
-    wrong = fault_of(json.loads(body), size) if headers[":status"] == "200" else body.decode(errors="replace")[:200]
+    wrong = fault_of(json.loads(body), size) if status == 200 else body.decode(errors="replace")[:200]
     ended, clock_error_ms = _ended(target, headers) if not wrong else (None, 0.0)
     return Came(at, 1e3 * (at - began), None if ended is None else 1e3 * (at - ended), clock_error_ms, wrong)
-
-
-def _post(target: BreakdownTarget, body: Mapping[str, Any], limit_s: float) -> tuple[dict[str, str], bytes]:
-    """Headers (and the status as `:status`) and body. Raises OSError, HTTPException."""
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=limit_s)
-    try:
-        headers = {"Content-Type": "application/json", **target.headers}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        found = {name.lower(): value for name, value in response.getheaders()}
-        return found | {":status": str(response.status)}, response.read()
-    finally:
-        connection.close()
 
 
 def _ended(target: BreakdownTarget, headers: Mapping[str, str]) -> tuple[float | None, float]:

@@ -17,9 +17,10 @@ from api.openai.schemas import check_choices, parse
 from api.settings import ApiSettings
 from bench.abuse import __main__ as program
 from bench.abuse.__main__ import CASES, CHAT_KEY, LARGE_KEY, main
-from bench.abuse.ask import LargeRequest, Unanswered
+from bench.abuse.ask import LargeRequest
 from bench.abuse.figures import LLAMACPP, Case, Round, goals_of, row_of
 from bench.goals import goals
+from bench.http import RequestRefused
 from bench.report import load
 from workers.engines.sim.engine import count_tokens
 
@@ -167,7 +168,7 @@ async def test_the_chat_is_measured_beside_another_tenants_large_request(monkeyp
 
 async def test_a_large_request_that_ends_spoils_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was beside the chat then."""
-    with pytest.raises(Unanswered, match="ended before"):
+    with pytest.raises(RequestRefused, match="ended before"):
         await played(Server(ends=True), monkeypatch)
 
 
