@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from bench.goals import goals
 RESULTS = Path("bench/results")
 MAX_EARLIER = 5
 """Runs that are shown beside the last one; the file keeps them all."""
+COLUMN = re.compile(r"(\w+): (.*?)(?: \.(\d))?")
 WIDTH = 160
 """Narrower, a table cannot be read; a log has no width of its own."""
 
@@ -35,6 +37,12 @@ class Column(msgspec.Struct, frozen=True):
     key: str
     title: str
     digits: int = 1
+
+
+def columns(text: str) -> tuple[Column, ...]:
+    """Columns as `key: title` or `key: title .digits`, separated by semicolons."""
+    found = (COLUMN.fullmatch(" ".join(each.split())) for each in text.split(";"))
+    return tuple(Column(each[1], each[2], int(each[3] or 1)) for each in found if each)
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

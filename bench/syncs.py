@@ -28,7 +28,7 @@ from bench.penstock import find_server
 from bench.ports import free_port
 from bench.processes import Died
 from bench.program import Option, Program, ProgramRun, WrongArguments
-from bench.report import Column, Report
+from bench.report import Report, columns
 
 SYNC_MS = 300
 SLOW = ("strace", "-f", "-qq", "-o", os.devnull, "-e", f"inject=fdatasync:delay_enter={1000 * SYNC_MS}")
@@ -37,14 +37,10 @@ WRITES_S = (2.0, 3.0)
 WRITERS = 64
 """Concurrent writers: at fsync always the server answers all writes of one sync together."""
 READY_S = 20.0
-COLUMNS = (
-    Column("fsync", "appendfsync"),
-    Column("kills", "kills"),
-    Column("lossy", "of them lost something"),
-    Column("answered", "writes answered"),
-    Column("lost", "of them lost"),
-    Column("worst", "most at once"),
-)
+COLUMNS = columns("""
+    fsync: appendfsync; kills: kills; lossy: of them lost something; answered: writes answered; lost: of them lost;
+    worst: most at once
+""")
 
 
 def _run(run: ProgramRun) -> int:

@@ -7,23 +7,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from bench.report import Column, Ratio
+from bench.report import Ratio, columns
 
-COLUMNS = (
-    Column("tree", "tree"),
-    Column("slots", "slots"),
-    Column("kv_tokens", "KV cache, tokens"),
-    Column("bodies", "large requests"),
-    Column("choices", "choices of each"),
-    Column("lane", "their lane"),
-    Column("running", "of them running"),
-    Column("alone_ms", "TTFT alone: median, ms", 0),
-    Column("arrival_ms", "as they arrive: median, ms", 0),
-    Column("beside_ms", "beside: median, ms", 0),
-    Column("worst_ms", "longest, ms", 0),
-    Column("ratio", "beside / alone", 2),
-    Column("late", "chats past the limit"),
-)
+COLUMNS = columns("""
+    tree: tree; slots: slots; kv_tokens: KV cache, tokens; bodies: large requests; choices: choices of each;
+    lane: their lane; running: of them running; alone_ms: TTFT alone: median, ms .0;
+    arrival_ms: as they arrive: median, ms .0; beside_ms: beside: median, ms .0; worst_ms: longest, ms .0;
+    ratio: beside / alone .2; late: chats past the limit
+""")
 
 
 @dataclass(frozen=True, slots=True)

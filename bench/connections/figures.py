@@ -8,29 +8,19 @@ from dataclasses import dataclass
 
 from bench.connections.abuse import Cost
 from bench.load.plan import StreamReading
-from bench.report import Column, Ratio
+from bench.report import Ratio, columns
 from bench.stats import COVERAGE, median_interval
 
 ALONE, AT_PENSTOCK, AT_BARE = "none", "at Penstock", "at a bare server"
 ARMS = (ALONE, AT_PENSTOCK, AT_BARE)
 """Where the slow connections are while Penstock is measured."""
 
-COLUMNS = (
-    Column("what", "what"),
-    Column("held", "sockets of the API process", 0),
-    Column("requests", "requests", 0),
-    Column("ttft_p99", "TTFT p99 ms"),
-    Column("e2e_p99", "request p99 ms"),
-    Column("e2e_most", "longest ms"),
-    Column("hold_up_ms", "API process held up, ms"),
-    Column("control_ms", "bare server, ms"),
-    Column("own_ms", "API process's own, ms"),
-    Column("errors", "errors", 0),
-    Column("status", "answer", 0),
-    Column("code", "error"),
-    Column("memory_mib", "peak memory MiB"),
-    Column("seconds", "s"),
-)
+COLUMNS = columns("""
+    what: what; held: sockets of the API process .0; requests: requests .0; ttft_p99: TTFT p99 ms;
+    e2e_p99: request p99 ms; e2e_most: longest ms; hold_up_ms: API process held up, ms; control_ms: bare server, ms;
+    own_ms: API process's own, ms; errors: errors .0; status: answer .0; code: error; memory_mib: peak memory MiB;
+    seconds: s
+""")
 
 Row = dict[str, object]
 

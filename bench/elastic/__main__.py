@@ -16,9 +16,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from bench import program
 from bench.elastic.shows import SHORT, SHOWS, ElasticSize
 from bench.program import Option, Program, ProgramRun
-from bench.report import RESULTS, Column, Report
+from bench.report import RESULTS, Report, columns
 
-COLUMNS = (Column("show", "show"), Column("what", "what"), Column("value", "measured", 2), Column("unit", "unit"))
+COLUMNS = columns("""
+    show: show; what: what; value: measured .2; unit: unit
+""")
 
 
 def _run(run: ProgramRun) -> int:

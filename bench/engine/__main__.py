@@ -22,22 +22,17 @@ from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, Option, Program, ProgramRun
-from bench.report import Column, Ratio
+from bench.report import Ratio, columns
 from bench.table1.client import TargetServer, closed_loop
 from workers.engines.weights import WeightsError, fetch
 
 NAME = "engine"
 LIMIT_S = 600.0
 
-COLUMNS = (
-    Column("round", "round"),
-    Column("bare", "bare tok/s"),
-    Column("penstock", "through Penstock tok/s"),
-    Column("share", "share", 3),
-    Column("bare_cpu_ms", "CPU ms/token: bare", 2),
-    Column("worker_cpu_ms", "worker", 2),
-    Column("around_cpu_ms", "around it", 2),
-)
+COLUMNS = columns("""
+    round: round; bare: bare tok/s; penstock: through Penstock tok/s; share: share .3;
+    bare_cpu_ms: CPU ms/token: bare .2; worker_cpu_ms: worker .2; around_cpu_ms: around it .2
+""")
 
 
 class Failed(RuntimeError):

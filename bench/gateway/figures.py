@@ -7,37 +7,18 @@ from statistics import median
 from typing import Any
 
 from bench.load.plan import StreamReading
-from bench.report import Column, Ratio
+from bench.report import Ratio, columns
 
-COLUMNS = (
-    Column("system", "system"),
-    Column("streams", "c"),
-    Column("tokens_per_s", "tok/s", 0),
-    Column("ttft_p50_ms", "TTFT p50"),
-    Column("ttft_p99_ms", "p99 ms"),
-    Column("itl_p50_ms", "ITL p50"),
-    Column("itl_p99_ms", "p99 ms"),
-    Column("stall_ms", "stall ms", 0),
-    Column("share_pct", "share %", 1),
-    Column("cpu_us_per_token", "us/tok"),
-    Column("cpu_ms_per_request", "ms/req", 2),
-    Column("memory_mib", "MiB", 0),
-    Column("errors", "errors"),
-    Column("parts", "CPU us/token of each process"),
-)
+COLUMNS = columns("""
+    system: system; streams: c; tokens_per_s: tok/s .0; ttft_p50_ms: TTFT p50; ttft_p99_ms: p99 ms;
+    itl_p50_ms: ITL p50; itl_p99_ms: p99 ms; stall_ms: stall ms .0; share_pct: share % .1; cpu_us_per_token: us/tok;
+    cpu_ms_per_request: ms/req .2; memory_mib: MiB .0; errors: errors; parts: CPU us/token of each process
+""")
 
-BURST_COLUMNS = (
-    Column("system", "system"),
-    Column("streams", "c"),
-    Column("requests", "requests"),
-    Column("ttft_p50_ms", "TTFT p50 ms", 2),
-    Column("ttft_p99_ms", "p99", 2),
-    Column("ttft_max_ms", "max", 2),
-    Column("itl_p50_ms", "ITL p50 ms", 2),
-    Column("itl_p99_ms", "p99", 2),
-    Column("cpu_us_per_token", "CPU us/tok"),
-    Column("errors", "errors"),
-)
+BURST_COLUMNS = columns("""
+    system: system; streams: c; requests: requests; ttft_p50_ms: TTFT p50 ms .2; ttft_p99_ms: p99 .2;
+    ttft_max_ms: max .2; itl_p50_ms: ITL p50 ms .2; itl_p99_ms: p99 .2; cpu_us_per_token: CPU us/tok; errors: errors
+""")
 
 Row = dict[str, Any]
 How = Callable[[float | None, float | None], float | None]

@@ -21,7 +21,7 @@ from bench.gateway.run import GatewayOptions
 from bench.gateway.stage import GatewayTestbed
 from bench.load.streams import Answer, Stream, chat
 from bench.penstock import Penstock
-from bench.report import Column, Ratio, Report
+from bench.report import Ratio, Report, columns
 
 NAME = "gateway-idle"
 SPARE_FILES = 200
@@ -33,14 +33,10 @@ OPEN_FOR_S, GONE_FOR_S = 1.0, 2.0
 LOOK_S = 0.5
 PARTS = ("api-1", "redis")
 
-COLUMNS = (
-    Column("streams", "idle streams"),
-    Column("process", "process"),
-    Column("before_mib", "MiB before"),
-    Column("after_mib", "MiB with them"),
-    Column("kib_per_stream", "KiB each", 2),
-    Column("cpu_pct", "CPU at rest, % of a core", 2),
-)
+COLUMNS = columns("""
+    streams: idle streams; process: process; before_mib: MiB before; after_mib: MiB with them;
+    kib_per_stream: KiB each .2; cpu_pct: CPU at rest, % of a core .2
+""")
 
 
 @dataclass(frozen=True, slots=True)

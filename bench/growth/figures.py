@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bench.load.plan import StreamReading
-from bench.report import Column
+from bench.report import columns
 
 TOKENS, STREAMS, PARTITIONS, APIS = "tokens", "streams", "partitions", "apis"
 """The series of whole deployments: what grows while the rest stays."""
@@ -18,20 +18,11 @@ STEP_TOKENS, STEP_READERS = "tokens of a step", "readers of a step"
 
 ROLES = ("api", "redis", "worker")
 
-COLUMNS = (
-    Column("series", "what grows"),
-    Column("value", "to"),
-    Column("streams", "c"),
-    Column("tokens", "tokens"),
-    Column("partitions", "partitions"),
-    Column("apis", "API processes"),
-    Column("us_per_token", "CPU us/token"),
-    Column("us_per_request", "us/request", 0),
-    Column("api", "API us/token", 2),
-    Column("redis", "Redis", 2),
-    Column("worker", "worker", 2),
-    Column("errors", "errors"),
-)
+COLUMNS = columns("""
+    series: what grows; value: to; streams: c; tokens: tokens; partitions: partitions; apis: API processes;
+    us_per_token: CPU us/token; us_per_request: us/request .0; api: API us/token .2; redis: Redis .2;
+    worker: worker .2; errors: errors
+""")
 
 Row = dict[str, Any]
 

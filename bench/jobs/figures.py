@@ -8,18 +8,12 @@ from statistics import median
 from typing import Any
 
 from bench.jobs.systems import CHAT, JOBS, STREAM, JobsReading
-from bench.report import Column, Ratio
+from bench.report import Ratio, columns
 
-COLUMNS = (
-    Column("system", "system"),
-    Column("jobs_per_s", "jobs/s", 0),
-    Column("p50_ms", "p50 ms", 0),
-    Column("p99_ms", "p99 ms", 0),
-    Column("alone_p50_ms", "alone p50 ms", 2),
-    Column("cpu_ms_per_job", "CPU ms/job", 3),
-    Column("client_ms_per_job", "of it the callers", 3),
-    Column("parts", "CPU us/job of each other process"),
-)
+COLUMNS = columns("""
+    system: system; jobs_per_s: jobs/s .0; p50_ms: p50 ms .0; p99_ms: p99 ms .0; alone_p50_ms: alone p50 ms .2;
+    cpu_ms_per_job: CPU ms/job .3; client_ms_per_job: of it the callers .3; parts: CPU us/job of each other process
+""")
 
 RIVALS = ("celery", "arq", "taskiq")
 """A rival's name is the beginning of its rows'."""

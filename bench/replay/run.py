@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.breakdown.ask import JOB_ID, BreakdownTarget
 from bench.load.streams import Answer
-from bench.report import Column, Ratio
+from bench.report import Ratio, columns
 from bench.stats import spread
 from bench.table1.client import TIMEOUT, HttpConnection, TargetServer, seen
 from bench.workload.trace import TraceRow
@@ -107,18 +107,11 @@ class _Asking:
 MAX_TIMINGS = 500
 """Of each class that the server is asked for."""
 
-COLUMNS = (
-    Column("lane", "class"),
-    Column("asked", "asked"),
-    Column("failed", "failed"),
-    Column("ttft_p50_ms", "TTFT p50 ms"),
-    Column("ttft_p99_ms", "TTFT p99 ms"),
-    Column("queue_p50_ms", "queue p50 ms"),
-    Column("queue_p99_ms", "queue p99 ms"),
-    Column("target_s", "target, s", 0),
-    Column("within", "in time, %", 2),
-    Column("tokens", "tokens"),
-)
+COLUMNS = columns("""
+    lane: class; asked: asked; failed: failed; ttft_p50_ms: TTFT p50 ms; ttft_p99_ms: TTFT p99 ms;
+    queue_p50_ms: queue p50 ms; queue_p99_ms: queue p99 ms; target_s: target, s .0; within: in time, % .2;
+    tokens: tokens
+""")
 
 
 def job_of(asked: ReplayedRequest) -> str:

@@ -20,7 +20,7 @@ from msgspec import structs
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import plots, report
-from bench.report import Column, Ratio, Report, console, table
+from bench.report import Ratio, Report, columns, console, table
 from bench.scale import day, shapes, steady
 from bench.scale.day import CONTENDERS, CURVE_S, PENSTOCK, RULES, STATIC, Day
 from bench.scale.shapes import FORMS, RAMP
@@ -44,40 +44,24 @@ class ScaleSize:
 
 QUICK = ScaleSize(seeds=(21,), hours=0.5, rate=2.0, steady_hours=0.5, hold_s=10.0)
 
-DAY_COLUMNS = (
-    Column("seed", "seed"),
-    Column("name", "who scales"),
-    Column("interactive", "interactive within 2 s, %", 2),
-    Column("standard", "standard within 30 s, %", 2),
-    Column("p99_s", "p99 wait, s", 2),
-    Column("worker_hours", "worker-hours"),
-    Column("share_of_peak", "of static, %"),
-    Column("most_workers", "most workers"),
-    Column("reversals_per_hour", "reversals an hour", 2),
-)
-STEADY_COLUMNS = (
-    Column("seed", "seed"),
-    Column("name", "who scales"),
-    Column("hours", "hours", 0),
-    Column("most_in_an_hour", "reversals in the worst hour"),
-    Column("reversals_per_hour", "an hour in the mean", 2),
-    Column("workers", "workers"),
-    Column("interactive", "interactive within 2 s, %", 2),
-    Column("worker_hours", "worker-hours"),
-)
-HEALTH_COLUMNS = (
-    Column("seed", "seed"),
-    Column("slow", "times slower", 0),
-    Column("cordoned_after_s", "slow one cordoned after, s"),
-    Column("healthy_cordoned", "healthy ones cordoned"),
-)
-SHAPES_COLUMNS = (
-    Column("seed", "seed"),
-    Column("threshold", "threshold, jobs at once"),
-    Column("least_share", "least share of the better shape", 3),
-    Column("at_clients", "at clients"),
-    Column("switches", "switches, up and down"),
-)
+DAY_COLUMNS = columns("""
+    seed: seed; name: who scales; interactive: interactive within 2 s, % .2; standard: standard within 30 s, % .2;
+    p99_s: p99 wait, s .2; worker_hours: worker-hours; share_of_peak: of static, %; most_workers: most workers;
+    reversals_per_hour: reversals an hour .2
+""")
+STEADY_COLUMNS = columns("""
+    seed: seed; name: who scales; hours: hours .0; most_in_an_hour: reversals in the worst hour;
+    reversals_per_hour: an hour in the mean .2; workers: workers; interactive: interactive within 2 s, % .2;
+    worker_hours: worker-hours
+""")
+HEALTH_COLUMNS = columns("""
+    seed: seed; slow: times slower .0; cordoned_after_s: slow one cordoned after, s;
+    healthy_cordoned: healthy ones cordoned
+""")
+SHAPES_COLUMNS = columns("""
+    seed: seed; threshold: threshold, jobs at once; least_share: least share of the better shape .3;
+    at_clients: at clients; switches: switches, up and down
+""")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,23 +5,16 @@ from __future__ import annotations
 from math import fsum
 from typing import Any
 
-from bench.report import Column
+from bench.report import columns
 from bench.stats import quantile
 from bench.table1.client import ConcurrencyLevel
 
 TIMEOUT = "Timeout"
 
-COLUMNS = (
-    Column("server", "server"),
-    Column("streams", "concurrency"),
-    Column("ttft_ms", "TTFT ms"),
-    Column("ttft_p99_ms", "p99", 1),
-    Column("tbt_ms", "TBT ms", 2),
-    Column("tbt_p99_ms", "p99", 2),
-    Column("tokens_per_s", "tok/s", 0),
-    Column("finished", "finished"),
-    Column("asked", "of"),
-)
+COLUMNS = columns("""
+    server: server; streams: concurrency; ttft_ms: TTFT ms; ttft_p99_ms: p99 .1; tbt_ms: TBT ms .2;
+    tbt_p99_ms: p99 .2; tokens_per_s: tok/s .0; finished: finished; asked: of
+""")
 
 
 def row(server: str, level: ConcurrencyLevel) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died, Processes
 from bench.program import OUT, Option, Program, ProgramRun, count
-from bench.report import Column, Ratio, Report
+from bench.report import Ratio, Report, columns
 from bench.whole.ask import AnswerSize, Came, ask
 from workers.engines.sim.settings import SimSettings
 
@@ -32,18 +32,11 @@ CONTROL, PENSTOCK = "control", "penstock"
 
 Row = dict[str, Any]
 
-COLUMNS = (
-    Column("system", "system"),
-    Column("choices", "choices"),
-    Column("tokens", "tokens of each"),
-    Column("asked", "asked"),
-    Column("came", "came"),
-    Column("timed", "timed"),
-    Column("behind_ms", "behind the last token: median, ms", 2),
-    Column("behind_max_ms", "longest", 2),
-    Column("spent_ms", "whole request: median, ms", 0),
-    Column("clock_error_ms", "clock error, ms", 2),
-)
+COLUMNS = columns("""
+    system: system; choices: choices; tokens: tokens of each; asked: asked; came: came; timed: timed;
+    behind_ms: behind the last token: median, ms .2; behind_max_ms: longest .2;
+    spent_ms: whole request: median, ms .0; clock_error_ms: clock error, ms .2
+""")
 
 
 def _run(run: ProgramRun) -> int:
