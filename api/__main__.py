@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import gc
 import logging
-import os
 import signal
 import socket
 import sys
-import time
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import uvicorn
@@ -30,12 +26,11 @@ from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
 from penstock import __version__
-from runtime.config import FILE, Config, ConfigError, load
-from runtime.lifeline import Lifeline
+from runtime.config import Config, ConfigError
+from runtime.process import Launch, StartError, argument_parser, collect_rarely, run_process
 from streaming.events.outbox import EventSubscriptions
-from streaming.fleet.presence import present
+from streaming.fleet.presence import present, this_process
 from streaming.fleet.processes import Fleet, Process
-from streaming.ids import new_life
 from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,
@@ -47,11 +42,9 @@ from streaming.settings import (
     WebhookSettings,
     served_models,
 )
-from telemetry import logs
 from telemetry.live_gauges import GaugeSample
-from telemetry.metrics import Metrics
+from telemetry.process import Telemetry
 from telemetry.settings import TelemetrySettings
-from telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -75,77 +68,36 @@ SEND_BUFFER = 64 * 1024
 the reader has stalled."""
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, configure, serve. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m api", description=__doc__)
-    parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
-    parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
-    parser.add_argument("--id", default="api-1", help="this process's name in `penstock ps`")
+    parser = argument_parser("api", __doc__, "api-1")
     parser.add_argument("--listen-fd", type=int, help="number of a listening socket to serve on")
-    args = parser.parse_args(argv)
-    lifeline = Lifeline.from_environ()
-    try:
-        config = _config(args)
-        settings = config.section("api", ApiSettings)
-        keyring = Keyring(config.table("keys", KeySettings), settings.admin_token_sha256)
-        check_exposure(settings.host, keyring)
-        check_keyless(settings, keyring)
-        services = _services(config, keyring)
-        audit.begin(keyring)
-        listener = _listener(settings, args.listen_fd)
-    except ConfigError as error:
-        return _refused(lifeline, error)
-    except OSError as error:
-        lifeline.say("failed", str(error))
-        sys.stderr.write(f"error: cannot listen on {settings.host}:{settings.port}: {error}\n")
-        return 1
-    _collect_rarely()
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(services, listener, args.id, lifeline, config.section("telemetry", TelemetrySettings)))
-    except ConfigError as error:
-        return _refused(lifeline, error)
-    except OSError as error:
-        lifeline.say("failed", str(error))
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    finally:
-        services.metrics.close()
-        services.tracing.close()
-    return 0
+    return run_process(parser, arguments, SECTIONS, _start, fast_loop=True)
 
 
-def _refused(lifeline: Lifeline, error: ConfigError) -> int:
-    lifeline.say("failed", str(error))
-    sys.stderr.write(f"error: {error}\n")
-    return 2
+def _start(launch: Launch) -> Coroutine[Any, Any, int]:
+    """Open the socket to serve on. Raises ConfigError, StartError."""
+    config = launch.config
+    settings = config.section("api", ApiSettings)
+    keyring = Keyring(config.table("keys", KeySettings), settings.admin_token_sha256)
+    check_exposure(settings.host, keyring)
+    check_keyless(settings, keyring)
+    telemetry = Telemetry(launch, "api")
+    services = _services(config, keyring, telemetry)
+    audit.begin(keyring)
+    listener = _listener(settings, launch.options.listen_fd)
+    collect_rarely()
+    return _serve(services, listener, launch, telemetry)
 
 
-def _collect_rarely() -> None:
-    """What is loaded now stays. A full collection walks all that open streams hold, and every stream waits for it:
-    with 200 stalled readers the others' 99th percentile was 29 ms with Python's thresholds and is 23 ms with these."""
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
-
-
-def _config(args: argparse.Namespace) -> Config:
-    if args.settings:
-        return Config.saved(args.settings)
-    path = args.config or (Path(FILE) if Path(FILE).exists() else None)
-    return load(SECTIONS, path=path, environ=os.environ)
-
-
-def _services(config: Config, keyring: Keyring) -> Services:
-    telemetry = config.section("telemetry", TelemetrySettings)
-    logs.setup("api", telemetry.log_level)
-    metrics = Metrics.start(telemetry.metrics_dir, "api")
+def _services(config: Config, keyring: Keyring, telemetry: Telemetry) -> Services:
     return Services(
         settings=config.section("api", ApiSettings),
         wire=RedisClient.open(config.section("redis", RedisSettings)),
         models=served_models(config.table("models", ModelSettings)),
         keyring=keyring,
-        metrics=metrics,
-        tracing=Tracing.start("penstock-api", telemetry.otlp_endpoint),
+        metrics=telemetry.metrics,
+        tracing=telemetry.trace(),
         version=__version__,
         wanted=EventSubscriptions(config.section("events", EventSettings), config.table("webhooks", WebhookSettings)),
         files_settings=config.section("files", FilesSettings),
@@ -155,9 +107,12 @@ def _services(config: Config, keyring: Keyring) -> Services:
 
 
 def _listener(settings: ApiSettings, fd: int | None) -> socket.socket:
-    """The socket to serve on; its connections have small buffers. Raises OSError when the address is taken."""
-    listener = socket.socket(fileno=fd) if fd is not None else _opened(settings)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    """The socket to serve on; its connections have small buffers. Raises StartError when the address is taken."""
+    try:
+        listener = socket.socket(fileno=fd) if fd is not None else _opened(settings)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    except OSError as error:
+        raise StartError(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
     return listener
 
 
@@ -170,21 +125,19 @@ def _opened(settings: ApiSettings) -> socket.socket:
     return listener
 
 
-async def _serve(
-    services: Services, listener: socket.socket, name: str, lifeline: Lifeline, telemetry: TelemetrySettings
-) -> None:
-    """Serve until SIGTERM or SIGINT, then let open streams end within the drain time. Raises ConfigError if the store
-    is one that this process must not use."""
-    settings, since, life = services.settings, time.time(), new_life()
+async def _serve(services: Services, listener: socket.socket, launch: Launch, telemetry: Telemetry) -> int:
+    """Serve until SIGTERM or SIGINT, then let open streams end within the drain time. Returns the exit code. Raises
+    ConfigError if the store is one that this process must not use, StartError."""
+    settings, me = services.settings, this_process("api", launch.options.id)
     try:
         await services.store.try_to_enter()
     except ConfigError:
         await services.wire.close()
         raise
-    if telemetry.metrics_port:
-        _serve_metrics(services, telemetry)
+    telemetry.serve_metrics(_live_samples(services))
     host, port = listener.getsockname()[:2]
-    app = build_app(services, lambda: lifeline.say("ready", f"http://{host}:{port}"))
+    url = f"http://{host}:{port}"
+    app = build_app(services, lambda: launch.lifeline.say("ready", url))
     guard = _guard(services)
     server = ApiServer(
         uvicorn.Config(
@@ -203,16 +156,7 @@ async def _serve(
     )
 
     def describe() -> Process:
-        return Process(
-            role="api",
-            id=name,
-            life=life,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            state="draining" if server.should_exit else "ready",
-            since=since,
-            url=f"http://{host}:{port}",
-        )
+        return msgspec.structs.replace(me, state="draining" if server.should_exit else "ready", url=url)
 
     # The server raises the signals it was stopped by once more when it is done; there is nothing left to do then.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -223,10 +167,11 @@ async def _serve(
             await server.serve(sockets=[listener])
     finally:
         await wire.close()
+    return 0
 
 
-def _serve_metrics(services: Services, telemetry: TelemetrySettings) -> None:
-    """/metrics on a port of its own, which asks for no key. Raises OSError when the port is taken."""
+def _live_samples(services: Services) -> Callable[[], list[GaugeSample]]:
+    """Reads gauges of lanes and batches from other threads."""
     loop = asyncio.get_running_loop()
 
     def live() -> list[GaugeSample]:
@@ -239,7 +184,7 @@ def _serve_metrics(services: Services, telemetry: TelemetrySettings) -> None:
             work.close()
             return []
 
-    services.metrics.serve(telemetry.metrics_port, telemetry.metrics_host, live)
+    return live
 
 
 def _guard(services: Services) -> ConnectionGuard:
@@ -251,15 +196,6 @@ def _guard(services: Services) -> ConnectionGuard:
         log.info("open files allow %d connections; api.max_connections needs ulimit -n %d", connections, needed)
         settings = msgspec.structs.replace(settings, max_connections=connections)
     return ConnectionGuard(settings, lambda code: services.metrics.errors.labels(code).inc())
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop]:
-    """uvloop, where it is to be had."""
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return asyncio.SelectorEventLoop
-    return uvloop.Loop
 
 
 if __name__ == "__main__":

@@ -6,18 +6,12 @@ when the process is killed: others go on where the files and the store say it st
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import logging
 import os
-import signal
-import socket
 import sys
 import threading
-import time
-from collections.abc import Coroutine
-from pathlib import Path
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -37,16 +31,17 @@ from offline.broker.intake import Intake
 from offline.broker.publisher import Publisher
 from offline.settings import OfflineSettings
 from offline.webhooks.postman import Endpoint, Postman
-from runtime.config import FILE, Config, ConfigError, load
+from runtime.config import Config, ConfigError
 from runtime.lag import watch_lag
 from runtime.lifeline import Lifeline
+from runtime.loops import ExpectedErrors, retry_until, wait
+from runtime.process import Launch, argument_parser, needed_to_start, on_stop_signal, run_process
 from streaming.batches.file_store import FileStore
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
-from streaming.fleet.presence import present
+from streaming.fleet.presence import present, this_process
 from streaming.fleet.processes import Fleet, Process
-from streaming.ids import new_life
 from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,
@@ -60,14 +55,15 @@ from streaming.settings import (
 )
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
-from telemetry import logs
 from telemetry.metrics import Metrics
+from telemetry.process import Telemetry
 from telemetry.settings import TelemetrySettings
 
 log = logging.getLogger("offline")
 
 EXIT_STUCK = 75
-TIDY_S = 60.0
+ENTER_RETRY_DELAY_S = 0.2
+TIDY_INTERVAL_S = 60.0
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": ApiSettings,
@@ -83,47 +79,27 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, configure, run. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m offline", description=__doc__)
-    parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
-    parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
-    parser.add_argument("--id", default="offline-1", help="this process's name in `penstock ps`")
-    args = parser.parse_args(argv)
-    lifeline = Lifeline.from_environ()
-    try:
-        config = _config(args)
-        process = OfflineProcess(args.id, config, lifeline)
-    except (ConfigError, OSError) as error:
-        return _refused(lifeline, error)
+    return run_process(argument_parser("offline", __doc__, "offline-1"), arguments, SECTIONS, _start)
+
+
+def _start(launch: Launch) -> Coroutine[Any, Any, int]:
+    """Raises ConfigError, StartError."""
+    telemetry = Telemetry(launch, "offline")
+    logging.getLogger("celery").setLevel("WARNING")  # each task twice at info level
+    with needed_to_start(OSError, exit_code=2):
+        me = this_process("offline", launch.options.id)
+        process = OfflineProcess(me, launch.config, telemetry.metrics, launch.lifeline)
+    telemetry.serve_metrics()
     os.nice(process.settings.nice)  # before there are threads: they have what the process has
-    try:
-        asyncio.run(process.run())
-    except ConfigError as error:
-        return _refused(lifeline, error)
-    return 0
-
-
-def _refused(lifeline: Lifeline, error: Exception) -> int:
-    lifeline.say("failed", str(error))
-    sys.stderr.write(f"error: {error}\n")
-    return 2
-
-
-def _config(args: argparse.Namespace) -> Config:
-    if args.settings:
-        return Config.saved(args.settings)
-    path = args.config or (Path(FILE) if Path(FILE).exists() else None)
-    return load(SECTIONS, path=path, environ=os.environ)
+    return process.run()
 
 
 class OfflineProcess:
     """The process around the desk. Raises ConfigError, or OSError when the folder of files cannot be used."""
 
-    def __init__(self, name: str, config: Config, lifeline: Lifeline) -> None:
-        telemetry = config.section("telemetry", TelemetrySettings)
-        logs.setup("offline", telemetry.log_level)
-        logging.getLogger("celery").setLevel("WARNING")  # each task twice at info level
+    def __init__(self, me: Process, config: Config, metrics: Metrics, lifeline: Lifeline) -> None:
         files = config.section("files", FilesSettings)
         self.settings = config.section("offline", OfflineSettings)
         self._redis = config.section("redis", RedisSettings)
@@ -136,10 +112,7 @@ class OfflineProcess:
         self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
         check_broker("events.take_url", self._events.take_url)
-        self._name, self._lifeline, self._life, self._since = name, lifeline, new_life(), time.time()
-        self._metrics = Metrics.start(telemetry.metrics_dir, "offline")
-        if telemetry.metrics_port:
-            self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
+        self._me, self._metrics, self._lifeline = me, metrics, lifeline
         self._shelf = FileStore(files.dir)
         self._shelf.prepare()
         self._keep_s, self._quarantine_s = files.retention_s, files.quarantine_s
@@ -147,11 +120,10 @@ class OfflineProcess:
         self._desk: BatchRunner | None = None
         self._app = build_app(self.settings, self._redis, self._look_at_batch)
 
-    async def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
+    async def run(self) -> int:
+        """Until SIGTERM or SIGINT. Returns the exit code."""
         self._loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, stop.set)
+        on_stop_signal(stop.set)
         wire = RedisClient.open(self._redis)
         headroom, store = Headroom(wire), StoreMonitor(wire)
         tools = BatchTools(wire, headroom, store, tuple(self._served), self._batch, self._max_choices)
@@ -159,14 +131,15 @@ class OfflineProcess:
         bench = TurnContext(tools, self._shelf, self._metrics, self._keep_s, self.settings.turn_s, say_s)
         self._desk = desk = BatchRunner(bench, self._quarantine_s)
         try:
-            await self._enter(store, stop)
+            expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
+            await retry_until(stop, store.enter, expected, ENTER_RETRY_DELAY_S)
         except ConfigError:
             await wire.close()
             raise
         bell = DueNotifier(Batches(wire), self._app, self._metrics)
         loops = (
             bell.keep_ringing(),
-            desk.keep_tidy(TIDY_S),
+            desk.keep_tidy(TIDY_INTERVAL_S),
             headroom.keep_looking(),
             store.keep_looking(),
             watch_lag(),
@@ -174,7 +147,7 @@ class OfflineProcess:
         )
         tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(wire))]
         consumer = self._consumer(wire, headroom, store)
-        celery = _CeleryThread(self._app, self.settings.concurrency, self._name)
+        celery = _CeleryThread(self._app, self.settings.concurrency, self._me.id)
         try:
             async with present(Fleet(wire), self._describe):
                 celery.start()
@@ -192,15 +165,15 @@ class OfflineProcess:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await wire.close()
-            self._metrics.close()
+        return 0
 
     def _outward(self, wire: RedisClient) -> list[Coroutine[Any, Any, None]]:
         """What passes events on."""
         loops = []
         if self._endpoints:
-            loops.append(Postman(wire, self._name, self._endpoints, self._metrics).keep_going())
+            loops.append(Postman(wire, self._me.id, self._endpoints, self._metrics).keep_going())
         if self._events.publish_url:
-            loops.append(Publisher(wire, self._name, self._events, self._metrics).keep_publishing())
+            loops.append(Publisher(wire, self._me.id, self._events, self._metrics).keep_publishing())
         return loops
 
     def _consumer(self, wire: RedisClient, headroom: Headroom, store: StoreMonitor) -> Consumer | None:
@@ -212,17 +185,6 @@ class OfflineProcess:
         )
         return Consumer(intake, self._events, self._metrics)
 
-    async def _enter(self, store: StoreMonitor, stop: asyncio.Event) -> None:
-        """Wait until Redis answers, and check that its store is this deployment's. Raises ConfigError."""
-        while not stop.is_set():
-            try:
-                await store.enter()
-            except Unavailable as error:
-                self._lifeline.say("starting", f"waiting for Redis: {error}")
-                await asyncio.sleep(0.2)
-            else:
-                return
-
     async def _until_stopped(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]], celery: _CeleryThread) -> None:
         """Raises what one of the loops raises; ends the process when Celery has ended by itself."""
         while not stop.is_set():
@@ -231,9 +193,7 @@ class OfflineProcess:
             for task in tasks:
                 if task.done():
                     task.result()
-            with contextlib.suppress(TimeoutError):  # the usual case
-                async with asyncio.timeout(1.0):
-                    await stop.wait()
+            await wait(stop, 1.0)
 
     async def _fold(self) -> None:
         while True:
@@ -254,14 +214,9 @@ class OfflineProcess:
 
     def _describe(self) -> Process:
         desk = self._desk
-        return Process(
-            role="offline",
-            id=self._name,
-            life=self._life,
-            pid=os.getpid(),
-            host=socket.gethostname(),
+        return msgspec.structs.replace(
+            self._me,
             state="draining" if desk is not None and desk.stop.is_set() else "ready",
-            since=self._since,
             slots=self.settings.concurrency,
             running=desk.running if desk is not None else 0,
         )

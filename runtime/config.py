@@ -86,8 +86,11 @@ class Config:
 
     @classmethod
     def saved(cls, path: Path) -> Config:
-        """Read what `save` wrote."""
-        return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]]))
+        """Read what `save` wrote. Raises ConfigError."""
+        try:
+            return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]]))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(str(path), f"cannot be read: {error}") from None
 
 
 def load(

@@ -38,6 +38,10 @@ class Lifeline:
         with contextlib.suppress(OSError):  # the supervisor is gone: the watching thread ends this process
             self._socket.sendall(json.dumps({"state": state, "detail": detail}).encode() + b"\n")
 
+    def wait(self, message: str, error: Exception) -> None:
+        """Tell the supervisor what the start of this process waits for: a `write` of `loops.ExpectedErrors`."""
+        self.say("starting", message % error)
+
     def _watch(self) -> None:
         assert self._socket is not None
         with contextlib.suppress(OSError):  # a broken line means the same as a closed one

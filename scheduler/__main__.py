@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import signal
 import socket
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from runtime.config import FILE, Config, ConfigError, load
+from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
+from runtime.loops import ExpectedErrors, retry_until
+from runtime.process import Launch, argument_parser, on_stop_signal, run_process
 from scheduler.loop import Loop, SchedulerIdentity, SchedulerStores
 from scheduler.policy.limits import ScalingLimits
 from scheduler.pools.base import DryRunPool, LocalPool, Pool
@@ -24,13 +25,13 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import ModelSettings, RedisSettings, served_models
 from streaming.store.identity import enter_store
-from telemetry import logs
 from telemetry.metrics import Metrics
+from telemetry.process import Telemetry
 from telemetry.settings import TelemetrySettings
 
-ENTER_RETRY_S = 0.25
+ENTER_RETRY_DELAY_S = 0.25
 
-KINDS: dict[str, type[msgspec.Struct]] = {
+SECTIONS: dict[str, type[msgspec.Struct]] = {
     "redis": RedisSettings,
     "scheduler": SchedulerSettings,
     "kubernetes": KubernetesSettings,
@@ -45,7 +46,6 @@ class Settings(msgspec.Struct, frozen=True):
     redis: RedisSettings
     scheduler: SchedulerSettings
     kubernetes: KubernetesSettings
-    telemetry: TelemetrySettings
     limits: dict[str, ScalingLimits]
 
     @classmethod
@@ -60,7 +60,6 @@ class Settings(msgspec.Struct, frozen=True):
             config.section("redis", RedisSettings),
             own,
             kubernetes,
-            config.section("telemetry", TelemetrySettings),
             {name: limits_of(name, model, own) for name, model in models.items()},
         )
 
@@ -88,39 +87,27 @@ def limits_of(name: str, model: ModelSettings, own: SchedulerSettings) -> Scalin
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 after SIGTERM or Ctrl-C, 1 when it cannot run, 2 when its settings cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m scheduler", description="Decides how many workers each model has.")
-    parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
-    parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
-    parser.add_argument("--id", default=f"scheduler-{os.getpid()}", help="name in `penstock ps`")
-    options = parser.parse_args(arguments)
-    lifeline = Lifeline.from_environ()
-    try:
-        settings = Settings.read(_config(options.settings, options.config))
-    except ConfigError as error:
-        return _failed(lifeline, 2, str(error))
-    try:
-        asyncio.run(run(settings, SchedulerIdentity(options.id, os.getpid(), socket.gethostname()), lifeline))
-    except ConfigError as error:
-        return _failed(lifeline, 2, str(error))
-    except OSError as error:  # the metrics port is taken, or their folder cannot be written
-        return _failed(lifeline, 1, f"the scheduler cannot run: {error}")
-    return 0
+    """Parse, configure, schedule. Returns the exit code."""
+    parser = argument_parser("scheduler", "Decides how many workers each model has.", f"scheduler-{os.getpid()}")
+    return run_process(parser, arguments, SECTIONS, _start)
 
 
-async def run(settings: Settings, me: SchedulerIdentity, lifeline: Lifeline) -> None:
-    """Schedule until SIGTERM or SIGINT. Redis may be down, then or later. Raises OSError, ConfigError."""
-    telemetry = settings.telemetry
-    logs.setup("scheduler", telemetry.log_level)
+def _start(launch: Launch) -> Coroutine[Any, Any, int]:
+    """Raises ConfigError, StartError."""
+    settings = Settings.read(launch.config)
+    telemetry = Telemetry(launch, "scheduler")
+    telemetry.serve_metrics()
+    me = SchedulerIdentity(launch.options.id, os.getpid(), socket.gethostname())
+    return run(settings, me, launch.lifeline, telemetry.metrics)
+
+
+async def run(settings: Settings, me: SchedulerIdentity, lifeline: Lifeline, metrics: Metrics) -> int:
+    """Schedule until SIGTERM or SIGINT. Redis may be down, then or later. Returns the exit code. Raises ConfigError."""
     lifeline.say("starting", "waiting for Redis")
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    metrics = Metrics.start(telemetry.metrics_dir, "scheduler")
+    on_stop_signal(stop.set)
     wire, pool = RedisClient.open(settings.redis), open_pool(settings, me)
     try:
-        if telemetry.metrics_port:
-            metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
         loop = Loop(
             SchedulerStores.on(wire, metrics),
             settings.limits,
@@ -131,24 +118,12 @@ async def run(settings: Settings, me: SchedulerIdentity, lifeline: Lifeline) -> 
             lead_s=settings.scheduler.lead_s,
             on_state=lifeline.say,
         )
-        if await _entered(wire, stop):
+        if await retry_until(stop, partial(enter_store, wire), ExpectedErrors(Unavailable), ENTER_RETRY_DELAY_S):
             await loop.run(stop)
     finally:
         await pool.close()
         await wire.close()
-        metrics.close()
-
-
-async def _entered(wire: RedisClient, stop: asyncio.Event) -> bool:
-    """Wait until Redis answers, and check that its store is this deployment's; False if told to stop before. Raises
-    ConfigError."""
-    while not stop.is_set():
-        try:
-            await enter_store(wire)
-            return True
-        except Unavailable:
-            await asyncio.sleep(ENTER_RETRY_S)
-    return False
+    return 0
 
 
 def open_pool(settings: Settings, me: SchedulerIdentity) -> Pool:
@@ -164,22 +139,6 @@ def open_pool(settings: Settings, me: SchedulerIdentity) -> Pool:
             except ImportError as error:
                 raise ConfigError("scheduler.pool", str(error), "pip install 'penstock[kubernetes]'") from None
             return KubernetesPool(settings.kubernetes, me.holder)
-
-
-def _config(saved: Path | None, file: Path | None) -> Config:
-    if saved is None:
-        path = file or (Path(FILE) if Path(FILE).exists() else None)
-        return load(KINDS, path=path, environ=os.environ)
-    try:
-        return Config.saved(saved)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(str(saved), f"cannot be read: {error}") from None
-
-
-def _failed(lifeline: Lifeline, code: int, reason: str) -> int:
-    lifeline.say("failed", reason)
-    print(f"error: {reason}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import gc
 import logging
 import os
-import signal
-import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from runtime.config import FILE, Config, ConfigError, load
+from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
-from runtime.loops import supervise
+from runtime.loops import ExpectedErrors, retry_until, supervise, wait
+from runtime.process import Launch, argument_parser, collect_rarely, needed_to_start, on_stop_signal, run_process
 from streaming.errors import Unavailable
-from streaming.fleet.presence import present
+from streaming.fleet.presence import present, this_process
 from streaming.fleet.processes import Fleet, Process
-from streaming.ids import new_life
 from streaming.jobs.cards import ModelCard
 from streaming.redis.client import RedisClient
 from streaming.settings import ModelSettings, RedisSettings, served_models
 from streaming.store.monitor import StoreMonitor
-from telemetry import logs
 from telemetry.metrics import Metrics
+from telemetry.process import Telemetry
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 from workers.engines.base import Engine, EngineDead, Piece
@@ -42,8 +40,10 @@ log = logging.getLogger("workers")
 
 EXIT_LOST = 75
 """The lease or the engine was lost: start a fresh process."""
-STORE_RETRY_S = 1.0
-LINGER_S = 60.0
+ENTER_RETRY_DELAY_S = 0.25
+RESTART_DELAY_S = 1.0
+"""Before a background loop that broke is started again."""
+LINGER_TIMEOUT_S = 60.0
 """How long a cordoned worker that has finished waits to be stopped by whoever replaces it."""
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -55,46 +55,31 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, configure, run. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m workers", description=__doc__)
-    parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
-    parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
+    parser = argument_parser("workers", __doc__, "worker-1")
     parser.add_argument("--model", help="which of the configured models to serve")
     parser.add_argument("--shape", help="which of the model's shapes, if it has several")
-    parser.add_argument("--id", default="worker-1", help="this process's name in `penstock ps`")
     parser.add_argument("--data-dir", type=Path, default=Path(".penstock"), help="where weights are kept")
-    args = parser.parse_args(argv)
-    lifeline = Lifeline.from_environ()
-    try:
-        config = _config(args)
-        model, settings = _choose(served_models(config.table("models", ModelSettings)), args.model)
-        settings = _shaped(model, settings, args.shape)
-        telemetry = config.section("telemetry", TelemetrySettings)
-        logs.setup("worker", telemetry.log_level)
-        metrics = Metrics.start(telemetry.metrics_dir, "worker")
-        engine = build(model, settings, config, args.data_dir)
-    except (ConfigError, EngineDead) as error:
-        lifeline.say("failed", str(error))
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    process = WorkerProcess(args.id, model, args.shape or "", config, engine, metrics, lifeline)
-    try:
-        with asyncio.Runner(loop_factory=_loop) as runner:
-            code = runner.run(process.run())
-    finally:
-        metrics.close()
+    code = run_process(parser, arguments, SECTIONS, _start, fast_loop=True)
     if code == EXIT_LOST:
         logging.shutdown()
         os._exit(code)  # an engine that died may never let its own exit hooks end
     return code
 
 
-def _config(args: argparse.Namespace) -> Config:
-    if args.settings:
-        return Config.saved(args.settings)
-    path = args.config or (Path(FILE) if Path(FILE).exists() else None)
-    return load(SECTIONS, path=path, environ=os.environ)
+def _start(launch: Launch) -> Coroutine[Any, Any, int]:
+    """Build the engine, which loads nothing yet. Raises ConfigError, StartError."""
+    options, config = launch.options, launch.config
+    model, settings = _choose(served_models(config.table("models", ModelSettings)), options.model)
+    settings = _shaped(model, settings, options.shape)
+    telemetry = Telemetry(launch, "worker")
+    with needed_to_start(EngineDead, exit_code=2):
+        engine = build(model, settings, config, options.data_dir)
+    telemetry.serve_metrics()
+    me = this_process("worker", options.id)
+    me = msgspec.structs.replace(me, model=model, shape=options.shape or "")
+    return WorkerProcess(me, config, engine, telemetry.metrics, telemetry.trace(), launch.lifeline).run()
 
 
 def _choose(models: dict[str, ModelSettings], wanted: str | None) -> tuple[str, ModelSettings]:
@@ -121,20 +106,18 @@ class WorkerProcess:
 
     def __init__(
         self,
-        name: str,
-        model: str,
-        shape: str,
+        me: Process,
         config: Config,
         engine: Engine,
         metrics: Metrics,
+        tracing: Tracing,
         lifeline: Lifeline,
     ) -> None:
-        self._name, self._model, self._shape, self._config, self._engine = name, model, shape, config, engine
-        self._metrics, self._lifeline = metrics, lifeline
+        self._me, self._config, self._engine = me, config, engine
+        self._metrics, self._tracing, self._lifeline = metrics, tracing, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
-        self._state = "starting"
-        self._life, self._since = new_life(), time.time()
+        self._state = me.state
         self._cordoned = ""
         self._stop = asyncio.Event()
         self._signalled = asyncio.Event()
@@ -142,18 +125,12 @@ class WorkerProcess:
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT. Returns the exit code."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-        telemetry = self._config.section("telemetry", TelemetrySettings)
-        tracing = Tracing.start("penstock-worker", telemetry.otlp_endpoint)
-        if telemetry.metrics_port:
-            self._metrics.serve(telemetry.metrics_port, telemetry.metrics_host)
+        on_stop_signal(self._on_signal)
         wire = RedisClient.open(self._config.section("redis", RedisSettings))
         self._store = StoreMonitor(wire)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            return await self._serve(wire, Recorder(self._model, self._metrics, tracing, self._tally))
+            return await self._serve(wire, Recorder(self._me.model, self._metrics, self._tracing, self._tally))
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
         except ConfigError as error:
@@ -161,7 +138,6 @@ class WorkerProcess:
         finally:
             await self._engine.stop()
             await wire.close()
-            tracing.close()
 
     async def _serve(self, wire: RedisClient, recorder: Recorder) -> int:
         fleet = Fleet(wire)
@@ -169,8 +145,9 @@ class WorkerProcess:
             card = await self._load()
             if card is None:
                 return 0
-            await _patiently(self._store.require, self._lifeline, self._stop)
-            await _patiently(lambda: fleet.publish_card(card), self._lifeline, self._stop)
+            expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
+            for step in (self._store.require, partial(fleet.publish_card, card)):
+                await retry_until(self._stop, step, expected, ENTER_RETRY_DELAY_S)
             return await self._work(wire, card, recorder)
 
     async def _load(self) -> ModelCard | None:
@@ -189,10 +166,10 @@ class WorkerProcess:
 
     async def _work(self, wire: RedisClient, card: ModelCard, recorder: Recorder) -> int:
         settings = self._config.section("worker", WorkerSettings)
-        _collect_rarely()
+        collect_rarely()
         self._worker = Worker(wire, self._engine, card, settings, recorder, self._on_cordon)
         run = asyncio.ensure_future(guard(asyncio.ensure_future(self._worker.run(self._stop))))
-        watching = asyncio.ensure_future(supervise(self._store.keep_looking, STORE_RETRY_S))
+        watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
         self._state = "ready"
         self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)
@@ -212,12 +189,9 @@ class WorkerProcess:
         as one that is to be started afresh."""
         self._state = "drained"
         self._changed.set()
-        try:
-            async with asyncio.timeout(LINGER_S):
-                await self._signalled.wait()
-        except TimeoutError:
-            return self._failed(f"cordoned, and nobody took it away: {self._cordoned}")
-        return 0
+        if await wait(self._signalled, LINGER_TIMEOUT_S):
+            return 0
+        return self._failed(f"cordoned, and nobody took it away: {self._cordoned}")
 
     def _on_step(self, pieces: list[Piece]) -> None:
         if self._worker is not None:
@@ -249,16 +223,9 @@ class WorkerProcess:
 
     def _describe(self) -> Process:
         stats = self._engine.stats() if self._state != "starting" else None
-        return Process(
-            role="worker",
-            id=self._name,
-            life=self._life,
-            pid=os.getpid(),
-            host=socket.gethostname(),
+        return msgspec.structs.replace(
+            self._me,
             state=self._state,
-            since=self._since,
-            model=self._model,
-            shape=self._shape,
             lease=self._worker.lease.id if self._worker else "",
             slots=stats.slots if stats else 0,
             running=stats.running if stats else 0,
@@ -271,33 +238,6 @@ class WorkerProcess:
             step_tokens=self._tally.step_tokens,
             served=dict(self._tally.served),
         )
-
-
-def _collect_rarely() -> None:
-    """What is loaded now stays. Tokens are no garbage of the kind that is looked for, but with Python's thresholds the
-    looking was a seventh of this process's time."""
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """uvloop, where it is to be had."""
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-async def _patiently(action: Callable[[], Awaitable[None]], lifeline: Lifeline, stop: asyncio.Event) -> None:
-    """Do it, waiting for Redis as long as it takes (or until told to stop)."""
-    while not stop.is_set():
-        try:
-            await action()
-            return
-        except Unavailable as error:
-            lifeline.say("starting", f"waiting for Redis: {error}")
-            await asyncio.sleep(0.25)
 
 
 if __name__ == "__main__":

@@ -451,7 +451,7 @@ QUEUE = (
     Bug(
         "weights errors as a traceback",
         "Nobody is told why the model cannot be had, and what to do.",
-        (Edit("workers/__main__.py", "except (ConfigError, EngineDead) as error:", "except ConfigError as error:"),),
+        (Edit("workers/__main__.py", "needed_to_start(EngineDead, exit_code=2)", "needed_to_start(exit_code=2)"),),
         (WORKER + "weights_that_cannot_be_had_are_told_and_the_fix",),
     ),
     Bug(

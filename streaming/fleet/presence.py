@@ -5,15 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
+import time
 from collections.abc import AsyncIterator, Callable
 
 from runtime.loops import ExpectedErrors, wait
 from streaming.errors import Unavailable
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.processes import Fleet, Process, Role
+from streaming.ids import new_life
 
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 2.0
+
+
+def this_process(role: Role, process_id: str) -> Process:
+    """Entry of this process in the fleet while it starts, with a new life."""
+    return Process(
+        role=role,
+        id=process_id,
+        life=new_life(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        state="starting",
+        since=time.time(),
+    )
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,16 +13,16 @@ import offline.__main__ as program
 from offline.__main__ import EXIT_STUCK, OfflineProcess
 from runtime.config import Config
 from runtime.lifeline import Lifeline
+from streaming.fleet.presence import this_process
+from telemetry.metrics import Metrics
 
 
 @pytest.fixture
-def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OfflineProcess]:
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OfflineProcess:
     """Of two slots, not begun and without Celery."""
     monkeypatch.setattr(program, "build_app", lambda *_: None)
     config = Config({"files": {"dir": str(tmp_path / "files")}, "offline": {"concurrency": 2}})
-    process = OfflineProcess("offline-7", config, Lifeline(None))
-    yield process
-    process._metrics.close()
+    return OfflineProcess(this_process("offline", "offline-7"), config, Metrics.start("", "offline"), Lifeline(None))
 
 
 def test_it_says_how_many_batches_it_works_on(process: OfflineProcess) -> None:

@@ -17,7 +17,7 @@ import yaml
 
 from api.__main__ import SECTIONS as API
 from offline.__main__ import SECTIONS as OFFLINE
-from scheduler.__main__ import KINDS as SCHEDULER
+from scheduler.__main__ import SECTIONS as SCHEDULER
 from workers.__main__ import SECTIONS as WORKER
 
 ROOT = Path(__file__).parents[2]

@@ -16,12 +16,14 @@ from house import House, eventually
 from runtime.config import Config
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
+from streaming.fleet.presence import this_process
 from streaming.fleet.processes import Fleet, Process, Served
 from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Failure, Terminal, Usage
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
 from workers.__main__ import WorkerProcess
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
@@ -115,7 +117,7 @@ def test_whoever_started_it_is_told_once_why_it_drains() -> None:
     said: list[tuple[str, str]] = []
     lifeline: Any = SimpleNamespace(say=lambda state, detail="": said.append((state, detail)))
     engine, metrics = SimEngine("sim", SimSettings()), Metrics.start("", "worker")
-    process = WorkerProcess("worker-1", "sim", "", Config({}), engine, metrics, lifeline)
+    process = WorkerProcess(this_process("worker", "worker-1"), Config({}), engine, metrics, Tracing(), lifeline)
     assert process._describe().state == "starting"
     for reason in ("its steps are slow", "its clock is wrong"):
         process._on_cordon(reason)

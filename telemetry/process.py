@@ -1,0 +1,37 @@
+"""Telemetry of one process: its log, its metrics and its traces, from its start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from runtime.process import Launch, needed_to_start
+from telemetry import logs
+from telemetry.live_gauges import GaugeSample
+from telemetry.metrics import Metrics
+from telemetry.settings import TelemetrySettings
+from telemetry.tracing import MissingExporterError, Tracing
+
+
+class Telemetry:
+    """Made once per process. What it opens is closed when the process ends. Raises StartError, then and later."""
+
+    def __init__(self, launch: Launch, role: str) -> None:
+        self._launch, self._role = launch, role
+        self._settings = launch.config.section("telemetry", TelemetrySettings)
+        logs.setup(role, self._settings.log_level)
+        with needed_to_start(OSError):
+            self.metrics = Metrics.start(self._settings.metrics_dir, role)
+        launch.on_exit.callback(self.metrics.close)
+
+    def serve_metrics(self, live: Callable[[], Iterable[GaugeSample]] = tuple) -> None:
+        """Serve /metrics on a port of its own, which asks for no key, if one is set. `live` as in `Metrics.serve`."""
+        if self._settings.metrics_port:
+            with needed_to_start(OSError):
+                self.metrics.serve(self._settings.metrics_port, self._settings.metrics_host, live)
+
+    def trace(self) -> Tracing:
+        """Start recording spans, if a collector is set."""
+        with needed_to_start(MissingExporterError):
+            tracing = Tracing.start(f"penstock-{self._role}", self._settings.otlp_endpoint)
+        self._launch.on_exit.callback(tracing.close)
+        return tracing
