@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from bench.mutants import lua
-from bench.mutants.__main__ import _parser, _seed, mixed
+from bench.mutants.__main__ import _seed, main, mixed
 from bench.mutants.report import MutantVerdict, Named, as_document, false_kills, judged, line, score, survivors
 from bench.mutants.trial import Mutant, MutantTrial, try_mutant
 from bench.planted import trial
@@ -119,9 +119,9 @@ def test_every_run_draws_anew_unless_it_is_told(tmp_path: Path) -> None:
     """The survivors of an earlier run are found again by its seed."""
     figures = tmp_path / "mutants.json"
     figures.write_text('{"seed": 5}')
-    assert _seed(_parser().parse_args([])) != _seed(_parser().parse_args([]))
-    assert _seed(_parser().parse_args(["--seed", "0", "--again", str(figures)])) == 0
-    assert _seed(_parser().parse_args(["--again", str(figures)])) == 5
+    assert _seed(main.parser.parse_args([])) != _seed(_parser().parse_args([]))
+    assert _seed(main.parser.parse_args(["--seed", "0", "--again", str(figures)])) == 0
+    assert _seed(main.parser.parse_args(["--again", str(figures)])) == 5
 
 
 def test_a_mutant_is_named_by_what_it_changes() -> None:

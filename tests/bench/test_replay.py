@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from bench.load.streams import Answer
-from bench.replay.__main__ import _parser, main, workload
+from bench.replay.__main__ import main, workload
 from bench.replay.run import ReplayedRequest, ReplayLimits, lateness, replay, rows
 from bench.table1.client import TargetServer
 from bench.workload.trace import COLUMNS, Trace, TraceRow
@@ -107,7 +107,7 @@ def test_a_trace_is_cut_to_the_time_there_is(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     lines = [f"{at},ChatGPT,5000,6,0,Conversation log" for at in (0, 100, 120, 131)]
     path.write_text("\n".join([",".join(COLUMNS), *lines, ""]))
-    args = _parser().parse_args(["--begin", "100", "--speed", "10", "--seconds", "3", "--longest", "1000"])
+    args = main.parser.parse_args(["--begin", "100", "--speed", "10", "--seconds", "3", "--longest", "1000"])
     assert [(each.at, each.prompt) for each in workload(args, Trace(path))] == [(0.0, 994), (2.0, 994)]
     assert workload(args, None) == workload(args, None) != []
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import ADMIN_TOKEN, PenstockCluster, eventually
+from house import ADMIN_TOKEN, House, eventually
 
 from bench.chaos.processes import until
 from bench.elastic.testbed import Crowd, ElasticTestbed
@@ -90,7 +90,7 @@ def said(words: list[str]) -> str:
 class Site:
     """A scheduler, an API process, and workers of both shapes that nobody restarts."""
 
-    def __init__(self, cluster: PenstockCluster) -> None:
+    def __init__(self, cluster: House) -> None:
         self.cluster, self.wire = cluster, RedisClient.open(RedisSettings(url=cluster.redis_url, lease_ms=1000))
         self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
         one_each = TWO | {"shapes.narrow.max_workers": 1}
@@ -153,7 +153,7 @@ class Site:
 
 
 @pytest.fixture
-async def site(empty_house: PenstockCluster) -> AsyncIterator[Site]:
+async def site(empty_house: House) -> AsyncIterator[Site]:
     site = Site(empty_house)
     async with asyncio.timeout(WAIT_S):
         while len([each for each in await site.fleet.processes("worker") if each.state == "ready"]) < 2:
