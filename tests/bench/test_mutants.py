@@ -119,7 +119,7 @@ def test_every_run_draws_anew_unless_it_is_told(tmp_path: Path) -> None:
     """The survivors of an earlier run are found again by its seed."""
     figures = tmp_path / "mutants.json"
     figures.write_text('{"seed": 5}')
-    assert _seed(main.parser.parse_args([])) != _seed(_parser().parse_args([]))
+    assert _seed(main.parser.parse_args([])) != _seed(main.parser.parse_args([]))
     assert _seed(main.parser.parse_args(["--seed", "0", "--again", str(figures)])) == 0
     assert _seed(main.parser.parse_args(["--again", str(figures)])) == 5
 
