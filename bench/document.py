@@ -1,4 +1,4 @@
-"""`python -m bench.document`: write the tables of the docs, out of bench/results and the source, between their marks.
+"""`python -m bench.document`: writes the tables of the docs from bench/results and the source, between their marks.
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
 the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README,
@@ -9,6 +9,7 @@ the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
 from collections import Counter
@@ -17,10 +18,42 @@ from pathlib import Path
 
 import msgspec
 
-from bench import files, report
+from bench import report
 from bench.chaos import report as chaos
 from bench.growth import thousand
 from bench.growth.figures import UnitCosts
+
+SENTENCE = re.compile(r"(.+?[.!?])(?=\s|$)", re.DOTALL)
+LUA_BEHIND = re.compile(r"\s*(?:ARGV|KEYS|Returns):.*", re.DOTALL)
+
+
+def as_markdown(folder: Path) -> str:
+    """The files directly in a folder; without `__init__.py`, whose only use is to make a package of it."""
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".py", ".lua") and path.name != "__init__.py"]
+    return "\n".join(["| file | |", "| --- | --- |", *(f"| `{path.name}` | {summary(path)} |" for path in files)])
+
+
+def summary(path: Path) -> str:
+    """First sentence of a module's docstring, or of the comment at the head of a Lua script. Raises ValueError if the
+    file has none."""
+    text = path.read_text(encoding="utf-8")
+    said = _comment(text) if path.suffix == ".lua" else ast.get_docstring(ast.parse(text))
+    if not said:
+        raise ValueError(f"{path} does not say what it is: begin it with a sentence")
+    paragraph = " ".join(said.partition("\n\n")[0].split())
+    found = SENTENCE.match(paragraph)
+    return (found[1] if found else paragraph).replace("|", r"\|")
+
+
+def _comment(text: str) -> str:
+    lines = [line for line in text.splitlines() if not line.startswith("#!")]
+    head: list[str] = []
+    for line in lines:
+        if not line.startswith("--"):
+            break
+        head.append(line.removeprefix("--").strip())
+    return LUA_BEHIND.sub("", " ".join(head))
+
 
 PAGES = (
     Path("README.md"),
@@ -50,7 +83,7 @@ def filled(page: str, results: Path, plots: Path) -> str:
 
     def part(found: re.Match[str]) -> str:
         if found[2] == "files":
-            text = files.as_markdown(Path(found[3]))
+            text = as_markdown(Path(found[3]))
         elif found[2] != "goals":
             text = _part(found[2], found[3], results, plots)
         elif found[3] == "page":

@@ -1,4 +1,4 @@
-"""One form for every measurement: a table for people, JSON for programs, and ratios held against their goals.
+"""One form for every measurement: goals, a table for people, JSON for programs, and ratios judged by their goals.
 
 The JSON file is the record: tables in the docs and plots are made from it, never typed.
 """
@@ -9,7 +9,9 @@ import math
 import os
 import platform
 import re
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +20,49 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from bench.goals import goals
+FILE = Path(__file__).with_name("goals.toml")
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What a goal was until a day, and why it is another one since."""
+
+    until: date
+    was: str
+    why: str
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A bound on one side."""
+
+    since: date
+    why: str
+    at_most: float | None = None
+    at_least: float | None = None
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def before(self) -> str:
+        """What it was before, for whoever reads a table; nothing if it never changed."""
+        return "; ".join(f"until {change.until}: {change.was}" for change in self.changes)
+
+    @property
+    def bound(self) -> float:
+        """The value, whichever side it is on."""
+        bound = self.at_least if self.at_most is None else self.at_most
+        assert bound is not None  # `goals` has looked
+        return bound
+
+
+@cache
+def goals(path: Path = FILE) -> Mapping[str, Goal]:
+    """By `program.name`. Raises ValueError for one without a bound or with two."""
+    programs = msgspec.toml.decode(path.read_bytes(), type=dict[str, dict[str, Goal]])
+    found = {f"{program}.{name}": goal for program, each in programs.items() for name, goal in each.items()}
+    for name, goal in found.items():
+        if (goal.at_most is None) == (goal.at_least is None):
+            raise ValueError(f"{name}: a goal has at_most or at_least, and not both")
+    return found
+
 
 RESULTS = Path("bench/results")
 MAX_EARLIER = 5

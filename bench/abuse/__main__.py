@@ -17,8 +17,18 @@ import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.abuse.ask import LargeRequest, RunningRequest, TenantClient, first_token_s
-from bench.abuse.figures import COLUMNS, LLAMACPP, Case, Round, goals_of, row_of
+from bench.abuse.ask import (
+    COLUMNS,
+    LLAMACPP,
+    Case,
+    LargeRequest,
+    Round,
+    RunningRequest,
+    TenantClient,
+    first_token_s,
+    goals_of,
+    row_of,
+)
 from bench.gateway.stage import GatewayTestbed
 from bench.gateway.trees import Tree, export
 from bench.http import RequestRefused

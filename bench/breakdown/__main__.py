@@ -15,8 +15,19 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from bench.breakdown.ask import BreakdownLoad, BreakdownTarget, Unsuitable, ask_all, timings
-from bench.breakdown.figures import COLUMNS, Row, draw, notes_of, ratios_of, row_of
+from bench.breakdown.ask import (
+    COLUMNS,
+    BreakdownLoad,
+    BreakdownTarget,
+    Row,
+    Unsuitable,
+    ask_all,
+    draw,
+    notes_of,
+    ratios_of,
+    row_of,
+    timings,
+)
 from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died

@@ -1,9 +1,15 @@
-"""Stage of a fault row: its folder, history and clusters; rows are run within their time limit and judged from it."""
+"""Stage of a fault row: its folder, history and clusters; rows are run within their time limit and judged from it.
+
+A bare server that is asked all the time shows what the machine itself does to an answer: where a shared machine stands
+still, everything on it is late, and only what is late beside that server is Penstock's.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -14,12 +20,14 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.chaos.asks import NOTHING, Budget
+from bench.chaos.asks import NOTHING, Ask, Budget
 from bench.chaos.checker import check
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import ClientHistory, of_kind
+from bench.chaos.http import Cut, fetch
 from bench.chaos.lives import Life, Violation, lives_of, stalls_ms
-from bench.chaos.processes import RedisServer
+from bench.chaos.processes import ManagedProcess, RedisServer, until
+from bench.ports import free_port
 from bench.stats import percentile
 
 
@@ -246,3 +254,44 @@ def _told(console: Console, outcome: RowOutcome, began: float) -> RowOutcome:
     elapsed = time.monotonic() - began
     console.print(f"{elapsed:5.0f} s  {outcome.row.id:5} {verdict}  {outcome.row.title} ({outcome.seconds:.0f} s)")
     return outcome
+
+
+EVERY_S = 0.04
+PASSES = 2
+"""An answer of ours passes several processes, each of which may be made to wait; a bare one passes its server."""
+
+
+@asynccontextmanager
+async def yardstick(stage: FaultTestbed) -> AsyncIterator[list[float]]:
+    """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew."""
+    port, ask, took = free_port(), Ask("bare", 1), list[float]()
+    child = ManagedProcess(
+        "bare", [sys.executable, "-m", "bench.bare_server", str(port), "refuse"], dict(os.environ), stage.folder
+    )
+
+    async def answered() -> bool:
+        began = time.monotonic()
+        try:
+            await fetch(port, "POST", ask.path, ask.body)
+        except Cut:
+            return False
+        took.append(1000 * (time.monotonic() - began))
+        return True
+
+    async def go_on() -> None:
+        async with asyncio.TaskGroup() as asking:
+            while True:
+                asking.create_task(answered())
+                await asyncio.sleep(EVERY_S)
+
+    await child.start()
+    try:
+        await until(answered, 10.0, 0.05)
+        asked = asyncio.create_task(go_on())
+        try:
+            yield took
+        finally:
+            asked.cancel()
+            await asyncio.wait([asked])
+    finally:
+        await child.end()

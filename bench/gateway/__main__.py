@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import program, report
-from bench.gateway import base, burst, idle, sweep
+from bench.gateway import base, idle, sweep
 from bench.gateway.run import GatewayOptions
 from bench.gateway.systems import chosen, names_of, systems
-from bench.goals import goals
 from bench.load.plan import LoadFailed
 from bench.processes import Died
 from bench.program import PLOTS, Option, Program, ProgramRun, WrongArguments, count, counts
+from bench.report import goals
 
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
@@ -45,7 +45,7 @@ def _run(run: ProgramRun) -> int:
         run.tell(told, args.out / told.file)
     if args.all or args.burst:
         few = [system for system in found if args.systems or system.name in BURST_SYSTEMS]
-        told = burst.burst(few, options, run.command, run.console)
+        told = sweep.burst(few, options, run.command, run.console)
         run.tell(told, args.out / told.file)
     if args.all or args.idle:
         told = idle.idle(options, run.command, run.console)

@@ -21,13 +21,14 @@ from bench.growth.figures import (
     STEP_TOKENS,
     STREAMS,
     TOKENS,
+    WORKERS,
     Point,
     Row,
     row,
     step_row,
+    step_us,
     unit_costs,
 )
-from bench.growth.steps import WORKERS, step_us
 from bench.load.plan import LoadFailed, LoadPlan, measure
 from bench.penstock import MODEL, Penstock, start_redis
 from bench.processes import Died, Processes

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from bench import plots, program, report
 from bench.gateway.stage import GatewayTestbed
-from bench.jobs.figures import COLUMNS, ratios, rows
-from bench.jobs.play import JobsOptions, JobsReadings, play, prepare
+from bench.jobs.run import COLUMNS, JobsOptions, JobsReadings, play, prepare, ratios, rows
 from bench.jobs.systems import JobsSystem, systems
 from bench.processes import Died
 from bench.program import OUT, PLOTS, Option, Program, ProgramRun

@@ -1,4 +1,7 @@
-"""Connections that send requests and stamp what comes back; answers are parsed only after the measurement."""
+"""Connections that send requests and stamp what comes back; answers are parsed only after the measurement.
+
+The text of an answer proves itself: token i is a word that ends in i, so a lost, doubled or misplaced one is seen.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from bench.mutants.trial import Mutant
-from bench.reach.scripts import FOLDER, changed_scripts
+from bench.reach.reach import FOLDER, changed_scripts
 
 SWAPS = {
     "==": "~=",

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, SuiteRun, run_changed
-from bench.reach.change import tests_of
-from bench.reach.reach import Reach, within
+from bench.reach.reach import Reach, tests_of, within
 
 
 class Mutant(msgspec.Struct, frozen=True):

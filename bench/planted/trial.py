@@ -16,8 +16,7 @@ from pathlib import Path
 
 from bench.planted.bug import Bug
 from bench.planted.tree import check_origins, copy_tree, environment
-from bench.reach.change import tests_of
-from bench.reach.reach import Reach, within
+from bench.reach.reach import Reach, tests_of, within
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""

@@ -1,15 +1,21 @@
-"""The tests of a line, as coverage noted them: in the process of pytest, or in one that a test started."""
+"""Tests of a line, as coverage noted them, and the tests that would see a change of some files."""
 
 from __future__ import annotations
 
+import ast
+import difflib
+import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from coverage import CoverageData
 
 from bench.reach.contexts import passed
+from streaming.redis.scripts import assemble
 
 ROOMS = ("api", "workers", "scheduler", "offline", "streaming", "runtime")
 DATA, TOLD = ".coverage", "times.json"
@@ -98,3 +104,115 @@ def _parts(context: str) -> set[str]:
     """The context, and each side of every bar in it: a test's parameters may hold bars too."""
     cuts = [at for at, char in enumerate(context) if char == "|"]
     return {context, *(context[:at] for at in cuts), *(context[at + 1 :] for at in cuts)}
+
+
+FOLDER = "streaming/lua"
+NO_CALLERS = ("scripts.py", "acl.py", "keys.py")
+"""Files that name scripts and run none."""
+
+
+def changed_scripts(tree: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """What the server would be given of each script that these texts change, by file; a shared function is in many."""
+    before, sound = _unchanged(tree)
+    changed = assemble(before | {Path(file).name: text for file, text in texts.items()})
+    return {name: script.source for name, script in changed.items() if script.source != sound[name]}
+
+
+@cache
+def _unchanged(tree: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The files of a tree that holds still, and what the server is given of each."""
+    files = {path.name: path.read_text(encoding="utf-8") for path in (tree / FOLDER).glob("*.lua")}
+    return files, {name: script.source for name, script in assemble(files).items()}
+
+
+def callers(tree: Path, names: Collection[str]) -> dict[str, list[int]]:
+    """The lines of `streaming` that name one of these scripts as they run it, by file."""
+    word = re.compile("|".join(rf'"{re.escape(name)}"' for name in names)) if names else None
+    found: dict[str, list[int]] = {}
+    for path in sorted((tree / "streaming").rglob("*.py")):
+        if word is None or path.name in NO_CALLERS:
+            continue
+        lines = [number for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if word.search(line)]
+        if lines:
+            found[path.relative_to(tree).as_posix()] = lines
+    return found
+
+
+WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{2,}")
+
+
+def tests_of(tree: Path, reach: Reach, texts: Mapping[str, str]) -> list[str]:
+    """The order in which to try them. `texts` are the changed files whole, by name; of a Lua script, the tests that run
+    it."""
+    scripts = {file: text for file, text in texts.items() if file.startswith(FOLDER)}
+    found = frozenset[str]()
+    words: set[str] = set()
+    for file, calls in callers(tree, changed_scripts(tree, scripts)).items() if scripts else ():
+        found |= reach.of(file, calls)
+    for file, text in texts.items():
+        before = (tree / file).read_text(encoding="utf-8")
+        lines = touched(before, text)
+        words |= words_of(file, *(before.splitlines()[line - 1] for line in lines))
+        if file not in scripts:
+            inside = lines & run_by_calls(before)
+            found |= reach.of(file, inside) | (reach.of_file(file) if inside != lines else frozenset())
+    return likeliest(found, words, said_by(tree), reach.seconds)
+
+
+def likeliest(
+    tests: Iterable[str], words: Iterable[str], said: Mapping[str, frozenset[str]], seconds: Mapping[str, float]
+) -> list[str]:
+    """Those that speak of what was changed come first, and the quick before the slow: a word counts for more the fewer
+    tests have it."""
+    known = Counter(word for each in said.values() for word in each)
+    weights = {word: math.log(1 + len(said) / known[word]) for word in words if known[word]}
+
+    def rank(test: str) -> tuple[float, str]:
+        about = sum(weights[word] for word in said.get(test.partition("[")[0], frozenset()) & weights.keys())
+        return (0.1 + seconds.get(test, 0.0)) / (1 + about) ** 2, test
+
+    return sorted(tests, key=rank)
+
+
+@cache
+def said_by(tree: Path) -> Mapping[str, frozenset[str]]:
+    """The words of each test, without its parameters, and of the name of its file."""
+    said: dict[str, frozenset[str]] = {}
+    for path in sorted((tree / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                place = path.relative_to(tree)
+                said[f"{place.as_posix()}::{node.name}"] = words_of(
+                    *place.with_suffix("").parts[1:], *lines[first - 1 : node.end_lineno]
+                )
+    return said
+
+
+def run_by_calls(text: str) -> set[int]:
+    """The lines of a module's functions. All others run as it is imported, which coverage notes of one test alone."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            lines |= set(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def words_of(*texts: str) -> frozenset[str]:
+    """In lower case, the parts of a name each by themselves."""
+    return frozenset(word.lower() for text in texts for word in WORD.findall(text))
+
+
+def touched(before: str, after: str) -> set[int]:
+    """The lines of a text, from 1, that a change replaces or takes away; where it only adds, those around it."""
+    lines: set[int] = set()
+    old = before.splitlines()
+    matcher = difflib.SequenceMatcher(None, old, after.splitlines(), autojunk=False)
+    for kind, first, last, _, _ in matcher.get_opcodes():
+        if kind == "insert":
+            lines |= {first, first + 1} & set(range(1, len(old) + 1))
+        elif kind != "equal":
+            lines |= set(range(first + 1, last + 1))
+    return lines

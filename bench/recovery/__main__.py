@@ -12,7 +12,7 @@ from bench.gateway.stage import GatewayTestbed
 from bench.http import RequestRefused
 from bench.processes import Died
 from bench.program import OUT, Option, Program, ProgramRun
-from bench.recovery.figures import COLUMNS, RecoverySample
+from bench.recovery.readers import COLUMNS, RecoverySample
 from bench.recovery.shows import FULL, LEASE_S, QUICK, api_killed, worker_killed
 from bench.report import Report
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from bench.http import HOST, RequestRefused
 from bench.penstock import Penstock
 from bench.processes import Died, Processes
-from bench.recovery.figures import RecoverySample, Stall, of_api, of_worker
 from bench.recovery.probe import Probe
-from bench.recovery.readers import Reader
+from bench.recovery.readers import Reader, RecoverySample, Stall, of_api, of_worker
 
 LEASE_S = 2.0
 PATIENCE_S = 300.0

@@ -24,8 +24,7 @@ from bench.processes import Died
 from bench.program import Option, Program, ProgramRun
 from bench.replay.run import COLUMNS, ReplayedRequest, ReplayLimits, job_of, lateness, queue_times, replay, rows
 from bench.table1.client import NotAServer, TargetServer, model_of
-from bench.workload.generate import WorkloadShape, requests
-from bench.workload.trace import Malformed, Trace, TraceRow, cut
+from bench.workload.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
 
 NAME = "replay"
 

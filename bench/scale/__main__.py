@@ -21,10 +21,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench import plots, report
 from bench.report import Ratio, Report, columns, console, table
-from bench.scale import day, shapes, steady
-from bench.scale.day import CONTENDERS, CURVE_S, PENSTOCK, RULES, STATIC, Day
+from bench.scale import day, shapes
+from bench.scale.day import CONTENDERS, CURVE_S, PENSTOCK, RULES, STATIC, Day, Steady, wards
 from bench.scale.shapes import FORMS, RAMP
-from bench.scale.steady import Steady, wards
 
 NAME = "scale"
 Row = dict[str, Any]
@@ -107,9 +106,9 @@ def tasks(size: ScaleSize) -> Iterator[Task]:
     for seed in size.seeds:
         yield Task("shapes", f"two shapes {seed}", shapes.compared, (seed, size.hold_s))
         for name in (PENSTOCK, "keda"):
-            yield Task("steady", f"constant load {seed}: {name}", steady.steadied, (name, _steady(seed, size)))
+            yield Task("steady", f"constant load {seed}: {name}", day.steadied, (name, _steady(seed, size)))
     for ward in wards(size.seeds):
-        yield Task("health", f"health {ward.seed}", steady.watched, (ward,))
+        yield Task("health", f"health {ward.seed}", day.watched, (ward,))
 
 
 def _steady(seed: int, size: ScaleSize) -> Steady:

@@ -1,4 +1,8 @@
-"""Autoscalers under comparison: Penstock's own policy, and the rules of others, each at its own interval."""
+"""Autoscalers under comparison: Penstock's own policy, and the rules of others, each at its own interval.
+
+Freeness, by which Llumnix scales, is (free cache blocks - blocks of what waits inside) / jobs held: blocks by which
+each job may still grow.
+"""
 
 from __future__ import annotations
 

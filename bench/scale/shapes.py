@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.scale.plant import EngineModel, Plant
-from bench.workload.generate import Lengths
-from bench.workload.trace import TraceRow
+from bench.workload.trace import Lengths, TraceRow
 from scheduler.policy import shapes
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.switch import Switch, decide

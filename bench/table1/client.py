@@ -1,4 +1,7 @@
-"""Closed loop against an OpenAI-compatible server: c streams, 20 requests each, a minute for every request."""
+"""Closed loop against an OpenAI-compatible server: c streams, 20 requests each, a minute for every request.
+
+Nothing is parsed while time counts: bytes are stamped as they come and taken apart afterwards.
+"""
 
 from __future__ import annotations
 

@@ -17,11 +17,9 @@ from api.openai.schemas import check_choices, parse
 from api.settings import ApiSettings
 from bench.abuse import __main__ as program
 from bench.abuse.__main__ import CASES, CHAT_KEY, LARGE_KEY, main
-from bench.abuse.ask import LargeRequest
-from bench.abuse.figures import LLAMACPP, Case, Round, goals_of, row_of
-from bench.goals import goals
+from bench.abuse.ask import LLAMACPP, Case, LargeRequest, Round, goals_of, row_of
 from bench.http import RequestRefused
-from bench.report import load
+from bench.report import goals, load
 from workers.engines.sim.engine import count_tokens
 
 

@@ -10,8 +10,7 @@ from house import House
 
 from bench import report
 from bench.breakdown.__main__ import main
-from bench.breakdown.ask import AskedWhole, BreakdownLevel
-from bench.breakdown.figures import STACK, notes_of, ratios_of, row_of
+from bench.breakdown.ask import STACK, AskedWhole, BreakdownLevel, notes_of, ratios_of, row_of
 from telemetry.latency import EGRESS_FIRST, PARTS
 
 

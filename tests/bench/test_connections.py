@@ -18,9 +18,8 @@ from bench.connections.abuse import ABUSES, Abuse, Cost, one_field, try_abuse
 from bench.connections.figures import ALONE, AT_BARE, AT_PENSTOCK, ConnectionReading, abuse_goals, slow_goals, slow_rows
 from bench.connections.runs import FULL, QUICK, sockets_of, turns
 from bench.connections.slow import BEGINNINGS, SlowClients
-from bench.goals import goals
 from bench.load.plan import StreamReading
-from bench.report import load
+from bench.report import goals, load
 from bench.stats import Spread
 
 

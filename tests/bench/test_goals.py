@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.goals import FILE, goals
-from bench.report import Ratio
+from bench.report import FILE, Ratio, goals
 
 BENCH = FILE.parent
 PROGRAMS = "|".join({name.split(".")[0] for name in goals()})

@@ -7,8 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.growth.figures import STEP_READERS, STEP_TOKENS, Point, Row, UnitCosts, fit, row, step_row, unit_costs
-from bench.growth.steps import step_us
+from bench.growth.figures import (
+    STEP_READERS,
+    STEP_TOKENS,
+    Point,
+    Row,
+    UnitCosts,
+    fit,
+    row,
+    step_row,
+    step_us,
+    unit_costs,
+)
 from bench.growth.thousand import AssumedLoad, Cell, api_cores, as_markdown, cell, frames, redis_cores
 from bench.load.plan import StreamReading
 from bench.penstock import start_redis

@@ -11,7 +11,7 @@ import pytest
 
 from bench.jobs.callers import CallerPlan
 from bench.jobs.door import CHAT, _is_whole
-from bench.jobs.figures import ratios, rows
+from bench.jobs.run import ratios, rows
 from bench.jobs.systems import ClientFailed, JobsReading, PenstockJobs, ServingJobs, measure
 from bench.penstock import start_redis
 from bench.processes import Processes

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.goals import goals
 from bench.load.plan import LoadPlan, StreamReading, measure
 from bench.load.run import LoadRun, summed
 from bench.load.scripted import ITL_MS, TTFT_MS, ClockError
@@ -25,6 +24,7 @@ from bench.load.scripted import TOKENS as SCRIPTED
 from bench.load.streams import Answer, Framing, Heard, hear
 from bench.ports import free_port
 from bench.processes import Processes
+from bench.report import goals
 from bench.stats import Spread, spread
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -31,8 +31,7 @@ from bench.planted.trial import (
     run_tests,
     run_until_noticed,
 )
-from bench.reach.reach import Reach
-from bench.reach.scripts import changed_scripts
+from bench.reach.reach import Reach, changed_scripts
 
 TREE = Path(__file__).parents[2]
 

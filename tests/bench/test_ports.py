@@ -8,7 +8,7 @@ import sys
 
 from bench.ports import FIRST_PORT, MAX_RANGES, RANGE_SIZE, free_port
 
-ASK = "from bench.ports import free_port; print(free_port(), flush=True); input()"
+ASK = "from bench.processes import free_port; print(free_port(), flush=True); input()"
 
 
 def range_of(port: int) -> int:

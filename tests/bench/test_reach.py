@@ -7,9 +7,19 @@ from pathlib import Path
 import pytest
 
 from bench.reach import kept
-from bench.reach.change import likeliest, run_by_calls, said_by, touched, words_of
-from bench.reach.reach import Reach, by_file, covering, within
-from bench.reach.scripts import callers, changed_scripts
+from bench.reach.reach import (
+    Reach,
+    by_file,
+    callers,
+    changed_scripts,
+    covering,
+    likeliest,
+    run_by_calls,
+    said_by,
+    touched,
+    within,
+    words_of,
+)
 
 SOURCE = Path(__file__).parents[2]
 

@@ -14,9 +14,8 @@ from typing import cast
 import pytest
 
 from bench.processes import Processes
-from bench.recovery.figures import RecoverySample, Stall, of_api, of_worker
 from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
-from bench.recovery.readers import Reader
+from bench.recovery.readers import Reader, RecoverySample, Stall, of_api, of_worker
 from bench.recovery.shows import QUICK, RecoverySize, TooSlow, _kill, api_killed, worker_killed
 from bench.report import as_json
 from streaming.jobs.job import ChatTurn

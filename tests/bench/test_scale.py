@@ -8,11 +8,10 @@ import pytest
 
 from bench.scale.__main__ import QUICK, main, reported
 from bench.scale.contenders import Freeness, KedaRule, Static, Utilisation
-from bench.scale.day import Day, peak_workers, play
+from bench.scale.day import Day, Ward, most_reversals_in_an_hour, peak_workers, play, watched
 from bench.scale.plant import EngineModel, Plant
 from bench.scale.run import SimulationOutcome, simulate
 from bench.scale.shapes import Site
-from bench.scale.steady import Ward, most_reversals_in_an_hour, watched
 from bench.workload.trace import TraceRow
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
@@ -167,8 +166,8 @@ def test_a_goal_that_is_missed_is_a_failure(
 def test_the_short_form_plays_everything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every contender and every show, shorter still, without judging what is too short to be judged."""
     monkeypatch.setattr("bench.scale.__main__.QUICK", replace(QUICK, hours=0.2, steady_hours=0.1, hold_s=5.0))
-    monkeypatch.setattr("bench.scale.steady.WARM_S", 1200.0)
-    monkeypatch.setattr("bench.scale.steady.SLOW_AT_S", 600.0)
+    monkeypatch.setattr("bench.scale.day.WARM_S", 1200.0)
+    monkeypatch.setattr("bench.scale.day.SLOW_AT_S", 600.0)
     assert main(["--quick", "--jobs", "1"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("penstock", "static", "keda", "hpa", "llumnix", "cordoned", "threshold"))

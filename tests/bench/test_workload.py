@@ -9,8 +9,20 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from bench.workload.generate import DAY_S, Burst, Lengths, WorkloadShape, bursts, requests
-from bench.workload.trace import COLUMNS, Malformed, Trace, TraceRow, cut, write
+from bench.workload.trace import (
+    COLUMNS,
+    DAY_S,
+    Burst,
+    Lengths,
+    Malformed,
+    Trace,
+    TraceRow,
+    WorkloadShape,
+    bursts,
+    cut,
+    requests,
+    write,
+)
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])

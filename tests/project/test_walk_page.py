@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bench.files import summary
+from bench.document import summary
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("penstock", "api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli")

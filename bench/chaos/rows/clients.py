@@ -19,8 +19,7 @@ from bench.chaos.http import Cut, Exchange, fetch
 from bench.chaos.lives import lives_of
 from bench.chaos.processes import becomes
 from bench.chaos.rows.workers import requests, victim
-from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.yardstick import PASSES, yardstick
+from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
 from bench.processes import rss_bytes
 from bench.stats import percentile
 

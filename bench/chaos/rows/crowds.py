@@ -12,8 +12,7 @@ from bench.chaos.asks import TENANTS, Ask, ClientView, authorization
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.http import Cut, Exchange, fetch
 from bench.chaos.rows.workers import BEYOND_LEASE_MS, requests
-from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.yardstick import PASSES, yardstick
+from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
 from bench.processes import rss_bytes
 
 SLOTS, READ = 256, 24

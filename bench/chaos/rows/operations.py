@@ -1,4 +1,8 @@
-"""F15, F17, F18: scaling down and rolling restarts as operators do them, and five times the capacity's load."""
+"""F15, F17, F18: scaling down and rolling restarts as operators do them, and five times the capacity's load.
+
+Overload is judged beside a server that does nothing but refuse, asked at the same time on the same machine. What the
+workers serve when every slot has a client and nobody else asks is shown, and loosens nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,7 @@ from bench.chaos.http import Exchange
 from bench.chaos.lives import Life, lives_of
 from bench.chaos.processes import ManagedProcess, becomes
 from bench.chaos.rows.workers import asks
-from bench.chaos.stage import FaultRow, FaultTestbed
-from bench.chaos.yardstick import PASSES, yardstick
+from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
 from bench.stats import percentile
 
 MAX_EXIT_S = 35.0

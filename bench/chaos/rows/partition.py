@@ -1,4 +1,7 @@
-"""F07, F12: the network between two roles is cut by a proxy; the store's clock jumps."""
+"""F07, F12: the network between two roles is cut by a proxy; the store's clock jumps.
+
+libfaketime makes the server believe in the jump (Debian: apt-get install faketime).
+"""
 
 from __future__ import annotations
 
