@@ -7,9 +7,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 CACHE = "PENSTOCK_BENCH_CACHE"
 """Variable that names the folder."""
@@ -74,3 +75,38 @@ def _run(argv: list[str]) -> None:
     if done.returncode:
         said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.startswith("ERROR")]
         raise Absent("; ".join(said)[:600] or done.stderr.decode(errors="replace")[-600:])
+
+
+class Installable(Protocol):
+    """A system that is made ready once, before anything is measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        """Raises Absent."""
+
+
+System = TypeVar("System", bound=Installable)
+
+
+@dataclass(slots=True)
+class Failures:
+    """Why systems could not be measured, by name."""
+
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def fail(self, system: str, why: object) -> None:
+        self.failed.setdefault(system, " ".join(str(why).split())[:500])
+
+    def prepared(self, systems: Sequence[System], say: Callable[[str], None]) -> list[System]:
+        """Those that can be run here; why the others cannot is noted."""
+        ready = []
+        for system in systems:
+            try:
+                system.prepare(say)
+            except Absent as error:
+                self.fail(system.name, f"cannot be installed: {error}")
+            else:
+                ready.append(system)
+        return ready

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import comb
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
@@ -27,7 +27,7 @@ def spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     return Spread(
         count=len(ordered),
-        mean=math.fsum(ordered) / len(ordered),
+        mean=fmean(ordered),
         p50=quantile(ordered, 0.5),
         p99=quantile(ordered, 0.99),
         most=ordered[-1],
@@ -87,3 +87,19 @@ def coverage_of(count: int, rank: int) -> float:
 def percentile(ordered: Sequence[float], share: float) -> float | None:
     """The value at rank `share` times the count, from 0; None without values. `ordered` must be sorted."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def known_median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are there; None without any."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def over(mine: float | None, other: float | None) -> float | None:
+    """One figure over another; None where one of them is not there, or the other is 0."""
+    return None if mine is None or not other else mine / other
+
+
+def finite(value: float) -> float | None:
+    """None for infinity, which JSON does not know."""
+    return value if math.isfinite(value) else None

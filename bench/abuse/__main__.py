@@ -29,13 +29,13 @@ from bench.abuse.ask import (
     goals_of,
     row_of,
 )
-from bench.gateway.stage import GatewayTestbed
 from bench.gateway.trees import Tree, export
 from bench.http import RequestRefused
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, Option, Program, ProgramRun, count
 from bench.report import Report
+from bench.testbed import Testbed
 
 NAME = "abuse"
 THIS = "this tree"
@@ -65,15 +65,13 @@ def _run(run: ProgramRun) -> int:
     args = run.args
     cases = QUICK if args.quick else CASES
     rows, goals = [], []
-    with GatewayTestbed(run.console, "starting", len(cases) * (2 if args.base else 1)) as stage:
+    with Testbed(run.console, "starting", len(cases) * (2 if args.base else 1)) as stage:
         trees: list[Tree | None] = [None, *([export(args.base, stage.folder / "base")] if args.base else [])]
         for case in cases:
             for tree in trees:
                 name = tree.version if tree else THIS
                 stage.say(f"{name}: {case.words}")
-                parts = (name, case.slots, case.choices, case.bodies, case.lane, case.kv_tokens)
-                folder = stage.folder / "-".join(map(str, parts)).replace(" ", "-")
-                folder.mkdir()
+                folder = stage.room(name, case.slots, case.choices, case.bodies, case.lane, case.kv_tokens)
                 rounds = _measured(folder, case, tree, args)
                 rows.append(row_of(name, case, rounds, args.limit))
                 if tree is None:

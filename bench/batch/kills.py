@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bench.batch.door import BatchClient, BatchVerdict, InputLine, judge, write
+from bench.batch.client import BatchClient, BatchVerdict, InputLine, judge, write
 from bench.chaos.processes import ManagedProcess, RedisServer, until
 from bench.ports import free_port
 from streaming.batches.store import Batches, DueNotice
@@ -67,7 +67,7 @@ class KillCluster:
         self.wire = RedisClient.open(RedisSettings(url=self.server.url, lease_ms=lease_ms))
         self.victims = [self._child(role, number) for role in ("workers", "offline") for number in (1, 2)]
         self._others = [self._child("api", 1), self._child("scheduler", 1)]
-        self.door = BatchClient(f"http://127.0.0.1:{self.port}")
+        self.client = BatchClient(f"http://127.0.0.1:{self.port}")
 
     def _child(self, role: str, number: int) -> ManagedProcess:
         name = f"{role}-{number}"
@@ -77,11 +77,11 @@ class KillCluster:
         """Until the API answers."""
         await self.server.start()
         await asyncio.gather(*(child.start() for child in [*self.victims, *self._others]))
-        await until(lambda: asyncio.to_thread(self.door.is_ready), 60, 0.1)
+        await until(lambda: asyncio.to_thread(self.client.is_ready), 60, 0.1)
 
     async def close(self) -> None:
         """End every process."""
-        self.door.close()
+        self.client.close()
         await asyncio.gather(*(child.end() for child in [*self.victims, *self._others]))
         await self.wire.close()
         await self.server.child.end()
@@ -90,35 +90,35 @@ class KillCluster:
 async def kills(folder: Path, lines: int, times: int, seed: int, on_progress: Callable[[int, int], None]) -> Killed:
     """`times` kills of random victims at random moments, all over the batch. Raises TimeoutError."""
     chance = random.Random(seed)  # noqa: S311 - so that a run can be repeated
-    stage = KillCluster(folder, 1000)
+    cluster = KillCluster(folder, 1000)
     asked = [InputLine(number, f"line {number} of the batch", TOKENS, "sim") for number in range(1, lines + 1)]
     try:
-        await stage.start()
+        await cluster.start()
         began = time.monotonic()
-        batch_id = await asyncio.to_thread(stage.door.begin, write(folder / "input.jsonl", asked), "none")
+        batch_id = await asyncio.to_thread(cluster.client.begin, write(folder / "input.jsonl", asked), "none")
         count: Counter[str] = Counter()
         for number in range(times):
-            completed = await _comes_to(stage, batch_id, number * lines // times)
+            completed = await _comes_to(cluster, batch_id, number * lines // times)
             await asyncio.sleep(chance.uniform(0.0, 0.6))
-            child = chance.choice([each for each in stage.victims if each.alive] or stage.victims)
+            child = chance.choice([each for each in cluster.victims if each.alive] or cluster.victims)
             child.kill()
             count[child.name.partition("-")[0]] += 1
             on_progress(number + 1, completed)
-        batch = await asyncio.to_thread(stage.door.ended, batch_id, LATEST_S)
-        outputs, failures = stage.door.lines(batch["output_file_id"]), stage.door.lines(batch["error_file_id"])
+        batch = await asyncio.to_thread(cluster.client.ended, batch_id, LATEST_S)
+        outputs, failures = cluster.client.lines(batch["output_file_id"]), cluster.client.lines(batch["error_file_id"])
         verdict = await asyncio.to_thread(judge, asked, outputs, failures)
-        turns = sum(child.log.read_bytes().count(b"turn ") for child in stage.victims)
+        turns = sum(child.log.read_bytes().count(b"turn ") for child in cluster.victims)
         seconds = time.monotonic() - began
         return Killed(lines, dict(count), verdict, batch["usage"]["output_tokens"], lines * TOKENS, seconds, turns)
     finally:
-        await stage.close()
+        await cluster.close()
 
 
-async def _comes_to(stage: KillCluster, batch_id: str, lines: int) -> int:
+async def _comes_to(cluster: KillCluster, batch_id: str, lines: int) -> int:
     """Wait until so many lines have their answer, or for PATIENCE_S: kills fall into work, and are spread over it."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        batch = await asyncio.to_thread(stage.door.show, batch_id)
+        batch = await asyncio.to_thread(cluster.client.show, batch_id)
         completed = int(batch["request_counts"]["completed"])
         if completed >= lines or time.monotonic() > deadline:
             return completed
@@ -136,64 +136,64 @@ class Delays(msgspec.Struct, frozen=True):
 
 async def delays(folder: Path, trials: int) -> Delays:
     """With the leases people run with. Raises TimeoutError."""
-    stage = KillCluster(folder, RedisSettings().lease_ms)
+    cluster = KillCluster(folder, RedisSettings().lease_ms)
     lost, killed = [], []
     try:
-        await stage.start()
+        await cluster.start()
         path = write(folder / "input.jsonl", [InputLine(n, f"line {n}", 400, "sim") for n in range(1, 400)])
         for _ in range(trials):
-            lost.append(await _message_lost(stage, path))
-            killed.append(await _worker_killed(stage, path))
+            lost.append(await _message_lost(cluster, path))
+            killed.append(await _worker_killed(cluster, path))
         return Delays(lost, killed)
     finally:
-        await stage.close()
+        await cluster.close()
 
 
-async def _message_lost(stage: KillCluster, path: Path) -> float:
+async def _message_lost(cluster: KillCluster, path: Path) -> float:
     """The telling is taken here, as by a worker that is killed before it has noted that it took it."""
-    for child in _offline(stage):
+    for child in _offline(cluster):
         child.send(signal.SIGSTOP)
-    batch_id = await asyncio.to_thread(stage.door.begin, path)
+    batch_id = await asyncio.to_thread(cluster.client.begin, path)
     told: list[DueNotice] = []
     while not told:
-        told = await Batches(stage.wire).due(10)
+        told = await Batches(cluster.wire).due(10)
     began = time.monotonic()
-    for child in _offline(stage):
+    for child in _offline(cluster):
         child.send(signal.SIGCONT)
-    await _until(stage, batch_id, lambda batch: batch["status"] != "validating")
+    await _until(cluster, batch_id, lambda batch: batch["status"] != "validating")
     seconds = time.monotonic() - began
-    await _away_with(stage, batch_id)
+    await _away_with(cluster, batch_id)
     return seconds
 
 
-async def _worker_killed(stage: KillCluster, path: Path) -> float:
-    batch_id = await asyncio.to_thread(stage.door.begin, path)
-    batch = await _until(stage, batch_id, lambda batch: batch["lines_in_queue"] > 0)
-    for child in _offline(stage):  # one of them has the batch; the other has nothing to lose
+async def _worker_killed(cluster: KillCluster, path: Path) -> float:
+    batch_id = await asyncio.to_thread(cluster.client.begin, path)
+    batch = await _until(cluster, batch_id, lambda batch: batch["lines_in_queue"] > 0)
+    for child in _offline(cluster):  # one of them has the batch; the other has nothing to lose
         child.kill()
     began = time.monotonic()
     done = batch["request_counts"]["completed"]
     await asyncio.sleep(0.5)
-    before = (await asyncio.to_thread(stage.door.show, batch_id))["request_counts"]["completed"]
-    await _until(stage, batch_id, lambda batch: batch["request_counts"]["completed"] > max(before, done))
+    before = (await asyncio.to_thread(cluster.client.show, batch_id))["request_counts"]["completed"]
+    await _until(cluster, batch_id, lambda batch: batch["request_counts"]["completed"] > max(before, done))
     seconds = time.monotonic() - began
-    await _away_with(stage, batch_id)
+    await _away_with(cluster, batch_id)
     return seconds
 
 
-def _offline(stage: KillCluster) -> Sequence[ManagedProcess]:
-    return [child for child in stage.victims if child.name.startswith("offline")]
+def _offline(cluster: KillCluster) -> Sequence[ManagedProcess]:
+    return [child for child in cluster.victims if child.name.startswith("offline")]
 
 
-async def _until(stage: KillCluster, batch_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def _until(cluster: KillCluster, batch_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     deadline = time.monotonic() + 120
-    while not condition(batch := await asyncio.to_thread(stage.door.show, batch_id)):
+    while not condition(batch := await asyncio.to_thread(cluster.client.show, batch_id)):
         if time.monotonic() > deadline:
             raise TimeoutError(f"the batch does not go on: {batch['status']}")
         await asyncio.sleep(0.05)
     return batch
 
 
-async def _away_with(stage: KillCluster, batch_id: str) -> None:
-    await asyncio.to_thread(stage.door.cancel, batch_id)
-    await asyncio.to_thread(stage.door.ended, batch_id, 120)
+async def _away_with(cluster: KillCluster, batch_id: str) -> None:
+    await asyncio.to_thread(cluster.client.cancel, batch_id)
+    await asyncio.to_thread(cluster.client.ended, batch_id, 120)

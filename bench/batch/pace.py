@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bench.batch.door import BatchClient, InputLine, write
+from bench.batch.client import BatchClient, InputLine, write
 from bench.gateway.systems import processes_in, start_engine_server
 from bench.load.plan import LoadPlan, StreamReading, measure
 from bench.penstock import MODEL, Penstock
@@ -60,19 +60,19 @@ def alone(folder: Path, lines: int, seed: int) -> LinePace:
     asked = some_lines(lines, seed)
     path = write(folder / "input.jsonl", asked)
     with Penstock(folder, offline=1, settings=SETTINGS) as penstock:
-        door = BatchClient(penstock.url)
+        client = BatchClient(penstock.url)
         cpu = penstock.processes.cpu_s()
         began = time.monotonic()
-        batch_id = door.begin(path, "none")
+        batch_id = client.begin(path, "none")
         marks: list[tuple[float, int]] = []
-        while (batch := door.show(batch_id))["status"] in ("validating", "in_progress"):
+        while (batch := client.show(batch_id))["status"] in ("validating", "in_progress"):
             counts = batch["request_counts"]
             if not marks or counts["completed"] > marks[-1][1]:
                 marks.append((time.monotonic(), counts["completed"]))
             time.sleep(0.05)
         whole_s = time.monotonic() - began
-        door.ended(batch_id, 60)
-        door.close()
+        client.ended(batch_id, 60)
+        client.close()
         after = penstock.processes.cpu_s()
     spent = {name: after[name] - cpu.get(name, 0.0) for name in after}
     return LinePace(lines, _rate(marks, lines), capacity(asked), whole_s, spent)
@@ -84,7 +84,7 @@ def _rate(marks: list[tuple[float, int]], lines: int) -> float:
     return (after - before) / (last - first)
 
 
-class Manners(msgspec.Struct, frozen=True):
+class Interference(msgspec.Struct, frozen=True):
     """Time to first token of light interactive traffic, in ms."""
 
     alone: Spread
@@ -101,22 +101,22 @@ class Manners(msgspec.Struct, frozen=True):
         return self.beside.p99 / self.alone.p99 / max(1.0, self.bare_beside.p99 / self.bare_alone.p99)
 
 
-def manners(folder: Path, requests: int, rounds: int) -> Manners:
+def manners(folder: Path, requests: int, rounds: int) -> Interference:
     """Rounds of people alone and people beside a batch, by turns, on one set of processes."""
     found: list[dict[str, Any]] = []
     path = write(folder / "input.jsonl", some_lines(20_000, 1))
     engine = SimSettings(step_ms=STEP_MS, prefill_ms=PREFILL_MS, slots=SLOTS)
     with Penstock(folder, offline=1, settings=SETTINGS) as penstock, processes_in(folder / "bare") as bare:
         ports = (penstock.port, start_engine_server(bare, engine))
-        door = BatchClient(penstock.url)
+        client = BatchClient(penstock.url)
         for number in range(rounds):
             quiet, bare_quiet = _people(ports, requests)
-            batch_id = door.begin(path, "none")
-            _wait_until_it_saturates(door, batch_id)
+            batch_id = client.begin(path, "none")
+            _wait_until_it_saturates(client, batch_id)
             beside, bare_beside = _people(ports, requests)
-            batch = door.show(batch_id)
-            door.cancel(batch_id)
-            door.ended(batch_id, 120)
+            batch = client.show(batch_id)
+            client.cancel(batch_id)
+            client.ended(batch_id, 120)
             found.append({
                 "round": number + 1, "alone_p50": quiet.ttft.p50, "alone_p99": quiet.ttft.p99,
                 "beside_p50": beside.ttft.p50, "beside_p99": beside.ttft.p99,
@@ -125,8 +125,8 @@ def manners(folder: Path, requests: int, rounds: int) -> Manners:
                 "wrong": quiet.errors + beside.errors,
                 "batch_was_running": batch["status"] == "in_progress" and batch["lines_in_queue"] >= SLOTS,
             })  # fmt: skip
-        door.close()
-    return Manners(
+        client.close()
+    return Interference(
         alone=_middle(found, "alone"),
         beside=_middle(found, "beside"),
         bare_alone=_middle(found, "bare_alone"),
@@ -145,9 +145,9 @@ def _people(ports: Sequence[int], requests: int) -> list[StreamReading]:
         return list(threads.map(measure, plans))
 
 
-def _wait_until_it_saturates(door: BatchClient, batch_id: str) -> None:
+def _wait_until_it_saturates(client: BatchClient, batch_id: str) -> None:
     deadline = time.monotonic() + 60
-    while door.show(batch_id)["request_counts"]["completed"] < SLOTS:
+    while client.show(batch_id)["request_counts"]["completed"] < SLOTS:
         if time.monotonic() > deadline:
             raise TimeoutError("the batch does not get going")
         time.sleep(0.2)
@@ -181,16 +181,16 @@ def memory(folder: Path, lines: int) -> MemoryGrowth:
     path = write(folder / "input.jsonl", asked, temperature=0)
     small = write(folder / "small.jsonl", [InputLine(1, "hello", 3, MODEL)])
     with Penstock(folder, offline=1, settings={"sim.step_ms": 1}) as penstock:
-        door, pids = BatchClient(penstock.url), penstock.processes.pids()
-        door.ended(door.begin(small), 60)
+        client, pids = BatchClient(penstock.url), penstock.processes.pids()
+        client.ended(client.begin(small), 60)
         before = {name: status_mib(pids[name], "VmHWM") for name in ("api-1", "offline-1")}
-        batch = door.ended(door.begin(path), 300)
+        batch = client.ended(client.begin(path), 300)
         outputs = 0
-        for place, output in enumerate(door.lines(batch["output_file_id"]), 1):
+        for place, output in enumerate(client.lines(batch["output_file_id"]), 1):
             outputs += output["line"] == place
         after = {name: status_mib(pids[name], "VmHWM") for name in before}
-        size = door.size(batch["output_file_id"])
-        door.close()
+        size = client.size(batch["output_file_id"])
+        client.close()
     return MemoryGrowth(
         lines=lines,
         input_mb=path.stat().st_size / 1e6,

@@ -28,11 +28,11 @@ from bench.breakdown.ask import (
     row_of,
     timings,
 )
-from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, PLOTS, Option, Program, ProgramRun, count, counts
 from bench.report import Report
+from bench.testbed import Testbed
 
 NAME = "breakdown"
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -47,7 +47,7 @@ def _run(run: ProgramRun) -> int:
 
 def _measured(args: argparse.Namespace, command: str, console: Console) -> Report:
     levels = args.levels or (QUICK_LEVELS if args.quick else LEVELS)
-    with GatewayTestbed(console, "starting", len(levels)) as stage, _target(args, levels, stage.folder) as target:
+    with Testbed(console, "starting", len(levels)) as stage, _target(args, levels, stage.folder) as target:
         rows = [_level(args, target, streams, stage.say, stage.done) for streams in levels]
     own = not args.base_url
     what = f"simulated engine, {args.step_ms:g} ms steps" if own else target.model

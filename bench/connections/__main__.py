@@ -12,11 +12,11 @@ from dataclasses import asdict
 from bench import program
 from bench.connections.figures import COLUMNS, Row, abuse_goals, abuse_rows, slow_goals, slow_rows
 from bench.connections.runs import FULL, QUICK, abused, beside_slow, count_of_turns
-from bench.gateway.stage import GatewayTestbed
 from bench.load.plan import LoadFailed
 from bench.processes import Died
 from bench.program import OUT, Option, Program, ProgramRun
 from bench.report import Ratio, Report
+from bench.testbed import Testbed
 
 NAME = "connections"
 SHOWS = ("slow", "refused")
@@ -28,7 +28,7 @@ def _run(run: ProgramRun) -> int:
     size = QUICK if run.args.quick else FULL
     rows: list[Row] = []
     goals: list[Ratio] = []
-    with GatewayTestbed(run.console, "starting", count_of_turns(size)) as stage:
+    with Testbed(run.console, "starting", count_of_turns(size)) as stage:
         if "slow" in names:
             readings = beside_slow(stage, size)
             rows += slow_rows(readings)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.connections.abuse import Cost
 from bench.load.plan import StreamReading
 from bench.report import Ratio, columns
-from bench.stats import COVERAGE, median_interval
+from bench.stats import COVERAGE, finite, median_interval
 
 ALONE, AT_PENSTOCK, AT_BARE = "none", "at Penstock", "at a bare server"
 ARMS = (ALONE, AT_PENSTOCK, AT_BARE)
@@ -54,9 +54,9 @@ def slow_rows(turns: Turns) -> list[Row]:
             "ttft_p99": turn.reading.ttft.p99,
             "e2e_p99": turn.reading.e2e.p99,
             "e2e_most": turn.reading.e2e.most,
-            "hold_up_ms": _finite(turn.api_ms),
-            "control_ms": _finite(turn.control_ms),
-            "own_ms": _finite(turn.own_ms),
+            "hold_up_ms": finite(turn.api_ms),
+            "control_ms": finite(turn.control_ms),
+            "own_ms": finite(turn.own_ms),
             "errors": turn.reading.errors,
             "seconds": turn.reading.seconds,
         }
@@ -95,11 +95,6 @@ def _median_of(what: str, values: Sequence[float], goal: str | None) -> Ratio:
     if not math.isfinite(found.high):
         return Ratio.held(goal, what=what, value=None)
     return Ratio.held(goal, what=what, value=found.median, interval=(found.low, found.high))
-
-
-def _finite(milliseconds: float) -> float | None:
-    """None for an answer that did not come: JSON knows no infinity."""
-    return milliseconds if math.isfinite(milliseconds) else None
 
 
 def abuse_rows(costs: Sequence[Cost]) -> list[Row]:

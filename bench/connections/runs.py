@@ -11,11 +11,11 @@ from pathlib import Path
 
 from bench.connections.abuse import ABUSES, Cost, try_abuse
 from bench.connections.figures import ARMS, AT_BARE, AT_PENSTOCK, ConnectionReading
-from bench.gateway.stage import GatewayTestbed
 from bench.load.plan import LoadPlan, measure
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.recovery.probe import Probe
+from bench.testbed import Testbed
 
 MANY = 1_000_000
 """Requests of a reading: its time is up before."""
@@ -44,7 +44,7 @@ def turns(number: int) -> tuple[str, ...]:
     return ARMS if number % 2 == 0 else tuple(reversed(ARMS))
 
 
-def beside_slow(stage: GatewayTestbed, size: RunSize) -> dict[str, list[ConnectionReading]]:
+def beside_slow(stage: Testbed, size: RunSize) -> dict[str, list[ConnectionReading]]:
     """The same load with and without slow connections, interleaved. Raises Died, LoadFailed, OSError."""
     settings = {
         "sim.step_ms": size.step_ms,
@@ -52,8 +52,7 @@ def beside_slow(stage: GatewayTestbed, size: RunSize) -> dict[str, list[Connecti
         "api.header_timeout_s": size.header_timeout_s,
     }
     found: dict[str, list[ConnectionReading]] = {arm: [] for arm in ARMS}
-    folder = stage.folder / "slow"
-    folder.mkdir()
+    folder = stage.room("slow")
     with Penstock(folder, settings=settings) as penstock:
         bare, control = (penstock.processes.serve(name, "bench.bare_server") for name in ("bare", "control"))
         plan = LoadPlan(
@@ -84,13 +83,12 @@ def _turn(plan: LoadPlan, penstock: Penstock, control: int) -> ConnectionReading
         return ConnectionReading(reading, held, *probe.longest_waits())
 
 
-def abused(stage: GatewayTestbed) -> list[Cost]:
+def abused(stage: Testbed) -> list[Cost]:
     """Each at a process of its own that has served before. Raises Died."""
     costs = []
     for number, abuse in enumerate(ABUSES, 1):
         stage.say(abuse.name)
-        folder = stage.folder / f"abuse-{number}"
-        folder.mkdir()
+        folder = stage.room(f"abuse-{number}")
         with Penstock(folder) as penstock:
             measure(LoadPlan(port=penstock.port, model=MODEL, streams=4, requests=40, tokens=8))
             costs.append(try_abuse(abuse, penstock.port, penstock.processes.pids()["api-1"]))

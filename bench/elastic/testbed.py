@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -62,9 +61,7 @@ class ElasticTestbed:
         self.leadership, self.overrides = Leadership(self.wire), Overrides(self.wire)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.wire.close()
         await asyncio.to_thread(self.processes.close)
 

@@ -18,12 +18,12 @@ from rich.console import Console
 
 from bench import report
 from bench.engine.plan import EnginePlan, EngineSpeed
-from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, Option, Program, ProgramRun
 from bench.report import Ratio, columns
 from bench.table1.client import TargetServer, closed_loop
+from bench.testbed import Testbed
 from workers.engines.weights import WeightsError, fetch
 
 NAME = "engine"
@@ -48,7 +48,7 @@ def _run(run: ProgramRun) -> int:
 def measured(args: argparse.Namespace, command: str, console: Console) -> report.Report:
     """Raises Failed, Died, WeightsError, OSError, TimeoutExpired."""
     rows: list[dict[str, Any]] = []
-    with GatewayTestbed(console, "the model", 2 * args.rounds) as stage:
+    with Testbed(console, "the model", 2 * args.rounds) as stage:
         path = args.path or fetch(args.cache, lambda _what, _done, _of: None)
         threads = args.threads or max(1, (report.cores()) - 1)
         plan = EnginePlan(
@@ -63,8 +63,7 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
             without = bare(plan)
             stage.done()
             stage.say(f"round {number}/{args.rounds}: through Penstock")
-            folder = stage.folder / str(number)
-            folder.mkdir()
+            folder = stage.room(number)
             through, around_s = penstock(plan, folder)
             stage.done()
             rows.append(

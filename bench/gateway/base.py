@@ -20,12 +20,12 @@ from rich.console import Console
 from bench.gateway import trees
 from bench.gateway.figures import COLUMNS, Readings, rows
 from bench.gateway.run import SETTLE_S, GatewayOptions, GatewayReadings
-from bench.gateway.stage import GatewayTestbed
 from bench.gateway.sweep import notes
 from bench.gateway.systems import GatewaySystem, PenstockGateway, ServingGateway
 from bench.load.plan import StreamReading, measure
 from bench.report import Ratio, Report
 from bench.stats import median_interval
+from bench.testbed import Testbed
 
 NAME = "gateway-base"
 THIS, BASE = "this", "base"
@@ -50,7 +50,7 @@ def compare(ref: str, bound: float, options: GatewayOptions, command: str, conso
     played, total = GatewayReadings(), options.rounds * len(options.levels) * len(TURNS)
     with (
         TemporaryDirectory(prefix="penstock-trees-") as copies,
-        GatewayTestbed(console, "copying both trees", total) as stage,
+        Testbed(console, "copying both trees", total) as stage,
     ):
         this = trees.copy_of_this(Path(copies, THIS))
         base = trees.export(ref, Path(copies, BASE))
@@ -65,7 +65,7 @@ def _round(
     systems: Sequence[GatewaySystem],
     number: int,
     options: GatewayOptions,
-    stage: GatewayTestbed,
+    stage: Testbed,
     played: GatewayReadings,
 ) -> None:
     title = f"round {number + 1}/{options.rounds}"
@@ -73,8 +73,7 @@ def _round(
     with ExitStack() as stack:
         serving: dict[str, ServingGateway] = {}
         for system in systems if number % 2 == 0 else reversed(systems):
-            folder = stage.folder / f"{system.name}-{number + 1}"
-            folder.mkdir()
+            folder = stage.room(f"{system.name}-{number + 1}")
             serving[system.name] = stack.enter_context(system.serve(folder, options.engine))
         time.sleep(SETTLE_S)
         for streams in options.levels:

@@ -94,5 +94,5 @@ def serve(connection: type[EngineConnection], port: str, settings: str) -> None:
 
 
 def settings_from(text: str) -> SimSettings:
-    """From a guest's command line. Raises msgspec.ValidationError."""
+    """From a peer's command line. Raises msgspec.ValidationError."""
     return msgspec.json.decode(text, type=SimSettings)

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.load.plan import StreamReading
 from bench.report import Ratio, columns
+from bench.stats import known_median, over
 
 COLUMNS = columns("""
     system: system; streams: c; tokens_per_s: tok/s .0; ttft_p50_ms: TTFT p50; ttft_p99_ms: p99 ms;
@@ -45,8 +46,7 @@ def rows(readings: Readings, systems: Sequence[str]) -> list[Row]:
 
 def _row(at: tuple[str, int], rounds: Sequence[StreamReading]) -> Row:
     def mid(figure: Callable[[StreamReading], float | None]) -> float | None:
-        values = [value for reading in rounds if (value := figure(reading)) is not None]
-        return median(values) if values else None
+        return known_median(map(figure, rounds))
 
     system, streams = at
     answered = [reading for reading in rounds if reading.requests]
@@ -141,7 +141,7 @@ class Goals:
                     ratios.append(self._compared(what, _less, FLOOR, level, key, goal))
                 if DYNAMO in self._asked:
                     what, goal = f"{of_ours} / Dynamo's", "gateway.burst_dynamo"
-                    ratios.append(self._compared(what, _over, DYNAMO, level, key, goal))
+                    ratios.append(self._compared(what, over, DYNAMO, level, key, goal))
         return ratios
 
     def _against_router(self, level: int) -> list[Ratio]:
@@ -153,7 +153,7 @@ class Goals:
         if other not in self._asked:
             return []
         what = f"c={level}: Penstock's CPU per token / {words}"
-        return [self._compared(what, _over, other, level, "cpu_us_per_token", goal)]
+        return [self._compared(what, over, other, level, "cpu_us_per_token", goal)]
 
     def _syncs(self, level: int) -> list[Ratio]:
         """What it costs to lose nothing in a power cut."""
@@ -161,7 +161,7 @@ class Goals:
             return []
         what = f"c={level}: CPU per token with fsync always / every second"
         key, goal = "cpu_us_per_token", "gateway.fsync_always"
-        return [self._compared(what, _over, PENSTOCK, level, key, goal, ours=ALWAYS)]
+        return [self._compared(what, over, PENSTOCK, level, key, goal, ours=ALWAYS)]
 
     def _compared(
         self, what: str, how: How, other: str, level: int, key: str, goal: str | None, ours: str = PENSTOCK
@@ -178,11 +178,11 @@ class Goals:
         """Against the step as it should be, and as the floor shows it on this machine."""
         mine = [self._at(PENSTOCK, level, "itl_p99_ms") for level in self._levels]
         what = f"Penstock's ITL p99 / a {step_ms:g} ms step, worst of all c"
-        worst = _most([_over(each, step_ms) for each in mine])
+        worst = _most([over(each, step_ms) for each in mine])
         ratios = [Ratio.held("gateway.step_p99", what=what, value=worst, digits=3)]
         if FLOOR in self._asked:
             least = [self._at(FLOOR, level, "itl_p99_ms") for level in self._levels]
-            worst = _most([_over(each, other) for each, other in zip(mine, least, strict=True)])
+            worst = _most([over(each, other) for each, other in zip(mine, least, strict=True)])
             ratios.append(Ratio(what="Penstock's ITL p99 / the floor's, worst of all c", value=worst, digits=3))
         return ratios
 
@@ -216,10 +216,6 @@ class Goals:
 
 def _less(mine: float | None, other: float | None) -> float | None:
     return None if mine is None or other is None else mine - other
-
-
-def _over(mine: float | None, other: float | None) -> float | None:
-    return None if mine is None or not other else mine / other
 
 
 def _most(values: Sequence[float | None]) -> float | None:

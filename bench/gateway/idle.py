@@ -18,10 +18,10 @@ from rich.console import Console
 
 from bench.gateway.engine import MODEL
 from bench.gateway.run import GatewayOptions
-from bench.gateway.stage import GatewayTestbed
 from bench.load.streams import Answer, Stream, chat
 from bench.penstock import Penstock
 from bench.report import Ratio, Report, columns
+from bench.testbed import Testbed
 
 NAME = "gateway-idle"
 SPARE_FILES = 200
@@ -55,9 +55,8 @@ def idle(options: GatewayOptions, command: str, console: Console) -> Report:
     """Raises Died, or OSError if this machine does not allow so many open files."""
     wanted = options.idle_streams
     allow_files(wanted + SPARE_FILES)
-    with GatewayTestbed(console, "starting", 3) as stage:
-        folder = stage.folder / "penstock"
-        folder.mkdir()
+    with Testbed(console, "starting", 3) as stage:
+        folder = stage.room("penstock")
         settings = {
             "redis.lane_limit": wanted + SPARE_FILES,
             "api.keep_alive_s": options.idle_keep_alive_s,
@@ -114,7 +113,7 @@ def allow_files(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _hold(penstock: Penstock, options: GatewayOptions, stage: GatewayTestbed) -> IdleSample:
+async def _hold(penstock: Penstock, options: GatewayOptions, stage: Testbed) -> IdleSample:
     """Open them, wait until each has been told that it is open, and watch them do nothing."""
     processes = penstock.processes
     await _touch(penstock)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.environments import Absent
+from bench.environments import Absent, Failures
 from bench.gateway.systems import GatewaySystem, Say, ServingGateway
 from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
 from bench.processes import Died
@@ -53,16 +53,7 @@ class GatewayOptions:
 
     def plan(self, serving: ServingGateway, streams: int) -> LoadPlan:
         """So many streams in a closed loop."""
-        return LoadPlan(
-            port=serving.port,
-            model=serving.model,
-            headers=dict(serving.headers),
-            streams=streams,
-            requests=streams * self.requests_per_stream,
-            tokens=self.tokens,
-            limit_s=self.limit_s,
-            watch=serving.watch,
-        )
+        return serving.plan(streams, self.requests_per_stream, self.tokens, self.limit_s)
 
     def minutes(self, systems: int) -> int:
         """About how long a sweep takes, if every system keeps up with the engine."""
@@ -83,30 +74,13 @@ PlanAt = Callable[[ServingGateway, int], LoadPlan]
 
 
 @dataclass(slots=True)
-class GatewayReadings:
+class GatewayReadings(Failures):
     """What was seen: readings by (system, streams), one for each round, and what could not be measured."""
 
     readings: dict[tuple[str, int], list[StreamReading]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
 
     def note(self, system: str, streams: int, reading: StreamReading) -> None:
         self.readings.setdefault((system, streams), []).append(reading)
-
-    def fail(self, system: str, why: object) -> None:
-        self.failed.setdefault(system, " ".join(str(why).split())[:500])
-
-
-def prepare(systems: Sequence[GatewaySystem], played: GatewayReadings, say: Say) -> list[GatewaySystem]:
-    """Those that can be run here; why the others cannot is noted."""
-    ready = []
-    for system in systems:
-        try:
-            system.prepare(say)
-        except Absent as error:
-            played.fail(system.name, f"cannot be installed: {error}")
-        else:
-            ready.append(system)
-    return ready
 
 
 def play(

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from bench import plots
 from bench.gateway.figures import BURST_COLUMNS, COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
-from bench.gateway.run import GatewayOptions, GatewayReadings, play, prepare
-from bench.gateway.stage import GatewayTestbed
+from bench.gateway.run import GatewayOptions, GatewayReadings, play
 from bench.gateway.systems import GatewaySystem, ServingGateway
 from bench.load.plan import LoadPlan
 from bench.load.scripted import ClockError, clock_error
 from bench.processes import Processes
 from bench.report import Ratio, Report
+from bench.testbed import Testbed
 
 NAME, RIVALS = "gateway", "gateway-rivals"
 """The whole comparison; only the systems that the goals speak of, in many rounds."""
@@ -31,8 +31,8 @@ def sweep(
     played, names = GatewayReadings(), [system.name for system in systems]
     total = options.rounds * len(systems) * len(options.levels)
     console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
-    with GatewayTestbed(console, "preparing", total) as stage:
-        ready = prepare(systems, played, stage.say)
+    with Testbed(console, "preparing", total) as stage:
+        ready = played.prepared(systems, stage.say)
         stage.say("checking the clock")
         with Processes(stage.folder) as processes:
             clock = clock_error(processes)
@@ -107,24 +107,14 @@ BURST = "gateway-burst"
 def burst(systems: Sequence[GatewaySystem], options: GatewayOptions, command: str, console: Console) -> Report:
     """Raises LoadFailed, Died."""
     played, names = GatewayReadings(), [system.name for system in systems]
-    with GatewayTestbed(console, "preparing", options.rounds * len(systems)) as stage:
-        ready = prepare(systems, played, stage.say)
+    with Testbed(console, "preparing", options.rounds * len(systems)) as stage:
+        ready = played.prepared(systems, stage.say)
         stage.say("checking the clock")
         with Processes(stage.folder) as processes:
             clock = clock_error(processes)
 
         def plan(serving: ServingGateway, streams: int) -> LoadPlan:
-            return LoadPlan(
-                port=serving.port,
-                model=serving.model,
-                headers=dict(serving.headers),
-                streams=streams,
-                requests=streams * options.bursts,
-                tokens=options.burst_tokens,
-                together=True,
-                limit_s=options.limit_s,
-                watch=serving.watch,
-            )
+            return serving.plan(streams, options.bursts, options.burst_tokens, options.limit_s, together=True)
 
         levels, engine = [options.burst_streams], options.burst_engine
         play(ready, options.rounds, levels, plan, engine, stage.folder, played, stage.say, stage.done)

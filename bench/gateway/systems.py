@@ -15,6 +15,7 @@ import msgspec
 import bench
 from bench.environments import Environment
 from bench.gateway.engine import MODEL
+from bench.load.plan import LoadPlan
 from bench.penstock import Penstock as Deployment
 from bench.penstock import start_redis
 from bench.ports import free_port
@@ -23,7 +24,7 @@ from streaming.settings import Durability
 from workers.engines.sim.settings import SimSettings
 
 ROOT = Path(bench.__file__).parent.parent
-"""Guests in other environments import the engine from here."""
+"""Peers in other environments import the engine from here."""
 
 Say = Callable[[str], None]
 
@@ -41,6 +42,13 @@ class ServingGateway:
     def watch(self) -> dict[str, int]:
         """All its processes by name."""
         return {name: pid for group in self.groups for name, pid in group.pids().items()}
+
+    def plan(self, streams: int, each: int, tokens: int, limit_s: float, *, together: bool = False) -> LoadPlan:
+        """The load of so many streams with `each` requests."""
+        return LoadPlan(
+            port=self.port, model=self.model, headers=dict(self.headers), streams=streams, requests=streams * each,
+            tokens=tokens, limit_s=limit_s, watch=self.watch, together=together,
+        )  # fmt: skip
 
     def check(self) -> None:
         """All of them live. Raises Died."""
@@ -235,7 +243,7 @@ class Dynamo:
             worker: list[str | Path] = [
                 self._python,
                 "-m",
-                "bench.gateway.guests.dynamo_worker",
+                "bench.gateway.peers.dynamo_worker",
                 folder / "model",
                 settings,
             ]
@@ -251,7 +259,7 @@ FASTAPI_ENVIRONMENT = Environment(
 
 
 class Plain:
-    """See bench.gateway.guests.plain_api and bench.gateway.plain_worker."""
+    """See bench.gateway.peers.plain_api and bench.gateway.plain_worker."""
 
     name = "plain"
     title = "FastAPI + StreamingResponse, one PUBLISH per token"
@@ -265,7 +273,7 @@ class Plain:
             url, port = start_redis(processes), free_port()
             settings = msgspec.json.encode(engine).decode()
             processes.start("worker", [sys.executable, "-m", "bench.gateway.plain_worker", url, settings])
-            api: list[str | Path] = [self._python, "-m", "bench.gateway.guests.plain_api", str(port), url]
+            api: list[str | Path] = [self._python, "-m", "bench.gateway.peers.plain_api", str(port), url]
             processes.start("api", api, {"PYTHONPATH": str(ROOT)})
             processes.wait_port(port)
             yield ServingGateway(port, [processes])

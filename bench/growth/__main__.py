@@ -11,7 +11,6 @@ import msgspec
 from rich.console import Console
 
 from bench import plots
-from bench.gateway.stage import GatewayTestbed
 from bench.growth.figures import (
     APIS,
     COLUMNS,
@@ -34,6 +33,7 @@ from bench.penstock import MODEL, Penstock, start_redis
 from bench.processes import Died, Processes
 from bench.program import OUT, PLOTS, Option, Program, ProgramRun
 from bench.report import Report
+from bench.testbed import Testbed
 
 NAME = "growth"
 STEP_MS, PREFILL_MS = 15.0, 25.0
@@ -69,11 +69,10 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> Report
     """Raises Died, LoadFailed."""
     points, steps = (QUICK, QUICK_STEPS) if args.quick else (POINTS, STEPS)
     rows: list[Row] = []
-    with GatewayTestbed(console, "starting", len(points) + len(steps)) as stage:
+    with Testbed(console, "starting", len(points) + len(steps)) as stage:
         for number, point in enumerate(points):
             stage.say(f"{point.series} = {point.value}")
-            folder = stage.folder / str(number)
-            folder.mkdir()
+            folder = stage.room(number)
             rows.append(_measured(point, folder, args.seconds))
             stage.done()
         with Processes(stage.folder) as store:

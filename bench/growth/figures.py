@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from statistics import linear_regression
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -100,14 +101,9 @@ class LinearFit(msgspec.Struct, frozen=True):
 
 def fit(points: Iterable[tuple[float, float]]) -> LinearFit:
     """Least squares through at least two points with different x. Raises ValueError."""
-    known = list(points)
-    mean_x = sum(x for x, _ in known) / max(1, len(known))
-    mean_y = sum(y for _, y in known) / max(1, len(known))
-    spread = sum((x - mean_x) ** 2 for x, _ in known)
-    if not spread:
-        raise ValueError("a line needs two points with different x")
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in known) / spread
-    return LinearFit(mean_y - slope * mean_x, slope)
+    xs, ys = zip(*points, strict=True)
+    slope, base = linear_regression(xs, ys)
+    return LinearFit(base, slope)
 
 
 class UnitCosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,11 +12,11 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import plots, program, report
-from bench.gateway.stage import GatewayTestbed
-from bench.jobs.run import COLUMNS, JobsOptions, JobsReadings, play, prepare, ratios, rows
+from bench.jobs.run import COLUMNS, JobsOptions, JobsReadings, play, ratios, rows
 from bench.jobs.systems import JobsSystem, systems
 from bench.processes import Died
 from bench.program import OUT, PLOTS, Option, Program, ProgramRun
+from bench.testbed import Testbed
 
 NAME = "jobs"
 
@@ -34,8 +34,8 @@ def _run(run: ProgramRun) -> int:
 def measured(chosen: Sequence[JobsSystem], options: JobsOptions, command: str, console: Console) -> report.Report:
     """Raises Died when there is no store."""
     played = JobsReadings()
-    with GatewayTestbed(console, "preparing", options.rounds * len(chosen)) as stage:
-        ready = prepare(chosen, played, stage.say)
+    with Testbed(console, "preparing", options.rounds * len(chosen)) as stage:
+        ready = played.prepared(chosen, stage.say)
         play(ready, options, stage.folder, played, stage.say, stage.done)
         if played.failed:
             stage.keep()

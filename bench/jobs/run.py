@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from redis import Redis
 
-from bench.environments import Absent
+from bench.environments import Absent, Failures
 from bench.jobs.callers import CallerPlan
 from bench.jobs.systems import CHAT, JOBS, STREAM, ClientFailed, JobsReading, JobsSystem, Say, ServingJobs, measure
 from bench.penstock import start_redis
 from bench.processes import Died, Processes
 from bench.report import Ratio, columns
+from bench.stats import known_median, over
 
 STARTED_S = 3.0
-"""Guests do not say when they are ready."""
+"""Peers do not say when they are ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,28 +34,11 @@ class JobsOptions:
 
 
 @dataclass(slots=True)
-class JobsReadings:
+class JobsReadings(Failures):
     """Readings by system, one for each round; and why others could not be had."""
 
     crowd: dict[str, list[JobsReading]] = field(default_factory=dict)
     alone: dict[str, list[JobsReading]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def fail(self, system: str, why: object) -> None:
-        self.failed.setdefault(system, " ".join(str(why).split())[:500])
-
-
-def prepare(systems: Sequence[JobsSystem], played: JobsReadings, say: Say) -> list[JobsSystem]:
-    """Those that can be run here."""
-    ready = []
-    for system in systems:
-        try:
-            system.prepare(say)
-        except Absent as error:
-            played.fail(system.name, f"cannot be installed: {error}")
-        else:
-            ready.append(system)
-    return ready
 
 
 def play(
@@ -140,8 +123,7 @@ def _row(name: str, crowd: Sequence[JobsReading], alone: Sequence[JobsReading]) 
 
 
 def _mid(readings: Sequence[JobsReading], figure: Callable[[JobsReading], float | None]) -> float | None:
-    values = [value for reading in readings if reading.jobs and (value := figure(reading)) is not None]
-    return median(values) if values else None
+    return known_median(figure(reading) for reading in readings if reading.jobs)
 
 
 def _parts(readings: Sequence[JobsReading]) -> str:
@@ -166,16 +148,16 @@ def ratios(found: Sequence[Row]) -> list[Ratio]:
             continue
         theirs = _best(rates, names)
         what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
-        cost = _over(_least(costs, names), _least(costs, (CHAT, STREAM)))
+        cost = over(_least(costs, names), _least(costs, (CHAT, STREAM)))
         rounds = _rounds(found, COSTS, min, names, (CHAT, STREAM))
         judged.append(Ratio.held(f"jobs.{rival}_cpu", what=what, value=cost, rounds=rounds))
         what = f"Penstock's jobs/s, one request each / {rival}'s"
         rounds = _rounds(found, RATES, max, (CHAT, STREAM), names)
-        judged.append(Ratio.held(f"jobs.{rival}", what=what, value=_over(ours, theirs), rounds=rounds))
+        judged.append(Ratio.held(f"jobs.{rival}", what=what, value=over(ours, theirs), rounds=rounds))
         if JOBS in rates:
             what = f"Penstock's jobs/s, put and wait / {rival}'s"
             rounds = _rounds(found, RATES, max, (JOBS,), names)
-            judged.append(Ratio.held(f"jobs.{rival}_put", what=what, value=_over(rates[JOBS], theirs), rounds=rounds))
+            judged.append(Ratio.held(f"jobs.{rival}_put", what=what, value=over(rates[JOBS], theirs), rounds=rounds))
     alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
     if STREAM in rates:
         judged.append(Ratio.held("jobs.alone", what="one request alone: request to first token, p50 ms", value=alone))
@@ -206,7 +188,3 @@ def _least(costs: Mapping[str, float | None], names: Sequence[str]) -> float | N
 
 def _best(rates: Mapping[str, float | None], names: Sequence[str]) -> float | None:
     return max((rate for name in names if (rate := rates.get(name)) is not None), default=None)
-
-
-def _over(ours: float | None, theirs: float | None) -> float | None:
-    return None if ours is None or not theirs else ours / theirs

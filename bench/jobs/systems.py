@@ -21,7 +21,7 @@ from bench.penstock import Penstock
 from bench.processes import Processes
 
 ROOT = Path(bench.__file__).parent.parent
-"""Guests in other environments import their part from here."""
+"""Peers in other environments import their part from here."""
 
 Say = Callable[[str], None]
 
@@ -81,7 +81,7 @@ class JobsSystem(Protocol):
 
 @dataclass(frozen=True)
 class PenstockJobs:
-    """Penstock through HTTP; the form of its callers' requests is bench.jobs.door's."""
+    """Penstock through HTTP; the form of its callers' requests is bench.jobs.frontend's."""
 
     name: str
     title: str
@@ -97,11 +97,13 @@ class PenstockJobs:
         settings = {"sim.step_ms": 0, "sim.prefill_ms": 0, "telemetry.metrics_dir": folder / "metrics"}
         (folder / "metrics").mkdir()
         with Penstock(folder, apis=self.apis, redis_url=redis_url, settings=settings) as penstock:
-            yield ServingJobs(penstock.processes, [sys.executable, "-m", "bench.jobs.door", self.form], penstock.url)
+            yield ServingJobs(
+                penstock.processes, [sys.executable, "-m", "bench.jobs.frontend", self.form], penstock.url
+            )
 
 
 @dataclass(frozen=True)
-class Guest:
+class PeerQueue:
     """A task queue of other people's, at the settings that suit this work best."""
 
     name: str
@@ -190,28 +192,28 @@ def systems(cores: int) -> list[JobsSystem]:
         PenstockJobs(JOBS, f"Penstock, POST /v1/jobs and GET ?wait, {cores} API processes, 1 worker", "jobs", cores),
         _celery("celery-prefork", f"Celery, {cores} prefork processes", "prefork", cores),
         _celery("celery-threads", "Celery, 8 threads", "threads", 8),
-        Guest(
+        PeerQueue(
             "arq",
             f"arq, {cores} workers of 256 jobs; results polled for every 200 ms",
             ARQ,
-            ("-m", "bench.jobs.guests.arq_worker", "{url}"),
-            "bench.jobs.guests.arq_client",
+            ("-m", "bench.jobs.peers.arq_worker", "{url}"),
+            "bench.jobs.peers.arq_client",
             workers=cores,
             environ={"BENCH_POLL_S": "0.2"},
         ),
-        Guest(
+        PeerQueue(
             "taskiq",
             "taskiq on a Redis list, 1 worker process of 256 tasks; results polled for every 50 ms",
             TASKIQ,
-            ("-m", "taskiq", "worker", "bench.jobs.guests.taskiq_app:broker", *TASKIQ_OPTIONS),
-            "bench.jobs.guests.taskiq_client",
+            ("-m", "taskiq", "worker", "bench.jobs.peers.taskiq_app:broker", *TASKIQ_OPTIONS),
+            "bench.jobs.peers.taskiq_client",
             environ={"BENCH_POLL_S": "0.05"},
         ),
     ]
 
 
-def _celery(name: str, title: str, pool: str, concurrency: int) -> Guest:
+def _celery(name: str, title: str, pool: str, concurrency: int) -> PeerQueue:
     options = ("--pool", pool, "--concurrency", str(concurrency), "--loglevel", "WARNING")
     lean = ("--without-gossip", "--without-mingle", "--without-heartbeat")
-    words = ("-m", "celery", "-A", "bench.jobs.guests.celery_app", "worker", *options, *lean)
-    return Guest(name, f"{title}, 64 callers", CELERY, words, "bench.jobs.guests.celery_client", most_callers=64)
+    words = ("-m", "celery", "-A", "bench.jobs.peers.celery_app", "worker", *options, *lean)
+    return PeerQueue(name, f"{title}, 64 callers", CELERY, words, "bench.jobs.peers.celery_client", most_callers=64)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 
 from bench import program
-from bench.gateway.stage import GatewayTestbed
 from bench.http import RequestRefused
 from bench.processes import Died
 from bench.program import OUT, Option, Program, ProgramRun
 from bench.recovery.readers import COLUMNS, RecoverySample
 from bench.recovery.shows import FULL, LEASE_S, QUICK, api_killed, worker_killed
 from bench.report import Report
+from bench.testbed import Testbed
 
 NAME = "recovery"
 SHOWS = {"worker": worker_killed, "api": api_killed}
@@ -25,11 +25,10 @@ def _run(run: ProgramRun) -> int:
     program.check_names("show", names, SHOWS)
     size = QUICK if run.args.quick else FULL
     seen: list[RecoverySample] = []
-    with GatewayTestbed(run.console, "starting", len(names)) as stage:
+    with Testbed(run.console, "starting", len(names)) as stage:
         for name in names:
             stage.say(f"{name} killed")
-            folder = stage.folder / name
-            folder.mkdir()
+            folder = stage.room(name)
             seen.append(asyncio.run(SHOWS[name](folder, size)))
             stage.done()
     found = Report(

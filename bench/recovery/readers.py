@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from bench.http import answer_to, request
 from bench.penstock import MODEL
 from bench.report import Column, Ratio
+from bench.stats import finite
 from streaming.jobs.job import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
@@ -174,7 +174,7 @@ def _beyond(silence: float | None, lease_s: float) -> float | None:
 
 def _stood_still(show: str, stall: Stall, goal: str | None) -> Ratio:
     what = f"{show}: stall of the API process beside a bare server, ms"
-    return Ratio.held(goal, what=what, value=_finite(stall.own_ms))
+    return Ratio.held(goal, what=what, value=finite(stall.own_ms))
 
 
 def _whole(show: str, readers: Sequence[Reader]) -> list[Ratio]:
@@ -183,18 +183,13 @@ def _whole(show: str, readers: Sequence[Reader]) -> list[Ratio]:
     return [Ratio(what=f"{show}: {what}", value=count, at_most=0, digits=0) for what, count in counts.items()]
 
 
-def _finite(milliseconds: float) -> float | None:
-    """None for an answer that did not come: JSON knows no infinity."""
-    return milliseconds if math.isfinite(milliseconds) else None
-
-
 def _stalls(stall: Stall) -> dict[str, float | None]:
     return {
-        "longest answer of the API process, ms": _finite(stall.api_ms),
-        "of a bare server beside it, ms": _finite(stall.control_ms),
-        "of the API process less the bare server's at that moment, ms": _finite(stall.own_ms),
-        "of the API process before the kill, ms": _finite(stall.before_api_ms),
-        "of the bare server before the kill, ms": _finite(stall.before_control_ms),
+        "longest answer of the API process, ms": finite(stall.api_ms),
+        "of a bare server beside it, ms": finite(stall.control_ms),
+        "of the API process less the bare server's at that moment, ms": finite(stall.own_ms),
+        "of the API process before the kill, ms": finite(stall.before_api_ms),
+        "of the bare server before the kill, ms": finite(stall.before_control_ms),
     }
 
 

@@ -18,12 +18,12 @@ from rich.console import Console
 
 from bench import report
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
-from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import Option, Program, ProgramRun
 from bench.replay.run import COLUMNS, ReplayedRequest, ReplayLimits, job_of, lateness, queue_times, replay, rows
 from bench.table1.client import NotAServer, TargetServer, model_of
+from bench.testbed import Testbed
 from bench.workload.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
 
 NAME = "replay"
@@ -42,7 +42,7 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
     if not load:
         raise Malformed(f"{args.trace or 'the workload'}: no request in that time")
     with (
-        GatewayTestbed(console, "starting", len(load)) as stage,
+        Testbed(console, "starting", len(load)) as stage,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         server_of(args, stage.folder, runner) as server,
     ):

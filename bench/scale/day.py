@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from bench.scale.contenders import Contender, Freeness, KedaRule, Own, Static, Utilisation
-from bench.scale.plant import EngineModel
 from bench.scale.run import SimulationOutcome, simulate
+from bench.scale.simulator import EngineModel
 from bench.workload.trace import TraceRow, WorkloadShape, bursts, requests
 from scheduler.policy.limits import TARGETS, ScalingLimits
 

@@ -1,4 +1,4 @@
-"""One contender steering one plant through one workload, and what came of it."""
+"""One contender steering one simulator through one workload, and what came of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 
 from bench.scale.contenders import Contender
-from bench.scale.plant import LANES, EngineModel, Plant, SimWorker
+from bench.scale.simulator import LANES, EngineModel, PoolSimulator, SimWorker
 from bench.workload.trace import TraceRow
 
 SAMPLE_S = 60.0
@@ -73,40 +73,40 @@ def simulate(
     outcome = SimulationOutcome()
 
     def begun(request: TraceRow, waited: float) -> None:
-        if plant.now - waited >= warm_s:
+        if simulator.now - waited >= warm_s:
             outcome.waits[request.lane].append(waited)
 
-    plant = Plant(engine, seed, on_begun=begun)
-    plant.order(begin, at_once=True)
-    plant.feed(requests)
-    first = list(plant.workers.values())
-    outcome.first_workers = tuple(plant.workers)
+    simulator = PoolSimulator(engine, seed, on_begun=begun)
+    simulator.order(begin, at_once=True)
+    simulator.feed(requests)
+    first = list(simulator.workers.values())
+    outcome.first_workers = tuple(simulator.workers)
     for number, (when, factor) in (slow or {}).items():
-        plant.at(when, partial(_slow_down, plant, first[number], factor))
+        simulator.at(when, partial(_slow_down, simulator, first[number], factor))
 
     def steer(now: float) -> None:
-        want = contender.want(plant.snapshot(), now)
+        want = contender.want(simulator.snapshot(), now)
         if not outcome.wants or outcome.wants[-1][1] != want:
             outcome.wants.append((now, want))
         for name in contender.cordoned:
-            if name in plant.workers and plant.workers[name].state == "ready":
+            if name in simulator.workers and simulator.workers[name].state == "ready":
                 outcome.cordons.append((now, name))
-        plant.resize(want, contender.cordoned)
+        simulator.resize(want, contender.cordoned)
 
     def sample(now: float) -> None:
-        jobs = sum(map(len, plant.lanes.values())) + sum(worker.running for worker in plant.workers.values())
-        outcome.curve.append((now, len(plant.workers), jobs))
+        jobs = sum(map(len, simulator.lanes.values())) + sum(worker.running for worker in simulator.workers.values())
+        outcome.curve.append((now, len(simulator.workers), jobs))
 
-    plant.every(contender.every_s, steer)
-    plant.every(SAMPLE_S, sample)
-    plant.run(warm_s)
-    before = plant.total_worker_s()
+    simulator.every(contender.every_s, steer)
+    simulator.every(SAMPLE_S, sample)
+    simulator.run(warm_s)
+    before = simulator.total_worker_s()
     outcome.wants[:] = [(warm_s, outcome.wants[-1][1])] if outcome.wants else []
-    plant.run(warm_s + seconds)
-    outcome.worker_s = plant.total_worker_s() - before
-    outcome.left = {name: len(lane) for name, lane in plant.lanes.items()}
+    simulator.run(warm_s + seconds)
+    outcome.worker_s = simulator.total_worker_s() - before
+    outcome.left = {name: len(lane) for name, lane in simulator.lanes.items()}
     return outcome
 
 
-def _slow_down(plant: Plant, worker: SimWorker, factor: float, _: float) -> None:
-    plant.slow_down(worker, factor)
+def _slow_down(simulator: PoolSimulator, worker: SimWorker, factor: float, _: float) -> None:
+    simulator.slow_down(worker, factor)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.scale.plant import EngineModel, Plant
+from bench.scale.simulator import EngineModel, PoolSimulator
 from bench.workload.trace import Lengths, TraceRow
 from scheduler.policy import shapes
 from scheduler.policy.limits import ScalingLimits
@@ -44,9 +44,9 @@ FORMS: Mapping[str, ReplicaForm] = {
 class ClosedLoop:
     """A closed loop: each asks again as soon as it is answered, while there are to be so many."""
 
-    def __init__(self, plant: Plant, seed: int) -> None:
+    def __init__(self, simulator: PoolSimulator, seed: int) -> None:
         chance = random.Random(seed)  # noqa: S311 - a workload, not a secret
-        self._plant = plant
+        self._plant = simulator
         self._prompts, self._answers = Lengths(16, 64).draws(chance), Lengths(4, 64).draws(chance)
         self._wanted = self._asking = 0
 
@@ -72,35 +72,35 @@ class Site:
     """Both shapes under a closed loop. `forms`: those that are there."""
 
     def __init__(self, forms: Sequence[str], seed: int) -> None:
-        self.plant = Plant(FORMS[forms[0]].engine, seed, place="freest", on_ended=self._ended)
-        self.clients = ClosedLoop(self.plant, seed)
+        self.simulator = PoolSimulator(FORMS[forms[0]].engine, seed, place="freest", on_ended=self._ended)
+        self.clients = ClosedLoop(self.simulator, seed)
         for name in forms:
-            self.plant.order(FORMS[name].replicas, engine=FORMS[name].engine, shape=name, at_once=True)
-        self.plant.run(0.0)
+            self.simulator.order(FORMS[name].replicas, engine=FORMS[name].engine, shape=name, at_once=True)
+        self.simulator.run(0.0)
 
     def level(self, clients: int, seconds: float) -> float:
         """Tokens a second over so many seconds with so many clients."""
         before = self._tokens()
         self.clients.want(clients)
-        self.plant.run(self.plant.now + seconds)
+        self.simulator.run(self.simulator.now + seconds)
         return (self._tokens() - before) / seconds
 
     def share_the_gpus(self) -> None:
         """Half the speed for each while both shapes have jobs."""
-        busy = {worker.shape for worker in self.plant.workers.values() if worker.running}
-        for worker in self.plant.workers.values():
+        busy = {worker.shape for worker in self.simulator.workers.values() if worker.running}
+        for worker in self.simulator.workers.values():
             factor = 2.0 if len(busy) > 1 else 1.0
             if worker.slow != factor:
-                self.plant.slow_down(worker, factor)
+                self.simulator.slow_down(worker, factor)
 
     def _ended(self, request: TraceRow, held_s: float) -> None:
         # The place it leaves is given away first.
-        self.plant.at(self.plant.now, lambda _: self.clients.answered())
+        self.simulator.at(self.simulator.now, lambda _: self.clients.answered())
 
     def _tokens(self) -> float:
-        for worker in self.plant.workers.values():
-            worker.advance(self.plant.now)
-        return sum(worker.step_tokens for worker in self.plant.workers.values())
+        for worker in self.simulator.workers.values():
+            worker.advance(self.simulator.now)
+        return sum(worker.step_tokens for worker in self.simulator.workers.values())
 
 
 def swept(form: str, seed: int) -> list[tuple[float, float]]:
@@ -131,15 +131,15 @@ def ramped_dynamic(
 
     def steer(now: float) -> None:
         nonlocal state
-        plan = decide(site.plant.snapshot(), limits, state, now)
+        plan = decide(site.simulator.snapshot(), limits, state, now)
         state = plan.state
         (shape,) = plan.takes  # all workers of both are there
-        if site.plant.dispatch and shape != site.plant.dispatch:
+        if site.simulator.dispatch and shape != site.simulator.dispatch:
             switches.append((now, shape))
-        site.plant.send_to(shape)
+        site.simulator.send_to(shape)
 
-    site.plant.every(TICK_S, steer)
-    site.plant.every(TICK_S / 10, lambda _: site.share_the_gpus())
+    site.simulator.every(TICK_S, steer)
+    site.simulator.every(TICK_S / 10, lambda _: site.share_the_gpus())
     return [site.level(clients, hold_s) for clients in ramp()], switches
 
 

@@ -17,13 +17,13 @@ import uvloop
 from rich.console import Console
 
 from bench import plots, report
-from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, PLOTS, Option, Program, ProgramRun, counts
 from bench.table1.client import NotAServer, Protocol, TargetServer, endless, level, model_of
 from bench.table1.figures import COLUMNS, row
 from bench.table1.prompts import DatasetEntry, made_up, read
+from bench.testbed import Testbed
 
 NAME = "table1"
 STEP_MS, PREFILL_MS = 15.0, 25.0
@@ -43,7 +43,7 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
     total = sum(protocol.levels) * protocol.requests_per_stream * max(1, len(args.base_url))
     rows = []
     with (
-        GatewayTestbed(console, "starting", total) as stage,
+        Testbed(console, "starting", total) as stage,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         servers(args, stage.folder, runner) as found,
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import fsum
+from statistics import fmean
 from typing import Any
 
 from bench.report import columns
@@ -35,13 +35,9 @@ def row(server: str, level: ConcurrencyLevel) -> dict[str, Any]:
     if level.timed_out:
         return found | dict.fromkeys(("ttft_ms", "tbt_ms"), TIMEOUT)
     return found | {
-        "ttft_ms": _mean(ttft),
+        "ttft_ms": fmean(ttft),
         "ttft_p99_ms": quantile(ttft, 0.99),
-        "tbt_ms": _mean(tbt),
+        "tbt_ms": fmean(tbt) if tbt else None,
         "tbt_p99_ms": quantile(tbt, 0.99) if tbt else None,
         "tokens_per_s": sum(latency.tokens for latency in latencies) / level.seconds,
     }
-
-
-def _mean(values: list[float]) -> float | None:
-    return fsum(values) / len(values) if values else None

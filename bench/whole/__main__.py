@@ -19,11 +19,11 @@ import msgspec
 from rich.console import Console
 
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
-from bench.gateway.stage import GatewayTestbed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died, Processes
 from bench.program import OUT, Option, Program, ProgramRun, count
 from bench.report import Ratio, Report, columns
+from bench.testbed import Testbed
 from bench.whole.ask import AnswerSize, Came, ask
 from workers.engines.sim.settings import SimSettings
 
@@ -61,10 +61,9 @@ def _measured(args: argparse.Namespace, engine: SimSettings, console: Console) -
     sizes = [AnswerSize(1, args.tokens), AnswerSize(args.choices, args.choice_tokens)]
     rows: list[Row] = []
     wrong: list[str] = []
-    with GatewayTestbed(console, "starting", 2 * len(sizes)) as stage:
+    with Testbed(console, "starting", 2 * len(sizes)) as stage:
         for system, serve in ((CONTROL, _control), (PENSTOCK, _penstock)):
-            folder = stage.folder / system
-            folder.mkdir()
+            folder = stage.room(system)
             with serve(folder, engine) as target:
                 for size in sizes:
                     what = f"{system}, {size.choices} x {size.tokens} tokens"

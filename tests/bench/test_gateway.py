@@ -19,7 +19,7 @@ from bench.environments import CACHE, PINS, Absent, Environment
 from bench.gateway.__main__ import main
 from bench.gateway.figures import COLUMNS, Goals, rows
 from bench.gateway.idle import allow_files, idle
-from bench.gateway.run import GatewayOptions, GatewayReadings, play, prepare
+from bench.gateway.run import GatewayOptions, GatewayReadings, play
 from bench.gateway.sweep import draw, notes
 from bench.gateway.systems import Say, ServingGateway
 from bench.load.plan import LoadPlan, StreamReading
@@ -190,7 +190,7 @@ def test_systems_take_turns_and_what_fails_is_told(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("bench.gateway.play.SETTLE_S", 0.0)
     systems = [Counted("a", log), Counted("b", log), Counted("broken", log, "broken"), Counted("c", log, "absent")]
     played = GatewayReadings()
-    ready = prepare(systems, played, lambda _: None)
+    ready = played.prepared(systems, lambda _: None)
 
     def plan(serving: ServingGateway, streams: int) -> LoadPlan:
         return LoadPlan(port=serving.port, model="m", streams=streams, requests=streams, tokens=1)

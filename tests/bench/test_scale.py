@@ -9,9 +9,9 @@ import pytest
 from bench.scale.__main__ import QUICK, main, reported
 from bench.scale.contenders import Freeness, KedaRule, Static, Utilisation
 from bench.scale.day import Day, Ward, most_reversals_in_an_hour, peak_workers, play, watched
-from bench.scale.plant import EngineModel, Plant
 from bench.scale.run import SimulationOutcome, simulate
 from bench.scale.shapes import Site
+from bench.scale.simulator import EngineModel, PoolSimulator
 from bench.workload.trace import TraceRow
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
@@ -22,47 +22,47 @@ ENGINE = EngineModel(slots=2, step_s=1.0, each_s=0.0, prompt_s=0.0, start_s=10.0
 
 def test_jobs_take_their_tokens_and_the_highest_lane_goes_first() -> None:
     ended: list[tuple[float, str]] = []
-    plant = Plant(ENGINE, on_ended=lambda request, _: ended.append((plant.now, request.lane)))
-    plant.order(at_once=True)
-    plant.feed([TraceRow(1.0, 1, 5), TraceRow(1.0, 1, 8), TraceRow(2.0, 1, 3, "standard"), TraceRow(3.0, 1, 3)])
-    plant.run(100.0)
+    simulator = PoolSimulator(ENGINE, on_ended=lambda request, _: ended.append((simulator.now, request.lane)))
+    simulator.order(at_once=True)
+    simulator.feed([TraceRow(1.0, 1, 5), TraceRow(1.0, 1, 8), TraceRow(2.0, 1, 3, "standard"), TraceRow(3.0, 1, 3)])
+    simulator.run(100.0)
     assert ended == [(6.0, "interactive"), (9.0, "interactive"), (9.0, "interactive"), (12.0, "standard")]
 
 
 def test_a_fuller_batch_and_a_slow_worker_take_longer() -> None:
     ended: list[float] = []
-    plant = Plant(
-        EngineModel(slots=4, step_s=1.0, each_s=1.0, prompt_s=0.0), on_ended=lambda *_: ended.append(plant.now)
+    simulator = PoolSimulator(
+        EngineModel(slots=4, step_s=1.0, each_s=1.0, prompt_s=0.0), on_ended=lambda *_: ended.append(simulator.now)
     )
-    plant.order(at_once=True)
-    plant.feed([TraceRow(0.0, 1, 6), TraceRow(6.0, 1, 6)])
+    simulator.order(at_once=True)
+    simulator.feed([TraceRow(0.0, 1, 6), TraceRow(6.0, 1, 6)])
     # Alone two seconds a token: three by 6. Together three seconds a token: the first ends at 15, the other has three.
-    plant.at(15.0, lambda _: plant.slow_down(next(iter(plant.workers.values())), 5.0))
-    plant.run(100.0)
+    simulator.at(15.0, lambda _: simulator.slow_down(next(iter(simulator.workers.values())), 5.0))
+    simulator.run(100.0)
     assert ended == pytest.approx([15.0, 45.0])
 
 
 def test_workers_start_drain_and_are_paid_for_from_order_to_end() -> None:
     """What runs is never cut; a worker that goes is paid until its last job."""
-    plant = Plant(ENGINE)
-    plant.order(at_once=True)
-    plant.feed([TraceRow(0.0, 1, 50), TraceRow(0.0, 1, 20)])
-    plant.run(10.0)
-    plant.resize(2)
-    plant.run(25.0)
-    assert [worker.state for worker in plant.workers.values()] == ["ready", "ready"]
-    plant.resize(0)
-    plant.run(100.0)
-    assert not plant.workers
-    assert plant.total_worker_s() == pytest.approx(50.0 + 15.0)
+    simulator = PoolSimulator(ENGINE)
+    simulator.order(at_once=True)
+    simulator.feed([TraceRow(0.0, 1, 50), TraceRow(0.0, 1, 20)])
+    simulator.run(10.0)
+    simulator.resize(2)
+    simulator.run(25.0)
+    assert [worker.state for worker in simulator.workers.values()] == ["ready", "ready"]
+    simulator.resize(0)
+    simulator.run(100.0)
+    assert not simulator.workers
+    assert simulator.total_worker_s() == pytest.approx(50.0 + 15.0)
 
 
 def test_the_snapshot_is_what_the_scheduler_would_see() -> None:
-    plant = Plant(ENGINE)
-    plant.order(at_once=True)
-    plant.feed(TraceRow(0.0, 7, 10) for _ in range(3))
-    plant.run(12.0)
-    found = plant.snapshot()
+    simulator = PoolSimulator(ENGINE)
+    simulator.order(at_once=True)
+    simulator.feed(TraceRow(0.0, 7, 10) for _ in range(3))
+    simulator.run(12.0)
+    found = simulator.snapshot()
     assert found.lanes[0] == LaneLoad("interactive", 0, 1, 0.0, 3)
     (worker,) = found.workers
     assert (worker.state, worker.slots, worker.running) == ("ready", 2, 1)
@@ -129,15 +129,15 @@ def test_a_straggler_is_cordoned_and_only_it() -> None:
 
 def test_shapes_share_the_gpus_while_both_have_jobs() -> None:
     site = Site(["big", "small"], seed=1)
-    site.plant.send_to("big")
+    site.simulator.send_to("big")
     site.clients.want(4)
-    site.plant.send_to("small")
+    site.simulator.send_to("small")
     site.clients.want(8)
     site.share_the_gpus()
-    assert {worker.slow for worker in site.plant.workers.values()} == {2.0}
-    site.plant.run(60.0)
+    assert {worker.slow for worker in site.simulator.workers.values()} == {2.0}
+    site.simulator.run(60.0)
     site.share_the_gpus()
-    assert {worker.slow for worker in site.plant.workers.values()} == {1.0}, "those of the big one have ended"
+    assert {worker.slow for worker in site.simulator.workers.values()} == {1.0}, "those of the big one have ended"
 
 
 def test_a_goal_that_is_missed_is_a_failure(

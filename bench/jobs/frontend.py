@@ -1,4 +1,4 @@
-"""`python -m bench.jobs.door FORM URL CALLERS WARMUP SECONDS`: callers at Penstock's HTTP door, one connection each.
+"""`python -m bench.jobs.frontend FORM URL CALLERS WARMUP SECONDS`: callers of Penstock's API, one connection each.
 
 Forms: `chat` (the answer in one piece), `stream` (a stream of one token, timed to that token), `jobs` (put, then wait
 for the result: two requests).

@@ -9,7 +9,7 @@ monkey.patch_all()
 import sys  # noqa: E402 - after the patching
 
 from bench.jobs.callers import ANSWER, CallerPlan, threads  # noqa: E402
-from bench.jobs.guests.celery_app import token  # noqa: E402
+from bench.jobs.peers.celery_app import token  # noqa: E402
 
 
 def ask() -> None:

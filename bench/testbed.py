@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-class GatewayTestbed:
+class Testbed:
     """As a context: the folder is removed at the end, unless `keep` was called."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
@@ -23,18 +22,22 @@ class GatewayTestbed:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-gateway-"))
         self._kept = False
 
-    def __enter__(self) -> GatewayTestbed:
+    def __enter__(self) -> Testbed:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._bar.stop()
         if self._kept or kind is not None:
             self._console.print(f"logs: {self.folder}")
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def room(self, *names: object) -> Path:
+        """A new folder in it."""
+        folder = self.folder / "-".join(map(str, names)).replace(" ", "-")
+        folder.mkdir()
+        return folder
 
     def say(self, what: str) -> None:
         """What is being done now."""

@@ -1,4 +1,4 @@
-"""`python -m bench.gateway.guests.plain_api PORT REDIS_URL`: the gateway that FastAPI's documentation leads to.
+"""`python -m bench.gateway.peers.plain_api PORT REDIS_URL`: the gateway that FastAPI's documentation leads to.
 
 A job goes onto a list, its tokens come back on a channel of its own, each is rendered and given to a StreamingResponse.
 Nothing is kept: what is published while nobody listens is gone.

@@ -1,4 +1,4 @@
-"""A taskiq broker whose task answers one token: `taskiq worker bench.jobs.guests.taskiq_app:broker`."""
+"""A taskiq broker whose task answers one token: `taskiq worker bench.jobs.peers.taskiq_app:broker`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Celery application whose task answers one token: `celery -A bench.jobs.guests.celery_app worker`."""
+"""A Celery application whose task answers one token: `celery -A bench.jobs.peers.celery_app worker`."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ Place: TypeAlias = Literal["freshest", "freest"]
 Action: TypeAlias = Callable[[float], None]
 
 
-class Plant:
+class PoolSimulator:
     """Lanes and workers on a simulated clock. `on_begun` and `on_ended` hear of every request."""
 
     def __init__(

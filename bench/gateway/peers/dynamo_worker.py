@@ -1,4 +1,4 @@
-"""`python -m bench.gateway.guests.dynamo_worker MODEL_FOLDER SETTINGS`: Dynamo's worker around the simulated engine.
+"""`python -m bench.gateway.peers.dynamo_worker MODEL_FOLDER SETTINGS`: Dynamo's worker around the simulated engine.
 
 It speaks in token ids, as its frontend expects, so it makes a tokenizer that has one token for each word the simulated
 engine can say at each place.

@@ -6,7 +6,7 @@ import os
 import sys
 
 from bench.jobs.callers import ANSWER, CallerPlan, run, tasks
-from bench.jobs.guests.taskiq_app import broker, token
+from bench.jobs.peers.taskiq_app import broker, token
 
 
 async def main(plan: CallerPlan) -> None:
