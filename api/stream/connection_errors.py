@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
 from api.openai.errors import ApiError, retry_after
+from api.openai.rendering import to_json
 
 CONNECTION_RETRY_S = 5
 """Before a client that got no connection tries again."""
@@ -41,3 +44,11 @@ def too_many_connections_of_a_client(most: int) -> ApiError:
 
 def _no_connection(message: str) -> ApiError:
     return ApiError(503, "too_many_connections", message, headers=retry_after(CONNECTION_RETRY_S))
+
+
+def answer_of(error: ApiError) -> bytes:
+    """A whole HTTP answer, the last one of its connection."""
+    body = to_json(error.body)
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | error.headers).items())
+    return STATUS_LINE[error.status] + lines.encode("latin-1") + b"\r\n" + body

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from api.openai.rendering import encode_json, on_one_line
-from api.stream.connection import CHUNK_END, Connection, chunk_head
+from api.stream.connection import Connection
+from api.stream.transport import CHUNK_END, chunk_head
 from streaming.jobs.frames import Delta
 from telemetry.tallies import BufferedHistogram
 

@@ -8,7 +8,7 @@ GUARD = "tests/api/stream/test_connection_guard.py::test_"
 BOUNDS = "tests/api/test_bounds.py::test_"
 UPLOADS = "tests/api/test_uploads.py::test_"
 SURVEY = "tests/offline/batch/test_survey.py::test_"
-CONNECTION = "api/stream/connection.py"
+CONNECTION = "api/stream/bounded_protocol.py"
 DROPPED = (
     "            cycle.keep_alive = False\n            self._dropping = True\n            self._leave()\n        elif"
 )

@@ -15,8 +15,9 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from api.settings import ApiSettings
-from api.stream.connection import MAX_UNSENT_BYTES, CoalescingTransport, Connection
+from api.stream.connection import MAX_UNSENT_BYTES, Connection
 from api.stream.connection_guard import ConnectionGuard
+from api.stream.transport import CoalescingTransport
 
 
 @dataclass

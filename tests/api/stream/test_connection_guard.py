@@ -22,9 +22,11 @@ from starlette.types import Receive, Scope, Send
 from api import open_files, server
 from api.server import ApiServer
 from api.settings import ApiSettings
+from api.stream import bounded_protocol
 from api.stream import connection as connection_module
 from api.stream import connection_guard as guard_module
-from api.stream.connection import MAX_PIPELINED, Connection
+from api.stream.bounded_protocol import MAX_PIPELINED
+from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard, GuardedConnection
 from api.stream.deadlines import DeadlineQueue
 
@@ -331,7 +333,7 @@ async def test_a_body_nobody_reads_does_not_cost_the_client_its_answer() -> None
 
 async def test_a_body_without_end_that_nobody_reads_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is given before its end, which no header announces; then so much of it is read, and no more."""
-    monkeypatch.setattr(connection_module, "MAX_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(bounded_protocol, "MAX_UNREAD_BYTES", 1000)
     head = b"POST /early HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with opened(body_timeout_s=600) as door, client(door, head) as it:
         assert (await it.answer())[0] == 200

@@ -1,0 +1,391 @@
+"""Bounds on what a client may send before anybody knows it: bytes and fields of a head, pipelined requests, framing
+around the chunks of a body, and the time for each of them. The library's parser has no such limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.auth.hosts import PROBES
+from api.openai.errors import ApiError
+from api.stream import connection_errors
+from api.stream.connection_errors import answer_of
+from api.stream.connection_guard import ConnectionGuard, GuardedConnection
+from api.stream.deadlines import DeadlineQueue
+from api.stream.transport import CoalescingTransport
+
+MAX_PIPELINED = 8
+"""Requests that wait on one connection for the answers before theirs."""
+MAX_UNREAD_BYTES = 4 * 1024 * 1024
+"""A body that was answered before its end is read on for so long, so that the connection can serve the next request."""
+FRAMING_PER_BYTE = 8
+"""Bytes around the chunks of a body allowed for each of its bytes; chunks of one byte need five."""
+VERSIONS = ("1.0", "1.1")
+FRAMING_FIELDS = frozenset((b"content-length", b"transfer-encoding", b"expect"))
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """The server's HTTP protocol with these bounds; `Connection` adds what answers need.
+
+    It is in one of three places of a request: before its first byte, in its head, or in its body. While the client has
+    to send something, the connection is in one of the guard's queues; while a complete request is being answered it is
+    in none, so no deadline ends an open stream or a long wait.
+    """
+
+    _on_lost: Callable[[], None] | None = None
+
+    def __init__(self, *args: Any, guard: ConnectionGuard, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._guard = guard
+        self._max_header_bytes = guard.settings.max_header_bytes
+        self._max_headers = guard.settings.max_headers
+        self._queue: DeadlineQueue[GuardedConnection] | None = None
+        """Where this connection waits for its client."""
+        self._admitted = True
+        self._silent = True
+        """No byte has come yet."""
+        self._dropping = False
+        """What comes is neither parsed nor kept."""
+        self._in_body = self._begun = self._ended = False
+        """Behind the head of a request; behind its first byte; the last bytes that came ended a request."""
+        self._head_room = self._max_header_bytes
+        """Bytes that the head, or blank lines in front of it, may still bring."""
+        self._unmeasured = False
+        """A head may have begun among bytes that `_head_room` did not bound."""
+        self._length, self._chunked = 0, False
+        self._body_bytes = self._framed_bytes = 0
+        """Of the body, and of the body with what stands around its chunks."""
+        self._window_start = 0
+        """`_body_bytes` when the present body deadline began."""
+        self._max_body_bytes: int | None = None
+        """Set once the request was answered before its body's end."""
+        self._unsent = 0
+
+    @property
+    def address(self) -> str:
+        """The client's IP address, "" if there is none."""
+        return self.client[0] if self.client else ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
+        super().connection_made(transport)
+        self._enter(self._guard.head)
+        self._admitted = self._guard.admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        self._guard.writing.leave(self)
+        self._guard.release(self)
+        super().connection_lost(exc)
+        if self._on_lost is not None:
+            self._on_lost()
+        # They hold this connection: together they, and what was received, would wait for the garbage collector.
+        self.pipeline.clear()
+        self.cycle = self.scope = None  # type: ignore[assignment]  # as the library begins with them
+
+    def shutdown(self) -> None:
+        """The server ends: a client whose request was refused gets no more time to read why."""
+        if self._dropping and (self.cycle is None or self.cycle.disconnected):
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    # --- bytes -------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._dropping:
+            return
+        self._ended = False
+        if self._in_body:
+            self._unmeasured = True
+        try:
+            if self._in_body or len(data) <= self._head_room:
+                self.parser.feed_data(data)
+            else:
+                self._feed_head(data)
+        except httptools.HttpParserUpgrade:  # the request is answered as if it had not asked for another protocol
+            self._dropping = True
+            self.cycle.keep_alive = False
+            self._leave()
+        except ApiError as error:
+            self._refuse(error)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(
+                cause if isinstance(cause, ApiError) else connection_errors.invalid_http(str(error) or "cannot be read")
+            )
+        else:
+            self._wait_for_more(len(data))
+
+    def _feed_head(self, data: bytes) -> None:
+        """Parse a head that may exceed its limit, and no byte beyond the limit before it is known to have ended.
+        Raises ApiError."""
+        room = self._head_room
+        if room:
+            self.parser.feed_data(data[:room])
+        if not (self._in_body or self._ended):
+            raise self._too_large()
+        self._unmeasured = True
+        self.parser.feed_data(data[room:])
+
+    def _wait_for_more(self, size: int) -> None:
+        """After `size` bytes without a fault: which deadline the client has now."""
+        guard = self._guard
+        if self._in_body:
+            if self._chunked:
+                self._framed_bytes += size
+                if self._framed_bytes > 2 * self._max_header_bytes + (FRAMING_PER_BYTE + 1) * self._body_bytes:
+                    self._refuse(self._too_large())
+                    return
+            if self._max_body_bytes is not None and self._body_bytes > self._max_body_bytes:
+                self._linger()
+            elif self._queue is not guard.body:
+                self._window_start = self._body_bytes
+                self._enter(guard.body)
+        elif self._begun:
+            if not self._ended:
+                self._head_room -= size
+            if self._silent or self._queue is not guard.head:
+                self._enter(guard.head)
+        elif self._ended:
+            self._unmeasured = False
+            if self.cycle.response_complete and not self.pipeline:
+                self._enter(guard.idle)
+            else:
+                self._leave()
+        else:  # blank lines
+            self._head_room -= size
+            return
+        self._silent = False
+
+    def _too_large(self) -> ApiError:
+        return connection_errors.headers_too_large(self._max_header_bytes, self._max_headers)
+
+    # --- what the parser finds; errors raised here come back out of its feed_data -------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self
+        self._begun = True
+        self._length, self._chunked = 0, False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As the library's own, and bounded. Fields behind a body are left out: they would count as the head's."""
+        if self._in_body:
+            return
+        headers = self.headers
+        if len(headers) >= self._max_headers:
+            raise self._too_large()
+        name = name.lower()
+        if name in FRAMING_FIELDS:
+            self._note_framing(name, value)
+        headers.append((name, value))
+
+    def _note_framing(self, name: bytes, value: bytes) -> None:
+        if name == b"content-length":
+            self._length = int(value)
+        elif name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        elif self._chunked or value.lower() != b"chunked":
+            raise connection_errors.invalid_http("the only Transfer-Encoding taken here is 'chunked'")
+        else:
+            self._chunked = True
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        super().on_headers_complete()
+        cycle = self.cycle
+        cycle.transport = cast(asyncio.Transport, CoalescingTransport(self.transport, self.loop, self._end))
+        if self._length > MAX_UNREAD_BYTES or not self._admitted:
+            cycle.keep_alive = False
+        self._in_body, self._body_bytes, self._framed_bytes, self._max_body_bytes = True, 0, 0, None
+
+    def _check_head(self) -> None:
+        """Raises ApiError."""
+        parser = self.parser
+        if self._unmeasured and self._head_size() > self._max_header_bytes:
+            raise self._too_large()
+        version = parser.get_http_version()
+        if version not in VERSIONS or (self._chunked and version == "1.0"):
+            raise connection_errors.invalid_http("its version is not taken here, or not with this Transfer-Encoding")
+        if (self._length or self._chunked) and parser.should_upgrade():
+            raise connection_errors.invalid_http(
+                "this server changes to no other protocol; leave out the Upgrade header"
+            )
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise connection_errors.invalid_http(f"more than {MAX_PIPELINED} requests wait on this connection")
+        if not self._admitted:
+            self._admitted = self._guard.admit(self)
+            if not self._admitted:
+                self._check_probe()
+
+    def _check_probe(self) -> None:
+        """Of the connections beyond the limits only health probes are answered. Raises ApiError."""
+        is_probe = self.url.partition(b"?")[0].decode("latin-1") in PROBES and not (self._length or self._chunked)
+        if not is_probe or not self._guard.admit_probe(self):
+            raise self._guard.refusal()
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        self._in_body = self._begun = False
+        self._ended = True
+        self._head_room = self._max_header_bytes
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.more_body = False
+        cycle.message_event.set()
+
+    def on_response_complete(self) -> None:
+        """As the library's own, but that no timer is made for each answer."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing() or self._queue is self._guard.lingering:
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        elif self._in_body:
+            self._max_body_bytes = self._body_bytes + MAX_UNREAD_BYTES
+        elif not self._begun and not self._dropping:
+            self._enter(self._guard.idle)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer in place of the application, and end the connection. If the fault lies behind a request that is being
+        answered, the connection ends with that answer."""
+        self._guard.count(error.code)
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self.transport.write(answer_of(error))
+            self._linger()
+        elif not self._in_body:
+            cycle.keep_alive = False
+            self._dropping = True
+            self._leave()
+        elif cycle.response_started or self.pipeline:
+            self.transport.close()
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self.transport.write(answer_of(error))
+            self._linger()
+
+    def _end(self) -> None:
+        """The answer was the last one of this connection."""
+        if self.transport.is_closing():
+            return
+        if self._in_body or self._dropping:
+            self._linger()
+            return
+        self._leave()
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._watch_writing()
+
+    def _linger(self) -> None:
+        """Close for writing, and drop what comes for a while: a client that is still sending would be sent a reset
+        otherwise, and never read the answer."""
+        self._dropping = True
+        if self.transport.is_closing():
+            return
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._enter(self._guard.lingering)
+        self.flow.resume_reading()
+
+    def turn_away(self) -> None:
+        """Called by the guard: another connection takes this one's place among those beyond the limits."""
+        if self._dropping:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self._guard.count("too_many_connections")
+            self.transport.write(answer_of(self._guard.refusal()))
+            self._leave()
+            self.transport.close()
+
+    def _enter(self, queue: DeadlineQueue[GuardedConnection]) -> None:
+        if self._queue is not None:
+            self._queue.leave(self)
+        self._queue = queue
+        queue.enter(self, self.loop.time())
+
+    def _leave(self) -> None:
+        if self._queue is not None:
+            self._queue.leave(self)
+            self._queue = None
+
+    # --- deadlines that have passed; the connection has left its queue by then ---------------------------------------
+
+    def head_overdue(self) -> None:
+        """A client that has begun a request is told; one that has not might take a 408 for its next answer."""
+        self._queue = None
+        if self._begun:
+            self._refuse(connection_errors.request_timeout("header fields", "header_timeout_s"))
+        else:
+            self.transport.close()
+
+    def body_overdue(self) -> None:
+        """Refuse a body that came too slowly. Where this process did not read, the client gets another window."""
+        self._queue = None
+        settings, cycle = self._guard.settings, self.cycle
+        enough = settings.min_body_bytes_per_s * settings.body_timeout_s
+        held_up = self.flow.read_paused or self.pipeline or cycle.waiting_for_100_continue
+        if held_up or self._body_bytes - self._window_start >= enough:
+            self._window_start = self._body_bytes
+            self._enter(self._guard.body)
+        elif cycle.response_complete:
+            self.transport.close()
+        else:
+            self._refuse(connection_errors.request_timeout("body", "body_timeout_s"))
+
+    def idle_overdue(self) -> None:
+        self._queue = None
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # the last answer was not taken
+        else:
+            self.transport.close()
+
+    def linger_overdue(self) -> None:
+        self._queue = None
+        self.transport.abort()
+
+    def write_overdue(self) -> None:
+        """Cut off a reader that took no byte, unless an open answer looks after that itself."""
+        unsent = self.transport.get_write_buffer_size()
+        if self._on_lost is None and unsent >= self._unsent:
+            self.transport.abort()
+        else:
+            self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._guard.writing.enter(self, self.loop.time())
+
+    # --- what answers use --------------------------------------------------------------------------------------------
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Have `on_lost` called when the client leaves: no task needs to wait for it. None ends the watch."""
+        self._on_lost = on_lost
+        if on_lost is not None:
+            self.flow.resume_reading()  # a long body may have left the socket unread, and its end unseen
+            if self.transport.is_closing():
+                on_lost()
