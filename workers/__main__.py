@@ -18,7 +18,7 @@ from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until, supervise, wait
 from runtime.process import Launch, argument_parser, collect_rarely, needed_to_start, on_stop_signal, run_process
-from streaming.errors import Unavailable
+from streaming.errors import Fenced, Unavailable
 from streaming.fleet.presence import present, this_process
 from streaming.fleet.processes import Fleet, Process
 from streaming.jobs.cards import ModelCard
@@ -34,7 +34,7 @@ from workers.engines.registry import build, sections
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.tally import WorkCounters
-from workers.worker import Worker, guard
+from workers.worker import Worker
 
 log = logging.getLogger("workers")
 
@@ -168,7 +168,7 @@ class WorkerProcess:
         settings = self._config.section("worker", WorkerSettings)
         collect_rarely()
         self._worker = Worker(wire, self._engine, card, settings, recorder, self._on_cordon)
-        run = asyncio.ensure_future(guard(asyncio.ensure_future(self._worker.run(self._stop))))
+        run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
         watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
         self._state = "ready"
         self._changed.set()
@@ -238,6 +238,17 @@ class WorkerProcess:
             step_tokens=self._tally.step_tokens,
             served=dict(self._tally.served),
         )
+
+
+async def _guard(run: asyncio.Future[None]) -> str:
+    """Wait for a worker's run; the reason why it had to end, or "" after a drain."""
+    try:
+        await run
+    except Fenced as error:
+        return f"fenced: {error}"
+    except EngineDead as error:
+        return f"engine dead: {error}"
+    return ""
 
 
 if __name__ == "__main__":

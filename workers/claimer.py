@@ -35,8 +35,10 @@ else. These jobs wait for a newer worker without being claimed over and over."""
 class ClaimTarget(Protocol):
     """The worker as the claimer sees it: its capacity, and callbacks for what was claimed."""
 
-    batch_texts: int
-    """Texts of lane batch that the engine runs or has queued."""
+    @property
+    def batch_texts(self) -> int:
+        """Texts of lane batch that the engine runs or has queued."""
+        ...
 
     @property
     def running(self) -> int:

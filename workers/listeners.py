@@ -8,7 +8,16 @@ follows the job again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from streaming.errors import Fenced, Unavailable
+from streaming.jobs.lease import SILENT, Lease
+from streaming.redis.client import RedisClient
+from workers.held_jobs import HeldJobs
+
+log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 5.0
 MAX_SILENT_CHECKS = 3
@@ -35,3 +44,42 @@ class Listeners:
 def in_use(addresses: Iterable[Iterable[str]], silent: str) -> list[str]:
     """All distinct addresses except `silent`, the placeholder of a job without readers."""
     return sorted({address for each in addresses for address in each if address != silent})
+
+
+class ListenerWatch:
+    """Drops the addresses of held jobs that nobody listens at."""
+
+    def __init__(self, wire: RedisClient, lease: Lease, held: HeldJobs, lose: Callable[[int], None]) -> None:
+        """
+        Args:
+            lose: called with a partition where the lease was taken.
+        """
+        self._wire, self._lease, self._held, self._lose = wire, lease, held, lose
+        self._listeners = Listeners()
+
+    async def keep_looking(self) -> None:
+        """Send no more to addresses that nobody listens at."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            if addresses := in_use((attempt.addresses for attempt in self._held.attempts.values()), SILENT):
+                try:
+                    for address in self._listeners.given_up(await self._wire.listeners(addresses)):
+                        await self.unfollow(address)
+                except Unavailable as error:
+                    log.debug("who listens cannot be asked: %s", error)
+
+    async def unfollow(self, address: str) -> None:
+        held = [attempt for attempt in self._held.attempts.values() if address in attempt.addresses]
+        log.info("nobody listens at %s any more: %d jobs send nothing more there", address, len(held))
+        for partition in self._wire.partitions:
+            if there := [attempt for attempt in held if attempt.partition == partition]:
+                for attempt in there:  # before it is written: whoever follows after that is told to us
+                    attempt.unfollow(address)
+                try:
+                    await self._lease.unfollow(partition, address, [attempt.job.id for attempt in there])
+                except Fenced:
+                    self._lose(partition)
+                except Unavailable:
+                    for attempt in there:
+                        attempt.follow(address)
+                    raise

@@ -583,7 +583,7 @@ QUEUE = (
     Bug(
         "rows for nobody",
         "The log holds a copy of every row for each API process that has died.",
-        (Edit("workers/worker.py", "        loops.append(self._listener_loop())\n", ""),),
+        (Edit("workers/worker.py", "        loops.append(self._listeners.keep_looking())\n", ""),),
         ("tests/workers/test_listeners.py::test_an_address_nobody_listens_at_is_dropped",),
     ),
     Bug(
@@ -713,7 +713,7 @@ TOKENS = (
     Bug(
         "a log that one long job keeps",
         "As long as one job runs, every step of all its neighbours stays in the store.",
-        (Edit("workers/worker.py", "            self._checkpoint(partition)\n", ""),),
+        (Edit("workers/heartbeat.py", "            self._checkpoint(partition)\n", ""),),
         (WORKER + "a_long_job_does_not_keep_the_whole_log",),
     ),
     Bug(
@@ -855,9 +855,9 @@ TOKENS = (
         "The last write of a drain deletes tokens of the jobs that were handed back.",
         (
             Edit(
-                "workers/worker.py",
-                "in chain(self._handed_back, self._attempts.values()):",
-                "in self._attempts.values():",
+                "workers/held_jobs.py",
+                "in chain(self.handed_back, self.attempts.values()):",
+                "in self.attempts.values():",
             ),
         ),
         (WORKER + "the_last_write_of_a_drain_keeps_what_is_handed_back",),

@@ -109,7 +109,7 @@ SURVIVORS = (
     Bug(
         "a dropped run is ended",
         "A worker that has lost a job ends it, and counts it, once its answer is checked.",
-        (Edit("workers/worker.py", "if self._attempts.get(attempt.job.id) is not attempt:", "if False:"),),
+        (Edit("workers/answer_checks.py", "if self._held.attempts.get(attempt.job.id) is not attempt:", "if False:"),),
         (WORKER + "a_job_that_was_dropped_is_not_ended_by_its_check",),
     ),
     Bug(

@@ -10,6 +10,7 @@ PLACES = "tests/workers/test_places.py::test_"
 BOUND = "tests/api/test_choices.py::test_"
 QUOTA = "tests/offline/batch/test_quota.py::test_"
 WORKER = "workers/worker.py"
+STARTER = "workers/choices.py"
 
 WORK = (
     Bug(
@@ -75,7 +76,7 @@ WORK = (
     Bug(
         "all slots for one request",
         "One tenant's request holds the whole worker, and everybody else waits for its end.",
-        (Edit(WORKER, "share = stats.slots // 2", "share = stats.slots"),),
+        (Edit(STARTER, "share = stats.slots // 2", "share = stats.slots"),),
         (CHOICES + "one_request_has_half_of_the_slots",),
     ),
     Bug(
@@ -83,7 +84,9 @@ WORK = (
         "Half of the slots is more than the cache holds: requests wait inside the engine, and nothing is claimed.",
         (
             Edit(
-                WORKER, "        if stats.kv_tokens:\n            size", "        if not stats.slots:\n            size"
+                STARTER,
+                "        if stats.kv_tokens:\n            size",
+                "        if not stats.slots:\n            size",
             ),
         ),
         (CHOICES + "it_has_half_of_the_cache",),
@@ -91,7 +94,7 @@ WORK = (
     Bug(
         "further choices wait for the first one's end",
         "A request of eight choices takes eight times as long on an idle worker.",
-        (Edit(WORKER, "            asyncio.get_running_loop().call_soon(self._start_waiting)\n", ""),),
+        (Edit(STARTER, "            asyncio.get_running_loop().call_soon(self._start_waiting)\n", ""),),
         (CHOICES + "its_end_before_its_time_starts_no_choice",),
     ),
     Bug(
@@ -99,7 +102,7 @@ WORK = (
         "Lines with many choices fill the slots that are kept for chats.",
         (
             Edit(
-                WORKER,
+                STARTER,
                 "return attempt.job.priority is not Priority.BATCH or self.batch_texts < slots - self.reserved",
                 "return True",
             ),
@@ -109,7 +112,7 @@ WORK = (
     Bug(
         "the lowest lane's choices first",
         "A line of a batch overtakes the choices of a chat.",
-        (Edit(WORKER, "key=lambda each: each.job.priority.rank)", "key=lambda each: -each.job.priority.rank)"),),
+        (Edit(STARTER, "key=lambda each: each.job.priority.rank)", "key=lambda each: -each.job.priority.rank)"),),
         (PLACES + "of_choices_that_wait_the_highest_lane_goes_first",),
     ),
     Bug(
@@ -117,7 +120,7 @@ WORK = (
         "Three requests of sixteen choices close a worker of four slots: a chat of a higher lane waits for their end.",
         (
             Edit(
-                WORKER,
+                STARTER,
                 "slots + (self._settings.prefetch if self._is_owed(attempt) else 0)",
                 "slots + self._settings.prefetch",
             ),
@@ -129,7 +132,7 @@ WORK = (
         "More large requests than a worker has slots close it until one of them ends.",
         (
             Edit(
-                WORKER,
+                STARTER,
                 "if not attempt.started and self._may_start(attempt, slots):",
                 "if not attempt.started and attempt.waits:",
             ),
@@ -139,7 +142,7 @@ WORK = (
     Bug(
         "of two large jobs the older one goes on",
         "A stream whose job has nothing running stands still until older jobs are done.",
-        (Edit(WORKER, "(each.job.priority.rank, each.last_start)", "each.job.priority.rank"),),
+        (Edit(STARTER, "(each.job.priority.rank, each.last_start)", "each.job.priority.rank"),),
         (PLACES + "more_large_jobs_than_places_do_not_close_the_worker",),
     ),
     Bug(
@@ -147,7 +150,7 @@ WORK = (
         "While chats wait in the queue, every second place goes to choices of lower lanes.",
         (
             Edit(
-                WORKER,
+                STARTER,
                 "return attempt.job.priority.rank <= self._overtaken",
                 "return self._overtaken >= 0",
             ),
@@ -159,7 +162,7 @@ WORK = (
         "Beside a stream of short jobs a request of sixteen choices computes one at a time.",
         (
             Edit(
-                WORKER,
+                STARTER,
                 "            self._overtaken = max(self._overtaken, lane.rank)\n",
                 "            self._overtaken = -1\n",
             ),
@@ -171,9 +174,9 @@ WORK = (
         "A worker that holds nothing beyond its slots claims nothing until all choices of its large jobs are done.",
         (
             Edit(
-                WORKER,
-                "if self._claimer.is_full and not self._settings.prefetch and",
-                "if self._claimer.may_bring(-1) and",
+                STARTER,
+                "if self._is_full() and not self._settings.prefetch and",
+                "if False and",
             ),
         ),
         (PLACES + "without_a_place_beyond_the_slots_a_claim_goes_first",),
@@ -205,7 +208,7 @@ WORK = (
     Bug(
         "a job that was handed back still waits here",
         "Its choices may be started by two workers at once.",
-        (Edit(WORKER, "        attempt.start_no_more()\n        self._partial.pop(attempt.job.id, None)\n", ""),),
+        (Edit(STARTER, "        attempt.start_no_more()\n        self.waiting.pop(attempt.job.id, None)\n", ""),),
         (CHOICES + "a_drain_hands_over_what_was_not_started",),
     ),
     Bug(
@@ -241,7 +244,7 @@ WORK = (
         (
             Edit(
                 WORKER,
-                "            if self._engine_dead is not None:\n                raise self._engine_dead\n",
+                "            if self._starter.dead is not None:\n                raise self._starter.dead\n",
                 "",
             ),
         ),

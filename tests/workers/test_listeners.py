@@ -22,7 +22,7 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
-from workers import worker as module
+from workers import listeners as module
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.listeners import MAX_SILENT_CHECKS, Listeners, in_use
@@ -112,7 +112,7 @@ async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: RedisCli
     async with at_work(wire) as worker:
         inbox = await streamed(wire, relay)
         reading = asyncio.create_task(numbers_read(inbox))
-        await worker._unfollow(relay.address)
+        await worker._listeners.unfollow(relay.address)
         assert (await JobReader(wire).record(inbox.job_id)).addresses == ()
 
         async def gone() -> bool:
@@ -143,10 +143,10 @@ async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, r
 
         worker.lease.unfollow = once_refused  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
-            await worker._unfollow(relay.address)
+            await worker._listeners.unfollow(relay.address)
         assert worker._attempts[inbox.job_id].addresses == (relay.address,)
         assert (await JobReader(wire).record(inbox.job_id)).addresses == (relay.address,)
-        await worker._unfollow(relay.address)
+        await worker._listeners.unfollow(relay.address)
         assert worker._attempts[inbox.job_id].addresses == (SILENT,)
         assert (await JobReader(wire).record(inbox.job_id)).addresses == ()
         assert await reading == list(range(1, TOKENS + 1))

@@ -15,11 +15,11 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from tests.workers.test_choices import job_of, many, nothing_left
 from tests.workers.test_worker import Start, a_job, recorder, start, until
+from workers.choices import PARTIAL_PER_SLOT
 from workers.engines.base import Piece, Request, Stats
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
-from workers.worker import PARTIAL_PER_SLOT
 
 __all__ = ["recorder", "start"]  # fixtures
 

@@ -1,0 +1,74 @@
+"""Held jobs: the jobs that one worker has claimed and not ended, and what of its log they need."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import chain
+
+from streaming.jobs.lease import SILENT, Lease
+from workers.attempt import Attempt
+from workers.checkpoint import is_due
+from workers.writer import Checkpoint, StepWrite, Writer
+
+
+class HeldJobs:
+    """Those of all partitions."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.attempts: dict[str, Attempt] = {}
+        """By job id, oldest first, until their end is written."""
+        self.handed_back: list[Attempt] = []
+        """Those that a drain gave up unfinished."""
+
+    def hand_back(self) -> None:
+        """From now on those held are handed back."""
+        self.handed_back = list(self.attempts.values())
+        self.attempts.clear()
+
+    def of(self, partition: int) -> list[Attempt]:
+        """Those of one partition."""
+        return [attempt for attempt in self.attempts.values() if attempt.partition == partition]
+
+    def oldest_frame(self, partition: int) -> int:
+        """The first frame that a held job may still need from the log, or one that was handed back with its tokens."""
+        oldest = self._lease.next_frame(partition)
+        for attempt in chain(self.handed_back, self.attempts.values()):
+            if attempt.partition == partition:
+                oldest = min(oldest, attempt.first_frame)
+                if not attempt.is_checkpointed:
+                    break  # they were claimed one after the other: no later one needs more
+        return oldest
+
+    def everything(self, partition: int) -> StepWrite:
+        """Every delta of every job held: what a log that lost frames needs to be whole again."""
+        everything = StepWrite()
+        rows, openings = everything.rows[SILENT], everything.openings[SILENT]
+        for attempt in self.attempts.values():
+            if attempt.partition == partition:
+                openings[attempt.number] = attempt.opening
+                if copies := attempt.copies:
+                    openings[-attempt.number] = copies
+                rows += attempt.logged()
+        return everything
+
+    def holds(self, job_id: str, number: int) -> bool:
+        attempt = self.attempts.get(job_id)
+        return attempt is not None and attempt.number == number
+
+    def checkpoint(self, partition: int, writer: Writer, at_least: int) -> None:
+        """Log the deltas of long jobs anew, so that they do not keep the whole log of the partition. `at_least`: as in
+        `is_due`."""
+        now = self._lease.next_frame(partition)
+        for attempt in self.attempts.values():
+            if attempt.partition != partition or attempt.checkpointing or attempt.over:
+                continue
+            if is_due(now - attempt.first_frame, attempt.seq, at_least):
+                attempt.checkpointing = True
+                written = partial(self._on_checkpoint, attempt)
+                writer.checkpoint(Checkpoint(attempt.job.id, attempt.opening, attempt.number, attempt.own, written))
+        writer.send()
+
+    @staticmethod
+    def _on_checkpoint(attempt: Attempt, frame: int) -> None:
+        attempt.first_frame, attempt.checkpointing = frame, False
