@@ -1,7 +1,8 @@
-"""The scheduler's life: sweep, observe, decide, act, say why; once a tick, and at once when a job finds nobody awake.
+"""Scheduler main loop: reaps lost jobs, observes load, decides pool sizes, and publishes and executes the plans.
 
-Several schedulers may run: one leads and decides, the others only sweep and stand by. What a leader has decided is
-published under its epoch before anything is done for it; refused there, it is dropped.
+It runs once a tick, and at once when a job arrives for a model without workers. Several schedulers may run: the elected
+leader decides, the others only reap and stand by. A leader publishes each decision under its epoch before it acts on
+it; if Redis refuses the publication, the leader drops the decision.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-REPORT_S = 2.0
-"""How often it says that it is there."""
-LEAD_SHARE = 0.2
-"""Of the time a lead is kept: how often it is renewed, or asked for."""
-GAP_S = 0.1
+REPORT_INTERVAL_S = 2.0
+"""How often it reports itself to the fleet."""
+LEAD_RENEWAL_SHARE = 0.2
+"""Share of the leadership's lifetime after which it is renewed, or asked for."""
+MIN_TICK_GAP_S = 0.1
 """Between two ticks, however many jobs ask for one."""
 LISTEN_RETRY_DELAY_S = 1.0
 HOLD_TICKS, HOLD_S = 3, 2.0
-"""So many ticks, and so much more, may pass before a worker that leaves new jobs to another shape takes them again."""
-COLD_CHANGE = 0.01
-"""A cold start that has changed by less is not written again."""
+"""A worker that leaves new jobs to another shape takes them again after this many ticks plus this time, unless told."""
+MIN_COLD_START_CHANGE = 0.01
+"""A measured cold start is written again only if it changed by more than this, relative or in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerIdentity:
-    """Who this scheduler is to the fleet."""
+    """Identity of this scheduler process in the fleet."""
 
     id: str
     pid: int
@@ -59,7 +60,7 @@ class SchedulerIdentity:
 
     @property
     def holder(self) -> str:
-        """The name it leads under. Containers on two machines may have the same id, host name and pid."""
+        """Its name in the leader election. Includes `life`, because two containers may share id, host name and pid."""
         return f"{self.id}@{self.host}/{self.life[:6]}:{self.pid}"
 
     def process(self, state: str, since: float) -> Process:
@@ -70,7 +71,7 @@ class SchedulerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStores:
-    """The pieces of the wire a scheduler works with."""
+    """The stores in Redis that a scheduler uses."""
 
     fleet: Fleet
     backlog: Backlog
@@ -94,14 +95,14 @@ class SchedulerStores:
 
 
 class Loop:
-    """Made once per process; `run` lives until it is told to stop."""
+    """The main loop. One per process; `run` returns once its stop event is set."""
 
     def __init__(
         self,
-        parts: SchedulerStores,
+        stores: SchedulerStores,
         limits: Mapping[str, ScalingLimits],
         pool: Pool,
-        me: SchedulerIdentity,
+        identity: SchedulerIdentity,
         metrics: Metrics,
         *,
         tick_s: float = 1.0,
@@ -109,7 +110,7 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._parts, self._limits, self._pool, self._me, self._metrics = parts, limits, pool, me, metrics
+        self._stores, self._limits, self._pool, self._identity, self._metrics = stores, limits, pool, identity, metrics
         self._tick_s, self._lead_s, self._clock, self._on_state = tick_s, lead_s, clock, on_state
         self._began = clock()
         self._since: float | None = None
@@ -121,18 +122,18 @@ class Loop:
         self._lead: Lead | None = None
         self._states: dict[str, Switch] = {}
         self._cold: dict[str, float] = {}
-        """Cold starts as they are written."""
+        """Cold starts in seconds by pool, as last written."""
         self._woken = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Tick and report until `stop` is set, then take leave."""
+        """Tick and report until `stop` is set, then leave the fleet."""
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(
                 run_periodically(self._listen, LISTEN_RETRY_DELAY_S, ExpectedErrors(Unavailable))
             )
             ending = tasks.create_task(self._tick_until(stop))
-            tasks.create_task(self._every(LEAD_SHARE * self._lead_s, self.lead, stop))
-            tasks.create_task(self._every(REPORT_S, self.report, stop))
+            tasks.create_task(self._every(LEAD_RENEWAL_SHARE * self._lead_s, self.lead, stop))
+            tasks.create_task(self._every(REPORT_INTERVAL_S, self.report, stop))
             await asyncio.wait({ending})
             listening.cancel()
         self._enter("draining")
@@ -140,8 +141,8 @@ class Loop:
             await self.leave()
 
     async def tick(self) -> None:
-        """One round. Raises Unavailable."""
-        await self._parts.reaper.sweep()
+        """Reap, renew the leadership and, as leader, schedule. Raises Unavailable."""
+        await self._stores.reaper.sweep()
         await self.lead()
         if self._lead is not None:
             await self._schedule(self._lead)
@@ -150,43 +151,43 @@ class Loop:
             await self.report()
 
     async def lead(self) -> None:
-        """Take the lead if nobody has it, or keep it. Raises Unavailable."""
-        found = await self._parts.leadership.claim(self._me.holder, int(1000 * self._lead_s))
-        lead = found if found.holder == self._me.holder else None
+        """Become the leader if there is none, or renew the leadership. Raises Unavailable."""
+        found = await self._stores.leadership.claim(self._identity.holder, int(1000 * self._lead_s))
+        lead = found if found.holder == self._identity.holder else None
         if lead == self._lead:
             return
         log.info(
             "this scheduler leads now (epoch %d)" if lead else "another scheduler leads now (epoch %d)", found.epoch
         )
         self._lead = lead
-        self._states.clear()  # the other's plans, not what this one remembers, are what to go on from
+        self._states.clear()  # continue from the published plans, not from this scheduler's old state
 
     async def report(self) -> None:
-        """Tell the fleet that this scheduler is there. Raises Unavailable."""
+        """Report this scheduler to the fleet. Raises Unavailable."""
         if self._since is None:
-            self._since = await self._parts.now_ms() / 1000 - (self._clock() - self._began)
-        await self._parts.fleet.report(self._me.process(self._state, self._since))
+            self._since = await self._stores.now_ms() / 1000 - (self._clock() - self._began)
+        await self._stores.fleet.report(self._identity.process(self._state, self._since))
 
     async def leave(self) -> None:
-        """Tell the fleet that it goes, and let another lead at once. Raises Unavailable."""
-        await self._parts.leadership.leave(self._me.holder)
-        await self._parts.fleet.leave(self._me.process(self._state, self._since or 0.0))
+        """Leave the fleet and give up the leadership, so that another can lead at once. Raises Unavailable."""
+        await self._stores.leadership.leave(self._identity.holder)
+        await self._stores.fleet.leave(self._identity.process(self._state, self._since or 0.0))
 
     def _enter(self, state: str) -> None:
         self._state = state
         self._on_state(state)
 
-    # --- deciding and doing ------------------------------------------------------------------------------------------
+    # --- deciding and acting -----------------------------------------------------------------------------------------
 
     async def _schedule(self, lead: Lead) -> None:
-        parts, new = self._parts, not self._states
+        stores, new = self._stores, not self._states
         if new:
-            self._cold = await parts.plans.cold_starts()
-        before, overrides = await parts.plans.read(), await parts.overrides.of(self._limits)
-        at_ms, workers = await parts.now_ms(), await parts.fleet.processes("worker")
+            self._cold = await stores.plans.cold_starts()
+        before, overrides = await stores.plans.read(), await stores.overrides.of(self._limits)
+        at_ms, workers = await stores.now_ms(), await stores.fleet.processes("worker")
         decisions = [
             self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model))
-            for snapshot in await observe(self._limits, workers, parts.backlog)
+            for snapshot in await observe(self._limits, workers, stores.backlog)
         ]
         plans = [
             self._plan(decision, before.get(decision.model), lead, at_ms, wakes=decision.model not in overrides)
@@ -196,15 +197,15 @@ class Loop:
         pairs = zip(decisions, plans, strict=True)
         actions = [action for pair in pairs for action in self._actions(*pair, before.get(pair[1].model))]
         if new:
-            actions.insert(0, Action(model="", kind="lead", reason=_succession(before, lead), by=self._me.holder))
+            actions.insert(0, Action(model="", kind="lead", reason=_succession(before, lead), by=self._identity.holder))
         cold = self._measured(decisions)
         published = {move.plan.model: move.plan for move in moves}.values()
         own = [action for move in moves for action in move.actions]
-        if not await parts.plans.publish(lead, published, [*actions, *own], cold, self._holds(plans, workers)):
+        if not await stores.plans.publish(lead, published, [*actions, *own], cold, self._holds(plans, workers)):
             log.warning("another scheduler leads: what this one decided is dropped (epoch %d)", lead.epoch)
             return
         for action in (*actions, *own):
-            self._say(action)
+            self._log_action(action)
         self._cold |= cold
         if self._lead == lead:
             self._states = {decision.model: decision.state for decision in decisions}
@@ -213,17 +214,19 @@ class Loop:
     def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> SwitchDecision:
         model, now = snapshot.model, self._clock()
         limits = self._limits[model]
-        pools = {shape: self._steered(each, pool_name(model, shape), override) for shape, each in limits.pools.items()}
-        limits = replace(self._steered(limits, model, override), pools=pools)
+        pools = {
+            shape: self._with_override(each, pool_name(model, shape), override) for shape, each in limits.pools.items()
+        }
+        limits = replace(self._with_override(limits, model, override), pools=pools)
         state = self._states.get(model)
         if state is None and before is not None:
-            state = _taken_over(before, now)
+            state = _inherited(before, now)
         decision = decide(snapshot, limits, state, now)
         self._metrics.workers_wanted.labels(model).set(decision.want)
         return decision
 
-    def _steered(self, limits: ScalingLimits, pool: str, override: Override | None) -> ScalingLimits:
-        """With what people decided and what was measured."""
+    def _with_override(self, limits: ScalingLimits, pool: str, override: Override | None) -> ScalingLimits:
+        """The limits with a manual override and the measured cold start applied."""
         return replace(
             limits,
             pinned=None if override is None else override.want,
@@ -232,7 +235,7 @@ class Loop:
         )
 
     def _holds(self, plans: Sequence[Plan], workers: Sequence[Process]) -> dict[str, int]:
-        """Milliseconds for which workers leave new jobs to those of another shape; 0: they take them."""
+        """By worker lease: milliseconds for which it leaves new jobs to another shape; 0: it takes them."""
         if self._pool.kind == "dry-run":
             return {}
         shaped = {plan.model: plan for plan in plans if plan.shapes}
@@ -244,8 +247,8 @@ class Loop:
         }
 
     def _plan(self, decision: SwitchDecision, before: Plan | None, lead: Lead, at_ms: int, *, wakes: bool) -> Plan:
-        """`wakes`: a job that is put at zero workers is a reason to start one."""
-        wakes = wakes and self._limits[decision.model].most > 0
+        """`wakes`: a job that arrives at zero workers may start one."""
+        wakes = wakes and self._limits[decision.model].ceiling > 0
         return Plan(
             model=decision.model,
             want=decision.want,
@@ -264,7 +267,7 @@ class Loop:
         )
 
     def _actions(self, decision: SwitchDecision, plan: Plan, before: Plan | None) -> Iterator[Action]:
-        model, by = plan.model, self._me.holder
+        model, by = plan.model, self._identity.holder
         known = set() if before is None else {each.worker for each in before.cordon}
         for each in plan.cordon:
             if each.worker not in known:
@@ -278,11 +281,12 @@ class Loop:
             was = before.get(shape)
             if pool.want != was:
                 kind: ActionKind = "up" if pool.want > (was or 0) else "down"
-                by, why = self._me.holder, pool.reason
+                by, why = self._identity.holder, pool.reason
                 yield Action(model=decision.model, kind=kind, shape=shape, want=pool.want, was=was, reason=why, by=by)
 
     def _measured(self, decisions: Sequence[SwitchDecision]) -> dict[str, float]:
-        """Cold starts that were measured anew."""
+        """Cold starts in seconds, by pool, that were measured since they were last written."""
+        change = MIN_COLD_START_CHANGE
         found = {
             pool_name(decision.model, shape): pool.state.demand.starts.cold_s
             for decision in decisions
@@ -292,10 +296,10 @@ class Loop:
             pool: cold_s
             for pool, cold_s in found.items()
             if cold_s is not None
-            and not math.isclose(cold_s, self._cold.get(pool, math.inf), rel_tol=COLD_CHANGE, abs_tol=COLD_CHANGE)
+            and not math.isclose(cold_s, self._cold.get(pool, math.inf), rel_tol=change, abs_tol=change)
         }
 
-    def _say(self, action: Action) -> None:
+    def _log_action(self, action: Action) -> None:
         if action.was is not None and action.kind in ("up", "down"):
             self._metrics.decisions.labels(action.model, action.kind).inc()
         workers = f"{action.shape} workers" if action.shape else "workers"
@@ -317,7 +321,7 @@ class Loop:
             },
         )
 
-    # --- the rounds --------------------------------------------------------------------------------------------------
+    # --- the periodic tasks ------------------------------------------------------------------------------------------
 
     async def _tick_until(self, stop: asyncio.Event) -> None:
         """A tick every `tick_s`, or when a job asks for one."""
@@ -325,12 +329,12 @@ class Loop:
             self._woken.clear()
             with self._outage:
                 await self.tick()
-            if not await wait(stop, min(GAP_S, self._tick_s)):
-                await _first(self._tick_s - GAP_S, stop, self._woken)
+            if not await wait(stop, min(MIN_TICK_GAP_S, self._tick_s)):
+                await _wait_any(self._tick_s - MIN_TICK_GAP_S, stop, self._woken)
 
     async def _listen(self) -> None:
-        """Hear of jobs that nobody was awake for; those that are missed wait for the next tick."""
-        async for _ in self._parts.plans.woken():
+        """Start a tick when a job arrives for a model without workers; a missed message waits for the next tick."""
+        async for _ in self._stores.plans.woken():
             self._woken.set()
 
     async def _every(self, seconds: float, act: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
@@ -340,8 +344,8 @@ class Loop:
             await wait(stop, seconds)
 
 
-def _taken_over(before: Plan, now: float) -> Switch:
-    """Whoever led before had its reasons: nothing is given back until as much has been seen again."""
+def _inherited(before: Plan, now: float) -> Switch:
+    """State inherited from the former leader's plan: its pool sizes count as needed, so nothing shrinks at once."""
     pools = {shape: PolicyState(want, needs=((now, float(want)),)) for shape, want in before.pools.items()}
     if not before.shape:
         return Switch(pools)
@@ -349,7 +353,7 @@ def _taken_over(before: Plan, now: float) -> Switch:
 
 
 def _prospect(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) -> Prospect:
-    """While the pace of work is not known yet, all that is known is when a worker will be there."""
+    """What a waiting job may expect. While the pace of work is unknown, only the wake-up time is known."""
     if not decision.want and not wakes:
         return Prospect(None)
     if math.isfinite(outlook.wait_s):
@@ -362,8 +366,8 @@ def _succession(before: Mapping[str, Plan], lead: Lead) -> str:
     return f"after epoch {former}" if former not in (0, lead.epoch) else "nobody led"
 
 
-async def _first(seconds: float, *events: asyncio.Event) -> None:
-    """Until one of these happens, for at most so long."""
+async def _wait_any(seconds: float, *events: asyncio.Event) -> None:
+    """Wait for the first of these events, at most `seconds`."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)

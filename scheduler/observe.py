@@ -1,4 +1,4 @@
-"""What the wire tells about each model, as the snapshots a decision is made from."""
+"""Load observer: builds the snapshot of each model's lanes and workers from which the policy decides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Ba
 def look(
     model: str, lanes: Iterable[LaneDepth], workers: Iterable[Process], due: Iterable[WaitingDeadline] = ()
 ) -> Snapshot:
-    """One model's part of what was read."""
+    """The snapshot of one model, from lanes, workers and deadlines of all models."""
     deadlines = [each for each in due if each.model == model]
     return Snapshot(
         model,
@@ -37,7 +37,7 @@ def _lane(lane: LaneDepth, deadlines: Iterable[WaitingDeadline]) -> snapshot.Lan
 
 
 def _before(due: WaitingDeadline, lane: LaneDepth) -> int:
-    """Jobs of its lane that came earlier, if they came evenly since the oldest."""
+    """Estimated number of earlier jobs in its lane, if jobs arrived evenly since the oldest."""
     younger = min(1.0, due.age_ms / lane.oldest_ms) if lane.oldest_ms else 1.0
     return int(lane.waiting * (1 - younger))
 

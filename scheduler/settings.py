@@ -1,4 +1,4 @@
-"""The settings of the hand on the gate, and what it makes of a model's."""
+"""Settings of the scheduler: sections [scheduler] and [kubernetes], and a model's shapes with their thresholds."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     tick_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     interactive_s: Seconds = 2.0
-    """How long an interactive job may wait before it is begun: what the number of workers aims at."""
+    """Queue-time target: how long an interactive job may wait before it is begun."""
     standard_s: Seconds = 30.0
     """The same for standard jobs."""
     batch_s: Seconds = 3600.0
     """The same for batch jobs."""
     cover: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.99
-    """Share of the last hours' rushes, by jobs, that workers are kept ready for."""
+    """Share of the last hours' bursts, by jobs, for which workers are kept ready."""
     idle_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
-    """How long fewer workers must have been enough before some are given back; five cold starts, if that is longer."""
+    """How long fewer workers must have been enough before a pool shrinks; at least five cold starts."""
     sleep_s: Annotated[float, msgspec.Meta(ge=0)] = 300.0
-    """How long there must have been no job before a model with min_workers 0 goes to sleep."""
+    """How long a model with min_workers 0 must have had no job before its last worker stops."""
     cold_start_s: Seconds = 10.0
-    """From deciding on a worker to having it; until it has been measured."""
+    """Assumed time from the decision to add a worker until it is ready; used until it has been measured."""
     lead_s: Annotated[float, msgspec.Meta(ge=0.5, le=8)] = 5.0
-    """A leading scheduler silent for so long is replaced by another."""
+    """Lifetime of the leadership: another scheduler takes over when the leader has not renewed it for this long."""
     pool: PoolKind = "local"
-    """Who makes the plans come true. local: each machine's `penstock up`; kubernetes: Deployments; dry-run: nobody."""
+    """Where workers run. local: `penstock up` on each machine; kubernetes: Deployments; dry-run: plans are logged."""
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [kubernetes]: where the pods of pool "kubernetes" are."""
 
     namespace: str = ""
-    """Empty: the scheduler's own, or that of the context KUBECONFIG names."""
+    """Empty: the scheduler's own, or that of KUBECONFIG's context."""
     deployment: str = "penstock-worker-{model}"
-    """Name of a model's Deployment; in {model}, what such names may not hold is a dash."""
+    """Name of a model's Deployment; characters of {model} that such names may not contain become dashes."""
 
     def deployment_of(self, model: str, shape: str = "") -> str:
         """The name of a model's Deployment, or of one of its shapes'."""
@@ -57,7 +57,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_deployments(settings: KubernetesSettings, models: Mapping[str, ModelSettings]) -> None:
-    """Two pools on one Deployment would scale it against each other. Raises ConfigError."""
+    """Check that no two pools use one Deployment: they would scale it against each other. Raises ConfigError."""
     pools: dict[str, str] = {}
     for model, each in models.items():
         for shape in each.pools:
@@ -72,7 +72,7 @@ def check_deployments(settings: KubernetesSettings, models: Mapping[str, ModelSe
 
 
 def shapes_of(name: str, model: ModelSettings) -> tuple[Shape, ...]:
-    """The model's shapes with their thresholds, as set or as read from their curves. Raises ConfigError."""
+    """The model's shapes with their thresholds, as set or as computed from their curves. Raises ConfigError."""
     if not any(shape.curve for shape in model.shapes.values()):
         return tuple(
             Shape(each, math.inf if shape.upto is None else shape.upto) for each, shape in model.shapes.items()

@@ -1,9 +1,9 @@
-"""How many workers a model should have, and why. Pure: no clock, no wire, no memory but the state handed back.
+"""Scaling policy of one pool: decides how many workers it should have, and why. Pure: state goes in and comes back.
 
-Up at once, to the most of: room for the last peak of jobs that cannot wait for a new worker, and for the rush that the
-recent past has shown on top of such a peak; room for the jobs that are here now; enough to begin what waits within its
-targets and deadlines. Down to the most that was needed in the last while, and not by little within an hour of a turn
-upwards. docs/scheduling.md has the formulas and their sources.
+It scales up at once, to the maximum of: the last peak of jobs that cannot wait for a new worker, plus the burst that
+recent history shows on top of such a peak; the jobs present now; the workers that begin all waiting jobs within their
+targets and deadlines. It scales down to the maximum needed in the last `keep_s` seconds, and takes no small step down
+within an hour after a rise. docs/scheduling.md has the formulas and their sources.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.policy import health, starts
-from scheduler.policy.demand import Demand, asking, in_slots, keep_s, learn, tight
+from scheduler.policy.demand import Demand, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import constraints, wait_s, workers_for
 from scheduler.policy.health import PoolHealth
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.plan import LaneOutlook, PolicyState, PoolPlan
-from scheduler.policy.rush import highest, noted
+from scheduler.policy.rush import highest, with_peak
 from scheduler.policy.snapshot import Snapshot
 
-SPARE = 0.25
-"""Of a worker, in jobs: so much room must be left on the others before one is too many."""
-SMALL = 1 / 3
-"""Of the workers: giving back no more than this, or one, is a small step."""
-REGRET_S = 3600.0
-"""After the number has risen again there is no small step for so long: a constant load, be it noisy, turns it at most
-twice in that time."""
+SPARE_SHARE = 0.25
+"""Share of one worker's capacity that must be free on the other workers before one is removed."""
+SMALL_STEP_SHARE = 1 / 3
+"""Removing at most this share of the workers, or one, is a small step."""
+SMALL_STEP_HOLDOFF_S = 3600.0
+"""No small step down for this long after the number rose again: noise on a constant load changes it at most twice in
+that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Workers that one consideration asks for, as a fraction, and its reason."""
+    """Workers that one rule asks for, as a fraction, and its reason."""
 
     workers: float
     why: str
     lasting: bool = False
-    """It speaks of the last while, not only of this moment."""
+    """Whether it covers the last `keep_s` seconds, not only this moment."""
     spare: float = 0.0
-    """So much less than it must be needed before a worker is one too many."""
+    """Hysteresis: added to the need when scaling down."""
 
     @property
     def kept(self) -> float:
@@ -47,35 +47,37 @@ class Need:
 
 
 def decide(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float) -> PoolPlan:
-    """The number of workers this model should have at `now` (seconds of any clock that only goes forward).
+    """Decide how many workers this model should have.
 
-    `state` is the last plan's; None at first, which takes over the workers there are.
+    Args:
+        state: that of the last plan; None at first: start from the existing workers.
+        now: seconds of any monotonic clock.
     """
-    snapshot, state = _looked(snapshot, limits, state, now)
+    snapshot, state = _updated(snapshot, limits, state, now)
     if limits.paused:
         return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
     if limits.pinned is not None:
         return _plan(snapshot, limits, state, limits.clamp(limits.pinned), f"{limits.pinned} set by hand", now)
     needs = needed(snapshot, limits, state, now)
     momentary = max((need.kept for need in needs if not need.lasting), default=0.0)
-    state = replace(state, needs=noted(state.needs, momentary, now, keep_s(state.demand, limits)))
+    state = replace(state, needs=with_peak(state.needs, momentary, now, keep_s(state.demand, limits)))
     return _follow(snapshot, limits, state, needs, now)
 
 
 def rest(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float, why: str) -> PoolPlan:
-    """The same for a pool whose jobs go elsewhere: down to its minimum once no more was needed in the last while."""
-    snapshot, state = _looked(snapshot, limits, state, now)
+    """Decide for a pool that gets no new jobs: down to its minimum once the last `keep_s` seconds needed no more."""
+    snapshot, state = _updated(snapshot, limits, state, now)
     if limits.paused:
         return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
-    state = replace(state, needs=noted(state.needs, 0.0, now, keep_s(state.demand, limits)))
+    state = replace(state, needs=with_peak(state.needs, 0.0, now, keep_s(state.demand, limits)))
     want = limits.clamp(min(state.want, _whole(highest(state.needs))))
     return _plan(snapshot, limits, state, want, why, now)
 
 
-def _looked(
+def _updated(
     snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float
 ) -> tuple[Snapshot, PolicyState]:
-    """What there is to decide on, and what is known after the look."""
+    """The snapshot without cordoned workers, and the state updated with it."""
     if state is None:
         state = PolicyState(len(snapshot.ready) + snapshot.starting)
     judged = health.judge(state.health, snapshot.workers, now)
@@ -86,13 +88,13 @@ def _looked(
 def _follow(
     snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, needs: Sequence[Need], now: float
 ) -> PoolPlan:
-    """Up to the need at once; down with patience."""
+    """Scale up to the need at once; scale down with a delay."""
     need = max(needs, key=lambda need: need.workers)
     have, want = limits.clamp(state.want), limits.clamp(_whole(need.workers))
     if want > have:
-        return _plan(snapshot, limits, _turned(state, now), want, need.why, now)
+        return _plan(snapshot, limits, _with_holdoff(state, now), want, need.why, now)
     if have != state.want:
-        return _plan(snapshot, limits, state, have, f"the limits are {limits.min} to {limits.most}", now)
+        return _plan(snapshot, limits, state, have, f"the limits are {limits.min} to {limits.ceiling}", now)
     lately = max(highest(state.needs), *(need.kept for need in needs)) if need.workers else 0.0
     fewer = limits.clamp(_whole(lately))
     if fewer >= have:
@@ -105,13 +107,13 @@ def _follow(
     return _plan(snapshot, limits, replace(state, fell=True), fewer, why, now)
 
 
-def _turned(state: PolicyState, now: float) -> PolicyState:
-    """Workers were given back, and now there are to be more again."""
-    return replace(state, fell=False, no_small_step_until=now + REGRET_S) if state.fell else state
+def _with_holdoff(state: PolicyState, now: float) -> PolicyState:
+    """Start the hold-off of small steps if the pool shrank before this rise."""
+    return replace(state, fell=False, no_small_step_until=now + SMALL_STEP_HOLDOFF_S) if state.fell else state
 
 
 def _small(have: int, fewer: int) -> bool:
-    return have - fewer <= max(1, have * SMALL)
+    return have - fewer <= max(1, have * SMALL_STEP_SHARE)
 
 
 def _whole(workers: float) -> int:
@@ -122,7 +124,7 @@ def _whole(workers: float) -> int:
 
 
 def needed(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, now: float) -> Sequence[Need]:
-    """What each consideration asks for, before any limit."""
+    """The workers that each rule asks for, before any limit."""
     demand, have = state.demand, limits.clamp(state.want)
     quiet_s = now - demand.busy_at
     if not snapshot.waiting and not snapshot.running and (quiet_s >= limits.sleep_s or not have):
@@ -130,7 +132,7 @@ def needed(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, now: f
     if not demand.capacity:
         return [Need(1, f"{_jobs(snapshot)}, and what a worker can do is not known yet")]
     if snapshot.running and not snapshot.ready and not snapshot.elsewhere:
-        # Somebody runs them and cannot be seen: no time to shrink.
+        # Jobs run on workers that do not report themselves: do not shrink.
         return [Need(max(have, 1), f"{snapshot.running} running with workers that are silent")]
     awake = Need(
         1, _jobs(snapshot) if snapshot.running + snapshot.waiting else f"no job for only {quiet_s:.0f} s", True
@@ -139,37 +141,38 @@ def needed(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, now: f
 
 
 def _for_load(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> list[Need]:
-    """Room for jobs that cannot wait for a worker, now and in a rush, beside the others' usual share."""
+    """Room for jobs that cannot wait for a worker, now and in a burst, on top of the usual share of the others."""
     others = _others(snapshot, limits, demand)
     beside = f" beside {others:.0f} that can wait" if others >= 0.5 else ""
-    each, held, jobs = demand.capacity, asking(snapshot, demand), 0.0
-    needs = [Need(others / each, f"{others:.0f} jobs that can wait, {each} to a worker", spare=SPARE)]
+    each, held, jobs = demand.capacity, concurrent_demand(snapshot, demand), 0.0
+    needs = [Need(others / each, f"{others:.0f} jobs that can wait, {each} to a worker", spare=SPARE_SHARE)]
     for lane, rush in demand.rushes.items():
         jobs += held[lane]
         rushed = f"at most {rush.usual:.0f} {lane} jobs at once lately, up to {rush.room:.0f} while a worker starts"
-        needs.append(Need((jobs + others) / each, f"{jobs:.0f} {lane} jobs{beside}, {each} to a worker", spare=SPARE))
+        now = f"{jobs:.0f} {lane} jobs{beside}, {each} to a worker"
+        needs.append(Need((jobs + others) / each, now, spare=SPARE_SHARE))
         needs.append(
-            Need((rush.room + others) / each, f"{rushed}{beside}, {each} to a worker", lasting=True, spare=SPARE)
+            Need((rush.room + others) / each, f"{rushed}{beside}, {each} to a worker", lasting=True, spare=SPARE_SHARE)
         )
     return needs
 
 
 def _others(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> float:
-    """Slots for the usual share of jobs that can wait for a worker: arrivals times the seconds each is held, and no
-    more than there are, for what waits is reckoned by its time to clear."""
+    """Slots for the usual share of jobs that can wait for a worker: arrival rate times the seconds a job is held, at
+    most the jobs that run. Waiting jobs are covered by `_for_targets`."""
     slots, held = 0.0, in_slots(snapshot, demand)
     for lane in snapshot.lanes:
-        if not tight(lane.name, demand, limits):
+        if not cannot_wait(lane.name, demand, limits):
             usual = demand.rate(lane.name) * demand.size(lane.name) / demand.pace if demand.pace else math.inf
             slots += min(held[lane.name], usual)
     return slots
 
 
 def _for_targets(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> list[Need]:
-    """Enough to begin what waits within its targets and deadlines."""
+    """Workers that begin all waiting jobs within their targets and deadlines."""
     needs = []
     for ahead in constraints(snapshot, demand, limits):
-        workers = workers_for(ahead, demand, snapshot.running, limits.most)
+        workers = workers_for(ahead, demand, snapshot.running, limits.ceiling)
         needs.append(Need(workers, f"{ahead.why}: {workers} workers do that"))
     return needs
 
@@ -178,7 +181,7 @@ def _for_targets(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> l
 
 
 def _without_cordoned(snapshot: Snapshot, judged: PoolHealth) -> Snapshot:
-    """Cordoned workers take nothing: they count as draining."""
+    """The snapshot with cordoned workers as draining, because they claim nothing."""
     names = {cordon.worker for cordon in judged.cordons}
     if not names:
         return snapshot
@@ -207,8 +210,9 @@ def _plan(
 def _outlook(
     snapshot: Snapshot, limits: ScalingLimits, demand: Demand, workers: int, wake_s: float
 ) -> dict[str, LaneOutlook]:
-    """What a job put now may expect: the wake-up, and then what is before it. A sleeping model wakes one worker."""
-    workers = workers or min(1, limits.most)
+    """By lane, how long a job put now waits: for the wake-up, then for the jobs ahead. A sleeping model wakes one
+    worker."""
+    workers = workers or min(1, limits.ceiling)
     waits = wait_s(snapshot, demand, workers)
     rate = workers * demand.capacity * demand.pace
     return {
@@ -236,6 +240,6 @@ def _why_stay(snapshot: Snapshot, limits: ScalingLimits, have: int, need: Need) 
         return "idle, asleep until the first job"
     if idle and need.workers < limits.min:
         return f"idle, {have} kept ready"
-    if _whole(need.workers) > limits.most:
+    if _whole(need.workers) > limits.ceiling:
         return f"{have} is the most allowed ({need.why})"
     return need.why

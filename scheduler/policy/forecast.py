@@ -1,7 +1,7 @@
-"""How long what waits will take: the time to clear a lane with a given number of workers, and how many it takes.
+"""Queue-time forecast: the time until waiting jobs are begun by a given number of workers, and the workers needed.
 
-Work that goes before a job is what waits in its lane and in higher ones, in tokens; while it waits, new jobs of higher
-lanes overtake it. With n workers of c slots, each slot giving p tokens a second,
+The work ahead of a job is what waits in its lane and in higher ones, in tokens; while it waits, new jobs of higher
+lanes overtake it. With n workers of c slots, each slot computing p tokens a second,
 
     time to clear = work not taken by free slots / (n c p - tokens a second arriving in higher lanes)
 """
@@ -13,21 +13,21 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.policy.demand import Demand, tight
+from scheduler.policy.demand import Demand, cannot_wait
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.snapshot import LaneLoad, Snapshot
 
-LEAST_SHARE = 0.1
-"""Of its target that a lane behind its target is still given: catching up costs at most ten times the pace."""
+MIN_TARGET_SHARE = 0.1
+"""Minimum share of its target that a late lane still gets, so that it asks for at most ten times the workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is to be done before a job is begun, and the time there is for it."""
+    """The work to be done before a job is begun, and the time limit for it."""
 
     lane: str
     jobs: int
-    """With the job itself."""
+    """Including the job itself."""
     tokens: float
     overtaking: float
     """Tokens a second that arrive in higher lanes."""
@@ -36,9 +36,9 @@ class Ahead:
 
 
 def clear_s(ahead: Ahead, workers: int, demand: Demand, running: int) -> float:
-    """Seconds until the last of these jobs is begun by so many workers, all of them ready; infinite: never.
+    """Seconds until `workers` ready workers have begun the last of these jobs; infinite: never.
 
-    Before the pace of slots is known, jobs are begun at once in free slots, or never.
+    While the pace is unknown, jobs begin at once in free slots, or never.
     """
     slots = workers * demand.capacity
     free = max(0, slots - running)
@@ -49,7 +49,7 @@ def clear_s(ahead: Ahead, workers: int, demand: Demand, running: int) -> float:
 
 
 def wait_s(snapshot: Snapshot, demand: Demand, workers: int) -> dict[str, float]:
-    """Seconds, by lane, until so many workers begin a job that is put now, behind everything in its lane and above."""
+    """Seconds, by lane, until `workers` workers begin a job put now, after all jobs in its lane and in higher ones."""
     waits, jobs, tokens, overtaking = {}, 0, 0.0, 0.0
     for lane in snapshot.lanes:
         size = demand.size(lane.name)
@@ -60,13 +60,13 @@ def wait_s(snapshot: Snapshot, demand: Demand, workers: int) -> dict[str, float]
     return waits
 
 
-def workers_for(ahead: Ahead, demand: Demand, running: int, most: int) -> int:
-    """The fewest workers, at most `most`, that begin these jobs within the time there is; `most` if none can."""
-    return bisect_left(range(most), True, key=lambda n: clear_s(ahead, n, demand, running) <= ahead.within_s)
+def workers_for(ahead: Ahead, demand: Demand, running: int, max_workers: int) -> int:
+    """The fewest workers that begin these jobs within their time limit, at most `max_workers`."""
+    return bisect_left(range(max_workers), True, key=lambda n: clear_s(ahead, n, demand, running) <= ahead.within_s)
 
 
 def constraints(snapshot: Snapshot, demand: Demand, limits: ScalingLimits) -> Iterator[Ahead]:
-    """Everything that has to be begun by some time: each lane's queue-time target, and the nearest deadlines."""
+    """The work with a time limit: each lane's queue under its queue-time target, and the nearest deadlines."""
     jobs, tokens, overtaking = 0, 0.0, 0.0
     for lane in snapshot.lanes:
         size = demand.size(lane.name)
@@ -86,6 +86,6 @@ def _target(lane: LaneLoad, demand: Demand, limits: ScalingLimits) -> tuple[floa
     waiting = f"{lane.waiting} {lane.name} waiting (oldest {lane.oldest_s:.1f} s)"
     if target == math.inf:
         return target, waiting
-    if tight(lane.name, demand, limits):  # a worker ordered now is too late for these: it is to end the delay soon
+    if cannot_wait(lane.name, demand, limits):  # too late for these jobs: a new worker only shortens the delay
         return demand.cold_s(limits), f"{waiting}, to be begun while one more would start"
-    return max(target - lane.oldest_s, LEAST_SHARE * target), f"{waiting}, to be begun within {target:g} s"
+    return max(target - lane.oldest_s, MIN_TARGET_SHARE * target), f"{waiting}, to be begun within {target:g} s"

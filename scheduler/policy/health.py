@@ -1,8 +1,8 @@
-"""Which workers are slower than they should be, or fail: a straggler holds up every job it is given.
+"""Straggler detector: cordons workers that are slower than their peers, or whose jobs fail.
 
-After MegaScale: the time of a worker's steps against its peers', by the median and the median absolute deviation. Steps
-of a fuller batch take longer, so each is first held against what the model's steps of that batch size usually take.
-A model with a single worker is never judged: there is nobody to compare it with.
+After MegaScale: it compares a worker's step time with its peers', by the median and the median absolute deviation.
+Larger batches take longer, so each step time is first divided by the model's usual step time for that batch size. The
+only worker of a model is never judged, because it has no peers.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from statistics import median
 from scheduler.policy.snapshot import WorkerLoad
 
 WINDOW_S = 8.0
-"""Of one measurement."""
-LEAST_STEPS = 3
-"""In a window, else it goes on."""
-Z = 3.5
-"""Deviations from the peers' median beyond which a window is a strike."""
-LEAST_RATIO = 2.0
-"""And so many times slower than the peers: small spreads make large deviations."""
-LEAST_SPREAD = 0.05
-"""Deviation that is always granted."""
+"""Length of one measurement window."""
+MIN_STEPS = 3
+"""Steps in a window; with fewer it is extended."""
+MAX_DEVIATIONS = 3.5
+"""A window that is more deviations than this from its peers' median is a strike."""
+MIN_SLOWDOWN = 2.0
+"""A strike also needs this factor over the peers, because a small spread makes large deviations."""
+MIN_SPREAD = 0.05
+"""Lower bound of the deviation, as a share of the median."""
 STRIKES = 5
-"""In a row, for a cordon: under a minute."""
+"""Consecutive strikes for a cordon: under a minute."""
 HISTORY = 32
-"""Windows of all workers from which the usual step is known."""
+"""Windows of all workers from which the usual step time is computed."""
 STALE_S = 3 * WINDOW_S
-"""A peer's window is older: it says nothing of now."""
+"""Age beyond which a peer's window is ignored."""
 FAILED_JOBS = 5
 FAILED_SHARE = 0.5
-"""So many jobs of a window, and such a share of them, must have failed for a strike."""
+"""A window with at least this many ended jobs is a strike if this share of them failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CordonDecision:
-    """A worker that is to take no more jobs, finish what it has, and be replaced."""
+    """A worker that must claim no more jobs, finish those it has, and be replaced."""
 
     worker: str
     reason: str
@@ -45,19 +45,19 @@ class CordonDecision:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What one worker did in its last full window."""
+    """Measurements of one worker in its last full window."""
 
     at: float
     batch: float
-    """Tokens of a step."""
+    """Mean tokens of a step."""
     step_s: float
     failed: float = 0.0
-    """Share of the jobs ended."""
+    """Share of the ended jobs that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """One worker under watch: its counters at the beginning of the window under way, and what came before."""
+    """One observed worker: its counters at the start of the current window, its last window and its strikes."""
 
     began: float
     steps: int
@@ -71,22 +71,22 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class PoolHealth:
-    """What is known of all workers of a model."""
+    """Health state of all workers of a model."""
 
     records: Mapping[str, WorkerRecord] = field(default_factory=dict)
     history: tuple[tuple[float, float], ...] = ()
-    """(batch, seconds) of steps of workers that were not struck."""
+    """(batch, seconds) of the steps in windows without a strike."""
     usual: tuple[float, float] = (1.0, 0.0)
     """See `usual_step`."""
     fitted: float | None = None
-    """When `usual` was worked out."""
+    """When `usual` was computed."""
     cordons: tuple[CordonDecision, ...] = ()
 
 
 def judge(known: PoolHealth, workers: Iterable[WorkerLoad], now: float) -> PoolHealth:
-    """Close the windows that are full and strike the slow; after enough strikes in a row a worker is cordoned.
+    """Close full windows, give strikes, and cordon a worker after STRIKES consecutive ones.
 
-    At most a quarter of the workers, and at least one, may be under cordon at once: when all are slow, the cause is
+    At most a quarter of the workers, but at least one, may be cordoned at a time: when all are slow, the cause is
     elsewhere. A cordon ends with its worker.
     """
     workers = [worker for worker in workers if worker.state != "starting"]
@@ -120,7 +120,7 @@ def _followed(record: WorkerRecord | None, worker: WorkerLoad, now: float) -> Wo
     if record is None or worker.steps < record.steps:
         return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed)
     steps, ended = worker.steps - record.steps, jobs - record.jobs
-    if now - record.began < WINDOW_S or (steps < LEAST_STEPS and ended < FAILED_JOBS):
+    if now - record.began < WINDOW_S or (steps < MIN_STEPS and ended < FAILED_JOBS):
         return record
     took = (worker.step_s - record.step_s) / steps if steps else 0.0
     batch = (worker.step_tokens - record.tokens) / steps if steps else 0.0
@@ -130,7 +130,7 @@ def _followed(record: WorkerRecord | None, worker: WorkerLoad, now: float) -> Wo
 
 
 def _why(name: str, records: Mapping[str, WorkerRecord], usual: tuple[float, float], now: float) -> str:
-    """What is wrong with a worker's last window, held against its peers'; "" if nothing is."""
+    """Why a worker's last window is a strike, compared with its peers'; "" if it is not."""
     mine = records[name].window
     peers = [
         record.window
@@ -145,9 +145,9 @@ def _why(name: str, records: Mapping[str, WorkerRecord], usual: tuple[float, flo
     if not mine.step_s or not ratios:
         return ""
     middle = median(ratios)
-    spread = max(median(abs(ratio - middle) for ratio in ratios), LEAST_SPREAD * middle)
+    spread = max(median(abs(ratio - middle) for ratio in ratios), MIN_SPREAD * middle)
     ratio = _ratio(mine, usual)
-    if (ratio - middle) / spread > Z and ratio >= LEAST_RATIO * middle:
+    if (ratio - middle) / spread > MAX_DEVIATIONS and ratio >= MIN_SLOWDOWN * middle:
         return f"its steps take {ratio / middle:.1f} times its peers' ({mine.step_s * 1000:.0f} ms)"
     return ""
 
@@ -158,8 +158,8 @@ def _ratio(window: Window, usual: tuple[float, float]) -> float:
 
 
 def usual_step(history: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(a, b) of step seconds = a + b * batch, by the median of all slopes (Theil and Sen): a few outliers, even a
-    quarter of all, do not move it. b is never negative."""
+    """(a, b) of step seconds = a + b * batch, by the median of all slopes (Theil and Sen), which tolerates a quarter of
+    outliers. b is never negative."""
     if not history:
         return 1.0, 0.0
     slopes = [(t2 - t1) / (b2 - b1) for (b1, t1), (b2, t2) in combinations(history, 2) if abs(b2 - b1) >= 1]

@@ -1,4 +1,4 @@
-"""What is allowed and what is aimed at, for one model: the bounds of every decision."""
+"""Scaling limits of one model: the bounds and targets of every decision."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ class ScalingLimits:
     min: int = 1
     max: int = 1
     targets: Mapping[str, float] = field(default_factory=lambda: TARGETS)
-    """Queue-time targets in seconds by lane; a lane without one has none."""
+    """Queue-time targets in seconds by lane; a lane that is missing has no target."""
     idle_s: float = 60.0
-    """How long a worker must have been one too many, at the least, before it is given back."""
+    """How long a worker must have been unneeded, at least, before it is removed."""
     sleep_s: float = 300.0
-    """How long there must have been no job at all before the last worker goes; only with min 0."""
+    """How long there must have been no job before the last worker is removed; only with min 0."""
     cold_start_s: float = 10.0
-    """From deciding on a worker to having it, until it has been measured."""
+    """Assumed time from the decision to add a worker until it is ready; used until it has been measured."""
     cover: float = 0.99
-    """Share of the recent past whose rushes the pool would have met in time."""
+    """Share of recent bursts that the pool should have met in time."""
     cost: float = 0.0
-    """Of one worker for an hour, in any unit."""
+    """Cost of one worker for an hour, in any unit."""
     budget: float | None = None
-    """The most all workers may cost in an hour."""
+    """Maximum cost of all workers for an hour."""
     pinned: int | None = None
-    """A number set by hand: no other is decided while it stands."""
+    """Manual override of the number of workers."""
     paused: bool = False
-    """Nothing is changed, only watched."""
+    """Keep the current number of workers."""
     shapes: tuple[Shape, ...] = ()
-    """The model's pools in the order of the load they are for, where it has several."""
+    """The model's pools, by rising load, if it has several."""
     pools: Mapping[str, ScalingLimits] = field(default_factory=dict)
-    """The limits of each of them."""
+    """The limits of each of these pools."""
 
     @property
-    def most(self) -> int:
-        """The maximum, and no more than the budget pays for."""
+    def ceiling(self) -> int:
+        """The maximum, reduced to what the budget pays for."""
         if self.budget is None or not self.cost:
             return self.max
         return min(self.max, int(self.budget / self.cost))
 
     def clamp(self, workers: int) -> int:
-        """The nearest number that is allowed; the budget goes before the minimum."""
-        return min(max(self.min, workers), self.most)
+        """The nearest allowed number; the budget takes precedence over the minimum."""
+        return min(max(self.min, workers), self.ceiling)

@@ -1,7 +1,7 @@
-"""Several replicas of a small model on one GPU: how many, and what each may take of its memory, in absolute numbers.
+"""GPU packing: how many replicas of a small model share one GPU, and each one's memory budget in absolute numbers.
 
-A share of what is free when a process starts would give the first one most; tokens or bytes are the same for all.
-After the replication of SLM-Pareto. TensorRT-LLM takes them as `KvCacheConfig.max_tokens` or `max_gpu_total_bytes`.
+Absolute, because a share of the free memory would give most to the replica that starts first. After the replication in
+SLM-Pareto. TensorRT-LLM takes the budget as `KvCacheConfig.max_tokens` or `max_gpu_total_bytes`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 USABLE = 0.9
-"""Of a GPU's memory; the rest is left for its driver and for fragments."""
+"""Share of a GPU's memory; the rest is for its driver and for fragmentation."""
 SLACK_BYTES = 1 << 30
-"""Of each replica, beside weights and cache."""
+"""Memory of each replica besides weights and cache."""
 MAX_REPLICAS = 3
 """More replicas gained nothing in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """A model's memory, in bytes, and the requests it is for, in tokens."""
+    """A model's memory use in bytes, and the size of its typical request in tokens."""
 
     weights: int
     kv_token: int
@@ -29,7 +29,7 @@ class Footprint:
 
     @property
     def request_tokens(self) -> float:
-        """What a running request holds of the cache, in the mean over its life."""
+        """Mean tokens that a request holds in the KV cache while it runs."""
         return self.prompt + self.answer / 2
 
 
@@ -41,13 +41,13 @@ class Packing:
     kv_bytes: int
     kv_tokens: int
     batch: int
-    """Requests at once."""
+    """Concurrent requests."""
     mps_percent: int
-    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, where MPS is used at all."""
+    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, if MPS is used."""
 
 
 def replicas_for(footprint: Footprint, gpu_bytes: int, knee: int) -> int:
-    """How many fit that each run the batch beyond which more gains little (`knee`, from a sweep); 0: not one does.
+    """How many replicas fit that each run `knee` concurrent requests, beyond which throughput hardly grows; 0: none.
 
     min(3, floor(0.9 M / (W + knee * kv_token * (L + G/2) + 1 GiB)))
     """
@@ -56,9 +56,9 @@ def replicas_for(footprint: Footprint, gpu_bytes: int, knee: int) -> int:
 
 
 def pack(footprint: Footprint, gpu_bytes: int, replicas: int) -> Packing:
-    """What each of so many replicas gets: 0.9 M / R - W - activations of cache. Raises ValueError when that is nothing.
+    """The budget of each replica: 0.9 M / R - W - activations bytes of cache. Raises ValueError if that is nothing.
 
-    All budgets with all weights are never more than 0.9 of the GPU.
+    All budgets and weights together are at most 0.9 of the GPU.
     """
     if replicas < 1:
         raise ValueError(f"{replicas} replicas: at least one is needed")

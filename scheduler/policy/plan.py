@@ -1,4 +1,4 @@
-"""What a decision says of one pool: how many workers, and why, and what waiting jobs may expect."""
+"""Result types of a scaling decision: a pool's size with its reason, and the expected waits of its lanes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from scheduler.policy.rush import Peaks
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What the next decision must know of the last one."""
+    """State that one decision of a pool passes to the next."""
 
     want: int
     demand: Demand = field(default_factory=Demand)
     needs: Peaks = ()
-    """Workers needed at single moments of the last while."""
+    """Peaks of the workers needed in the last `keep_s` seconds."""
     fell: bool = False
     """Whether the last change was downwards."""
     no_small_step_until: float = -math.inf
@@ -27,34 +27,34 @@ class PolicyState:
 
 @dataclass(frozen=True, slots=True)
 class LaneOutlook:
-    """What is expected of one lane."""
+    """Forecast of one lane."""
 
     waiting: int
     tokens: float
-    """That wait in it."""
+    """Tokens of the waiting jobs."""
     arrivals: float
     """Jobs a second."""
     wait_s: float
-    """Until a job that is put now is begun; infinite: nobody will begin it, or nobody knows when."""
+    """Seconds until a job put now is begun; infinite: never, or unknown."""
     each_s: float
-    """More for each further job before it; 0: unknown."""
+    """Additional seconds for each further job ahead of it; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """The number of workers a pool should have, and the sentence that explains it."""
+    """The number of workers that a pool should have, and the reason."""
 
     model: str
     want: int
-    """Without those that are cordoned."""
+    """Not counting cordoned workers."""
     reason: str
     state: PolicyState
-    """For the next decision."""
+    """Input of the next decision."""
     cordon: tuple[CordonDecision, ...] = ()
     outlook: Mapping[str, LaneOutlook] = field(default_factory=dict)
     """By lane."""
     wake_s: float = 0.0
-    """Until the first worker is there; 0 when one is."""
+    """Seconds until the first worker is ready; 0 if one is."""
     cold_start_s: float = 0.0
     cost: float = 0.0
-    """Of the workers wanted, for an hour."""
+    """Cost of the wanted workers for an hour."""

@@ -1,6 +1,6 @@
-"""One model as seen at one moment: its lanes and its workers. All a decision may know of the world.
+"""Snapshot of one model's lanes and workers at one moment: the only input of a scaling decision besides its state.
 
-Counters (`added`, `served`, `steps`...) only grow; what they say about rates is worked out from two snapshots.
+Counters (`added`, `served`, `steps`...) only grow; the policy derives rates from two snapshots.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class DueJob:
-    """A waiting job that is lost to its owner unless it is begun in time."""
+    """A waiting job with a deadline."""
 
     in_s: float
     ahead: int
-    """Jobs of its lane that are before it."""
+    """Jobs of its lane that are ahead of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneLoad:
-    """One lane, all partitions together."""
+    """One lane, summed over all partitions."""
 
     name: str
     waiting: int = 0
     running: int = 0
     """Jobs of this lane that workers hold."""
     oldest_s: float = 0.0
-    """Age of the job that waits longest; 0 when none waits."""
+    """Age of the oldest waiting job; 0 if none waits."""
     added: int = 0
     """Jobs ever put here."""
     due: tuple[DueJob, ...] = ()
@@ -37,21 +37,21 @@ class LaneLoad:
 
 @dataclass(frozen=True, slots=True)
 class ServedCount:
-    """What a worker has ended of one lane since its start."""
+    """Jobs of one lane that a worker has ended since its start."""
 
     jobs: int = 0
     tokens: int = 0
     """Prompt and answer together."""
     failed: int = 0
-    """Jobs among them that failed by the engine's fault."""
+    """Jobs among them that failed with a server error."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """One worker as it last spoke."""
+    """One worker's last report."""
 
     id: str
-    """New in each of its lives."""
+    """New for each process."""
     state: str = "ready"
     """starting | ready | draining"""
     slots: int = 0
@@ -59,28 +59,28 @@ class WorkerLoad:
     waiting: int = 0
     """Jobs it holds that wait inside the engine."""
     kv_tokens: int = 0
-    """Room of its KV cache; 0: not limited beyond the slots."""
+    """Capacity of its KV cache; 0: not limited beyond the slots."""
     kv_used: int = 0
     served: Mapping[str, ServedCount] = field(default_factory=dict)
     """By lane."""
     steps: int = 0
-    """Engine steps so far, of which `step_s` seconds and `step_tokens` tokens are known."""
+    """Engine steps so far, which took `step_s` seconds and produced `step_tokens` tokens."""
     step_s: float = 0.0
     step_tokens: int = 0
     shape: str = ""
-    """Which of the model's pools it belongs to."""
+    """The pool of the model that it belongs to."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One model as seen at one moment."""
+    """One model's lanes and workers at one moment."""
 
     model: str
     lanes: tuple[LaneLoad, ...] = ()
     """Highest first."""
     workers: tuple[WorkerLoad, ...] = ()
     elsewhere: int = 0
-    """Jobs that workers of the model's other shapes hold, as far as they have said."""
+    """Jobs that workers of the model's other shapes have reported."""
 
     @cached_property
     def waiting(self) -> int:
@@ -96,7 +96,7 @@ class Snapshot:
 
     @cached_property
     def ready(self) -> tuple[WorkerLoad, ...]:
-        """Workers that take jobs. Those that drain count no more."""
+        """Workers that take jobs; draining ones do not count."""
         return tuple(worker for worker in self.workers if worker.state == "ready")
 
     @cached_property

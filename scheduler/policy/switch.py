@@ -1,8 +1,8 @@
-"""The switch before a model's pools: which of its shapes take new jobs, and how many workers each should have. Pure.
+"""Scaling policy of one model: decides which of its pools (shapes) take new jobs, and the size of each. Pure.
 
-Each shape is decided on as a model of its own, which sees the same lanes and only its own workers: their slots, pace
-and starts differ. The shape the load calls for, and those that still take jobs, follow the demand; the others rest. A
-model without shapes has one pool, and its decision is that pool's.
+It decides on each shape as on a separate model, which sees the same lanes but only its own workers, because slots, pace
+and cold starts differ. The shape that the load calls for, and those that still take jobs, follow the demand; the others
+shrink to their minimum. A model without shapes has one pool.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scheduler.policy.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What the next decision must know of the last one."""
+    """State that one decision of a model passes to the next."""
 
     pools: Mapping[str, PolicyState] = field(default_factory=dict)
     """By shape."""
@@ -30,13 +30,13 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class SwitchDecision:
-    """What is decided for one model."""
+    """The decision for one model."""
 
     model: str
     pools: Mapping[str, PoolPlan]
-    """By shape; "" where there is but one pool."""
+    """By shape; "" for a model without shapes."""
     state: Switch
-    """For the next decision."""
+    """Input of the next decision."""
     shape: str = ""
     """The shape the load calls for."""
     takes: tuple[str, ...] = ("",)
@@ -50,7 +50,7 @@ class SwitchDecision:
 
     @property
     def reason(self) -> str:
-        """Of the pool the load calls for."""
+        """The reason of the pool that the load calls for."""
         why = self.pools[self.shape].reason
         return f"{self.shape}: {why}" if self.shape else why
 
@@ -60,17 +60,17 @@ class SwitchDecision:
 
     @property
     def main(self) -> PoolPlan:
-        """The pool that says what a waiting job may expect: the first that takes new ones."""
+        """The pool whose forecast applies to new jobs: that of `shape` if it takes them, else the first that does."""
         return self.pools[self.shape if self.shape in self.takes else self.takes[0]]
 
 
 def decide(snapshot: Snapshot, limits: ScalingLimits, state: Switch | None, now: float) -> SwitchDecision:
-    """At `now`, in seconds of any clock that only goes forward. `state` is the last decision's; None at first."""
+    """Decide for one model. `state`: that of the last decision, None at first; `now`: seconds of a monotonic clock."""
     state = state or Switch()
     if not limits.shapes:
         plan = policy.decide(snapshot, limits, state.pools.get(""), now)
         return SwitchDecision(snapshot.model, {"": plan}, Switch({"": plan.state}))
-    way, names = _way(snapshot, limits, state, now), [shape.name for shape in limits.shapes]
+    choice, names = _route(snapshot, limits, state, now), [shape.name for shape in limits.shapes]
     ready = {name: sum(each.state == "ready" and each.shape == name for each in snapshot.workers) for name in names}
 
     def follow(name: str) -> PoolPlan:
@@ -81,17 +81,17 @@ def decide(snapshot: Snapshot, limits: ScalingLimits, state: Switch | None, now:
         seen, why = _view(snapshot, name, took=False), f"new jobs go to {', '.join(takes)}"
         return policy.rest(seen, limits.pools[name], state.pools.get(name), now, why)
 
-    aimed = follow(way.shape)
-    takes = takers(names, way.shape, state.takes, ready, aimed.want)
+    aimed = follow(choice.shape)
+    takes = takers(names, choice.shape, state.takes, ready, aimed.want)
     busy = {name for name in takes if ready[name]}
-    pools = {name: aimed if name == way.shape else follow(name) if name in busy else rest(name) for name in names}
+    pools = {name: aimed if name == choice.shape else follow(name) if name in busy else rest(name) for name in names}
     states = {name: plan.state for name, plan in pools.items()}
-    why = f"{way.load:.0f} jobs at once"
-    return SwitchDecision(snapshot.model, pools, Switch(states, way, takes), way.shape, takes, why)
+    why = f"{choice.load:.0f} jobs at once"
+    return SwitchDecision(snapshot.model, pools, Switch(states, choice, takes), choice.shape, takes, why)
 
 
-def _way(snapshot: Snapshot, limits: ScalingLimits, state: Switch, now: float) -> ShapeChoice:
-    """Where the load belongs. Nothing is switched while nothing is to be changed."""
+def _route(snapshot: Snapshot, limits: ScalingLimits, state: Switch, now: float) -> ShapeChoice:
+    """Choose the shape for the load; a paused model keeps its shape."""
     names = [shape.name for shape in limits.shapes]
     if limits.paused and state.route is not None and state.route.shape in names:
         return state.route
@@ -99,8 +99,8 @@ def _way(snapshot: Snapshot, limits: ScalingLimits, state: Switch, now: float) -
 
 
 def _view(snapshot: Snapshot, shape: str, *, took: bool) -> Snapshot:
-    """One shape's part of a snapshot. Workers that were told to leave new jobs to others count as draining: that jobs
-    wait says nothing of what they can do."""
+    """One shape's part of a snapshot. Workers that leave new jobs to others count as draining, because waiting jobs
+    then say nothing about their capacity."""
     own = (worker for worker in snapshot.workers if worker.shape == shape)
     workers = (replace(each, state="draining") if each.state == "ready" and not took else each for each in own)
     elsewhere = sum(worker.running for worker in snapshot.workers if worker.shape != shape)

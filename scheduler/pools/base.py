@@ -1,7 +1,7 @@
-"""Pools: what makes a plan come true. The scheduler publishes; a pool adds what it must do itself.
+"""Worker pools: the interface that executes the scheduler's plans, with the local pool and the dry run.
 
-Local workers are started and stopped by each machine's supervisor, which reads the plan. A dry run only says what
-would be done. Pods are `kubernetes.py`'s.
+In the local pool each machine's supervisor reads the published plan, and starts and stops workers. A dry run only logs
+what it would do. `kubernetes.py` has the pool of pods.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ log = logging.getLogger(__name__)
 
 
 class PoolError(Exception):
-    """Raised when a pool may not, or cannot, be changed as planned."""
+    """Raised when a pool cannot or may not be changed as planned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A plan as it is to be published, and what its pool is about to do for it."""
+    """A plan to publish, and the actions that its pool will take for it."""
 
     plan: Plan
     actions: tuple[Action, ...] = ()
 
 
 class Pool(Protocol):
-    """Decides without doing, so that what it is about to do is published first, under the leader's fence."""
+    """Executes plans in two steps, so that the scheduler publishes every action, fenced, before the pool takes it."""
 
     kind: PoolKind
 
     async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
-        """At least one for each plan."""
+        """Decide what to do for each plan, at least one move per plan, without changing anything."""
         ...
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
-        """Called only after they were published."""
+        """Execute the moves; called only after they were published."""
         ...
 
     async def close(self) -> None: ...
 
 
 class LocalPool:
-    """Workers of `penstock up`, on one machine or several: reading the plan is all they need."""
+    """Workers of `penstock up`, on one machine or several, whose supervisors read the published plan."""
 
     kind: PoolKind = "local"
 
@@ -54,36 +54,36 @@ class LocalPool:
         return [Move(plan) for plan in plans]
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
-        pass  # whoever supervises the workers does
+        pass  # the supervisors do
 
     async def close(self) -> None:
         pass
 
 
 class DryRunPool:
-    """Nothing is started, drained or cordoned: it is only said, once for each change."""
+    """Logs each change of a plan once, and starts, drains or cordons nothing."""
 
     kind: PoolKind = "dry-run"
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
     async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
         return [Move(plan) for plan in plans]
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
         for move in moves:
-            words = would(move.plan)
-            if words != self._said.get(move.plan.model):
+            words = describe(move.plan)
+            if words != self._logged.get(move.plan.model):
                 log.info("%s: would have %s (%s)", move.plan.model, words, move.plan.reason)
-            self._said[move.plan.model] = words
+            self._logged[move.plan.model] = words
 
     async def close(self) -> None:
         pass
 
 
-def would(plan: Plan) -> str:
-    """A plan in words, without its reason, which changes all the time."""
+def describe(plan: Plan) -> str:
+    """Describe a plan in words, without its reason, which changes all the time."""
     sizes = (f"{want} {shape} workers" if shape else f"{want} workers" for shape, want in plan.pools.items())
     taken = f", new jobs with {', '.join(plan.takes)}" if plan.takes else ""
     cordoned = f", and {', '.join(each.worker for each in plan.cordon)} cordoned" if plan.cordon else ""

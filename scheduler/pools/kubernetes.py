@@ -1,11 +1,12 @@
-"""Workers as the pods of one Deployment a model, or one for each of its shapes: the only file that knows Kubernetes.
+"""Kubernetes pool: runs workers as the pods of one Deployment per model and shape, and scales it to the plan.
 
-Nothing is watched (watches end by themselves after some minutes): every tick looks, and patches what differs. A worker
-that is to leave is drained first; then its pod is made the cheapest to delete, and the Deployment's scale is lowered.
+This is the only file that knows Kubernetes. It uses no watches, which end by themselves after some minutes: every tick
+reads the objects and patches what differs. It drains a worker first, then gives its pod the lowest deletion cost and
+lowers the Deployment's scale.
 
-The fence has two halves. A plan is published, fenced, immediately before anything is done for it. And every leader
-first writes its epoch on the Deployment, which changes the resource version: what an earlier one still has under way
-names the version it has seen, and is refused.
+Fencing has two parts. A plan is published, fenced, immediately before the pool acts on it. And every leader first
+writes its epoch into the Deployment, which changes the resource version: requests of an earlier leader name the old
+version, and the API server refuses them.
 """
 
 from __future__ import annotations
@@ -34,53 +35,53 @@ from streaming.fleet.processes import Process
 
 log = logging.getLogger(__name__)
 
-EPOCH = "penstock/leader-epoch"
-COST = "controller.kubernetes.io/pod-deletion-cost"
-LOWEST = "-2147483648"
+EPOCH_ANNOTATION = "penstock/leader-epoch"
+COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+LOWEST_COST = "-2147483648"
 TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class PodMove(Move):
-    """A move with the Deployment as it was seen."""
+    """A move, with the Deployment's state as it was read."""
 
     pool: str = ""
     name: str = ""
     version: str = ""
-    """Its resource version."""
+    """The Deployment's resource version."""
     replicas: int = 0
     stamped: int = 0
-    """The epoch written on it."""
+    """The leader epoch written in its annotation."""
     step: LeavingStep = field(default_factory=lambda: LeavingStep((), 0))
 
 
 class KubernetesPool:
-    """The pods of each model's Deployment. `moves` looks and decides, `carry_out` does."""
+    """Scales the Deployments of all models. `moves` reads and decides, `carry_out` changes the cluster."""
 
     kind: PoolKind = "kubernetes"
 
     def __init__(self, settings: KubernetesSettings, by: str) -> None:
         self._settings, self._by = settings, by
         self._client: AsyncClient | None = None
-        self._troubles: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
 
     async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
-        """One move a Deployment. What cannot be looked at stays as it is; that is said once."""
+        """One move per Deployment. A Deployment that cannot be read stays as it is; the error is logged once."""
         found = await asyncio.gather(*(self._moves_of(plan, workers, epoch) for plan in plans))
         return [move for moves in found for move in moves]
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
-        """After the plans were published: change the cluster. What fails is tried again at the next tick."""
+        """Change the cluster, after the plans were published. The next tick retries what fails."""
         await asyncio.gather(*(self._carry_out(move, epoch) for move in moves if isinstance(move, PodMove)))
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- reading the cluster -----------------------------------------------------------------------------------------
 
     async def _moves_of(self, plan: Plan, workers: Sequence[Process], epoch: int) -> list[Move]:
-        """A plan says who leaves and who is told to, of all its Deployments."""
+        """The moves of one plan. Each carries the whole plan, with the leavers and cordons of all Deployments."""
         own = [worker for worker in workers if worker.model == plan.model]
         moves = await asyncio.gather(*(self._move(plan, shape, own, epoch) for shape in plan.pools))
         leaving = dict.fromkeys(pod for move in moves for pod in move.plan.leaving)
@@ -91,26 +92,26 @@ class KubernetesPool:
     async def _move(self, plan: Plan, shape: str, workers: Sequence[Process], epoch: int) -> Move:
         pool = pool_name(plan.model, shape)
         try:
-            move = await self._look(plan, shape, [worker for worker in workers if worker.shape == shape], epoch)
+            move = await self._read(plan, shape, [worker for worker in workers if worker.shape == shape], epoch)
         except (httpx2.HTTPError, ConfigError, PoolError) as error:
-            self._trouble(pool, str(error) or type(error).__name__)
+            self._log_problem(pool, str(error) or type(error).__name__)
             return Move(plan)
-        self._trouble(pool, "")
+        self._log_problem(pool, "")
         return move
 
-    async def _look(self, plan: Plan, shape: str, workers: Sequence[Process], epoch: int) -> Move:
-        """Raises HTTPError, ConfigError, PoolError."""
+    async def _read(self, plan: Plan, shape: str, workers: Sequence[Process], epoch: int) -> Move:
+        """Read one Deployment and its pods, and decide its move. Raises HTTPError, ConfigError, PoolError."""
         client, name = self._open(), self.deployment(plan.model, shape)
         deployment = await client.get(Deployment, name)
         meta, spec = deployment.metadata, deployment.spec
         assert meta is not None and spec is not None and meta.resourceVersion is not None
-        stamp = (meta.annotations or {}).get(EPOCH, "")
+        stamp = (meta.annotations or {}).get(EPOCH_ANNOTATION, "")
         stamped = int(stamp) if stamp.isdecimal() else 0
         if stamped > epoch:
             raise PoolError(f"{name} is another leader's (epoch {stamped}, this one's is {epoch})")
         by_host = {worker.host: worker for worker in workers}
         labels: dict[str, Any] = dict(spec.selector.matchLabels or {})
-        pods = [_member(pod, by_host) async for pod in client.list(Pod, labels=labels) if not _is_going(pod)]
+        pods = [_member(pod, by_host) async for pod in client.list(Pod, labels=labels) if not _is_ending(pod)]
         slow = {cordoned.worker: cordoned for cordoned in plan.cordon}
         cordoned = {worker.host for worker in workers if worker.lease in slow}
         step = next_step(pods, plan.pools[shape], plan.leaving, cordoned)
@@ -143,23 +144,23 @@ class KubernetesPool:
         if replicas != step.replicas:
             yield act(kind="scale", want=step.replicas, was=replicas, reason=plan.reason)
 
-    # --- doing -------------------------------------------------------------------------------------------------------
+    # --- changing the cluster ----------------------------------------------------------------------------------------
 
     async def _carry_out(self, move: PodMove, epoch: int) -> None:
         try:
             await self._change(move, epoch)
         except ApiError as error:
-            if error.status.code == 409:  # it has changed since it was looked at, by whomever: look again
+            if error.status.code == 409:  # it changed since it was read: the next tick reads it again
                 log.info("%s: changed meanwhile, looking again: %s", move.plan.model, error)
             else:
-                self._trouble(move.pool, str(error))
+                self._log_problem(move.pool, str(error))
         except httpx2.HTTPError as error:
-            self._trouble(move.pool, str(error) or type(error).__name__)
+            self._log_problem(move.pool, str(error) or type(error).__name__)
 
     async def _change(self, seen: PodMove, epoch: int) -> None:
         client, step, version = self._open(), seen.step, seen.version
         if seen.stamped < epoch:
-            stamp = {"metadata": {"resourceVersion": version, "annotations": {EPOCH: str(epoch)}}}
+            stamp = {"metadata": {"resourceVersion": version, "annotations": {EPOCH_ANNOTATION: str(epoch)}}}
             stamped = await client.patch(Deployment, seen.name, stamp, patch_type=PatchType.MERGE)
             assert stamped.metadata is not None and stamped.metadata.resourceVersion is not None
             version = stamped.metadata.resourceVersion
@@ -168,7 +169,7 @@ class KubernetesPool:
         if step.replicas == seen.replicas:
             return
         for pod in step.cheapest:
-            cost = {"metadata": {"annotations": {COST: LOWEST}}}
+            cost = {"metadata": {"annotations": {COST_ANNOTATION: LOWEST_COST}}}
             await self._unless_gone(client.patch(Pod, pod, cost, patch_type=PatchType.MERGE))
         scale = Deployment.Scale(
             metadata=ObjectMeta(name=seen.name, namespace=client.namespace, resourceVersion=version),
@@ -191,29 +192,29 @@ class KubernetesPool:
         return self._settings.deployment_of(model, shape)
 
     def _open(self) -> AsyncClient:
-        """The cluster this process is in, or the one KUBECONFIG names. Raises ConfigError."""
+        """The client of the cluster this process runs in, or of the one KUBECONFIG names. Raises ConfigError."""
         if self._client is None:
             timeout = httpx2.Timeout(TIMEOUT_S)
             self._client = AsyncClient(namespace=self._settings.namespace or None, timeout=timeout)
         return self._client
 
-    def _trouble(self, pool: str, what: str) -> None:
-        """Said when it begins, when it changes, and when it ends."""
-        before = self._troubles.get(pool, "")
+    def _log_problem(self, pool: str, what: str) -> None:
+        """Log a pool's problem when it begins, changes or ends; `what` is "" if there is none."""
+        before = self._problems.get(pool, "")
         if what and what != before:
             log.warning("%s: its pods stay as they are: %s", pool, what)
         elif before and not what:
             log.info("%s: its Deployment can be seen again", pool)
-        self._troubles[pool] = what
+        self._problems[pool] = what
 
 
-def _is_going(pod: Pod) -> bool:
+def _is_ending(pod: Pod) -> bool:
     phase = pod.status.phase if pod.status is not None else ""
     return bool(pod.metadata and pod.metadata.deletionTimestamp) or phase in ("Succeeded", "Failed")
 
 
 def _member(pod: Pod, workers: dict[str, Process]) -> Member:
-    """A pod, with what the worker in it says of itself: a worker's host is its pod's name."""
+    """A pod with its worker's report; a worker's host name is its pod's name."""
     meta, status = pod.metadata, pod.status
     assert meta is not None and meta.name is not None
     conditions = (status.conditions if status is not None else None) or []

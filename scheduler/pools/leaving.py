@@ -1,7 +1,7 @@
-"""Who leaves a pool, and when it may be taken away. Pure: members and the wanted number in, one step out.
+"""Scale-down policy of a pool of pods: chooses which members leave, and when a drained one is removed. Pure.
 
-A member is chosen, takes nothing more, finishes what it has, and only then goes. What a cluster's controllers would
-take first by themselves (what is not ready) is also chosen first here, so that both agree.
+A chosen member claims no more jobs, finishes those it has, and only then is removed. Members that are not ready are
+chosen first, because the cluster's controllers would remove them first too.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One pod, or whatever a worker lives in."""
+    """One pod."""
 
     name: str
     ready: bool
     since: float
-    """Unix seconds of its making."""
+    """Creation time in Unix seconds."""
     running: int = 0
-    """Jobs its worker holds."""
+    """Jobs that its worker holds."""
     drained: bool = False
-    """No worker in it holds jobs, or will."""
+    """Whether its worker holds no jobs and claims none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeavingStep:
-    """What is to be done now."""
+    """The next step of a scale-down."""
 
     leaving: tuple[str, ...]
-    """Chosen, and still there."""
+    """Chosen members that still exist."""
     replicas: int
     cheapest: tuple[str, ...] = ()
-    """Drained: to be those the next lowering takes."""
+    """Drained members that the next lowering of the scale should remove."""
     remove: tuple[str, ...] = ()
-    """Drained, and no lowering would take just them: to be taken away by name."""
+    """Drained members to delete by name, because a lowering of the scale might remove others."""
 
 
 def next_step(
@@ -42,7 +42,8 @@ def next_step(
 ) -> LeavingStep:
     """One step towards `want` members that stay. `leaving`: chosen before; `cordoned`: to be replaced.
 
-    A lowering takes the cheapest, but before them whatever is not ready: so it is used only while all that stay are.
+    The controller removes pods that are not ready before the cheapest ones, so the scale is lowered only while all
+    members that stay are ready.
     """
     chosen = [each for each in members if each.name in leaving or each.name in cordoned]
     staying = [each for each in members if each not in chosen]

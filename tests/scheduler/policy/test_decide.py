@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policy.decide import REGRET_S, decide
-from scheduler.policy.demand import PATIENCE_S, RATE_S, Demand, Flow
+from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, decide
+from scheduler.policy.demand import MIN_QUEUED_S, RATE_WINDOW_S, Demand, Flow
 from scheduler.policy.limits import TARGETS, ScalingLimits
 from scheduler.policy.plan import PolicyState, PoolPlan
 from scheduler.policy.snapshot import DueJob, LaneLoad, ServedCount, Snapshot, WorkerLoad
@@ -44,7 +44,7 @@ def lanes(draw: st.DrawFn) -> tuple[LaneLoad, ...]:
     found = []
     for name in LANES:
         waiting = draw(counts)
-        age = draw(st.floats(0, 3 * PATIENCE_S)) if waiting else 0.0
+        age = draw(st.floats(0, 3 * MIN_QUEUED_S)) if waiting else 0.0
         due = (DueJob(draw(st.floats(0, 100)), draw(st.integers(0, 400))),) if waiting and draw(st.booleans()) else ()
         found.append(LaneLoad(name, waiting, draw(counts), age, draw(st.integers(0, 10_000)), due))
     return tuple(found)
@@ -105,7 +105,7 @@ def test_want_is_within_the_limits_and_says_why(
     starts from."""
     plan = decide(snapshot, limits, state, 1000.0 + later)
     if not limits.paused:
-        assert min(limits.min, limits.most) <= plan.want <= limits.max
+        assert min(limits.min, limits.ceiling) <= plan.want <= limits.max
         assert limits.budget is None or plan.cost <= limits.budget
     assert plan.reason.strip()
     assert plan.state.want == plan.want
@@ -142,7 +142,7 @@ def test_constant_input_settles(snapshot: Snapshot, limits: ScalingLimits, state
     assert len(set(wants[-20:])) == 1
 
 
-@given(st.integers(1, 400), limits().filter(lambda limits: limits.most > 0), st.floats(0, 10), states())
+@given(st.integers(1, 400), limits().filter(lambda limits: limits.ceiling > 0), st.floats(0, 10), states())
 def test_the_first_waiting_job_wakes_a_sleeping_model(
     waiting: int, limits: ScalingLimits, oldest_s: float, state: PolicyState | None
 ) -> None:
@@ -190,7 +190,7 @@ def test_noise_moves_the_number_at_most_twice_in_an_hour(chance: Random, slots: 
     plans = follow(PolicyState(1), limits, world)
     changes = [(18.0 * n, b.want - a.want) for n, (a, b) in enumerate(pairwise(plans), 1) if a.want != b.want]
     turns = [at for (_, one), (at, other) in pairwise(changes) if (one > 0) != (other > 0) and at > 1800]
-    assert all(third - first >= REGRET_S for first, third in zip(turns, turns[2:], strict=False))
+    assert all(third - first >= SMALL_STEP_HOLDOFF_S for first, third in zip(turns, turns[2:], strict=False))
 
 
 def test_after_a_turn_upwards_few_are_not_given_back_for_an_hour() -> None:
@@ -249,7 +249,7 @@ def test_a_rush_is_expected_where_there_was_one() -> None:
 def test_free_slots_are_believed_until_jobs_grow_old() -> None:
     """Jobs that just arrived fit into free slots; the same jobs, long waiting, show that the slots cannot be had."""
     fresh = seen(waiting=10, oldest_s=0.1, running=10, slots=64)
-    stuck = seen(waiting=10, oldest_s=PATIENCE_S, running=10, slots=64)
+    stuck = seen(waiting=10, oldest_s=MIN_QUEUED_S, running=10, slots=64)
     assert decide(fresh, LIMITS, PolicyState(1), 0.0).want == 1
     assert decide(stuck, LIMITS, PolicyState(1), 0.0).want == 2
 
@@ -297,7 +297,7 @@ def test_prefetched_jobs_are_no_reason_to_grow() -> None:
 def test_what_a_worker_holds_is_learned_and_corrected() -> None:
     """Long waits teach how much a worker really takes; seeing it take more corrects that upwards, not downwards."""
     first = decide(
-        seen(waiting=9, oldest_s=PATIENCE_S, running=8, ready=2, slots=64), LIMITS, PolicyState(2), 0.0
+        seen(waiting=9, oldest_s=MIN_QUEUED_S, running=8, ready=2, slots=64), LIMITS, PolicyState(2), 0.0
     ).state
     second = decide(seen(running=12, ready=2, slots=64), LIMITS, first, 1.0).state
     third = decide(seen(running=2, ready=2, slots=64), LIMITS, second, 2.0).state
@@ -366,4 +366,4 @@ def test_what_comes_between_two_looks_at_nearly_the_same_time_is_a_rate() -> Non
     for apart in (1e-308, 1e-12, 1e-3):
         state = decide(first, ScalingLimits(0, 1), None, 0.0).state
         rate = decide(then, ScalingLimits(0, 1), state, apart).state.demand.rate("standard")
-        assert abs(rate - 60 / RATE_S) < 0.01
+        assert abs(rate - 60 / RATE_WINDOW_S) < 0.01

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policy.demand import Demand, Flow, asking, in_slots, keep_s, learn, tight
+from scheduler.policy.demand import Demand, Flow, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import Ahead, clear_s, constraints, wait_s, workers_for
 from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.rush import BUCKET_S, PEAK_CAP, BurstConfig, Rush, follow, highest, noted, quantile
+from scheduler.policy.rush import BUCKET_S, PEAK_CAP, BurstConfig, Rush, follow, highest, quantile, with_peak
 from scheduler.policy.snapshot import DueJob, LaneLoad, ServedCount, Snapshot, WorkerLoad
 from scheduler.policy.starts import Starts, ordered, seen
 
@@ -83,7 +83,7 @@ def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
         demand = learn(demand, look, limits, 5.0 * tick)
         waiting, added = waiting + 3, added + 5  # two have ended
     assert look.waiting == 60
-    assert asking(look, demand)["interactive"] == pytest.approx(10, abs=0.1)
+    assert concurrent_demand(look, demand)["interactive"] == pytest.approx(10, abs=0.1)
     more = replace(look, lanes=(replace(look.lanes[0], waiting=65, added=added),))
     stuck = learn(demand, more, limits, 105.0)
     assert stuck.flows["interactive"].offered == pytest.approx(15, abs=0.1), (
@@ -102,9 +102,9 @@ def test_a_rush_is_not_expected_far_beyond_the_highest_of_the_past() -> None:
 
 def test_only_lanes_that_cannot_wait_for_a_start_are_tight() -> None:
     """A target of 2 s is, with starts of 10 s; as soon as they were seen to take one second, it is not."""
-    assert tight("interactive", Demand(), LIMITS) and not tight("standard", Demand(), LIMITS)
-    assert not tight("interactive", Demand(starts=Starts(cold_s=1.0)), LIMITS)
-    assert not tight("unheard-of", Demand(), LIMITS)
+    assert cannot_wait("interactive", Demand(), LIMITS) and not cannot_wait("standard", Demand(), LIMITS)
+    assert not cannot_wait("interactive", Demand(starts=Starts(cold_s=1.0)), LIMITS)
+    assert not cannot_wait("unheard-of", Demand(), LIMITS)
     assert keep_s(Demand(starts=Starts(cold_s=100.0)), LIMITS) == 500
 
 
@@ -128,7 +128,7 @@ def test_peaks_are_a_sliding_maximum(steps: list[tuple[float, int]], while_s: fl
     for gap, value in steps:
         now += gap
         past.append((now, value))
-        peaks = noted(peaks, value, now, while_s)
+        peaks = with_peak(peaks, value, now, while_s)
         kept = [v for at, v in past if at > now - while_s]
         assert highest(peaks) <= max(kept)
         assert highest(peaks) >= max((v for at, v in past if at > now - while_s + BUCKET_S), default=0)

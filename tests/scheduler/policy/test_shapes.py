@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.config import ConfigError
 from scheduler.policy.packing import USABLE, Footprint, pack, replicas_for
-from scheduler.policy.shapes import DWELL_S, Shape, ShapeChoice, calibrated, route, threshold
+from scheduler.policy.shapes import MIN_DWELL_S, Shape, ShapeChoice, calibrated, route, threshold
 from scheduler.settings import shapes_of
 from streaming.settings import ModelSettings, ShapeSettings
 
@@ -66,7 +66,7 @@ def test_switches_are_never_closer_than_the_dwell(jobs: list[int], tick: float) 
         before, state = state, route(state, LOW_HIGH, load, number * tick)
         if before is not None and before.shape != state.shape:
             switches.append(number * tick)
-    assert all(later - earlier >= DWELL_S - 1e-6 for earlier, later in pairwise([0.0, *switches]))
+    assert all(later - earlier >= MIN_DWELL_S - 1e-6 for earlier, later in pairwise([0.0, *switches]))
 
 
 def test_a_ramp_switches_once_each_way() -> None:

@@ -10,7 +10,7 @@ import pytest
 from kube import COST, Kube
 
 from scheduler.pools.base import Move
-from scheduler.pools.kubernetes import EPOCH, LOWEST, KubernetesPool
+from scheduler.pools.kubernetes import EPOCH_ANNOTATION, LOWEST_COST, KubernetesPool
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
@@ -80,7 +80,7 @@ async def test_more_pods_at_once(kube: Kube, pool: KubernetesPool) -> None:
         ("PATCH", NAME),
         ("PUT", "scale"),
     ]
-    assert kube.deployments[NAME].annotations == {EPOCH: "7"}
+    assert kube.deployments[NAME].annotations == {EPOCH_ANNOTATION: "7"}
     assert [(action.kind, action.was, action.want) for action in move.actions] == [("scale", 1, 3)]
     kube.writes.clear()
     await follow(pool, a_plan(3), workers(kube), 7)
@@ -100,7 +100,9 @@ async def test_a_pod_is_drained_before_it_goes(kube: Kube, pool: KubernetesPool)
     second_drained = workers(kube, **{second.rpartition("-")[2]: "drained", third.rpartition("-")[2]: "draining"})
     move = await follow(pool, again(move), second_drained, 7)
     assert kube.deleted == [second] and set(kube.pods) == {first, third}
-    assert [body for _, path, body in kube.writes if second in path] == [{"metadata": {"annotations": {COST: LOWEST}}}]
+    assert [body for _, path, body in kube.writes if second in path] == [
+        {"metadata": {"annotations": {COST: LOWEST_COST}}}
+    ]
     assert [each.worker for each in move.plan.cordon] == [f"lease-{third}"], "told again until it has drained"
 
     gone_silent = [worker for worker in workers(kube) if worker.host != third]
@@ -156,7 +158,7 @@ async def test_a_stale_leader_is_refused(kube: Kube, pool: KubernetesPool) -> No
     assert stamped == [Move(a_plan(9))], "and what it looks at now is another's"
     await old.carry_out(stamped, 7)
     await old.close()
-    assert (kube.deployments[NAME].replicas, kube.deployments[NAME].annotations) == (3, {EPOCH: "8"})
+    assert (kube.deployments[NAME].replicas, kube.deployments[NAME].annotations) == (3, {EPOCH_ANNOTATION: "8"})
 
 
 async def test_a_leader_stopped_after_its_stamp_is_refused(kube: Kube, pool: KubernetesPool) -> None:
