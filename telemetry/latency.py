@@ -1,10 +1,10 @@
-"""What the latencies of a request are called and how each is computed: the one place that defines them.
+"""Latency definitions: names and formulas of all latencies of a request (TTFT, ITL, TPOT, end-to-end and their parts).
 
-Pure. Callers bring the times, all of one clock; it knows neither where they were taken nor where they are shown.
+Pure. Callers pass timestamps of one clock.
 
-The stamps are t0 to t6 of the ScaleLLM paper, with the time in the queue told apart. What it prints wrong is put right:
-time between tokens is seconds per token, not its inverse, and a streamed answer's end-to-end time goes to its last
-token, not to its first.
+The timestamps are t0 to t6 of the ScaleLLM paper, with queueing as a part of its own. Two of the paper's formulas are
+corrected: time between tokens is seconds per token, not its inverse, and the end-to-end time of a streamed answer ends
+with its last token, not with its first.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from typing import NamedTuple
 
 
 def time_to_first_token(sent: float, first: float) -> float:
-    """TTFT = t5 - t0: from sending the request to having its first token. The same with t4 in the place of t5 (the
-    first token is at the API process) is the gateway's TTFT."""
+    """TTFT = t5 - t0: from sending the request to receiving its first token. With t4 instead of t5 (the API process has
+    the first token) it is the gateway's TTFT."""
     return first - sent
 
 
 def end_to_end(sent: float, last: float) -> float:
-    """t6 - t0: to the last token. Equal to TTFT where the answer comes in one piece."""
+    """t6 - t0: from sending the request to its last token. Equal to TTFT for an answer in one piece."""
     return last - sent
 
 
 def time_per_output_token(first: float, last: float, tokens: int) -> float | None:
-    """TPOT, one request's mean ITL = (t6 - t5) / (Ng - 1). None for fewer than two tokens: there is nothing between."""
+    """TPOT, one request's mean ITL = (t6 - t5) / (Ng - 1). None for fewer than two tokens."""
     return (last - first) / (tokens - 1) if tokens > 1 else None
 
 
 def inter_token_latency(before: float, now: float, tokens: int) -> float:
-    """ITL of a chunk of `tokens` that came at `now`, the chunk before it at `before`: so many equal gaps."""
+    """ITL of a chunk of `tokens` that came at `now`, after a chunk at `before`: `tokens` equal gaps."""
     return (now - before) / (tokens or 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One request, in seconds of one clock. `tokens` are those of its answer."""
+    """Timestamps of one request in seconds of one clock. `tokens`: tokens of its answer."""
 
     sent: float
     first: float
@@ -61,60 +61,60 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The longest latencies, in seconds, that a service promises; None: no promise."""
+    """SLO: maximum latencies in seconds; None: no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
     end_to_end: float | None = None
 
     def met(self, latency: Latency) -> bool:
-        """All of them by the same request: a fast start does not make up for slow tokens."""
+        """Whether one request meets all limits."""
         pairs = ((self.ttft, latency.ttft), (self.tpot, latency.tpot), (self.end_to_end, latency.end_to_end))
         return all(limit is None or value is None or value <= limit for limit, value in pairs)
 
 
 def goodput(latencies: Iterable[Latency], objective: Objective, seconds: float) -> float:
-    """Requests per second that were answered within the objective, over a run of `seconds`."""
+    """Requests per second that met the objective, over a run of `seconds`."""
     return sum(map(objective.met, latencies)) / seconds
 
 
-# --- where a request's time went -------------------------------------------------------------------------------------
+# --- the parts of a request's time -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """When a request passed each place, in microseconds of one clock; None: it has not, or nobody can say."""
+    """Timestamps of a request in microseconds of one clock; None: not reached, or unknown."""
 
     received: int | None = None
-    """t1: the API has the request's head. Who knows when the client sent it (t0) puts that here."""
+    """t1: the API has received the request's head. A caller that knows t0 (the client sent it) sets that instead."""
     accepted: int | None = None
     """t1e: the job is in its lane."""
     started: int | None = None
     """Its first claim by a worker."""
     claimed: int | None = None
-    """t1d: its last claim; later than the first if a worker was lost or handed it back."""
+    """t1d: its last claim; later than the first if a worker was lost or handed the job back."""
     released: int | None = None
-    """t1g: given to the engine."""
+    """t1g: the worker has submitted it to the engine."""
     scheduled: int | None = None
-    """t2: the engine has first run it."""
+    """t2: the engine has begun to run it."""
     first_token: int | None = None
-    """t2f: the engine has its first token, of the attempt that ended the job."""
+    """t2f: the engine has generated its first token, in the attempt that ended the job."""
     last_token: int | None = None
-    """t3: the engine is done with it."""
+    """t3: the engine has generated its last token."""
     first_got: int | None = None
-    """t4f: its first token is at the API process."""
+    """t4f: the API process has its first token."""
     first_sent: int | None = None
-    """t5, as far as a server can say: given to the network. Who knows when the client had it puts that here."""
+    """t5 as a server sees it: written to the network. A caller that knows when the client had it sets that instead."""
     last_got: int | None = None
-    """t4: its end is at the API process."""
+    """t4: the API process has its end."""
     last_sent: int | None = None
-    """t6, as t5."""
+    """t6: the last token, as t5."""
     ended: int | None = None
     """Its terminal record was written."""
 
 
 class LatencyPart(NamedTuple):
-    """A stretch of a request's way, between two stamps."""
+    """An interval of a request's time, between two stamps."""
 
     name: str
     begins: str
@@ -132,33 +132,33 @@ PARTS = (
     LatencyPart("decode", "first_token", "last_token", "the engine, from the first token to the last"),
     LatencyPart("egress_tail", "last_token", "last_sent", "from the engine's last token to the client"),
 )
-"""In order, each beginning where the one before it ends: together they are the end-to-end time."""
+"""Consecutive intervals, whose sum is the end-to-end time."""
 
 EGRESS_FIRST = LatencyPart("egress_first", "first_token", "first_sent", "from the engine's first token to the client")
-"""Runs beside decode, so it is no part of the sum."""
+"""Overlaps decode, so it is not part of the sum."""
 
 GROUPS = {
     "gateway": ("ingress", "gate", "egress_tail"),
     "queue": ("queue", "retries", "engine_wait"),
     "engine": ("prefill", "decode"),
 }
-"""Whose time a part is: what the path itself costs, waiting for a place, generating."""
+"""Parts by cause: the overhead of the path, waiting for a slot, generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A request's time by parts, in microseconds. A part that is None has its reason."""
+    """A request's time by parts, in microseconds. `reasons` says why a part is None."""
 
     parts: dict[str, int | None]
     reasons: dict[str, str]
     end_to_end: int | None
-    """None while it goes on."""
+    """None while the request runs."""
     until: str
-    """The stamp at which the end-to-end time ends, "" while it goes on."""
+    """The stamp at which the end-to-end time ends; "" while the request runs."""
 
     @property
     def total(self) -> int:
-        """The sum of PARTS, as far as they are known."""
+        """The sum of the known PARTS."""
         return sum(self.parts[part.name] or 0 for part in PARTS)
 
     def group(self, name: str) -> int:
@@ -167,10 +167,14 @@ class Split:
 
 
 def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> Split:
-    """Divide a request's time among its parts. `over`: the job has ended; `unsent`: why no answer has a stamp.
+    """Divide a request's time among its parts.
 
-    Two parts that meet at a stamp nobody can give cannot be told apart: the later one has the time of both. What a job
-    spent between its last stamp and an early end belongs to the part it was in.
+    If the stamp between two parts is unknown, the later part gets the time of both. The time between the last stamp of
+    a job and its early end belongs to the part it was in.
+
+    Args:
+        over: the job has ended.
+        unsent: the reason given where the answer has no stamp.
     """
     ends = {part.name: _at(stamps, part.ends) for part in PARTS}
     cut = _cut(ends) if over and stamps.last_token is None else ""
@@ -202,23 +206,23 @@ def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> 
 
 
 def bottleneck(times: Mapping[str, float]) -> str:
-    """The group, or part, that takes most of the time."""
+    """The group or part with the largest time."""
     return max(times, key=lambda name: times[name])
 
 
 def _cut(ends: Mapping[str, int | None]) -> str:
-    """The part in which a job ended that never had its last token."""
+    """The part in which a job ended that has no last token."""
     reached = [number for number, part in enumerate(PARTS[:-1]) if ends[part.name] is not None]
     return PARTS[max(reached, default=-1) + 1].name
 
 
 def _end(stamps: Stamps) -> str:
-    """The last there is of an answer, of the generation, of the job."""
+    """The stamp that ends the request: of its answer, else of the generation, else of the job."""
     return next((name for name in ("last_sent", "last_token", "ended") if _at(stamps, name) is not None), "")
 
 
 def _egress_first(stamps: Stamps, unsent: str) -> tuple[int | None, str]:
-    """The part, or why there is none."""
+    """The length of the part egress_first, or None and the reason."""
     made, got, sent = stamps.first_token, stamps.first_got, stamps.first_sent
     if sent is None:
         return None, unsent

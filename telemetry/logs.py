@@ -1,7 +1,7 @@
-"""One JSON line per event, on stderr: what happened, where, in which trace, and never a secret.
+"""JSON log formatter: writes each log record as one JSON line on stderr, with trace ids and with secrets redacted.
 
-Everything goes through the standard library's `logging`; modules ask for their logger as usual and this module is
-called once, in a process's `__main__`. It does not know files or rotation: who starts the process owns its stderr.
+Modules use the standard library's `logging` as usual; a process's `__main__` calls `setup` once. Files and rotation are
+the business of whatever starts the process and owns its stderr.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from telemetry.redaction import clean, redact
 from telemetry.tracing import current
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record has; the rest came as `extra`."""
+"""Attributes of every record; all others came from `extra`."""
 
 _NOT_ESCAPED_BY_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
-"""Legal inside a JSON string, yet a terminal obeys some of them and a line reader may break at others."""
+"""Legal inside a JSON string, but a terminal may interpret them and a line reader may break lines at them."""
 
 
 def setup(service: str, level: str, stream: TextIO | None = None) -> None:
-    """Send every log record of this process to `stream` (stderr) as JSON lines, from `level` up.
+    """Write every log record of this process from `level` up to `stream` (default stderr) as JSON lines.
 
-    `level` is debug, info, warning or error. Handlers set before are replaced; Python's warnings come along.
+    `level` is debug, info, warning or error. Replaces existing handlers; captures Python's warnings too.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(service))
@@ -44,8 +44,8 @@ def setup(service: str, level: str, stream: TextIO | None = None) -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    """What ends the process, or a thread of it, is a line like every other: Python's own traceback would show the
-    secrets in it."""
+    """Log an uncaught exception of the process or a thread like any other record, because Python's own traceback would
+    not redact secrets."""
     if error is not None and issubclass(kind, Exception):
         name = threading.current_thread().name
         logging.getLogger("uncaught").critical("an error ends thread %s", name, exc_info=(kind, error, trace))
@@ -54,7 +54,7 @@ def _uncaught(kind: type[BaseException], error: BaseException | None, trace: Tra
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON: time, level, service, pid, logger, message, ids of the trace, extras, exception."""
+    """Formats a record as a JSON line: time, level, service, pid, logger, message, trace ids, extras, exception."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class JsonLines(logging.Formatter):
         self._encoder = msgspec.json.Encoder(enc_hook=lambda value: redact(str(value)))
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line without its newline. A value that cannot be encoded is shown as text: no event is lost to it."""
+        """The line without its newline. A value that cannot be encoded becomes text, so that no record is lost."""
         event = clean(self._event(record))
         try:
             line = self._encoder.encode(event)
@@ -100,6 +100,6 @@ def rfc3339(seconds: float) -> str:
 def _plain(value: Any) -> str:
     try:
         text = redact(str(value))
-    except Exception as error:  # noqa: BLE001 - the value's own code; its type is still worth telling
+    except Exception as error:  # noqa: BLE001 - the value's own __str__ raised; log its type
         text = f"<{type(value).__name__} cannot be shown: {type(error).__name__}>"
     return text.encode("utf-8", "backslashreplace").decode()

@@ -255,7 +255,7 @@ class Metrics:
     def fold(self) -> None:
         """Pass on what was counted since. Call once a second or so where a folder is shared (6 us a series)."""
         for each in self._folding:
-            each.fold()
+            each.flush()
 
     def expose(self, extra: Iterable[GaugeSample] = ()) -> bytes:
         """The /metrics page: of all processes in the folder, or of this one. `extra` is shown as it is.

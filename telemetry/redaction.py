@@ -1,8 +1,8 @@
-"""Redaction: replaces secrets that can be told by their shape or by their name, in text and in structured values.
+"""Secret redaction: replaces secrets, recognised by their format or their name, in text and in structured values.
 
-Logs, spans and error messages of settings go through it. It is the last barrier and not the first: prompts and answers
-have no shape, and are kept out of logs and spans by not being put there. Every pattern reads a text in linear time:
-what repeats is bounded, or followed by what it cannot hold.
+Logs, spans and error messages of settings pass through it. It is the last line of defence: prompts and answers have no
+format to recognise, and callers must not log them at all. Every pattern takes linear time: repetitions are bounded, or
+followed by a character that they cannot contain.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any
 
 import msgspec
 
-from telemetry.secret_names import LONGEST, Kind, is_secret_name, kind_of
+from telemetry.secret_names import MAX_NAME_CHARS, Kind, is_secret_name, kind_of
 
 HIDDEN = "***"
 
 _TIE = r"(\\*[\"']?\]?\s{0,8}(?:[:=]|,(?=\s{0,8}b?\\*[\"']))\s{0,8}(?:b(?=\\*[\"']))?\\*[\"']?)"
-"""Between a name and its value: as in JSON, also inside a JSON string, in Python's form of a mapping or of a pair of
-texts or bytes, in a header, in a query."""
+"""Separator of a name and its value: in JSON (also inside a JSON string), in the repr of a Python mapping or of a pair
+of texts or bytes, in a header, in a query string."""
 
 _TIES = re.compile(rf"(?<=[A-Za-z0-9]){_TIE}")
 _FLAGS = re.compile(r"(?<![\w-])--[A-Za-z][A-Za-z0-9-]{1,40}([ \t]{1,8}[\"']?)(?![\s-])")
-"""What stands between an option of a command and its value, if that is no sign."""
+"""A command-line option, with its separator from the value as the group."""
 
 _BACKWARDS = re.compile(r"[A-Za-z0-9_-]+")
 _SPACED_KEY = ("api ", "secret ", "access ", "private ", "signing ", "encryption ", "admin ")
 
 _VALUE = re.compile(r"(?:(?<=(?<!\\)\")(?:[^\"\\]|\\.)+|(?<=\")[^\"\\]+|(?<=')[^'\\]+|[^\s\"',;&}\\]+)")
-"""To the closing quote, or to the end of the word."""
+"""A value: up to the closing quote, or to the end of the word."""
 
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|negotiate|ntlm|token|api-?key|aws4-hmac-sha256)[ \t]{1,8}(?=\S)")
 _TO_QUOTE = {quote: re.compile(rf"(?:[^{quote}\n\\]|\\(?![rn\"'\\]))+") for quote in "\"'"}
 _TO_LINE_END = re.compile(r"(?:[^\n\"'\\]|\\(?![rn\"'\\])|(?<==)\"[^\"\\\n]{0,1000}\")+")
-"""To the end of a header that is not in quotes, which its parameters may be (`username="x"`)."""
+"""Up to the end of an unquoted header, whose parameters may be quoted (`username="x"`)."""
 
 _NOTHING = re.compile(r"(?i)(?:\d{1,3}(?:\.\d*)?[a-z%]{0,2}|none|null|nil|true|false|yes|no|on|off)")
 _SECRET_LIKE = re.compile(
@@ -44,7 +44,7 @@ _SECRET_LIKE = re.compile(
 _SIGNATURE_LIKE = re.compile(r"[A-Za-z0-9%+/_.~-]{16}")
 
 _BREAK = r"(?:\s|\\r|\\n){1,8}"
-"""Between the words of a command as it is sent, also where it is shown with escapes."""
+"""Separator of words in a Redis command on the wire, raw or with escapes."""
 
 _MIXED = r"(?=[a-z_.-]{0,64}[0-9])(?=[0-9_.-]{0,64}[a-z])[^\s\"'`,;]{8,}"
 """A word of letters and digits."""
@@ -54,13 +54,13 @@ _ALONE = r"[^\s\"'`]+(?:[ \t]{1,8}[^\s\"'`]+)?(?=[ \t]{0,8}(?:$|[\r\"'`]))"
 _RULES = (
     # The password of a URL.
     ("://", r"(://[^\s/:@]*:)[^\s/]*@", rf"\1{HIDDEN}@"),
-    # One with a slash in it, or with other things that do not belong there: no port is behind the colon.
+    # A password with a slash or other illegal characters: what follows the colon is not a port.
     (
         "://",
         r"(://[^\s/:@]{0,64}:)(?!\d{1,5}(?:[/?#]|$)|\*\*\*)[^\s@\"'<>]{1,128}@",
         rf"\1{HIDDEN}@",
     ),
-    # A token in the place of a user.
+    # A token in place of the user name.
     ("://", r"(://)[^\s/:@]{16,}@", rf"\1{HIDDEN}@"),
     # A private key, to its end or to the end of the text.
     (
@@ -71,7 +71,7 @@ _RULES = (
     ),
     # Credentials after their scheme.
     ("bearer basic", r"(?i)\b(bearer|basic)(\s{1,8})[a-z0-9._~+/=-]{4,}", rf"\1\2{HIDDEN}"),
-    # Redis: AUTH with or without a user, as it is sent and in words; passwords in its configuration and its users.
+    # Redis: AUTH with or without a user, on the wire and as text; passwords in its configuration and in ACL commands.
     ("auth", rf"(?i)(?<![a-z])(AUTH)(?:{_BREAK}\$\d{{1,6}}{_BREAK}[^\s\\]+)+", rf"\1 {HIDDEN}"),
     ("auth", r"(?<![A-Za-z])AUTH[ \t]+(?!\*\*\*)[^\s\"']+(?:[ \t]+[^\s\"']+)?", f"AUTH {HIDDEN}"),
     (
@@ -79,7 +79,7 @@ _RULES = (
         r"(?i)(?<![a-z])(hello[ \t]{1,8}[23][ \t]{1,8}auth)[ \t]+(?!\*\*\*)[^\s\"']+(?:[ \t]+[^\s\"']+)?",
         rf"\1 {HIDDEN}",
     ),
-    # In small letters it is also a word: a command stands alone.
+    # In lower case "auth" is also a word: match it only as a whole command.
     ("auth", rf"(?im)(?:(?<=[\"'`>:])|(?<=[>:] )|^)(auth)[ \t]{{1,8}}(?!\*\*\*){_ALONE}", rf"\1 {HIDDEN}"),
     ("auth", rf"(?i)(?<![a-z])(auth)[ \t]{{1,8}}(?!\*\*\*){_MIXED}", rf"\1 {HIDDEN}"),
     (
@@ -93,10 +93,10 @@ _RULES = (
         rf"\1 {HIDDEN}",
     ),
     ("setuser", r"(?i)\b(acl[ \t]{1,8}setuser)[^\n\"']*", rf"\1 {HIDDEN}"),
-    # Addresses whose path lets in whoever knows it.
+    # URLs whose path is a secret.
     ("hooks.slack.com/", r"(?i)(hooks\.slack\.com/[a-z]{1,16}/)[^\s\"'<>\\]+", rf"\1{HIDDEN}"),
     ("/api/webhooks/", r"(?i)(/api/webhooks/)[^\s\"'<>\\]+", rf"\1{HIDDEN}"),
-    # Keys of providers and others, by how they begin.
+    # Keys with known prefixes.
     ("sk-", r"(?<![A-Za-z0-9])(sk-)(?=[A-Za-z_-]{0,64}[0-9])[A-Za-z0-9_-]{12,}", rf"\1{HIDDEN}"),
     (
         "hf_ ghp_ gho_ ghs_ ghu_ ghr_ npm_ glpat- xapp-",
@@ -114,18 +114,18 @@ _RULES = (
     # JSON web tokens.
     ("eyj", r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
 )
-"""What a text must hold one of (in small letters) to be searched at all, which spares nearly every line the search;
-what is searched; what takes its place."""
+"""(keywords, pattern, replacement). A text is searched only if it contains one of the keywords in lower case, which
+skips the search for nearly every line."""
 
 _PATTERNS = tuple((tuple(words.split()), re.compile(pattern), replacement) for words, pattern, replacement in _RULES)
 
 
 _NAMED = ("auth", "pass", "pwd", "secret", "key", "token", "cookie", "credential", "sig", "bearer")
-"""What a text must hold one of to be searched for names."""
+"""A text is searched for names of secrets only if it contains one of these."""
 
 
 def redact(text: str) -> str:
-    """The text without the secrets that can be told by their shape or by the name before them."""
+    """Replace secrets in a text, recognised by their format or by the name before them."""
     small = text.lower()
     for words, pattern, replacement in _PATTERNS:
         for word in words:
@@ -145,12 +145,12 @@ _ACL_USER = re.compile(
     r"(?im)(?<![^\s\"'])user[ \t]{1,8}\S{1,200}[ \t]{1,8}(?:on|off|reset|sanitize-payload|nopass)\b.*"
 )
 _ACL_PASSWORD = re.compile(r"((?<=[ \t])>)[^\s\"']+")
-"""A user as ACL LIST and its file show it, and a password in it."""
+"""A user in the format of ACL LIST and of ACL files, and a password in it."""
 
 
 def _without_named(text: str, ties: re.Pattern[str]) -> str:
-    """The text without the values whose names say that they are secrets. Each part of it is read a bounded number of
-    times: what stands between name and value is looked for, and only then the name before it."""
+    """Replace the values whose names denote secrets. Linear time: it searches for separators of name and value, and
+    only then reads the name before each."""
     parts, done, at = [], 0, 0
     while (tie := ties.search(text, at)) is not None:
         at = tie.end()
@@ -163,7 +163,7 @@ def _without_named(text: str, ties: re.Pattern[str]) -> str:
 
 
 def _name_before(text: str, end: int) -> str:
-    found = _BACKWARDS.match(text[max(0, end - LONGEST) : end][::-1])
+    found = _BACKWARDS.match(text[max(0, end - MAX_NAME_CHARS) : end][::-1])
     name = found[0][::-1] if found else ""
     if name.lower() == "key":
         begin = end - len(name)
@@ -174,7 +174,7 @@ def _name_before(text: str, end: int) -> str:
 
 
 def _secret_behind(text: str, kind: Kind, tie: re.Match[str]) -> tuple[int, int] | None:
-    """Where the secret begins and ends that a name of this kind has behind its tie; None if there is none."""
+    """Start and end of the secret after the separator `tie` of a name of this kind; None if there is none."""
     if kind is Kind.PLAIN:
         return None
     begin, quote = tie.end(), tie[1][-1]
@@ -183,7 +183,7 @@ def _secret_behind(text: str, kind: Kind, tie: re.Match[str]) -> tuple[int, int]
         begin = scheme.end() if scheme else begin
         found = _TO_QUOTE.get(quote, _TO_LINE_END).match(text, begin)
         return found.span() if found else None
-    head = _VALUE.match(text, begin, begin + LONGEST)  # enough to judge by, and no more: the rest may be long
+    head = _VALUE.match(text, begin, begin + MAX_NAME_CHARS)  # a prefix is enough to decide, and the value may be long
     if head is None or not _is_secret(head[0], kind, tie[1]):
         return None
     found = _VALUE.match(text, begin)
@@ -202,7 +202,7 @@ def _is_secret(value: str, kind: Kind, tie: str) -> bool:
 
 
 def clean(value: Any) -> Any:
-    """The value with secrets replaced, also inside mappings, sequences and records; they show by name or by shape."""
+    """Replace secrets in a value, also inside mappings, sequences and records."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, bytes | bytearray):
@@ -216,7 +216,7 @@ def clean(value: Any) -> Any:
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
-    """What a mapping or a record holds by name; None for anything else."""
+    """The fields of a mapping or record by name; None for any other value."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, msgspec.Struct):

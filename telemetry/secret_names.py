@@ -1,6 +1,6 @@
-"""Names of secrets: whether what stands under a name, in a text or in a mapping, is to be hidden.
+"""Secret-name classifier: decides from the name of a value, in a text or in a mapping, whether the value is a secret.
 
-A name is read word by word, however they are joined: `aws_secret_access_key`, `clientSecret`, `X-Auth-Token`.
+It splits a name into words, however they are joined: `aws_secret_access_key`, `clientSecret`, `X-Auth-Token`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import re
 from enum import Enum
 from functools import lru_cache
 
-LONGEST = 64
-"""Characters of a name that are looked at, from its end."""
+MAX_NAME_CHARS = 64
+"""Characters of a name that are examined, from its end."""
 
 
 class Kind(Enum):
-    """What a name says of the value behind it."""
+    """What a name implies about its value."""
 
     PLAIN = "no secret"
     VALUE = "a secret"
     WEAK = "a secret, unless it is a small number or says that there is none"
-    BARE = "a secret, if it is quoted, or stands behind `=`, or looks like one"
+    BARE = "a secret, if it is quoted, or follows `=`, or looks like one"
     SIGNATURE = "a signature, which in an address lets in whoever has it"
     LINE = "a header whose secrets go to the end of the line"
 
@@ -38,15 +38,15 @@ _SECRETS: tuple[str, ...] = (
     "requirepass",
 )
 _SECRETS += ("masterauth", "primaryauth", "apikey", "secretkey", "privatekey", "accesskey", "accesstoken", "authtoken")
-"""A word that is, or ends with, one of these makes a secret of the whole name."""
+"""A name denotes a secret if one of its words is, or ends with, one of these."""
 _ABOUT = frozenset(
     {"file", "path", "dir", "folder", "name", "id", "type", "kind", "length", "count", "version", "policy", "age"}
 )
-"""As a last word: the name is about a secret, which it is not."""
+"""As the last word: the value describes a secret but is none."""
 _LAST = frozenset({"key", "token", "auth", "pass"})
-"""Secrets as a last word, together with others before it."""
+"""As the last of several words: the value is a secret."""
 _FORMS = frozenset({"base", "bytes", "data", "hex", "pem", "text", "value", "b"})
-"""Words behind one of the last that do not change what it is."""
+"""Suffixes that do not change what a name denotes."""
 _ORDINARY = {
     "key": frozenset(
         {
@@ -64,19 +64,19 @@ _ORDINARY = {
     "auth": frozenset({"no"}),
     "pass": frozenset({"first", "second", "forward", "last", "next", "one"}),
 }
-"""Words before one of the last that make no secret of it: keys of tables and metrics, tokens of a model."""
+"""By last word: words before it that denote no secret, such as keys of tables and tokens of a model."""
 
 _ALONE = {
     **dict.fromkeys(_HEADERS, Kind.LINE),
     **dict.fromkeys(("sig", "signature"), Kind.SIGNATURE),
     **dict.fromkeys(("auth", "bearer", "pass", "token"), Kind.BARE),
 }
-"""What other last words say."""
+"""Kinds of other last words."""
 
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> Kind:
-    """What a name of at most LONGEST characters says. The longer ones are known by their end."""
+    """Classify a name of at most MAX_NAME_CHARS characters; pass the end of a longer one."""
     words = [word.lower() for word in _WORD.findall(name)]
     while len(words) > 1 and words[-1] in _FORMS:
         words.pop()
@@ -91,5 +91,5 @@ def kind_of(name: str) -> Kind:
 
 
 def is_secret_name(name: object) -> bool:
-    """Whether what stands under this name in a mapping is a secret."""
-    return isinstance(name, str) and kind_of(name[-LONGEST:]) is not Kind.PLAIN
+    """Whether the value under this name in a mapping is a secret."""
+    return isinstance(name, str) and kind_of(name[-MAX_NAME_CHARS:]) is not Kind.PLAIN

@@ -1,4 +1,4 @@
-"""What a process says of itself to the outside, and how loudly."""
+"""Settings of logs, metrics and traces: section [telemetry]."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Counting in the hot path: numbers kept in plain attributes and passed on to the metrics library now and then.
+"""Buffered metrics for the hot path: counts in plain attributes, which `flush` adds to the metrics library's metrics.
 
-The library's own observation costs 1.1 us, or 2.7 us with its look-up of labels into a shared folder; here 0.2 us.
-Each count only ever grows and has one writer, the event loop; `fold` passes the growth on, from whatever thread.
+An observation costs 0.2 us here; in the library 1.1 us, or 2.7 us with a label look-up and a shared folder. Each count
+only grows and has one writer, the event loop; `flush` may run in any thread.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 
 
 class Count:
-    """A counter."""
+    """A buffered counter."""
 
-    __slots__ = ("_counter", "_folded", "_value")
+    __slots__ = ("_counter", "_flushed", "_value")
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._value = self._folded = 0
+        self._value = self._flushed = 0
 
     def inc(self, n: int = 1) -> None:
         self._value += n
 
-    def fold(self) -> None:
-        """Add what came since the last fold to the counter; not from two threads at once."""
-        if (now := self._value) != self._folded:
-            self._counter.inc(now - self._folded)
-            self._folded = now
+    def flush(self) -> None:
+        """Add the growth since the last flush to the counter; never from two threads at once."""
+        if (now := self._value) != self._flushed:
+            self._counter.inc(now - self._flushed)
+            self._flushed = now
 
 
 class BufferedGauge:
-    """A gauge without labels; folded whenever it is collected."""
+    """A buffered gauge without labels; flushed whenever it is collected."""
 
     def __init__(self, name: str, documentation: str) -> None:
         from prometheus_client import Gauge  # noqa: PLC0415 - it must be imported by Metrics.start
 
         self.instrument = Gauge(name, documentation, registry=None, multiprocess_mode="livesum")
-        self._value = self._folded = 0
+        self._value = self._flushed = 0
 
     def set(self, value: int) -> None:
         self._value = value
@@ -52,14 +52,14 @@ class BufferedGauge:
     def dec(self) -> None:
         self._value -= 1
 
-    def fold(self) -> None:
-        """Pass on where it stands."""
-        if (now := self._value) != self._folded:
+    def flush(self) -> None:
+        """Copy the value to the gauge."""
+        if (now := self._value) != self._flushed:
             self.instrument.set(now)
-            self._folded = now
+            self._flushed = now
 
     def collect(self) -> Iterable[Metric]:
-        self.fold()
+        self.flush()
         return self.instrument.collect()
 
     def describe(self) -> Iterable[Metric]:
@@ -67,7 +67,7 @@ class BufferedGauge:
 
 
 class Counts:
-    """A counter whose children are counts, one per set of labels; folded whenever it is collected."""
+    """A labelled counter: one buffered Count per set of label values; flushed whenever it is collected."""
 
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
         from prometheus_client import Counter  # noqa: PLC0415 - it must be imported by Metrics.start
@@ -83,14 +83,14 @@ class Counts:
             count = self._by_labels[values] = Count(self.instrument.labels(*values))
         return count
 
-    def fold(self) -> None:
+    def flush(self) -> None:
         """Pass on what came since the last time."""
         with self._lock:
             for count in list(self._by_labels.values()):
-                count.fold()
+                count.flush()
 
     def collect(self) -> Iterable[Metric]:
-        self.fold()
+        self.flush()
         return self.instrument.collect()
 
     def describe(self) -> Iterable[Metric]:
@@ -98,13 +98,13 @@ class Counts:
 
 
 class BufferedHistogram:
-    """A histogram that costs 0.2 us per observation (measured; the library's own: 1.1 us, or 2.7 us in a folder).
+    """A buffered histogram that costs 0.2 us per observation (measured; the library: 1.1 us, or 2.7 us in a folder).
 
-    Counts only ever grow and have one writer, the event loop; `fold` passes the growth on. So nothing is lost even
-    when another thread folds in the middle of an observation.
+    Counts only grow and have one writer, the event loop; `flush` adds the growth to the library's histogram. So no
+    observation is lost even if another thread flushes in the middle of one.
     """
 
-    __slots__ = ("_bounds", "_bucket", "_counts", "_folded", "_folded_total", "_histogram", "_total", "_value")
+    __slots__ = ("_bounds", "_bucket", "_counts", "_flushed", "_flushed_total", "_histogram", "_total", "_value")
 
     def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
         self._histogram = histogram
@@ -112,39 +112,39 @@ class BufferedHistogram:
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
         self._value, self._bucket = 0.0, 0
-        """The last one observed, and where it belongs."""
-        self._folded = list(self._counts)
-        self._folded_total = 0.0
+        """The last observed value and its bucket."""
+        self._flushed = list(self._counts)
+        self._flushed_total = 0.0
 
     def observe(self, value: float, n: int = 1) -> None:
-        """`n` observations of the same value, in seconds."""
-        if value != self._value:  # the tokens of one engine step are many of the same
+        """Add `n` observations of the same value, in seconds."""
+        if value != self._value:  # the tokens of one engine step all have the same value
             self._value, self._bucket = value, bisect_left(self._bounds, value)
         self._counts[self._bucket] += n
         self._total += value * n
 
     def observe_equal(self, total: float, n: int) -> None:
-        """`n` observations, all of the same value, of `total` seconds together. Written out: done once a token."""
+        """Add `n` equal observations of `total` seconds together. Inlined, because it runs once a token."""
         value = total / n
         if value != self._value:
             self._value, self._bucket = value, bisect_left(self._bounds, value)
         self._counts[self._bucket] += n
         self._total += total
 
-    def fold(self) -> None:
-        """Add what came since the last fold to the histogram; not from two threads at once."""
+    def flush(self) -> None:
+        """Add the growth since the last flush to the histogram; never from two threads at once."""
         counts, total = list(self._counts), self._total
-        if counts == self._folded:
+        if counts == self._flushed:
             return
-        for bucket, now, before in zip(self._histogram._buckets, counts, self._folded, strict=True):
+        for bucket, now, before in zip(self._histogram._buckets, counts, self._flushed, strict=True):
             if now != before:
                 bucket.inc(now - before)
-        self._histogram._sum.inc(total - self._folded_total)
-        self._folded, self._folded_total = counts, total
+        self._histogram._sum.inc(total - self._flushed_total)
+        self._flushed, self._flushed_total = counts, total
 
 
 class Tallies:
-    """A histogram whose children are tallies, one per set of labels; folded whenever it is collected."""
+    """A labelled histogram: one BufferedHistogram per set of label values; flushed whenever it is collected."""
 
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
         from prometheus_client import Histogram  # noqa: PLC0415 - it must be imported by Metrics.start
@@ -155,20 +155,20 @@ class Tallies:
         self._lock = threading.Lock()
 
     def labels(self, *values: str) -> BufferedHistogram:
-        """The tally of these label values; keep it where tokens are counted."""
+        """The histogram of these label values; hot code keeps a reference to it."""
         tally = self._by_labels.get(values)
         if tally is None:
             tally = self._by_labels[values] = BufferedHistogram(self.instrument.labels(*values), self._bounds)
         return tally
 
-    def fold(self) -> None:
+    def flush(self) -> None:
         """Pass on what came since the last time."""
         with self._lock:
             for tally in list(self._by_labels.values()):
-                tally.fold()
+                tally.flush()
 
     def collect(self) -> Iterable[Metric]:
-        self.fold()
+        self.flush()
         return self.instrument.collect()
 
     def describe(self) -> Iterable[Metric]:

@@ -184,7 +184,13 @@ REDACTION = (
     Bug(
         "a value read to its end to judge it",
         "A line of `sig=sig=sig=` holds up its process.",
-        (Edit("telemetry/redaction.py", "_VALUE.match(text, begin, begin + LONGEST)", "_VALUE.match(text, begin)"),),
+        (
+            Edit(
+                "telemetry/redaction.py",
+                "_VALUE.match(text, begin, begin + MAX_NAME_CHARS)",
+                "_VALUE.match(text, begin)",
+            ),
+        ),
         (SECRETS + "no_text_is_slow_to_redact",),
     ),
     Bug(

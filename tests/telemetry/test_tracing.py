@@ -206,8 +206,8 @@ def test_the_active_span_is_the_innermost() -> None:
 
 def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing gives up on the last spans after its own time, however long the exporter would go on."""
-    monkeypatch.setattr(tracing, "CLOSE_S", 0.05)
-    monkeypatch.setattr(tracing, "EXPORT_S", 60)
+    monkeypatch.setattr(tracing, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT_S", 60)
     collector.answers.clear()
     tracer = Tracing.start("api", collector.url)
     tracer.span("chat").end()
