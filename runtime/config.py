@@ -1,7 +1,7 @@
-"""How a deployment is described: `penstock.toml`, then `PENSTOCK_*` variables, then flags, checked key by key.
+"""Configuration loader: merges `penstock.toml`, `PENSTOCK_*` variables and flags, and validates every key.
 
-Each process names the sections it reads, as frozen structs that live beside the code that uses them. A key nobody
-knows, or a value of the wrong kind, is an error that names the key, what was expected and the nearest known key.
+Each process names the sections it reads, as frozen structs beside the code that uses them. An unknown key or a value of
+the wrong type is an error that names the key, the expected value and the nearest known key.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SECTIONS = (
     *("models", "keys"),
     *("webhooks", "events", "quotas"),
 )
-"""Every section there is; a process that reads only some still refuses a section nobody has."""
+"""All sections. A process that reads only some of them still refuses an unknown one."""
 
 TABLES = ("models", "keys", "webhooks")
-"""Sections that hold one table per name; they have no environment variables of their own."""
+"""Sections with one table per name; they have no environment variables."""
 
 ALIASES = {
     "PENSTOCK_HOST": ("api", "host"),
@@ -41,13 +41,13 @@ ALIASES = {
     "PENSTOCK_MODEL": ("up", "model"),
     "PENSTOCK_WORKERS": ("up", "workers"),
 }
-"""Short names for what people set most."""
+"""Short names of the most used settings."""
 
 NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTOCK_BENCH_CACHE")
-"""Variables that share the prefix and are read elsewhere."""
+"""Variables with the prefix that are not settings."""
 
 MISTAKE = "mistake"
-"""Key in the `extra` of a setting's msgspec.Meta: what is wrong with a value that does not fit, in words of its own."""
+"""Key in the `extra` of a setting's msgspec.Meta: the error message for an invalid value."""
 
 EngineName: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=f"^({'|'.join(ENGINES)})$", extra={MISTAKE: f"expected one of {', '.join(ENGINES)}"})
@@ -65,13 +65,13 @@ class ConfigError(Exception):
 
 
 class Config:
-    """The merged settings of a deployment, as plain data; `section` turns a part of it into a checked struct."""
+    """The merged settings of a deployment as plain data; `section` converts a part of it into a validated struct."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw: dict[str, Any] = {name: dict(values) for name, values in raw.items()}
 
     def section(self, name: str, kind: type[S], extra: Mapping[str, Any] | None = None) -> S:
-        """The section as `kind`, with `extra` laid over it. Raises ConfigError."""
+        """The section as `kind`; values of `extra` take precedence. Raises ConfigError."""
         values = {**self.raw.get(name, {}), **(extra or {})}
         return build(kind, values, name)
 
@@ -80,7 +80,7 @@ class Config:
         return {key: build(kind, values, f"{name}.{key}") for key, values in self.raw.get(name, {}).items()}
 
     def save(self, path: Path) -> None:
-        """Write the merged settings for a child process; they may hold secrets, so only the owner may read them."""
+        """Write the merged settings for a child process, readable only by the owner because they may hold secrets."""
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.encode(self.raw, enc_hook=str))
 
@@ -100,10 +100,11 @@ def load(
     environ: Mapping[str, str],
     flags: Mapping[tuple[str, str], Any] | None = None,
 ) -> Config:
-    """Merge file, environment and flags, later ones winning.
+    """Merge file, environment and flags; later ones take precedence. Raises ConfigError.
 
-    `kinds` are the sections this process reads (tables by the kind of one row); `flags` maps (section, key) to values
-    given on the command line, None meaning "not given". Raises ConfigError.
+    Args:
+        kinds: the sections that this process reads; for a section of tables, the struct of one table.
+        flags: values from the command line by (section, key); None: not given.
     """
     raw = _from_file(path)
     for (section, key), value in _from_environ(kinds, environ).items():
@@ -121,7 +122,7 @@ def load(
 
 
 def build(kind: type[S], values: Any, where: str) -> S:
-    """A checked struct out of plain data. Strings are accepted for numbers and switches, as variables give them."""
+    """Convert plain data to a validated struct; accepts strings for numbers and booleans. Raises ConfigError."""
     if not isinstance(values, dict):
         raise ConfigError(where, f"expected a table, got {type(values).__name__}")
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -148,7 +149,7 @@ def build(kind: type[S], values: Any, where: str) -> S:
 
 
 def _mistake(hint: Any) -> str:
-    """What a setting's Meta says of values that do not fit, "" if nothing."""
+    """The setting's own error message for an invalid value; "" if it has none."""
     for meta in getattr(hint, "__metadata__", ()):
         if isinstance(meta, msgspec.Meta) and meta.extra and MISTAKE in meta.extra:
             return str(meta.extra[MISTAKE])
@@ -156,34 +157,34 @@ def _mistake(hint: Any) -> str:
 
 
 def _rows(hint: Any) -> type[msgspec.Struct] | None:
-    """What the rows of a table within a table are, such as the shapes of a model; None: it is no such table."""
+    """The struct of each row if the setting is a table of tables, such as a model's shapes; else None."""
     kind = typing.get_args(hint)[-1] if typing.get_origin(hint) is dict else None
     return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
 def _listed(value: Any, hint: Any) -> Any:
-    """Where several are expected, a variable gives them with commas between."""
+    """Split a comma-separated string if the setting is a list."""
     if isinstance(value, str) and typing.get_origin(hint) is tuple:
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 
 
 def _path(kind: type, value: Any) -> Any:
-    """The one type msgspec does not make of text by itself."""
+    """Decoding hook for Path, which msgspec does not convert by itself."""
     if kind is Path and isinstance(value, str):
         return Path(value)
-    raise NotImplementedError  # msgspec's own way to hear "not mine"
+    raise NotImplementedError  # msgspec's convention for an unsupported type
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A sentence that points to the known word most like `word`, or lists them all."""
+    """A hint that names the known word closest to `word`, or lists them all."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
 
 
 def describe(kind: Any) -> str:
-    """A type in words for people."""
+    """Describe a type for an error message."""
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))

@@ -1,4 +1,4 @@
-"""A word in the log when the event loop was held up: the cause of every stall that nothing else explains."""
+"""Event-loop lag monitor: logs a warning when the loop was blocked, which explains otherwise unexplained stalls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import logging
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 0.5
-TOLD_S = 1.0
-"""Being later than this is said; less happens on a busy machine."""
+CHECK_INTERVAL_S = 0.5
+MIN_LOGGED_S = 1.0
+"""A shorter lag is normal on a busy machine and is not logged."""
 
 
 async def watch_lag() -> None:
-    """Look for ever at how late the loop wakes what it should."""
+    """Measure the loop's lag until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + EVERY_S
-        await asyncio.sleep(EVERY_S)
-        if (late := loop.time() - due) > TOLD_S:
+        due = loop.time() + CHECK_INTERVAL_S
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        if (late := loop.time() - due) > MIN_LOGGED_S:
             log.warning("the event loop was held up for %.1f s", late)

@@ -1,8 +1,8 @@
-"""The line between a process and the supervisor that started it.
+"""Lifeline: the socket over which a process reports its state to its supervisor, and which ends it when that dies.
 
-The supervisor hands each child one end of a socket pair (its number in PENSTOCK_LIFELINE). The child writes its state
-as JSON lines; when the supervisor dies, the line breaks and the child ends at once, so nothing is left behind.
-Without a supervisor there is no line and every method does nothing.
+The supervisor passes each child one end of a socket pair (its number in PENSTOCK_LIFELINE). The child writes its state
+as JSON lines. When the supervisor dies, the socket closes and the child exits at once, so no orphan is left. Without a
+supervisor there is no socket and every method does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENV = "PENSTOCK_LIFELINE"
 
 
 class Lifeline:
-    """Made once per process, in its `__main__`."""
+    """The child's end. A process's `__main__` creates one."""
 
     def __init__(self, fd: int | None) -> None:
         self._socket = socket.socket(fileno=fd) if fd is not None else None
@@ -27,15 +27,15 @@ class Lifeline:
 
     @classmethod
     def from_environ(cls) -> Lifeline:
-        """The line this process was started with, if any; grandchildren do not inherit it."""
+        """The socket this process was started with, if any; grandchildren do not inherit it."""
         value = os.environ.pop(ENV, None)
         return cls(int(value) if value else None)
 
     def say(self, state: str, detail: str = "") -> None:
-        """Tell the supervisor: starting (with the phase as detail) | ready | draining | failed (with the reason)."""
+        """Report a state: starting (with the phase as detail) | ready | draining | failed (with the reason)."""
         if self._socket is None:
             return
-        with contextlib.suppress(OSError):  # the supervisor is gone: the watching thread ends this process
+        with contextlib.suppress(OSError):  # the supervisor died: the watching thread ends this process
             self._socket.sendall(json.dumps({"state": state, "detail": detail}).encode() + b"\n")
 
     def wait(self, message: str, error: Exception) -> None:
@@ -44,7 +44,7 @@ class Lifeline:
 
     def _watch(self) -> None:
         assert self._socket is not None
-        with contextlib.suppress(OSError):  # a broken line means the same as a closed one
+        with contextlib.suppress(OSError):  # a broken socket means the same as a closed one
             while self._socket.recv(64):
                 pass
         os._exit(70)

@@ -1,5 +1,8 @@
-"""What many tasks ask for at the same time is done once for all of them, in rounds: what is asked during a round waits
-for the next one. For work that costs nearly the same for many as for one, such as reading a log."""
+"""Call batcher: coalesces concurrent requests of many tasks into rounds, one call per round.
+
+A request made during a round waits for the next one. For work that costs nearly the same for many items as for one,
+such as reading a log.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ Answer = TypeVar("Answer")
 
 
 class Rounds(Generic[T, Answer]):
-    """`work` is given the items of one round and returns an answer for each. Its error is that of all its items."""
+    """Calls `work` with the items of one round; it returns an answer per item. Its error goes to all items' callers."""
 
     def __init__(self, work: Callable[[Sequence[T]], Awaitable[Sequence[Answer]]]) -> None:
         self._work = work
@@ -20,7 +23,7 @@ class Rounds(Generic[T, Answer]):
         self._running: asyncio.Task[None] | None = None
 
     async def ask(self, item: T) -> Answer:
-        """The answer for this item. Raises what `work` raises."""
+        """Wait for the round with this item, and return its answer. Raises what `work` raises."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._running is None:
@@ -28,7 +31,7 @@ class Rounds(Generic[T, Answer]):
         return await future
 
     async def _run(self) -> None:
-        """Until nothing waits any more. Whoever no longer waits is left out."""
+        """Run rounds until no request waits. Cancelled requests are skipped."""
         try:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
@@ -40,7 +43,7 @@ class Rounds(Generic[T, Answer]):
     async def _round(self, asked: Sequence[tuple[T, asyncio.Future[Answer]]]) -> None:
         try:
             answers = await self._work([item for item, _ in asked])
-        except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+        except Exception as error:  # noqa: BLE001 - passed on to the callers
             for _, future in asked:
                 if not future.done():
                     future.set_exception(error)

@@ -1,6 +1,6 @@
-"""Long work on the event loop, in slices: others have their turn between them.
+"""Cooperative scheduler: splits long computations on the event loop into slices, so that other tasks run in between.
 
-A thread would not do: it holds the interpreter for as long as one call of a codec takes.
+A thread would not help: one call of a codec holds the interpreter lock until it returns.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-ROWS_A_SLICE = 5_000
-"""Of a result, decoded or put together in one slice: two or three milliseconds. With a few more turns of the loop each
-answer of very many tokens would come later."""
+ROWS_PER_SLICE = 5_000
+"""Rows of a result that one slice decodes or joins, in two or three milliseconds. Smaller slices would delay long
+answers by more loop iterations."""
 
-FEW_ROWS = 100
-"""Answers of so few rows are put together at once: most are, and none should wait for its turn behind a long one."""
+MAX_UNSLICED_ROWS = 100
+"""Work of at most this many rows runs at once, so that a short answer does not wait behind a long one."""
 
 Sliced: TypeAlias = Generator[None, None, T]
-"""Work that yields wherever others may have their turn, and returns its value."""
+"""Work that yields wherever other tasks may run, and returns its value."""
 
 
 def at_once(work: Sliced[T]) -> T:
-    """The value of such work where nobody waits for a turn. Raises what the work raises."""
+    """Run the work without slicing, and return its value. Raises what the work raises."""
     while True:
         try:
             next(work)
@@ -33,9 +33,9 @@ def at_once(work: Sliced[T]) -> T:
 
 
 class Turns:
-    """One per process. However many have long work to do, one slice of it is done in a turn of the loop.
+    """Runs at most one slice per loop iteration, whatever the number of long computations. One per process.
 
-    `async with` it for one slice, or have it `run` all of them.
+    `async with` it for one slice, or let it `run` all of them.
     """
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class Turns:
             self._one.release()
 
     async def run(self, work: Sliced[T], rows: int | None = None) -> T:
-        """The value of the work, which is about so many `rows`, if that is known. Raises what the work raises."""
-        if rows is not None and rows <= FEW_ROWS:
+        """Run the work in slices, and return its value. `rows`: its size, if known. Raises what the work raises."""
+        if rows is not None and rows <= MAX_UNSLICED_ROWS:
             return at_once(work)
         while True:
             async with self:

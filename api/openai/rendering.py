@@ -19,7 +19,7 @@ from api.openai.cursor import Cursor
 from api.openai.errors import ApiError
 from api.openai.job_errors import from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
-from runtime.turns import ROWS_A_SLICE, Sliced, at_once
+from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.cards import ModelCard
 from streaming.jobs.frames import Delta, Logprob
 from streaming.jobs.job import Chat, Job, JobState
@@ -111,15 +111,15 @@ def completion(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> dic
 
 
 def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> Sliced[dict[str, Any]]:
-    """The same in slices of `ROWS_A_SLICE` deltas. Raises ApiError for a job that did not complete."""
+    """The same in slices of `ROWS_PER_SLICE` deltas. Raises ApiError for a job that did not complete."""
     if terminal.state is not JobState.COMPLETED:
         raise from_terminal(terminal)
     texts: list[list[str]] = [[] for _ in range(facts.choices)]
     logprobs: list[list[Logprob]] = [[] for _ in texts]
-    for first in range(0, len(deltas), ROWS_A_SLICE):
+    for first in range(0, len(deltas), ROWS_PER_SLICE):
         if first:
             yield
-        for delta in deltas[first : first + ROWS_A_SLICE]:
+        for delta in deltas[first : first + ROWS_PER_SLICE]:
             texts[delta.index].append(delta.text)
             if delta.logprobs:
                 logprobs[delta.index].extend(delta.logprobs)
@@ -127,7 +127,7 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
     joined = 0
     for index, parts in enumerate(texts):
         joined += len(parts)
-        if joined > ROWS_A_SLICE:
+        if joined > ROWS_PER_SLICE:
             joined = 0
             yield
         text = "".join(parts)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from runtime.turns import ROWS_A_SLICE, Sliced, at_once
+from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage
 from streaming.jobs.codec import decode_in_slices, decode_job, decode_rowless, decode_terminal
 from streaming.jobs.deliveries import Delivered, decode_delivered
@@ -170,7 +170,7 @@ def read_end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]
     try:
         if len(data) < LONG_BYTES:
             return decode_terminal(data)
-        return (yield from decode_in_slices(data, ROWS_A_SLICE)) if rows else decode_rowless(data)
+        return (yield from decode_in_slices(data, ROWS_PER_SLICE)) if rows else decode_rowless(data)
     except NewerMessage:
         return Terminal(job_id, JobState.FAILED, 0, failure=NEWER)
     except DecodeError as error:

@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 
 from runtime.loops import supervise
 from runtime.rounds import Rounds
-from runtime.turns import ROWS_A_SLICE
+from runtime.turns import ROWS_PER_SLICE
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode_in_slices, decode_reply, decode_rowless, is_terminal
@@ -178,7 +178,7 @@ class Relay:
                 wanted = wanted or not inbox.rowless
             if not wanted:
                 return
-            terminal = await self._wire.turns.run(decode_in_slices(data, ROWS_A_SLICE))
+            terminal = await self._wire.turns.run(decode_in_slices(data, ROWS_PER_SLICE))
         except NewerMessage:
             return  # its readers are ended when their silence is looked into
         except DecodeError as error:

@@ -20,7 +20,7 @@ from api.events import EventReader
 from api.openai.cursor import Place
 from api.openai.rendering import Facts, completion, completion_in_slices, to_json
 from api.services import Services
-from runtime.turns import FEW_ROWS, ROWS_A_SLICE, Turns, at_once
+from runtime.turns import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import decode_terminal, encode
 from streaming.jobs.frames import Delta, Logprob, Run, Section
@@ -35,7 +35,7 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
 JOB = "job_00" + "1" * 30
-ROWS = 5 * ROWS_A_SLICE
+ROWS = 5 * ROWS_PER_SLICE
 RUN = Run("w", 1)
 
 
@@ -75,7 +75,7 @@ async def test_a_long_result_is_decoded_in_slices(wire: RedisClient) -> None:
     await put_ended(wire, end)
     wire.turns = counted = Counted()
     assert (await JobReader(wire).record(JOB)).terminal == end
-    assert counted.slices >= ROWS // ROWS_A_SLICE
+    assert counted.slices >= ROWS // ROWS_PER_SLICE
     whole = await asyncio.gather(*(JobReader(wire).ended(JOB) for _ in range(3)))
     assert [record.terminal for record in whole] == [end] * 3
     await put_ended(wire, short := long_end(rows=10))
@@ -145,8 +145,8 @@ async def test_a_short_answer_waits_for_no_turn() -> None:
 
     turns = Turns()
     async with turns:
-        short = asyncio.create_task(turns.run(work(), FEW_ROWS))
-        long = [asyncio.create_task(turns.run(work(), rows)) for rows in (FEW_ROWS + 1, None)]
+        short = asyncio.create_task(turns.run(work(), MAX_UNSLICED_ROWS))
+        long = [asyncio.create_task(turns.run(work(), rows)) for rows in (MAX_UNSLICED_ROWS + 1, None)]
         await asyncio.sleep(0)
         assert short.done() and short.result() == "done"
         assert not any(task.done() for task in long)
@@ -159,7 +159,7 @@ def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     facts = Facts(job=JOB, model="m", priority=Priority.STANDARD, chat=chat, choices=1, logprobs=False, created_ms=1)
     end = long_end()
     steps = sum(1 for _ in completion_in_slices(facts, end, end.rows))
-    assert steps >= ROWS // ROWS_A_SLICE  # its text is joined in a slice of its own
+    assert steps >= ROWS // ROWS_PER_SLICE  # its text is joined in a slice of its own
     said = completion(facts, end, end.rows)["choices"][0]
     assert (said["message"]["content"] if chat else said["text"]) == "".join(row.text for row in end.rows)
     facts, odd = replace(facts, logprobs=True), Logprob("\u2028é", -0.5, (("a", -1.0),))
