@@ -123,3 +123,13 @@ async def wait(event: asyncio.Event, timeout_s: float) -> bool:
         async with asyncio.timeout(timeout_s):
             await event.wait()
     return event.is_set()
+
+
+async def wait_any(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Wait until one of these events is set, or for at most `timeout_s`."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()

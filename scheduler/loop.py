@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from runtime.loops import ExpectedErrors, run_periodically, wait
+from runtime.loops import ExpectedErrors, run_periodically, wait, wait_any
 from scheduler.observe import observe
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.plan import LaneOutlook, PolicyState
@@ -330,7 +330,7 @@ class Loop:
             with self._outage:
                 await self.tick()
             if not await wait(stop, min(MIN_TICK_GAP_S, self._tick_s)):
-                await _wait_any(self._tick_s - MIN_TICK_GAP_S, stop, self._woken)
+                await wait_any(stop, self._woken, timeout_s=max(0.0, self._tick_s - MIN_TICK_GAP_S))
 
     async def _listen(self) -> None:
         """Start a tick when a job arrives for a model without workers; a missed message waits for the next tick."""
@@ -364,13 +364,3 @@ def _prospect(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) ->
 def _succession(before: Mapping[str, Plan], lead: Lead) -> str:
     former = max((plan.epoch for plan in before.values()), default=0)
     return f"after epoch {former}" if former not in (0, lead.epoch) else "nobody led"
-
-
-async def _wait_any(seconds: float, *events: asyncio.Event) -> None:
-    """Wait for the first of these events, at most `seconds`."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

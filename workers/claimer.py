@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -11,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from runtime.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.jobs.cards import Capabilities
 from streaming.jobs.history import NOTHING, History
@@ -149,9 +149,7 @@ class Claimer:
                 self._target.looked()
                 turn.rotate(-1)
                 if not any(full):
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(self._settings.poll_ms / 1000):
-                            await self._look.wait()
+                    await wait(self._look, self._settings.poll_ms / 1000)
             await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
             self.is_full = False
             self._target.looked()

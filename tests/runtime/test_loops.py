@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.loops import ExpectedErrors, backoff, retry, retry_until, run_periodically, supervise, wait
+from runtime.loops import ExpectedErrors, backoff, retry, retry_until, run_periodically, supervise, wait, wait_any
 
 
 class Work:
@@ -186,3 +186,15 @@ async def test_an_event_is_waited_for_only_so_long(wake: bool) -> None:
     then: Callable[[], None] = event.set if wake else lambda: None
     asyncio.get_running_loop().call_soon(then)
     assert await wait(event, 0.05) is wake
+
+
+async def test_one_of_several_events_is_enough() -> None:
+    """Nothing goes on waiting for the others."""
+    one, other = asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().call_soon(other.set)
+    before = len(asyncio.all_tasks())
+    async with asyncio.timeout(30):
+        await wait_any(one, other)
+        await wait_any(one, timeout_s=0.01)
+    await asyncio.sleep(0)
+    assert not one.is_set() and len(asyncio.all_tasks()) == before

@@ -140,7 +140,7 @@ async def test_an_emptied_store_touches_nothing(wire: RedisClient, desk: BatchRu
     age(batch)
     half = shelf.open_incoming()
     half.write(b"half")
-    half.finish()
+    half.close()
     age(half.path)
     await wire.redis.flushall()
     await desk.tidy()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.loops import wait
 from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.terminal import Failure
 from workers.engines import manifest
@@ -345,12 +346,7 @@ async def ends_in_time(shutdown: Callable[[], None], limit_s: float) -> bool:
             loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=run, name="trtllm-shutdown", daemon=True).start()
-    try:
-        async with asyncio.timeout(limit_s):
-            await done.wait()
-    except TimeoutError:
-        return False
-    return True
+    return await wait(done, limit_s)
 
 
 def build(model: str, settings: TrtllmSettings, data_dir: Path) -> TrtllmEngine:
