@@ -5,10 +5,8 @@ prometheus_client is imported inside the functions, as telemetry/metrics.py expl
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +31,7 @@ def reap(metrics_dir: str, pid: int) -> None:
     Idempotent. Without it each process ever started would leave its files there for good.
     """
     folder = Path(metrics_dir)
-    with _locked(folder, fcntl.LOCK_EX):
+    with file_lock(folder / "lock"):
         drop_live_gauges(folder, pid)
         for kind in ("counter", "histogram"):
             _bury(folder / f"{kind}_{pid}.db", folder / f"{kind}_{DEAD}.db")
@@ -64,7 +62,7 @@ def merged(folder: Path) -> Iterable[Metric]:
     """The sum over all processes. Gauges of a process that is gone are left out even if nobody reaped it yet."""
     from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - see the module's docstring
 
-    with _locked(folder, fcntl.LOCK_SH):
+    with file_lock(folder / "lock", shared=True):
         files = [str(path) for path in folder.glob("*.db") if _has_values(path) and not _is_stale(path)]
         merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
         return list(merged)
@@ -93,11 +91,3 @@ def _alive(pid: int) -> bool:
 def drop_live_gauges(folder: Path, pid: int) -> None:
     for path in folder.glob(f"gauge_live*_{pid}.db"):
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
-    """Between processes and between threads; the kernel lets go of it when a holder dies."""
-    with (folder / "lock").open("a") as file:
-        fcntl.flock(file, how)
-        yield
