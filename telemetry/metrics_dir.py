@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime.files import file_lock
+
 if TYPE_CHECKING:
     from prometheus_client import Metric
 

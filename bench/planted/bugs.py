@@ -442,8 +442,8 @@ QUEUE = (
         (
             Edit(
                 "workers/worker.py",
-                "                await asyncio.sleep(REGISTER_AGAIN_S)\n",
-                "                raise\n",
+                "return await retry_until(stop, register, expected, REGISTER_RETRY_DELAY_S)",
+                "await register()\n        return True",
             ),
         ),
         (WORKER + "a_store_that_is_away_at_the_start_is_waited_for",),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
-from runtime.loops import supervise
+from runtime.loops import supervise, wait
 from runtime.rounds import Rounds
 from runtime.turns import ROWS_PER_SLICE
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
@@ -278,9 +278,7 @@ class Relay:
         """At most so long; while inboxes are behind, a fraction of a tick, and until then if one comes to be."""
         if not self._behind:
             self._hurry.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._hurry.wait()
+            await wait(self._hurry, seconds)
         if self._behind:
             await asyncio.sleep(TICK_S / LOOKS)
 
