@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from runtime.lag import watch_lag
+from runtime.loops import ExpectedErrors, retry_until
 from streaming.errors import Fenced, Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported
@@ -41,7 +42,7 @@ from workers.writer import Writer
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-REGISTER_AGAIN_S = 0.25
+REGISTER_RETRY_DELAY_S = 0.25
 
 
 class Worker:
@@ -182,15 +183,13 @@ class Worker:
     async def _registered(self, stop: asyncio.Event) -> bool:
         """Take the lease, however long the store is away: the model is loaded, and loading it again would take longer.
         False if `stop` comes first."""
-        while not stop.is_set():
-            try:
-                await self._clock.renew()
-                await self.lease.register()  # last, for nothing renews the lease before `run` goes on
-                return True
-            except Unavailable as error:
-                log.warning("the worker cannot register, trying again: %s", error)
-                await asyncio.sleep(REGISTER_AGAIN_S)
-        return False
+
+        async def register() -> None:
+            await self._clock.renew()
+            await self.lease.register()  # last, for nothing renews the lease before `run` goes on
+
+        expected = ExpectedErrors(Unavailable, log.warning, "the worker cannot register, trying again: %s")
+        return await retry_until(stop, register, expected, REGISTER_RETRY_DELAY_S)
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
