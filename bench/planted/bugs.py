@@ -25,6 +25,11 @@ REGRESSIONS = "tests/streaming/test_regressions.py::test_"
 RELAY = "tests/streaming/jobs/test_relay.py::test_"
 EVENTS = "tests/api/test_events.py::test_"
 WORKER = "tests/workers/test_worker.py::test_"
+ANSWER_CHECKS_TESTS = "tests/workers/test_answer_checks.py::test_"
+CLAIMER_TESTS = "tests/workers/test_claimer.py::test_"
+DRAIN_TESTS = "tests/workers/test_drain.py::test_"
+RUNS_TESTS = "tests/workers/test_runs.py::test_"
+START_TESTS = "tests/workers/test_start.py::test_"
 MEMORY = "tests/streaming/store/test_memory.py::test_"
 WRITER = "tests/workers/test_writer.py::test_"
 ATTEMPT = "tests/workers/test_attempt.py::test_"
@@ -422,7 +427,7 @@ QUEUE = (
         "a newer job fails",
         "During an upgrade the old workers fail the jobs of the new API processes.",
         (Edit("streaming/jobs/lease.py", "str(error), newer=True)", "str(error))"),),
-        (WORKER + "a_job_of_a_newer_version_waits_for_a_newer_worker",),
+        (CLAIMER_TESTS + "a_job_of_a_newer_version_waits_for_a_newer_worker",),
     ),
     Bug(
         "a newer job spins",
@@ -434,7 +439,7 @@ QUEUE = (
                 "            self._look.set()\n",
             ),
         ),
-        (WORKER + "a_job_of_a_newer_version_waits_for_a_newer_worker",),
+        (CLAIMER_TESTS + "a_job_of_a_newer_version_waits_for_a_newer_worker",),
     ),
     Bug(
         "a model loaded for nothing",
@@ -446,13 +451,13 @@ QUEUE = (
                 "await register()\n        return True",
             ),
         ),
-        (WORKER + "a_store_that_is_away_at_the_start_is_waited_for",),
+        (START_TESTS + "a_store_that_is_away_at_the_start_is_waited_for",),
     ),
     Bug(
         "weights errors as a traceback",
         "Nobody is told why the model cannot be had, and what to do.",
         (Edit("workers/__main__.py", "needed_to_start(EngineDead, exit_code=2)", "needed_to_start(exit_code=2)"),),
-        (WORKER + "weights_that_cannot_be_had_are_told_and_the_fix",),
+        (START_TESTS + "weights_that_cannot_be_had_are_told_and_the_fix",),
     ),
     Bug(
         "one partition's loss is everybody's",
@@ -464,7 +469,7 @@ QUEUE = (
                 "            raise\n            await asyncio",
             ),
         ),
-        (WORKER + "a_lease_lost_in_one_partition_abandons_no_job_of_another",),
+        (DRAIN_TESTS + "a_lease_lost_in_one_partition_abandons_no_job_of_another",),
     ),
     Bug(
         "losses that are not counted",
@@ -714,13 +719,13 @@ TOKENS = (
         "a log that one long job keeps",
         "As long as one job runs, every step of all its neighbours stays in the store.",
         (Edit("workers/heartbeat.py", "            self._checkpoint(partition)\n", ""),),
-        (WORKER + "a_long_job_does_not_keep_the_whole_log",),
+        (RUNS_TESTS + "a_long_job_does_not_keep_the_whole_log",),
     ),
     Bug(
         "a job with a hole in its log goes on",
         "What the store lost is missing from the result, or the job never ends.",
         (Edit("workers/claimer.py", "if history.whole else", "if history.rows else"),),
-        (WORKER + "a_job_whose_log_has_a_hole_begins_anew",),
+        (RUNS_TESTS + "a_job_whose_log_has_a_hole_begins_anew",),
     ),
     Bug(
         "JSON that goes on at its grammar's root",
@@ -732,13 +737,13 @@ TOKENS = (
                 "",
             ),
         ),
-        (WORKER + "json_that_another_worker_began_is_computed_from_its_first_token",),
+        (ANSWER_CHECKS_TESTS + "json_that_another_worker_began_is_computed_from_its_first_token",),
     ),
     Bug(
         "a check that holds its job for ever",
         "A job whose answer waits to be checked can neither be cancelled nor run out of time.",
         (Edit("workers/worker.py", "elif not attempt.over or attempt.is_checked:", "elif not attempt.over:"),),
-        (WORKER + "a_job_whose_answer_is_being_checked_ends_whatever_the_check_does",),
+        (ANSWER_CHECKS_TESTS + "a_job_whose_answer_is_being_checked_ends_whatever_the_check_does",),
     ),
     Bug(
         "JSON that nobody looks at",
@@ -750,7 +755,7 @@ TOKENS = (
                 "            if False:\n                attempt.check",
             ),
         ),
-        (WORKER + "an_answer_that_is_not_the_json_asked_for_fails",),
+        (ANSWER_CHECKS_TESTS + "an_answer_that_is_not_the_json_asked_for_fails",),
     ),
     Bug(
         "a grammar that is dropped after its first token",
@@ -776,7 +781,7 @@ TOKENS = (
         "an engine that takes two runs for one",
         "The same worker is given a job that it still runs: the end of the old run ends the new one.",
         (Edit("workers/attempt.py", 'f"{self.job.id}/{self.number}/{index}"', 'f"{self.job.id}/{index}"'),),
-        (WORKER + "a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go",),
+        (RUNS_TESTS + "a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go",),
     ),
     Bug(
         "a log of runs that the store has forgotten",
@@ -860,7 +865,7 @@ TOKENS = (
                 "in self.attempts.values():",
             ),
         ),
-        (WORKER + "the_last_write_of_a_drain_keeps_what_is_handed_back",),
+        (DRAIN_TESTS + "the_last_write_of_a_drain_keeps_what_is_handed_back",),
     ),
     Bug(
         "a step behind the end",
@@ -905,7 +910,7 @@ TOKENS = (
         "a worker that forgets what was said",
         "It begins a lost job anew, and its readers see other tokens under the same numbers.",
         (Edit("workers/claimer.py", "await self._continuable(claim, history))", "NOTHING)"),),
-        (WORKER + "the_next_worker_numbers_on_where_the_log_ends",),
+        (RUNS_TESTS + "the_next_worker_numbers_on_where_the_log_ends",),
     ),
     Bug(
         "a task that dies with its connection",
@@ -983,7 +988,7 @@ TOKENS = (
                 "                    pass\n",
             ),
         ),
-        (WORKER + "a_reader_who_comes_while_the_history_is_read_is_heard",),
+        (RUNS_TESTS + "a_reader_who_comes_while_the_history_is_read_is_heard",),
     ),
     Bug(
         "a task that broke for good",

@@ -7,6 +7,8 @@ from bench.planted.bug import Bug, Edit
 LUA = "streaming/lua/"
 PROTOCOL = "tests/streaming/jobs/test_protocol.py::test_"
 WORKER = "tests/workers/test_worker.py::test_"
+ANSWER_CHECKS_TESTS = "tests/workers/test_answer_checks.py::test_"
+RUNS_TESTS = "tests/workers/test_runs.py::test_"
 TURN = "tests/offline/batch/test_turn.py::test_"
 WAITING = "tests/offline/broker/test_events.py::test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries"
 INTAKE = "except (Rejected, LaneFull, StoreFull, Unavailable):"
@@ -80,7 +82,7 @@ SURVIVORS = (
         "the end of an old run",
         "A worker forgets a job that it runs because the end of its earlier run was answered late.",
         (Edit("workers/worker.py", "held is not None and held.number == finish.number", "held is not None"),),
-        (WORKER + "the_late_end_of_an_earlier_run_does_not_end_the_run_held_now",),
+        (RUNS_TESTS + "the_late_end_of_an_earlier_run_does_not_end_the_run_held_now",),
     ),
     Bug(
         "only one run's log is read",
@@ -110,7 +112,7 @@ SURVIVORS = (
         "a dropped run is ended",
         "A worker that has lost a job ends it, and counts it, once its answer is checked.",
         (Edit("workers/answer_checks.py", "if self._held.attempts.get(attempt.job.id) is not attempt:", "if False:"),),
-        (WORKER + "a_job_that_was_dropped_is_not_ended_by_its_check",),
+        (ANSWER_CHECKS_TESTS + "a_job_that_was_dropped_is_not_ended_by_its_check",),
     ),
     Bug(
         "two runs of one number",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from house import House
+from openapi_document import DOCUMENT, SCHEMAS, conforms, lookup
 from starlette.datastructures import QueryParams
 
 from api import batches, files, jobs
@@ -18,7 +19,7 @@ from api.app import ROUTES
 from api.openai.cursor import Cursor
 from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion, job_object
-from api.openapi import CURSOR, ERRORS, HEADERS, document
+from api.openapi import CURSOR, ERRORS, HEADERS
 from api.query import page_limit
 from streaming.batches.batch import Batch, BatchProgress, BatchState, LineFault
 from streaming.batches.files import StoredFile
@@ -30,9 +31,6 @@ from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Failure, Terminal
 from streaming.priority import Priority
 
-DOCUMENT = document("1.2.3")
-SCHEMAS = DOCUMENT["components"]["schemas"]
-
 
 def references(node: Any) -> Iterator[str]:
     if isinstance(node, dict):
@@ -43,46 +41,6 @@ def references(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from references(value)
-
-
-def lookup(reference: str) -> Any:
-    node: Any = DOCUMENT
-    for step in reference.removeprefix("#/").split("/"):
-        node = node[step]
-    return node
-
-
-def conforms(value: Any, schema: dict[str, Any]) -> bool:
-    """The part of JSON Schema that our answers use."""
-    if "$ref" in schema:
-        return conforms(value, lookup(schema["$ref"]))
-    if "anyOf" in schema:
-        return any(conforms(value, each) for each in schema["anyOf"])
-    kinds: dict[str, Any] = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "integer": int,
-        "number": int | float,
-        "boolean": bool,
-        "null": type(None),
-    }
-    if not isinstance(value, kinds[schema["type"]]) or value not in schema.get("enum", [value]):
-        return False
-    if isinstance(value, dict):
-        return has_fields(value, schema)
-    return all(conforms(each, schema["items"]) for each in value) if "items" in schema else True
-
-
-def has_fields(value: dict[str, Any], schema: dict[str, Any]) -> bool:
-    """Those of the schema and, where it names any, no others."""
-    known = schema.get("properties", {})
-    rest = schema.get("additionalProperties", not known)
-    return (
-        set(schema.get("required", ())) <= value.keys()
-        and all(conforms(value[key], known[key]) for key in value.keys() & known.keys())
-        and all(rest if isinstance(rest, bool) else conforms(value[key], rest) for key in value.keys() - known.keys())
-    )
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from house import ADMIN_TOKEN, House, eventually
+from openapi_document import SCHEMAS, conforms
 
 from bench.chaos.processes import until
 from bench.elastic.testbed import Crowd, ElasticTestbed
@@ -24,7 +25,6 @@ from streaming.fleet.processes import Fleet, Process
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
-from tests.api.test_openapi import SCHEMAS, conforms
 
 WAIT_S = 60.0
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from otlp_collector import Collector, attributes_of, collector
 
 from streaming.ids import new_deployment_id, new_file_id, new_job_id
 from streaming.settings import WebhookSettings
 from telemetry.redaction import HIDDEN, clean, redact
 from telemetry.tracing import Tracing
-from tests.telemetry.test_tracing import Collector, attributes_of, collector
 
 ROOT = Path(__file__).parents[2]
 __all__ = ["collector"]

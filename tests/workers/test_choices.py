@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 from flow import deltas_of
+from many_choices import job_of, many, nothing_left, prompts
 from msgspec.structs import replace
+from sim_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
 
 from streaming.jobs.job import Job, JobState, Sampling, Text
 from streaming.jobs.queue import Queue
@@ -17,7 +19,6 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from tests.workers.test_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
 from workers.engines.base import EngineDead, EngineHealth, Piece, Request
 from workers.engines.sim.engine import SimEngine, token_text
 from workers.engines.sim.settings import SimSettings
@@ -56,19 +57,6 @@ class Counted(SimEngine):
         self.most[job] = max(self.most[job], self.live[job])
 
 
-def job_of(request_id: str) -> str:
-    return request_id.partition("/")[0]
-
-
-def prompts(count: int) -> Text:
-    return Text(tuple(f"prompt {number}" for number in range(count)))
-
-
-def many(queue: Queue, choices: int, tokens: int, **changes: object) -> Job:
-    """A job of so many prompts."""
-    return a_job(queue, prompt=prompts(choices), sampling=Sampling(max_tokens=tokens), **changes)
-
-
 def said(prompt: str, tokens: int) -> str:
     return "".join(token_text(prompt, index) for index in range(tokens))
 
@@ -85,11 +73,6 @@ async def exact(wire: RedisClient, job: Job, tokens: int) -> None:
     assert record.terminal.usage.completion == tokens * job.choices
     assert record.terminal.usage.prompt == sum(max(1, len(text) // 4) for text in texts)
     assert record.terminal.finishes == ("length",) * job.choices
-
-
-def nothing_left(running: Running) -> None:
-    worker = running.worker
-    assert (worker.running, worker.texts, worker.batch_texts, worker._partial) == (0, 0, 0, {})
 
 
 @pytest.mark.parametrize(("slots", "share"), [(8, 4), (3, 1), (1, 1)])

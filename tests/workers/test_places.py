@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from many_choices import job_of, many, nothing_left
+from sim_worker import Start, a_job, recorder, start, until
 
 from streaming.jobs.job import Job, Sampling
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from tests.workers.test_choices import job_of, many, nothing_left
-from tests.workers.test_worker import Start, a_job, recorder, start, until
 from workers.choices import PARTIAL_PER_SLOT
 from workers.engines.base import Piece, Request, Stats
 from workers.engines.sim.engine import SimEngine

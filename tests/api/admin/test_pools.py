@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from house import ADMIN_TOKEN, House, eventually, redis_process
+from openapi_document import SCHEMAS, conforms
 
 from api.outlook import STALE_S, PlanReader
 from api.services import PLANS_INTERVAL_S
@@ -19,7 +20,6 @@ from cli.__main__ import main
 from cli.client import Client
 from streaming.fleet.plans import Plan, Prospect
 from streaming.priority import Priority
-from tests.api.test_openapi import SCHEMAS, conforms
 
 TWO = "[models.sim]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 3\n[models.'org/big']\nengine = 'sim'\n"
 

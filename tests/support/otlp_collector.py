@@ -1,0 +1,60 @@
+"""A collector of traces: an OTLP receiver that a test starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
+
+
+class Collector(ThreadingHTTPServer):
+    """An OTLP/HTTP receiver that keeps every span by name, with the service it came from."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Receive)
+        self.spans: dict[str, tuple[str, SentSpan]] = {}
+        self.paths: list[str] = []
+        self.answers = threading.Event()
+        self.answers.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Receive(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.paths.append(self.path)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    self.server.spans[span.name] = (names["service.name"], span)
+        self.server.answers.wait()
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def attributes_of(span: SentSpan) -> dict[str, Any]:
+    return {each.key: getattr(each.value, str(each.value.WhichOneof("value"))) for each in span.attributes}

@@ -1,0 +1,126 @@
+"""Workers with the simulated engine, started by a test on a real server and ended after it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+
+from streaming.jobs.cards import ModelCard
+from streaming.jobs.job import Chat, ChatTurn, Job, Sampling
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
+from workers.engines.base import Piece, Request, Step
+from workers.engines.sim.engine import SimEngine, prompt_text, token_text
+from workers.engines.sim.settings import SimSettings
+from workers.record import Recorder
+from workers.settings import WorkerSettings
+from workers.worker import Worker
+
+FAST = SimSettings(step_ms=1, prefill_ms=1, slots=8)
+LONG = SimSettings(step_ms=5, prefill_ms=1, slots=8, context=8192)
+
+
+@pytest.fixture(scope="module")
+def recorder() -> Recorder:
+    return Recorder("m", Metrics.start("", "worker"), Tracing())
+
+
+@dataclass
+class Running:
+    worker: Worker
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+    engine: SimEngine
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def start(wire: RedisClient, recorder: Recorder) -> AsyncIterator[Start]:
+    """Starts workers; ends them all after the test."""
+    started: list[Running] = []
+
+    async def begin(
+        sim: SimSettings = FAST, settings: WorkerSettings | None = None, engine: type[SimEngine] = SimEngine
+    ) -> Running:
+        return await begin_with(engine("m", sim), settings)
+
+    async def begin_with(engine: SimEngine, settings: WorkerSettings | None) -> Running:
+        pieces: list[Piece] = []
+        running: list[Running] = []
+        card = await engine.start(
+            lambda step: running[0].worker.on_step(step) if running else pieces.extend(step), lambda _: None
+        )
+        worker, stop = Worker(wire, engine, card, settings or WorkerSettings(drain_s=5), recorder), asyncio.Event()
+        running.append(Running(worker, stop, asyncio.create_task(worker.run(stop)), engine))
+        started.append(running[0])
+        return running[0]
+
+    yield begin
+    for running in started:
+        running.task.cancel()
+        await asyncio.gather(running.task, return_exceptions=True)
+        await running.engine.stop()
+
+
+def a_job(queue: Queue, text: str = "hello", max_tokens: int = 10, **changes: object) -> Job:
+    fields: dict[str, object] = {
+        "id": queue.new_id("t"), "model": "m", "tenant": "t", "priority": Priority.STANDARD,
+        "prompt": Chat((ChatTurn("user", text),)), "sampling": Sampling(max_tokens=max_tokens),
+    }  # fmt: skip
+    return Job(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def expected(text: str, tokens: int) -> str:
+    prompt = prompt_text((ChatTurn("user", text),))
+    return "".join(token_text(prompt, index) for index in range(tokens))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.01)
+
+
+async def ended(wire: RedisClient, job_id: str) -> JobRecord:
+    journal = JobReader(wire)
+
+    async def final() -> bool:
+        return (await journal.record(job_id)).state.final
+
+    await until(final)
+    return await journal.record(job_id)
+
+
+def text_of(record: JobRecord, index: int = 0) -> str:
+    assert record.terminal is not None
+    return "".join(row.text for row in record.terminal.rows if row.index == index)
+
+
+class DeafEngine(SimEngine):
+    """Claims to hold its output to JSON, and does not: what llama.cpp does once it has dropped a grammar."""
+
+    def __init__(self, model: str, settings: SimSettings) -> None:
+        super().__init__(model, settings)
+        self.pasts: dict[str, int] = {}
+        """Tokens of earlier attempts, by request."""
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        card = await super().start(on_step, on_phase)
+        return replace(card, capabilities=replace(card.capabilities, json_schema=True))
+
+    def submit(self, request: Request) -> None:
+        self.pasts[request.id] = request.past_tokens
+        super().submit(request)

@@ -1,0 +1,143 @@
+"""Answers that must be JSON: checked before their job ends, whatever the check does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from flow import deltas_of
+from sim_worker import LONG, DeafEngine, Start, a_job, ended, expected, recorder, start, text_of, until
+
+from streaming.jobs.job import JobState, Sampling
+from streaming.jobs.lease import Finish
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.terminal import Failure
+from streaming.redis.client import RedisClient
+from workers.attempt import Attempt
+from workers.record import Recorder
+from workers.settings import WorkerSettings
+
+__all__ = ["recorder", "start"]  # fixtures
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_an_answer_that_is_not_the_json_asked_for_fails(
+    wire: RedisClient, start: Start, stop: tuple[str, ...], n: int
+) -> None:
+    """Cut by its length or not, streamed or not; jobs that ask for nothing are as before."""
+    queue = Queue(wire)
+    await start(engine=DeafEngine)
+    jobs = [
+        a_job(queue, sampling=Sampling(max_tokens=10, json_schema={}, stop=stop, n=n), stream=stream)
+        for stream in (False, True)
+    ]
+    plain = a_job(queue)
+    for job in (*jobs, plain):
+        await queue.put(job)
+    for job in jobs:
+        record = await ended(wire, job.id)
+        assert record.state is JobState.FAILED and record.terminal is not None
+        assert record.terminal.failure is not None and record.terminal.failure.code == "constraint_violated"
+    assert (await ended(wire, plain.id)).state is JobState.COMPLETED
+
+
+async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
+    wire: RedisClient, start: Start
+) -> None:
+    """Cancelled, out of time, or with a check that breaks: the check of one never holds a job for ever."""
+    queue, running = Queue(wire), await start(engine=DeafEngine)
+    checked = Sampling(max_tokens=10, json_schema={})
+    cancelled, late, broken = (a_job(queue, sampling=checked, **more) for more in ({}, {"deadline_ms": 1500}, {}))
+
+    async def failure(attempt: Attempt) -> Failure | None:
+        if attempt.job.id == broken.id:
+            raise LookupError("nobody thought of this")
+        await asyncio.Event().wait()
+        return None
+
+    running.worker._checks.failure = failure  # type: ignore[method-assign]
+    for job in (cancelled, late, broken):
+        await queue.put(job)
+
+    async def is_checked() -> bool:
+        held = running.worker._attempts.get(cancelled.id)
+        return held is not None and held.is_checked
+
+    await until(is_checked)
+    await queue.cancel(cancelled.id)
+    states = [(await ended(wire, job.id)).state for job in (cancelled, late, broken)]
+    assert states == [JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED]
+    record = await JobReader(wire).record(broken.id)
+    assert record.terminal is not None and record.terminal.failure is not None
+    assert record.terminal.failure.code == "constraint_unchecked" and running.worker.running == 0
+
+
+async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
+    wire: RedisClient, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has it by then: its end is neither written nor counted by the one that has lost it."""
+    queue, running = Queue(wire), await start(engine=DeafEngine)
+    worker, gate = running.worker, asyncio.Event()
+    job = a_job(queue, sampling=Sampling(max_tokens=10, json_schema={}))
+    counted: list[str] = []
+    written: list[Finish] = []
+    monkeypatch.setattr(recorder, "ended", lambda attempt, _: counted.append(attempt.job.id))
+
+    async def failure(_: Attempt) -> Failure | None:
+        await gate.wait()
+        return None
+
+    worker._checks.failure = failure  # type: ignore[method-assign]
+    worker._writers[0].finish = written.append  # type: ignore[method-assign]
+    await queue.put(job)
+
+    async def is_checked() -> bool:
+        held = worker._attempts.get(job.id)
+        return held is not None and held.is_checked
+
+    await until(is_checked)
+    check = worker._attempts[job.id].check
+    assert check is not None
+    worker._drop(job.id, "the test says so")
+    gate.set()
+    await asyncio.wait_for(check, 20)
+    assert counted == [] and written == []
+
+
+async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: RedisClient, start: Start) -> None:
+    """Not only when all its tokens are computed."""
+    queue = Queue(wire)
+    await start(LONG, engine=DeafEngine)
+    job = a_job(queue, sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
+    await queue.put(job)
+    record = await ended(wire, job.id)
+    assert record.terminal is not None and record.terminal.failure is not None
+    assert (record.terminal.failure.status, record.terminal.failure.param) == (400, "response_format")
+    assert record.terminal.usage.completion < 3000
+
+
+async def test_json_that_another_worker_began_is_computed_from_its_first_token(wire: RedisClient, start: Start) -> None:
+    """A job without a schema goes on behind the logged tokens."""
+    queue = Queue(wire)
+    plain, schema = a_job(queue, max_tokens=400), a_job(queue, sampling=Sampling(max_tokens=400, json_schema={}))
+    first = await start(LONG, WorkerSettings(drain_s=0), engine=DeafEngine)
+    for job in (plain, schema):
+        await queue.put(job)
+    journal = JobReader(wire)
+
+    async def begun() -> bool:
+        return all([len(await deltas_of(journal, await journal.record(job.id))) > 3 for job in (plain, schema)])
+
+    await until(begun)
+    first.stop.set()
+    await first.task
+    second = await start(engine=DeafEngine)
+    assert isinstance(second.engine, DeafEngine)
+    for job in (plain, schema):
+        record = await ended(wire, job.id)
+        assert text_of(record) == expected("hello", 400)
+        assert record.terminal is not None and record.terminal.usage.completion == 400
+    pasts = {job.id: past for name, past in second.engine.pasts.items() for job in (plain, schema) if job.id in name}
+    assert pasts[plain.id] > 3 and pasts[schema.id] == 0

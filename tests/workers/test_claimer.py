@@ -1,0 +1,320 @@
+"""Claims on a real server: how many jobs a worker takes, when it holds back, and what it leaves to newer workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import pytest
+from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
+
+from streaming.fleet.leader import Leadership
+from streaming.fleet.plans import Plans
+from streaming.jobs.cards import Capabilities
+from streaming.jobs.codec import encode
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.history import History
+from streaming.jobs.job import Job, JobState
+from streaming.jobs.lease import Claim, Claimed, Lease, UnreadableClaim
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Reaper
+from streaming.keys import partition_key
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, reserved_slots, room, room_for_batch
+from workers.engines.base import Stats
+from workers.engines.sim.settings import SimSettings
+from workers.settings import WorkerSettings
+
+__all__ = ["recorder", "start"]  # fixtures
+
+
+async def test_suspects_run_alone_and_the_innocent_complete(wire: RedisClient, start: Start) -> None:
+    """Jobs that lost two workers are run one at a time; nothing runs beside them."""
+    queue = Queue(wire)
+    jobs = [a_job(queue, f"suspect {number}", 20) for number in range(3)]
+    for job in jobs:
+        await queue.put(job)
+    for _ in range(2):
+        lease = Lease(wire, "m")
+        await lease.register()
+        assert len((await lease.claim(0, 5)).jobs) == 3
+        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+        await Reaper(wire).sweep()
+    running = await start()
+    most, deadline = 0, time.monotonic() + 30
+    while not all([(await JobReader(wire).record(job.id)).state.final for job in jobs]):
+        assert not running.task.done() and time.monotonic() < deadline, running.task
+        most = max(most, running.worker.running)
+        await asyncio.sleep(0.002)
+    for number, job in enumerate(jobs):
+        record = await ended(wire, job.id)
+        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"suspect {number}", 20)
+        assert record.attempt == 3
+    assert most == 1
+    after = a_job(queue, "after", 5)
+    await queue.put(after)
+    assert (await ended(wire, after.id)).state is JobState.COMPLETED
+
+
+async def test_slots_are_kept_for_higher_lanes(wire: RedisClient, start: Start) -> None:
+    """However much waits in lane batch, it leaves them empty, and a chat is begun at once; of several choices too."""
+    slow = SimSettings(step_ms=20, prefill_ms=1, slots=8)
+    running = await start(slow, WorkerSettings(reserved_slots=2, drain_s=5))
+    queue = Queue(wire)
+
+    async def six_run() -> list[object]:
+        async def so() -> bool:
+            return len(running.engine._batch.running) == 6
+
+        await until(so)
+        return list(running.engine._batch.running)
+
+    for number in range(20):
+        await queue.put(a_job(queue, f"line {number}", 400, priority=Priority.BATCH))
+    held = {id(each) for each in await six_run()}
+    await asyncio.sleep(0.6)
+    assert running.worker.running == 6 and running.worker.reserved == 2
+    chats = [await queue.put(a_job(queue, f"chat {number}", 3, priority=priority))
+             for number, priority in enumerate((Priority.INTERACTIVE, Priority.STANDARD))]  # fmt: skip
+    for chat in chats:
+        assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    assert {id(each) for each in running.engine._batch.running} == held, "a chat waited for a line to end"
+
+
+@pytest.mark.parametrize(
+    ("slots", "wanted", "kept"),
+    [(256, None, 4), (4, None, 1), (2, None, 1), (1, None, 0), (8, 0, 0), (8, 3, 3), (8, 99, 7)],
+)
+def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
+    """One in sixty-four, at least one, never all."""
+    assert reserved_slots(slots, wanted) == kept
+
+
+@pytest.mark.parametrize(
+    ("stats", "texts", "fit"),
+    [
+        (Stats(slots=8), 0, 10),
+        (Stats(slots=8), 9, 1),
+        (Stats(slots=8), 12, -2),
+        (Stats(slots=64, kv_tokens=1000), 0, 4),
+        (Stats(slots=64, kv_tokens=1000, waiting=1), 63, 3),
+        (Stats(slots=64, kv_tokens=1000, waiting=2), 10, 0),
+    ],
+)
+def test_how_many_jobs_fit(stats: Stats, texts: int, fit: int) -> None:
+    """Slots and a prefetch of two; where the KV cache is the limit, few at once, and none while what came waits."""
+    assert room(stats, texts, 2) == fit
+
+
+@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
+def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
+    """The slots kept for others stay empty; with none kept there is no limit."""
+    assert room_for_batch(8, 2, batch_texts) == more
+    assert room_for_batch(8, 0, batch_texts) is None
+
+
+async def hold(wire: RedisClient, running: Running, for_ms: int) -> None:
+    """As the leader says it: again and again, for who does not listen yet hears nothing."""
+    lead = await Leadership(wire).claim("s", 60_000)
+
+    async def heard() -> bool:
+        assert await Plans(wire).publish(lead, [], holds={running.worker.lease.id: for_ms})
+        await asyncio.sleep(0.05)
+        return running.worker._claimer._is_held(0) == (for_ms > 0)
+
+    await until(heard)
+
+
+async def test_a_held_worker_leaves_new_jobs_to_others_and_finishes_its_own(wire: RedisClient, start: Start) -> None:
+    """Ten jobs go to the other worker; once it may again, the held one takes the next."""
+    queue = Queue(wire)
+    held = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8))
+    long = a_job(queue, "long", 200)
+    await queue.put(long)
+    await until(lambda: _runs(held, 1))
+    await hold(wire, held, 60_000)
+    other = await start()
+    for number in range(10):
+        job = a_job(queue, f"job {number}")
+        await queue.put(job)
+        record = await ended(wire, job.id)
+        assert record.terminal is not None and record.terminal.worker == other.worker.lease.id
+    record = await ended(wire, long.id)
+    assert record.terminal is not None and (record.terminal.worker, record.attempt) == (held.worker.lease.id, 1)
+    other.stop.set()
+    await other.task
+    await hold(wire, held, 0)
+    last = a_job(queue)
+    await queue.put(last)
+    assert (await ended(wire, last.id)).state is JobState.COMPLETED
+
+
+async def test_a_hold_that_is_not_said_again_is_over(wire: RedisClient, start: Start) -> None:
+    """With no scheduler left, a job waits no longer than the hold was for."""
+    queue, running = Queue(wire), await start()
+    await hold(wire, running, 400)
+    job = a_job(queue)
+    await queue.put(job)
+    assert (await ended(wire, job.id)).state is JobState.COMPLETED
+
+
+async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: RedisClient, start: Start) -> None:
+    """One worker of a model runs them; were it held, nobody would. The same while it does not know whether it is that
+    one, for its last claim was not answered."""
+    running = await start()
+    await hold(wire, running, 60_000)
+    claimer = running.worker._claimer
+    assert claimer._wanted(0) == 0
+    for partitions in (claimer._suspects, claimer._unanswered):
+        partitions.add(0)
+        assert claimer._wanted(0) > 0
+        partitions.clear()
+
+
+async def _runs(running: Running, jobs: int) -> bool:
+    return running.worker.running == jobs
+
+
+async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: RedisClient, start: Start) -> None:
+    """It is put back unclaimed, without a dead letter and without spinning, and what this worker can read behind it
+    runs."""
+    queue = Queue(wire)
+    newer = [a_job(queue, max_queue_ms=3_600_000) for _ in range(3)]
+    for job in newer:
+        await queue.put(job)
+        fields = msgspec.msgpack.decode(encode(job))
+        body = msgspec.msgpack.encode(fields | {"v": 2, "prompt": {"kind": "new"}})
+        await wire.redis.hset(partition_key(0, "job", job.id), "body", body)
+    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=2))
+    fine = [a_job(queue) for _ in range(5)]
+    for job in fine:
+        await queue.put(job)
+    for job in fine:
+        assert (await ended(wire, job.id)).state is JobState.COMPLETED
+    before = (await wire.redis.info("commandstats"))["cmdstat_xreadgroup"]["calls"]
+    await asyncio.sleep(2)
+    assert (await wire.redis.info("commandstats"))["cmdstat_xreadgroup"]["calls"] - before < 40
+    for job in newer:
+        async with asyncio.timeout(20):  # it may be in a claim just now
+            while (record := await JobReader(wire).record(job.id)).state is not JobState.QUEUED:
+                await asyncio.sleep(0.01)
+        assert (record.attempt, record.runs, record.started_ms) == (0, (), 0) and record.fault
+        assert await wire.redis.zscore(partition_key(0, "timers"), job.id) is not None
+    assert await DeadLetters(wire).recent(10) == [] and running.worker.running == 0
+    await queue.cancel(newer[0].id)
+    running.stop.set()
+    await asyncio.wait_for(running.task, 20)  # nothing of them is held
+
+
+async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: RedisClient, start: Start) -> None:
+    """Its body can be read, the log of its first attempt cannot: it is not begun anew, and not failed."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue, max_tokens=5)
+    await queue.put(job)
+    await lost.register()
+    await lost.claim(0, 1)
+    frame = msgspec.msgpack.encode(["f2", lost.id, 1, {}])
+    await wire.redis.xadd(partition_key(0, "log", lost.id), {"-": frame}, id="1-0")
+    await lost.release(job.id, 1)
+    await start()
+    fine = a_job(queue)
+    await queue.put(fine)
+    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
+    async with asyncio.timeout(20):
+        while (record := await JobReader(wire).record(job.id)).state is not JobState.QUEUED:
+            await asyncio.sleep(0.01)
+    assert record.attempt == 1 and [logged.run.worker for logged in record.runs] == [lost.id]
+
+
+class Hands:
+    """A worker as its claimer sees it, which begins nothing."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.reserved = self.batch_texts = 0
+        self.capabilities = Capabilities()
+
+    def stats(self) -> Stats:
+        return Stats(running=0, waiting=0, slots=8)
+
+    async def refusal(self, _: Job) -> None:
+        return None
+
+    def begin(self, claim: Claim, _: History, refusal: object = None) -> None:
+        self.begun.append(claim.job.id)
+
+
+def a_claimer(wire: RedisClient, lease: Lease) -> tuple[Claimer, Hands]:
+    hands = Hands()
+    return Claimer(lease, JobReader(wire), WorkerSettings(), cast(Any, hands), asyncio.Event()), hands
+
+
+async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: RedisClient) -> None:
+    """Two claims are under way: the end of one forgets no reader and no cancel of the job that the other brings."""
+    lease, gates = Lease(wire, "m"), [asyncio.Event(), asyncio.Event()]
+
+    async def claim(partition: int, *_: object, **__: object) -> Claimed:
+        await gates[partition].wait()
+        return Claimed([], suspects=False)
+
+    lease.claim = claim  # type: ignore[method-assign]
+    claimer, _ = a_claimer(wire, lease)
+    claims = [asyncio.create_task(claimer._claim(partition, 1)) for partition in (0, 1)]
+    while not (claimer.may_bring(0) and claimer.may_bring(1)):
+        await asyncio.sleep(0)
+    claimer.note_follow("j", "reader")
+    claimer.note_cancel("j")
+    gates[0].set()
+    await claims[0]
+    assert claimer.followers("j") == ["reader"] and claimer.was_cancelled("j")
+    gates[1].set()
+    await claims[1]
+    assert claimer.followers("j") == () and not claimer.was_cancelled("j")
+
+
+async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wire: RedisClient) -> None:
+    """The pause doubles with every such claim, up to its limit, and is short again after a job it can read."""
+    lease = Lease(wire, "m")
+
+    async def decline(_: Sequence[UnreadableClaim]) -> None:
+        return
+
+    lease.decline = decline  # type: ignore[method-assign]
+    claimer, _ = a_claimer(wire, lease)
+    pauses = []
+    for _ in range(12):
+        await claimer._take(0, [UnreadableClaim("j", 1, "newer", newer=True)])
+        pauses.append(claimer._pause_s)
+    assert pauses == [min(MIN_PAUSE_S * 2 ** (place + 1), MAX_PAUSE_S) for place in range(12)]
+    assert pauses[2] == 4 * pauses[0] and pauses[-1] == MAX_PAUSE_S
+    await claimer._take(0, [])
+    assert claimer._pause_s == MIN_PAUSE_S
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(
+    wire: RedisClient, has_ended: bool
+) -> None:
+    """The worker was taken for dead and the job cancelled while the log of the first attempt was being read."""
+    queue, first, second = Queue(wire), Lease(wire, "m"), Lease(wire, "m")
+    job = a_job(queue)
+    await queue.put(job)
+    for lease in (first, second):
+        await lease.register()
+    await first.claim(0, 1)
+    await first.release(job.id, 1)
+    (claim,) = (await second.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    if has_ended:
+        await queue.cancel(job.id)
+        await wire.redis.zadd(partition_key(0, "leases"), {second.id: 1})
+        await Reaper(wire).sweep()
+        assert (await JobReader(wire).record(job.id)).state is JobState.CANCELLED
+    claimer, hands = a_claimer(wire, second)
+    assert await claimer._go_on([claim]) == []
+    assert hands.begun == ([] if has_ended else [job.id])

@@ -1,0 +1,134 @@
+"""Drains: what ends in time, what is handed back, and what a lease that was taken leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from flow import deltas_of
+from sim_worker import FAST, Start, a_job, ended, expected, recorder, start, text_of, until
+
+from streaming.errors import Fenced
+from streaming.ids import new_job_id
+from streaming.jobs.job import JobState
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Reaper
+from streaming.keys import partition_key
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
+from workers.engines.sim.engine import SimEngine
+from workers.engines.sim.settings import SimSettings
+from workers.record import Recorder
+from workers.settings import WorkerSettings
+from workers.worker import Worker
+
+__all__ = ["recorder", "start"]  # fixtures
+
+
+async def test_a_drained_worker_finishes_or_hands_over(wire: RedisClient, start: Start) -> None:
+    """Short jobs finish within the grace time; a long one goes on elsewhere from its logged tokens, exactly."""
+    queue = Queue(wire)
+    first = await start(SimSettings(step_ms=2, prefill_ms=1), WorkerSettings(drain_s=0.3))
+    short, long = a_job(queue, "short", 20), a_job(queue, "long", 600)
+    await queue.put(short)
+    await queue.put(long)
+
+    async def both_run() -> bool:
+        return first.engine.stats().running == 2
+
+    await until(both_run)
+    first.stop.set()
+    await asyncio.wait_for(first.task, 20)
+    assert (await ended(wire, short.id)).state is JobState.COMPLETED
+    handed = await JobReader(wire).record(long.id)
+    assert handed.state is JobState.QUEUED and handed.attempt == 1
+    await start()
+    record = await ended(wire, long.id)
+    assert text_of(record) == expected("long", 600)
+    assert len(record.runs) == 2
+
+
+async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisClient, start: Start) -> None:
+    """It trims nothing that the next worker, or a reader who resumes, has to read."""
+    queue, journal = Queue(wire), JobReader(wire)
+    job = a_job(queue, "handed", 4000)
+    await queue.put(job)
+    leaving = await start(FAST, WorkerSettings(drain_s=0.2))
+    lease, gate = leaving.worker.lease, asyncio.Event()
+
+    async def has_tokens() -> bool:
+        return len(await deltas_of(journal, await journal.record(job.id))) >= 200
+
+    await until(has_tokens)
+    write = lease.calls
+
+    async def held_up(calls: object) -> None:
+        await gate.wait()
+        await write(calls)  # type: ignore[arg-type]
+
+    lease.calls = held_up  # type: ignore[method-assign]
+    lease.begin = lambda *_: False  # type: ignore[method-assign,assignment]  # so that all goes that way
+    leaving.stop.set()
+
+    async def handed_back() -> bool:
+        return leaving.worker.running == 0
+
+    await until(handed_back)
+    gate.set()
+    await asyncio.wait_for(leaving.task, 20)
+    record = await journal.record(job.id)
+    seqs = [row.seq for row in await deltas_of(journal, record)]
+    assert record.state is JobState.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200
+
+
+@pytest.mark.parametrize("draining", [False, True])
+async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
+    redis_url: str, recorder: Recorder, draining: bool
+) -> None:
+    """Fenced in one of two partitions, before or in its drain: the other's jobs finish, and none counts as lost."""
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=2))
+    queue, reasons, stop, workers = Queue(wire), list[str](), asyncio.Event(), list[Worker]()
+    engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1, slots=8))
+    card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
+    worker = Worker(wire, engine, card, WorkerSettings(drain_s=20), recorder, reasons.append)
+    workers.append(worker)
+    task = asyncio.create_task(worker.run(stop))
+    jobs = [a_job(queue, "x", 300, id=new_job_id(partition)) for partition in (0, 1)]
+    for job in jobs:
+        await queue.put(job)
+
+    async def both_run() -> bool:
+        return engine.stats().running == 2
+
+    await until(both_run)
+    if draining:
+        stop.set()
+    await wire.redis.zadd(partition_key(0, "leases"), {worker.lease.id: 1})
+    await Reaper(wire).sweep()  # the worker's own may come first
+    with pytest.raises(Fenced, match=r"\[0\]"):
+        await asyncio.wait_for(task, 30)
+    taken, kept = [await JobReader(wire).record(job.id) for job in jobs]
+    assert (taken.state, kept.state) == (JobState.QUEUED, JobState.COMPLETED) and text_of(kept) == expected("x", 300)
+    assert await wire.redis.hget(partition_key(1, "job", jobs[1].id), "losses") is None
+    assert reasons == ["its lease in partition 0 was taken"]
+    assert await wire.redis.zscore(partition_key(1, "leases"), worker.lease.id) is None
+    await engine.stop()
+    await wire.close()
+
+
+async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: RedisClient, start: Start) -> None:
+    """There is nothing left to drain, however long the grace time is."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))
+    job = a_job(queue, max_tokens=4000)
+    await queue.put(job)
+
+    async def runs() -> bool:
+        return running.engine.stats().running == 1
+
+    await until(runs)
+    await wire.redis.zadd(partition_key(0, "leases"), {running.worker.lease.id: 1})
+    await Reaper(wire).sweep()
+    with pytest.raises(Fenced):
+        await asyncio.wait_for(running.task, 20)

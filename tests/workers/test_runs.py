@@ -1,0 +1,285 @@
+"""Runs of one job by several workers: each goes on behind the log of the one before, or begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+from flow import append, delta, deltas_of
+from sim_worker import Start, a_job, ended, expected, recorder, start, text_of, until
+
+from streaming.jobs.codec import decode_reply
+from streaming.jobs.control import Control, Follow
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.frames import Frame, Opening
+from streaming.jobs.job import ChatTurn, JobState, Sampling
+from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import JobRecord
+from streaming.jobs.terminal import Terminal
+from streaming.keys import channel, partition_key
+from streaming.redis.client import RedisClient
+from workers.engines.sim.engine import prompt_text, token_text
+from workers.engines.sim.settings import SimSettings
+from workers.settings import WorkerSettings
+
+__all__ = ["recorder", "start"]  # fixtures
+
+
+async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, start: Start) -> None:
+    """A worker that vanishes in mid-sentence is fenced after its lease, and another one completes the same text."""
+    queue = Queue(wire)
+    lost = await start(SimSettings(step_ms=5, prefill_ms=1))
+    job = a_job(queue, "go on", 300)
+    await queue.put(job)
+    journal = JobReader(wire)
+
+    async def has_tokens() -> bool:
+        return len(await deltas_of(journal, await journal.record(job.id))) >= 20
+
+    await until(has_tokens)
+    lost.task.cancel()  # neither writes nor beats any more
+    with contextlib.suppress(asyncio.CancelledError):
+        await lost.task
+
+    async def reaped() -> bool:
+        return (await Reaper(wire).sweep()).requeued == 1
+
+    await until(reaped)
+    await start()
+    record = await ended(wire, job.id)
+    assert record.attempt == 2 and text_of(record) == expected("go on", 300)
+    assert record.terminal is not None and [row.seq for row in record.terminal.rows] == list(range(1, 301))
+
+
+async def test_a_store_that_lost_frames_gets_them_again(wire: RedisClient, start: Start) -> None:
+    """The worker still has every token of its running jobs: the log is made whole and the text stays exact."""
+    queue, journal = Queue(wire), JobReader(wire)
+    running = await start(SimSettings(step_ms=5, prefill_ms=1))
+    job = a_job(queue, "set back", 200)
+    await queue.put(job)
+
+    async def has_tokens() -> bool:
+        return len(await deltas_of(journal, await journal.record(job.id))) >= 30
+
+    await until(has_tokens)
+    # As after a power loss: the last frames are gone, and the worker's frame number with them.
+    lease = running.worker.lease.id
+    await wire.redis.hset(partition_key(0, "worker", lease), "frame", 10)
+    await wire.redis.xtrim(partition_key(0, "log", lease), maxlen=0, approximate=False)
+    record = await ended(wire, job.id)
+    assert record.attempt == 1 and text_of(record) == expected("set back", 200)
+
+
+async def test_the_next_worker_numbers_on_where_the_log_ends(wire: RedisClient, start: Start) -> None:
+    """No delta has two authors: what the lost worker has said is never said anew."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue, "on", 20)
+    await queue.put(job)
+    await lost.register()
+    (claim,) = (await lost.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    prompt = prompt_text((ChatTurn("user", "on"),))
+    rows = [delta(claim, index + 1, token_text(prompt, index)) for index in range(5)]
+    await lost.calls([append(lost, {"-": rows}, claim)])
+    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+    assert (await Reaper(wire).sweep()).requeued == 1
+    heir = await start()
+    assert text_of(await ended(wire, job.id)) == expected("on", 20)
+    frames = [frame async for frame in JobReader(wire).frames(0, heir.worker.lease.id, 1)]
+    assert [row.seq for frame in frames for row in frame.rows] == list(range(6, 21))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: Start, stream: bool) -> None:
+    """Its tokens are logged anew now and then and what lies before is trimmed, beside neighbours that come and go; a
+    reader from the beginning, and the next worker, find all of them."""
+    queue, journal, settings = Queue(wire), JobReader(wire), WorkerSettings(checkpoint_frames=150)
+    first = await start(SimSettings(step_ms=1, prefill_ms=1), settings)
+    earlier = a_job(queue, "before", 40)
+    await queue.put(earlier)
+    await ended(wire, earlier.id)
+    long = a_job(queue, "long", 3000, stream=stream)
+    await queue.put(long)
+    log, most = partition_key(0, "log", first.worker.lease.id), 0
+
+    async def far() -> bool:
+        nonlocal most
+        most = max(most, await wire.redis.xlen(log))
+        return len((await journal.history(long.id, (await journal.record(long.id)).runs)).rows) >= 1800
+
+    await until(far, 60)
+    written = first.worker.lease.next_frame(0)
+    assert most < 0.7 * written, f"{most} of {written} frames were kept"
+    record = await journal.record(long.id)
+    history = await journal.history(long.id, record.runs)
+    assert history.whole and record.runs[0].frame > 150
+    first.task.cancel()
+    await asyncio.gather(first.task, return_exceptions=True)
+    await wire.redis.zadd(partition_key(0, "leases"), {first.worker.lease.id: 1})
+    assert (await Reaper(wire).sweep()).requeued == 1
+    await start(SimSettings(step_ms=1, prefill_ms=1), settings)
+    done = await ended(wire, long.id)
+    assert text_of(done) == expected("long", 3000) and done.attempt == 2 and done.epoch == record.epoch
+
+
+async def test_a_job_whose_log_has_a_hole_begins_anew(wire: RedisClient, start: Start) -> None:
+    """Half of what the lost worker logged is gone: neither a splice nor a shorter text, and a new epoch says so."""
+    queue, journal, lost = Queue(wire), JobReader(wire), Lease(wire, "m")
+    job = a_job(queue, "hole", 20)
+    await queue.put(job)
+    await lost.register()
+    (claim,) = (await lost.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    for first in (1, 4):
+        rows = [delta(claim, seq, "lost") for seq in range(first, first + 3)]
+        await lost.calls([append(lost, {"-": rows}, claim)])
+    await wire.redis.xdel(partition_key(0, "log", lost.id), "1-0")
+    before = (await journal.record(job.id)).epoch
+    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+    assert (await Reaper(wire).sweep()).requeued == 1
+    heir = await start()
+    record = await ended(wire, job.id)
+    assert text_of(record) == expected("hole", 20) and record.terminal is not None
+    assert [row.seq for row in record.terminal.rows] == list(range(1, 21))
+    assert [logged.run.worker for logged in record.runs] == [heir.worker.lease.id]
+    assert record.epoch == before + 1 and record.attempt == 2
+
+
+@pytest.mark.parametrize("shape", [{"sampling": Sampling(max_tokens=60)}, {"sampling": Sampling(max_tokens=60, n=2)}])
+async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
+    wire: RedisClient, start: Start, shape: dict[str, object]
+) -> None:
+    """The store forgot its claim, as after a failover: two runs of one job on one engine never mix."""
+    queue, journal = Queue(wire), JobReader(wire)
+    running = await start(SimSettings(step_ms=20, prefill_ms=1))
+    job = a_job(queue, "twice", 60, **shape)
+    await queue.put(job)
+
+    async def has_tokens() -> bool:
+        return len(await deltas_of(journal, await journal.record(job.id))) >= 10
+
+    await until(has_tokens)
+    lane = partition_key(0, "lane", "m", job.priority)
+    old = (await journal.record(job.id)).entry
+    await wire.redis.xack(lane, "workers", old)
+    await wire.redis.xdel(lane, old)
+    entry = await wire.redis.xadd(lane, {"job": job.id})
+    key = partition_key(0, "job", job.id)
+    await wire.redis.hdel(key, "worker", "attempt", "run", "runs", "claimed")
+    await wire.redis.hset(key, mapping={"state": "queued", "entry": entry})
+    await wire.redis.srem(partition_key(0, "claims", running.worker.lease.id), job.id)
+    record = await ended(wire, job.id)
+    assert record.terminal is not None and record.attempt == 1
+    for index in range(job.choices):
+        assert text_of(record, index) == expected("twice", 60)
+    assert [row.seq for row in record.terminal.rows] == list(range(1, 60 * job.choices + 1))
+    assert record.terminal.usage.completion == 60 * job.choices
+    assert len(record.terminal.sections) == 1 and running.worker.running == 0 and not running.worker.texts
+
+
+async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start: Start) -> None:
+    """The job's id goes out with the first tokens an address gets, then the run's number stands for it."""
+    queue = Queue(wire)
+    job = a_job(queue, "named", 300, stream=True, reply_to="first")
+    await queue.put(job)
+    running = await start()
+    lease, journal = running.worker.lease, JobReader(wire)
+
+    async def logged() -> list[dict[str, Frame]]:
+        entries = await wire.redis.xrange(partition_key(0, "log", lease.id))
+        steps = [{key.decode(): decode_reply(data) for key, data in fields.items()} for _, fields in entries]
+        return cast(list[dict[str, Frame]], steps)
+
+    async def begun() -> bool:
+        return len(await logged()) > 20
+
+    await until(begun)
+    await queue.follow(job.id, "second")
+    await ended(wire, job.id)
+    steps = await logged()
+    for address in ("first", "second"):
+        frames = [step[address] for step in steps if address in step]
+        (number,) = frames[0].openings
+        assert frames[0].openings == {number: Opening(job.id)} and {row.stream for row in frames[0].rows} == {number}
+        again = [frame for frame in frames[1:] if frame.openings]
+        assert len(again) == (address == "first"), "the first listener hears it once more when another comes"
+        assert {row.stream for frame in frames for row in frame.rows} == {number}
+    assert len(await deltas_of(journal, await journal.record(job.id))) == 300
+
+
+@pytest.mark.parametrize("spoiled", ["runs", "body"])
+async def test_a_record_spoiled_between_two_attempts_ends_no_worker(
+    wire: RedisClient, start: Start, spoiled: str
+) -> None:
+    """The second claim finds a record it cannot read, or a job that has failed since; the worker goes on."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue)
+    await queue.put(job)
+    await lost.register()
+    await lost.claim(0, 1)
+    await lost.release(job.id, 1)
+    await wire.redis.hset(partition_key(0, "job", job.id), spoiled, b"\xc1x")
+    running, fine = await start(), a_job(queue)
+    await queue.put(fine)
+    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
+    assert (await ended(wire, job.id)).state is JobState.FAILED and not running.task.done()
+    (letter,) = await DeadLetters(wire).recent(10)
+    assert letter.job == job.id and "unreadable" in letter.reason
+
+
+async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: RedisClient, start: Start) -> None:
+    """The claim is under way, its reply addresses are read already: the follow is remembered until the job begins."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = a_job(queue, "late", 30, stream=True)
+    await queue.put(job)
+    await lost.register()
+    await lost.claim(0, 1)
+    await lost.release(job.id, 1)
+    running = await start()
+    journal, reading, followed = running.worker._claimer._journal, asyncio.Event(), asyncio.Event()
+    read, obey = journal.records, running.worker._obey
+
+    async def slow(job_ids: Sequence[str], *, bodies: bool = True) -> list[JobRecord | None]:
+        reading.set()
+        await followed.wait()
+        return await read(job_ids, bodies=bodies)
+
+    def obeyed(control: Control) -> None:
+        obey(control)
+        if isinstance(control, Follow):
+            followed.set()
+
+    journal.records = slow  # type: ignore[method-assign]
+    running.worker._obey = obeyed  # type: ignore[method-assign]
+    address = channel("api", "reader")
+    async with wire.subscribe(address) as subscription:
+        await asyncio.wait_for(reading.wait(), 20)
+        await queue.follow(job.id, address)
+        reply = decode_reply(await asyncio.wait_for(subscription.message(), 20))
+        assert isinstance(reply, Frame) and job.id in [each.job for each in reply.openings.values()]
+
+
+async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire: RedisClient, start: Start) -> None:
+    """The answer to an old run's finish may come after the same worker has claimed the job again."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=20, prefill_ms=1))
+    job = a_job(queue, max_tokens=4000)
+    await queue.put(job)
+
+    async def runs() -> bool:
+        return running.engine.stats().running == 1
+
+    await until(runs)
+    number = running.worker._attempts[job.id].number
+    old = Finish(Terminal(job.id, JobState.COMPLETED, 0, ("stop",)), number - 1, False)
+    running.worker._on_written((old,))
+    assert running.worker.running == 1
+    await queue.cancel(job.id)
+    record = await ended(wire, job.id)
+    assert record.state is JobState.CANCELLED and record.attempt == 1 and running.worker.running == 0

@@ -1,0 +1,105 @@
+"""Starts of a worker: a store that is away, and weights that cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house import free_port, redis_process
+from sim_worker import FAST, a_job, ended, recorder, start
+
+from streaming.jobs.job import JobState
+from streaming.jobs.queue import Queue
+from streaming.redis.client import RedisClient
+from streaming.settings import RedisSettings
+from workers.engines.sim.engine import SimEngine
+from workers.record import Recorder
+from workers.settings import WorkerSettings
+from workers.worker import Worker
+
+__all__ = ["recorder", "start"]  # fixtures
+
+
+async def test_a_store_that_is_away_at_the_start_is_waited_for(tmp_path: Path, recorder: Recorder) -> None:
+    """The model is loaded: a store that comes late, or goes while the lease is taken, is no reason to load it again."""
+    port, workers = free_port(), list[Worker]()
+    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{port}/0", lease_ms=1_000, timeout_s=0.5))
+    engine, stop = SimEngine("m", FAST), asyncio.Event()
+    card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
+    worker = Worker(wire, engine, card, WorkerSettings(), recorder)
+    workers.append(worker)
+    task = asyncio.create_task(worker.run(stop))
+    await asyncio.sleep(1)
+    assert not task.done()
+    with redis_process(tmp_path, port):
+        queue = Queue(wire)
+        job = a_job(queue)
+        await queue.put(job)
+        assert (await ended(wire, job.id)).state is JobState.COMPLETED
+        stop.set()
+        await asyncio.wait_for(task, 20)
+    await engine.stop()
+    await wire.close()
+
+
+async def test_a_worker_that_never_reached_the_store_ends_when_told(recorder: Recorder) -> None:
+    """Nothing is drained where nothing was begun."""
+    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{free_port()}/0", timeout_s=0.5))
+    engine, stop = SimEngine("m", FAST), asyncio.Event()
+    worker = Worker(wire, engine, await engine.start(lambda _: None, lambda _: None), WorkerSettings(), recorder)
+    task = asyncio.create_task(worker.run(stop))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    stop.set()
+    await asyncio.wait_for(task, 20)
+    await engine.stop()
+    await wire.close()
+
+
+GGUF_HEAD = b"GGUF" + struct.pack("<IQQ", 3, 0, 2)
+
+
+def gguf_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+BAD_CONTEXT = (
+    gguf_text(b"general.architecture") + struct.pack("<I", 8) + gguf_text(b"llama")
+    + gguf_text(b"llama.context_length") + struct.pack("<I", 8) + gguf_text(b"many")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "Check the path"),
+        (b"", "Delete it and get it again"),
+        (b"not a model", "Delete it and get it again"),
+        (GGUF_HEAD + b"\xff" * 8, "Delete it and get it again"),
+        (GGUF_HEAD + BAD_CONTEXT, "Get it again"),
+        ("data folder", "choose another data directory"),
+    ],
+)
+def test_weights_that_cannot_be_had_are_told_and_the_fix(
+    tmp_path: Path, content: bytes | str | None, words: str
+) -> None:
+    """A worker process with no file, a damaged file, or nowhere to keep the default model: one line, no traceback."""
+    path = tmp_path / "model.gguf"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environ["PENSTOCK_REDIS_URL"] = f"redis://127.0.0.1:{free_port()}/0"
+    toml = 'models.m.engine = "llamacpp"\n'
+    if isinstance(content, str):
+        path.write_bytes(b"")  # a file where the folder would be
+    else:
+        toml += f'models.m.options.path = "{path}"\n'
+        if content is not None:
+            path.write_bytes(content)
+    (tmp_path / "penstock.toml").write_text(toml)
+    command = [sys.executable, "-m", "workers", "--data-dir", str(path)]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode in (2, 75) and words in ran.stderr and "Traceback" not in ran.stderr
