@@ -75,6 +75,7 @@ class Worker:
             on_started=self._send_all,
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
+        """The starter's own: `on_step` reads them for every piece."""
         self._writers = [
             Writer(self.lease, partition, self._held.oldest_frame, self._held.everything, self._on_written)
             for partition in wire.partitions
