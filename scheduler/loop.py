@@ -44,7 +44,7 @@ MIN_TICK_GAP_S = 0.1
 """Between two ticks, however many jobs ask for one."""
 LISTEN_RETRY_DELAY_S = 1.0
 HOLD_TICKS, HOLD_S = 3, 2.0
-"""A worker that leaves new jobs to another shape takes them again after this many ticks plus this time, unless told."""
+"""A worker told to leave new jobs to another shape takes them again after this many ticks plus this time."""
 MIN_COLD_START_CHANGE = 0.01
 """A measured cold start is written again only if it changed by more than this, relative or in seconds."""
 

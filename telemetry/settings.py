@@ -18,7 +18,7 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     """Port of a process's own /metrics; 0: none. The API also has /metrics among its other routes."""
     metrics_host: str = "127.0.0.1"
-    """Where that port listens; it has no key of its own."""
+    """Address that this port listens on; it requires no key."""
 
     def __post_init__(self) -> None:
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):

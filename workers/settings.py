@@ -13,14 +13,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [worker]."""
 
     prefetch: Annotated[int, msgspec.Meta(ge=0)] = 1
-    """Jobs held beyond what runs now, so that a free slot is filled without a round trip."""
+    """Jobs held beyond the running ones, so that a free slot is filled without a round trip."""
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
-    """How long running jobs may finish after SIGTERM; what is left is handed back to the queue."""
+    """How long running jobs may finish after SIGTERM; the worker then puts the others back into the queue."""
     reserved_slots: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Slots that lane batch may not fill, so that a chat does not wait for a line of a batch to end. None: one in
-    sixty-four, at least one: where there are many slots, one is free again in no time."""
+    sixty-four, at least one; where there are many slots, one becomes free soon."""
     checkpoint_frames: Positive = 4096
-    """Steps that a running job may keep in its worker's log: then its tokens are logged anew in one piece, and the
-    steps before are trimmed. A job of very many tokens may keep a quarter as many steps."""
+    """Steps that a running job may keep in its worker's log before the worker writes a checkpoint of its tokens and
+    trims those steps. For a job of more than four times as many tokens: a quarter of its tokens."""
     poll_ms: Positive = 250
-    """How often an idle worker looks at its lanes even if nobody woke it."""
+    """How often an idle worker claims from its lanes without having been woken."""
