@@ -1,4 +1,4 @@
-"""The command group. A command's module is imported only when that command is used."""
+"""Root command of the CLI: the list of subcommands, each of whose modules is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and one line each."""
+    """A click group that lists its commands by name and help line without importing them."""
 
     COMMANDS: ClassVar[dict[str, tuple[str, str]]] = {
         "up": ("cli.up:up", "Start everything on this machine, in one go."),
@@ -18,11 +18,11 @@ class LazyGroup(click.Group):
         "chat": ("cli.chat:chat", "Ask the model; the answer streams to stdout."),
         "submit": ("cli.submit:submit", "Put a job in the queue; its id goes to stdout."),
         "jobs": ("cli.jobs:jobs", "List, show, follow and cancel jobs."),
-        "batch": ("cli.batch:batch", "Run files of prompts, and look after batches."),
-        "dlq": ("cli.dlq:dlq", "List, show, replay and drop what was given up."),
+        "batch": ("cli.batch:batch", "Run files of prompts, and manage batches."),
+        "dlq": ("cli.dlq:dlq", "List, show, replay and drop dead letters."),
         "webhooks": ("cli.webhooks:webhooks", "List, show and replay webhook messages."),
-        "tenants": ("cli.tenants:tenants", "Show what each tenant keeps, and may keep."),
-        "scale": ("cli.scale:scale", "Show and steer how many workers each model has."),
+        "tenants": ("cli.tenants:tenants", "Show the usage and limits of each tenant."),
+        "scale": ("cli.scale:scale", "Show and set how many workers each model has."),
         "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "probe": ("cli.probe:probe", "Say by exit code whether one process here is ready."),
@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but near misses are looked for among the names instead of imported commands."""
+        """As in click, but suggestions for a mistyped name come from the names, without imports."""
         if args and args[0] not in self.COMMANDS and not args[0].startswith("-"):
             raise click.exceptions.NoSuchCommand(args[0], possibilities=self.COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)

@@ -1,4 +1,4 @@
-"""What people read when everything runs: where it is, what is kept, what to try, how to stop."""
+"""Text that `penstock up` prints when it is ready (addresses, folders, next commands), while it starts and drains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUESTION = "What is a penstock?"
 
 
 def ready_block(instance: Instance, *, detached: bool = False, keyed: bool = False) -> list[str]:
-    """At most nine lines; the eye ends on the next command."""
+    """The lines printed when everything is ready: at most nine, with the next commands last."""
     workers = sum(entry.role == "worker" for entry in instance.processes)
     here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(_short(here))}"
@@ -34,12 +34,12 @@ def ready_block(instance: Instance, *, detached: bool = False, keyed: bool = Fal
 
 
 def draining(jobs: int | None) -> str:
-    """The answer to the first Ctrl-C; `jobs` is None when nobody knows."""
+    """The message after the first Ctrl-C; `jobs` is None if the number is unknown."""
     return f"draining{'' if jobs is None else ' ' + counted(jobs, 'job')}, Ctrl-C again to stop now"
 
 
 def phase(children: list[Child]) -> str:
-    """What is being waited for, or "": whoever says what it is doing, else the first process that is not ready."""
+    """What `up` waits for, or "": a process that reports a phase, else the first that is not ready."""
     waiting = [child for child in children if child.status.state in ("starting", "restarting")]
     if not waiting:
         return ""
@@ -61,13 +61,13 @@ def _kept(instance: Instance) -> str:
 
 
 def place(redis_url: str) -> str:
-    """Where a Redis URL points (it may name several hosts), without its password."""
+    """The address of a Redis URL (it may name several hosts), without its password."""
     parts = urlsplit(redis_url)
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
 def _short(path: Path) -> str:
-    """Relative to where the command was given, when it lies below."""
+    """The path relative to the current folder, if it lies below it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 

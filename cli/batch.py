@@ -27,20 +27,20 @@ PAGE = 100
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def batch() -> None:
-    """Run files of prompts, and look after batches."""
+    """Run files of prompts, and manage batches."""
 
 
 @batch.command("run", cls=Command)
 @click.argument("source", metavar="INPUT", type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), required=True,
-              help="Answers, as JSON lines; what failed goes to <name>.errors.jsonl beside it.")  # fmt: skip
+              help="Answers, as JSON lines; failed lines go to <name>.errors.jsonl beside it.")  # fmt: skip
 @click.option("--template", default="", help="The prompt, with {column} for each column's value.")
 @click.option("--id-column", default="", help="Column that names a row [custom_id, else its number].")
 @click.option("--model", help="Model to ask [the instance's default].")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @click.option("--temperature", type=click.FloatRange(0, 2), help="At 0 equal prompts are computed once.")
 @click.option("--window", type=click.Choice(["15m", "1h", "24h", "none"]), default="24h", show_default=True,
-              help="Until when all of it is wanted.")  # fmt: skip
+              help="Deadline for all lines.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Start over, whatever an earlier run has done.")
 @where_options(url=True)
 @json_option
@@ -74,12 +74,12 @@ def run(
     if as_json:
         print_json(_timed(ended))
     else:
-        _tell(ended, work)
+        _print_summary(ended, work)
     return code
 
 
 @batch.command("ls", cls=Command)
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many, newest first.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number, newest first.")
 @where_options(url=True)
 @json_option
 def ls(limit: int, where: Where, as_json: bool) -> int:
@@ -121,7 +121,7 @@ def output(batch_id: str, where: Where) -> int:
 
 
 def _writer() -> Callable[[bytes], object]:
-    """Bytes as they are, which are data, but for a terminal."""
+    """A function that writes bytes to stdout unchanged, or with control characters escaped on a terminal."""
     write = sys.stdout.buffer.write
     if not sys.stdout.isatty():
         return write
@@ -151,7 +151,7 @@ def errors(batch_id: str, where: Where, as_json: bool) -> int:
 @json_option
 def cancel(batch_id: str, where: Where, as_json: bool) -> int:
     """Cancel one; finished lines are kept."""
-    return _steer(where, batch_id, "cancel", as_json=as_json)
+    return _send_command(where, batch_id, "cancel", as_json=as_json)
 
 
 @batch.command("pause", cls=Command)
@@ -159,8 +159,8 @@ def cancel(batch_id: str, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def pause(batch_id: str, where: Where, as_json: bool) -> int:
-    """Begin no more lines; its window goes on."""
-    return _steer(where, batch_id, "pause", as_json=as_json)
+    """Begin no more lines; the deadline stays."""
+    return _send_command(where, batch_id, "pause", as_json=as_json)
 
 
 @batch.command("resume", cls=Command)
@@ -168,11 +168,11 @@ def pause(batch_id: str, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def resume(batch_id: str, where: Where, as_json: bool) -> int:
-    """Go on after a pause."""
-    return _steer(where, batch_id, "resume", as_json=as_json)
+    """Continue after a pause."""
+    return _send_command(where, batch_id, "resume", as_json=as_json)
 
 
-def _steer(where: Where, batch_id: str, wish: str, *, as_json: bool) -> int:
+def _send_command(where: Where, batch_id: str, wish: str, *, as_json: bool) -> int:
     with Client.find(where) as client:
         found = _timed(client.post(f"/v1/batches/{batch_id}/{wish}", {}))
     if as_json:
@@ -182,8 +182,8 @@ def _steer(where: Where, batch_id: str, wish: str, *, as_json: bool) -> int:
     return DONE
 
 
-def _tell(ended: dict[str, Any], work: BatchRun) -> None:
-    """The last words: what is where."""
+def _print_summary(ended: dict[str, Any], work: BatchRun) -> None:
+    """Print the result and the files it was written to."""
     counts = ended["request_counts"]
     emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counts['total']} lines\n")
     if ended["output_file_id"]:
@@ -245,7 +245,7 @@ def _fields(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _failure(line: bytes) -> dict[str, Any]:
-    """A line of the error file as a row."""
+    """Convert a line of the error file to a row."""
     found = json.loads(line)
     error = found["error"] or found["response"]["body"]["error"]
     return {"line": found["line"], "custom_id": found["custom_id"], "code": error["code"], "message": error["message"]}

@@ -1,6 +1,6 @@
-"""What people hand to `penstock batch run`: JSON lines, a CSV or a folder of texts, made into lines of a batch.
+"""Batch input converter: turns JSON lines, a CSV table or a folder of texts into the request lines of a batch.
 
-Read and written as it comes, so the size of the input does not matter. Nothing here speaks to a server.
+It streams, so the size of the input does not matter, and it contacts no server.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from cli.errors import USAGE, Problem
 
 SLOT = re.compile(r"\{(\w+)\}")
 TEXT_COLUMNS = ("prompt", "text")
-"""Columns that are the text themselves where there is no template."""
+"""Columns used as the prompt if there is no template."""
 TEXTS = (".txt", ".md")
 MAX_FIELD = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a row becomes a request."""
+    """How to build a request from a row."""
 
     model: str
     template: str = ""
     id_column: str = ""
     options: Mapping[str, Any] | None = None
-    """Further fields of every request, e.g. max_tokens."""
+    """Further fields of every request, for example max_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was written."""
+    """Summary of the lines written."""
 
     lines: int
     digest: str
-    """Of all of it: the same input with the same options has the same."""
+    """SHA-256 of all lines: equal for the same input with the same options."""
     endpoint: str
 
 
 def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
-    """Write `source` as lines of a batch. Raises Problem that names the row and what is wrong with it."""
+    """Write `source` as lines of a batch. Raises Problem, which names the row and its error."""
     digest, lines, endpoints = hashlib.sha256(), 0, set()
     for line in batch_lines(source, recipe):
         data = json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
@@ -61,7 +61,7 @@ def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
 
 
 def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """Lines of a batch, in the order of the input."""
+    """Yield the lines of a batch, in the order of the input."""
     try:
         for place, row in _rows(source):
             yield row if "body" in row else _line(source, place, row, recipe)
@@ -70,7 +70,7 @@ def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
 
 
 def _rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each row stands, for people, and what is in it."""
+    """Yield each row with its position for error messages."""
     if source.is_dir():
         return _texts(source)
     return _table(source) if source.suffix.lower() == ".csv" else _json_lines(source)

@@ -1,6 +1,6 @@
-"""Running a batch from the command line: upload, watch, fetch; and going on where an earlier run stopped.
+"""Batch runner of the CLI: uploads a batch, waits for it, downloads its results, and resumes an interrupted run.
 
-What was begun stands in a small file beside the output, written before each step that must not be done twice.
+A small state file beside the output records the progress before each step that must not be repeated.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from cli.progress import ProgressLine
 from runtime.files import replacing, write_file
 
 FINAL = ("completed", "failed", "expired", "cancelled")
-POLL_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What an earlier run did already."""
+    """State file: what an earlier run has done."""
 
     digest: str
-    """Of the input and its options."""
+    """Digest of the input and its options."""
     key: str
-    """The batch's idempotency key: created twice it is one batch."""
+    """The batch's idempotency key, so that a repeated creation yields the same batch."""
     file: str = ""
     batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """What to do: the command's arguments."""
+    """One run, with the command's arguments."""
 
     client: Client
     source: Path
@@ -51,7 +51,7 @@ class BatchRun:
 
     @property
     def errors(self) -> Path:
-        """Where failed lines go."""
+        """The file for failed lines."""
         return self.target.with_name(f"{self.target.stem}.errors{self.target.suffix or '.jsonl'}")
 
     @property
@@ -59,12 +59,12 @@ class BatchRun:
         return self.target.with_name(self.target.name + ".batch")
 
     def start(self) -> dict[str, Any]:
-        """Everything, to the end; the batch as it ended. Ctrl-C stops watching, not the batch."""
+        """Run to the end and return the batch's final state. Ctrl-C stops watching, not the batch."""
         with ProgressLine(sys.stderr, os.environ) as progress:
             batch = self._batch(progress)
             while batch["status"] not in FINAL:
                 show(progress, batch)
-                time.sleep(POLL_S)
+                time.sleep(POLL_INTERVAL_S)
                 batch = self.client.get(f"/v1/batches/{batch['id']}")
             progress.phase("fetching the answers")
             self._fetch(batch["output_file_id"], self.target)
@@ -72,7 +72,7 @@ class BatchRun:
         return batch
 
     def _batch(self, progress: ProgressLine) -> dict[str, Any]:
-        """The batch, made now or by an earlier run."""
+        """Return the batch of an earlier run, or create it."""
         progress.phase(f"reading {self.source}")
         with tempfile.TemporaryFile() as lines:
             prepared = prepare(self.source, self.recipe, lines)
@@ -135,7 +135,7 @@ class BatchRun:
         )
 
     def _fetch(self, file_id: str | None, target: Path) -> None:
-        """Whole or not at all; without a file an older one is not left to be taken for its output."""
+        """Download a file completely or not at all. Without one, delete an old `target`, which is not this batch's."""
         if not file_id:
             target.unlink(missing_ok=True)
             return
@@ -147,7 +147,7 @@ class BatchRun:
 
 
 def show(progress: ProgressLine, batch: dict[str, Any]) -> None:
-    """One line: how far, how fast, how long still, how many failed."""
+    """Show the progress: lines done, rate, ETA, failures."""
     counts = batch["request_counts"]
     done, total = counts["completed"] + counts["failed"], counts["total"]
     state = "paused" if batch["paused"] else batch["status"]
@@ -160,7 +160,7 @@ def show(progress: ProgressLine, batch: dict[str, Any]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """For people: the two largest units."""
+    """A duration in its two largest units."""
     whole = round(seconds)
     hours, minutes = whole // 3600, whole % 3600 // 60
     if hours:
@@ -169,7 +169,7 @@ def duration(seconds: float) -> str:
 
 
 def watched(run: BatchRun) -> tuple[dict[str, Any] | None, int]:
-    """The batch as it ended, and the exit code that stands for it; None if nobody watched to the end."""
+    """Run, and return the batch's final state and the exit code; None after Ctrl-C."""
     try:
         batch = run.start()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`penstock bench`: the measuring programs. Each is `python -m bench.<name>`, imported only when it is used."""
+"""`penstock bench`: runs the benchmark programs. Each is `python -m bench.<name>`, imported only when it is used."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PROGRAMS = {
     "connections": "A load beside slow connections, and requests no server should take.",
     "chaos": "The fault matrix: kill, stop, cut, fill and flood everything.",
 }
-"""One line each. What a program is given, it reads itself."""
+"""Help line of each program. A program parses its own arguments."""
 
 
 class BenchGroup(click.Group):
-    """Knows the programs by name; an installation may lack some."""
+    """Lists the programs that are installed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in PROGRAMS if _is_here(name)]
@@ -41,7 +41,7 @@ def _is_here(name: str) -> bool:
 
 
 def _command(name: str) -> click.Command:
-    """Hands every word on as it is, --help too."""
+    """A command that passes all arguments on unchanged, including --help."""
 
     @click.command(
         name,
@@ -62,7 +62,7 @@ def _run(name: str, words: list[str]) -> int:
     module = importlib.import_module(f"bench.{name}.__main__" if is_package else f"bench.{name}")
     try:
         return int(module.main(words))
-    except SystemExit as end:  # argparse's way out, of --help and of wrong arguments
+    except SystemExit as end:  # argparse raises it for --help and for wrong arguments
         return end.code if isinstance(end.code, int) else 0
 
 

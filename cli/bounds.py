@@ -1,7 +1,7 @@
-"""What one worker process may use of its machine: which processors, how much memory, how urgently.
+"""Resource limits of one worker process: CPU affinity, memory and nice level.
 
-Set from outside as soon as it has been started, by what the kernel offers for any process of one's own. There is no
-share of a processor and no page cache in it: who needs those puts workers into containers.
+The supervisor sets them right after it has started the process, with system calls that need no privileges. Shares of a
+CPU and limits of the page cache need containers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """None, or 0: not bounded."""
+    """Limits of one process; None or 0: unlimited."""
 
     cpus: frozenset[int] | None = None
     memory_mib: int = 0
-    """Of its data: heap, stacks, buffers. A mapped file (weights) does not count."""
+    """Limit of its data: heap, stacks, buffers. Mapped files (weights) do not count."""
     nice: int = 0
 
     @classmethod
     def of(cls, wanted: Resources, others: Iterable[ProcessLimits]) -> ProcessLimits:
-        """Bounds for one more worker: the processors fewest of the `others` are on. Raises ValueError."""
+        """Limits for a new worker, on the CPUs that the fewest of the `others` use. Raises ValueError."""
         cpus = None
         if wanted.cpus:
             cpus = choose(wanted.cpus, allowed(), (cpu for each in others for cpu in each.cpus or ()))
@@ -37,20 +37,20 @@ class ProcessLimits:
 
 
 def allowed() -> frozenset[int]:
-    """Processors this process may run on."""
+    """CPUs that this process may run on."""
     if sys.platform != "linux":
         return frozenset(range(os.cpu_count() or 1))
     return frozenset(os.sched_getaffinity(0))
 
 
 def choose(count: int, among: Iterable[int], taken: Iterable[int]) -> frozenset[int]:
-    """`count` processors, those that are taken least often first; all of them if there are fewer."""
+    """The `count` least used CPUs; all of them if there are fewer."""
     times = Counter(taken)
     return frozenset(sorted(among, key=lambda cpu: (times[cpu], cpu))[:count])
 
 
 def bind(pid: int, bounds: ProcessLimits) -> list[str]:
-    """Bind a process that has just been started. Returns what this system does not allow, in words."""
+    """Apply the limits to a process that was just started. Returns an error text for each the system refuses."""
     steps: list[tuple[str, Callable[[], object]]] = []
     if bounds.nice:
         steps.append(("nice", lambda: os.setpriority(os.PRIO_PROCESS, pid, bounds.nice)))
@@ -63,7 +63,7 @@ def bind(pid: int, bounds: ProcessLimits) -> list[str]:
         try:
             step()
         except ProcessLookupError:
-            break  # it has ended already; its exit code says more
+            break  # it has ended already; its exit code is reported
         except (OSError, ValueError) as error:
             refused.append(f"resources.{name}: {error}")
     return refused

@@ -23,7 +23,7 @@ Turns: TypeAlias = list[dict[str, str]]
 @click.argument("message", required=False)
 @click.option("--model", help="Model to ask [the instance's default].")
 @click.option("--system", help="System prompt.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @where_options(url=True)
 def chat(message: str | None, model: str | None, system: str | None, max_tokens: int | None, where: Where) -> int:
     """Ask the model. Without MESSAGE: a conversation, or the prompt from stdin if that is a pipe."""
@@ -42,7 +42,7 @@ def chat(message: str | None, model: str | None, system: str | None, max_tokens:
 
 
 def _converse(client: Client, options: dict[str, Any], turns: Turns) -> int:
-    """Until Ctrl-D. Ctrl-C during an answer stops the answer."""
+    """Read and answer turns until Ctrl-D. Ctrl-C stops the current answer."""
     import readline  # noqa: F401, PLC0415 - its import gives `input` line editing
 
     note(f"{options['model']} at {client.url}   Ctrl-C stops an answer, Ctrl-D ends")
@@ -63,7 +63,7 @@ def _converse(client: Client, options: dict[str, Any], turns: Turns) -> int:
 
 
 def _ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
-    """Stream one answer to stdout, in visible characters; returns it as it came."""
+    """Stream one answer to stdout, with control characters escaped. Returns the original text."""
     body = {**options, "messages": turns, "stream": True}
     answer: list[str] = []
     progress = ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty())

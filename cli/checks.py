@@ -1,4 +1,4 @@
-"""What a doctor looks at, one function each. They change nothing, download nothing and need no running server."""
+"""Checks of `penstock doctor`, one function each. They change nothing, download nothing and need no running server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `hint` is the way to mend it."""
+    """The result of one check. `hint` says how to fix it."""
 
     name: str
     status: Literal["ok", "warn", "fail", "skip"]
@@ -55,7 +55,7 @@ class Check:
 def examine(
     deployment: Deployment, home: DataDir, instance: Instance | None, environ: Mapping[str, str]
 ) -> Iterator[Check]:
-    """Every check, in the order things are needed. `instance` is the one that runs in `home`, if any."""
+    """Run all checks, in the order in which `up` needs things. `instance`: the one that runs in `home`, if any."""
     yield python()
     yield speed()
     yield from engines(deployment)
@@ -92,7 +92,7 @@ def speed() -> Check:
 
 
 def engines(deployment: Deployment) -> Iterator[Check]:
-    """Whether each engine that is configured can be loaded; tried in a process of its own, for it may crash."""
+    """Whether each configured engine can be imported; tried in a child process, because it may crash."""
     for engine in sorted({model.engine for model in deployment.models.values()}):
         name = f"engine {engine}"
         if engine not in ENGINES:
@@ -107,7 +107,7 @@ def engines(deployment: Deployment) -> Iterator[Check]:
 
 
 def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
-    """Whether the model files of the embedded engine are what they must be."""
+    """Whether the model files of the embedded engine are complete and unchanged."""
     if deployment.needs_weights:
         yield default_weights(folder / SMOLLM2.result)
     own = deployment.config.section("llamacpp", LlamacppSettings).path
@@ -165,7 +165,7 @@ def embedded() -> Check:
 
 
 def redis(settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
-    """A server that is configured, or that runs, and whether it and the folder of files know each other."""
+    """Whether the configured or running Redis is reachable and belongs to the folder of files."""
     place = banner.place(settings.url)
     try:
         facts, identity = asyncio.run(_inspect(settings))
@@ -179,7 +179,7 @@ def redis(settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
 
 
 def judge_store(identity: Identity, settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
-    """What a store says it is, held against the settings and the folder of files."""
+    """Compare the store's identity with the settings and the folder of files."""
     try:
         check_identity(identity, settings)
     except ConfigError as error:
@@ -199,7 +199,7 @@ def judge_store(identity: Identity, settings: RedisSettings, shelf: FileStore) -
 
 
 def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
-    """What a server's settings mean for what it is asked to keep."""
+    """Check the server's persistence and eviction settings."""
     for shortfall in shortfalls(level, facts):
         detail = f"{shortfall.found}, needed for {level}: {shortfall.needed}"
         yield Check(f"redis {shortfall.key}", "fail" if shortfall.fatal else "warn", detail, shortfall.fix)
@@ -220,7 +220,7 @@ def port(deployment: Deployment, instance: Instance | None) -> Check:
 
 
 def files(deployment: Deployment) -> Check:
-    """API processes raise the soft limit themselves, up to the hard one."""
+    """Check the limit of open files. API processes raise the soft limit to the hard one themselves."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = deployment.api.max_connections
     needed = wanted + RESERVED_FILES
@@ -231,7 +231,7 @@ def files(deployment: Deployment) -> Check:
 
 
 def proxies(environ: Mapping[str, str]) -> Check:
-    """Client programs on this machine may send what is meant for it through a proxy."""
+    """Check proxy variables, which may make client programs send local requests to a proxy."""
     found = [name for name in PROXIES if environ.get(name) or environ.get(name.lower())]
     exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
     if found and not any(name in exempt for name in ("*", "127.0.0.1", "localhost")):

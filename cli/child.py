@@ -1,4 +1,4 @@
-"""One supervised process: started, watched, restarted with back-off when it ends by itself, and stopped."""
+"""Supervised child process: starts it, tracks its state, restarts it with backoff when it exits, and stops it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ log = logging.getLogger(__name__)
 MIN_BACKOFF_S = 0.25
 MAX_BACKOFF_S = 30.0
 STARTING_GRACE_S = 2.0
-"""From SIGTERM to SIGKILL for a process that was not ready yet: it may be busy loading, and has nothing to finish."""
+"""From SIGTERM to SIGKILL for a process that was not ready yet, which has no jobs to finish."""
 STABLE_S = 30.0
-"""A process that lived so long starts with a clean slate."""
-PROBE_S = 0.05
-LAST_WORDS_S = 1.0
+"""A process that ran for this long resets the count of failures."""
+PROBE_INTERVAL_S = 0.05
+OUTPUT_TIMEOUT_S = 1.0
 TAIL_BYTES = 8192
 
 Probe: TypeAlias = Callable[[], Awaitable[str]]
-"""For a program that does not speak on the lifeline: asked for its state until that is "ready"."""
+"""Returns the state of a program that does not use the lifeline; called until it returns "ready"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What to run, and under which name."""
+    """The command line of a process, with its role and id."""
 
     role: str
     id: str
@@ -50,7 +50,7 @@ class Program:
     shape: str = ""
     cwd: Path | None = None
     fds: tuple[int, ...] = ()
-    """Descriptors it inherits under the same numbers."""
+    """File descriptors that it inherits under the same numbers."""
     grace_s: float = 10.0
     """From SIGTERM to SIGKILL."""
     probe: Probe | None = None
@@ -59,7 +59,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a child stands. `failures` counts ends in a row, each before it had been stable."""
+    """State of a child. `failures` counts consecutive exits before STABLE_S."""
 
     state: str = "starting"
     detail: str = ""
@@ -68,11 +68,11 @@ class Status:
     restarts: int = 0
     failures: int = 0
     cause: str = ""
-    """Why it ended the last time."""
+    """Why it last exited."""
 
 
 class Child:
-    """`run` it as a task; `on_change` is called whenever `status` has changed."""
+    """One supervised child. `run` it as a task; it calls `on_change` whenever `status` has changed."""
 
     def __init__(self, program: Program, on_change: Callable[[Child], None]) -> None:
         self.program = program
@@ -89,7 +89,7 @@ class Child:
 
     @property
     def entry(self) -> ProcessEntry:
-        """For `penstock ps`."""
+        """The child's row in `penstock ps`."""
         now, program = self.status, self.program
         return ProcessEntry(
             role=program.role,
@@ -104,10 +104,10 @@ class Child:
         )
 
     async def run(self) -> None:
-        """Until `stop`: keep one process of the program alive."""
+        """Keep one process of the program running until `stop`."""
         while not self._stopping.is_set():
             began = time.monotonic()
-            cause = await self._live()
+            cause = await self._run_once()
             if self._stopping.is_set():
                 break
             failures = 1 if time.monotonic() - began >= STABLE_S else self.status.failures + 1
@@ -117,7 +117,7 @@ class Child:
         self._set(state="stopped", detail="", pid=None)
 
     def stop(self) -> None:
-        """Ask it to finish what it has; after the grace period it is killed. Idempotent."""
+        """Send SIGTERM, so that it drains; kill it after the grace period. Idempotent."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -125,13 +125,13 @@ class Child:
             self._terminate(self._process)
 
     def kill(self) -> None:
-        """End it and everything it started, now."""
+        """Kill it and its descendants."""
         self._stopping.set()
         if self._process is not None:
             _kill_group(self._process.pid)
 
-    async def _live(self) -> str:
-        """One process from its start to its end. Returns why it ended."""
+    async def _run_once(self) -> str:
+        """Run one process until it exits. Returns why it exited."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._set(state="starting", detail="", since=time.time())
@@ -144,7 +144,7 @@ class Child:
         for refused in bind(process.pid, self.program.bounds):
             log.warning("%s is not bounded as it should be: %s", self.program.id, refused)
         self._set(pid=process.pid)
-        if self._stopping.is_set():  # it was asked to while the process was being made
+        if self._stopping.is_set():  # `stop` was called while the process was being created
             self._terminate(process)
         watching = asyncio.create_task(self._watch(ours))
         code = await process.wait()
@@ -167,7 +167,7 @@ class Child:
                 cwd=program.cwd,
                 env={**program.env, lifeline.ENV: str(line)},
                 pass_fds=(line, *program.fds),
-                process_group=0,  # Ctrl-C at the terminal reaches the supervisor alone
+                process_group=0,  # so that Ctrl-C at the terminal reaches only the supervisor
             )
 
     def _terminate(self, process: Process) -> None:
@@ -179,15 +179,15 @@ class Child:
         self._killer = asyncio.get_running_loop().call_later(grace_s, _kill_group, process.pid)
 
     async def _watch(self, line: socket.socket) -> None:
-        """Follow the process's state, by the lifeline or by asking. Leaving closes our end of the line."""
+        """Follow the process's state through the lifeline or by probing. On exit, close the supervisor's end."""
         reader, writer = await asyncio.open_connection(sock=line)
         try:
             if self.program.probe is not None:
                 await self._ask(self.program.probe)
             while message := await reader.readline():
-                self._heard(message)
+                self._on_message(message)
         except ConnectionError:
-            pass  # it ended without a word; its exit code says more
+            pass  # it exited without reporting; its exit code is reported
         except ValueError:
             self._set(detail="says a line too long to be a state")
         finally:
@@ -196,10 +196,10 @@ class Child:
     async def _ask(self, probe: Probe) -> None:
         while (state := await probe()) != "ready":
             self._set(state="starting", detail="" if state == "starting" else state)
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(PROBE_INTERVAL_S)
         self._set(state="ready", detail="")
 
-    def _heard(self, message: bytes) -> None:
+    def _on_message(self, message: bytes) -> None:
         try:
             said: dict[str, Any] = json.loads(message)
             self._set(state=str(said["state"]), detail=str(said.get("detail", "")))
@@ -221,12 +221,12 @@ class Child:
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait after so many failures in a row."""
+    """Seconds to wait after this many consecutive failures."""
     return min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(failures - 1, 16))
 
 
 def last_words(log: Path, start: int = 0) -> str:
-    """The last line of a log behind byte `start`, or its message if it is a JSON record; "" if there is none."""
+    """The last line of a log after byte `start`, or its message if it is a JSON record; "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(start, log.stat().st_size - TAIL_BYTES))
@@ -237,7 +237,7 @@ def last_words(log: Path, start: int = 0) -> str:
 
 
 def message_of(line: str) -> str:
-    """A log line as people want to read it."""
+    """Format a log line for a terminal."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -251,8 +251,8 @@ def _kill_group(pid: int) -> None:
 
 
 async def _finish(watching: asyncio.Task[None]) -> None:
-    """Let what it said last be heard, then stop listening."""
-    done, _ = await asyncio.wait({watching}, timeout=LAST_WORDS_S)
+    """Read the process's last output, then stop reading."""
+    done, _ = await asyncio.wait({watching}, timeout=OUTPUT_TIMEOUT_S)
     if not done:
         watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""The API as commands use it: requests, server-sent events, and what each failure means at a command line."""
+"""HTTP client of the CLI: sends API requests, reads server-sent events, and maps every failure to an exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cli.options import Where
 from streaming.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"
-CONNECT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 KEY_FILE = "the file `api-key` (mode 0600) of the data folder of the running instance"
 SEND_A_KEY = f"set {KEY}, or put the key in {KEY_FILE}"
 OTHER_KEY = (
@@ -33,7 +33,7 @@ FIND_TOKEN = (
 )
 ADMIN = "/admin/"
 SAME_MACHINE = ("127.0.0.1", "localhost", "::1")
-"""Names that the one address of an instance is called by."""
+"""Host names of an instance on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +46,21 @@ class ServerSentEvent:
 
 
 class Client:
-    """Raises Problem for whatever goes wrong, with the exit code that stands for it."""
+    """Client of one API. Its methods raise Problem, with an exit code, for every failure."""
 
     def __init__(self, url: str, key: str, *, model: str = "", admin_token: str = "") -> None:
         self.url, self._model, self._admin_token = url.rstrip("/"), model, admin_token
         self._http = httpx2.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(None, connect=CONNECT_S),
-            trust_env=not is_loopback(urlsplit(url).hostname or ""),  # no proxy between us and this machine
+            timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            trust_env=not is_loopback(urlsplit(url).hostname or ""),  # no proxy for this machine's own server
         )
 
     @classmethod
     def find(cls, where: Where) -> Client:
-        """By --url, or the instance of the data folder. Whoever has no key is also led by Redis or the configured port:
-        neither says who answers there, so a key goes to neither. Raises Problem.
+        """Find the API by --url or by the instance of the data folder. Without a key also by Redis or by the configured
+        port; these do not prove who answers, so a key is never sent there. Raises Problem.
         """
         home = where.home()
         if where.url:
@@ -72,7 +72,7 @@ class Client:
         config = where.config()
         by_redis = "url" in config.raw.get("redis", {})
         if os.environ.get(KEY) or _kept_key(home.api_key):
-            raise _nobody_to_trust(home, by_redis=by_redis)
+            raise _no_trusted_address(home, by_redis=by_redis)
         if by_redis:
             return cls(_registered(config.section("redis", RedisSettings)), "")
         api = config.section("api", ApiSettings)
@@ -85,7 +85,7 @@ class Client:
         self._http.close()
 
     def default_model(self) -> str:
-        """The instance's own default, or the first model served."""
+        """The instance's default model, else the first model served."""
         if not self._model:
             models = self.get("/v1/models")["data"]
             if not models:
@@ -94,7 +94,7 @@ class Client:
         return self._model
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
-        """A JSON answer. Parameters that are None are left out."""
+        """Get a JSON response. Parameters that are None are omitted."""
         return self._json("GET", path, params={name: value for name, value in params.items() if value is not None})
 
     def post(self, path: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
@@ -109,18 +109,18 @@ class Client:
     def upload(
         self, path: str, name: str, file: BinaryIO, *, on_read: Callable[[int], None], **fields: str
     ) -> dict[str, Any]:
-        """A file as a form, read as it is sent; `on_read` hears how many bytes were."""
+        """Upload a file as a form, streamed; calls `on_read` with the number of bytes read so far."""
         reader = _Counted(file, on_read)
         return self._json("POST", path, data=fields, files={"file": (name, reader, "application/jsonl")})
 
     def download(self, path: str, write: Callable[[bytes], object]) -> None:
-        """An answer's bytes as they come."""
+        """Write a response's bytes as they arrive."""
         with self._streamed(path) as response:
             for chunk in response.iter_bytes():
                 write(chunk)
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """An answer of JSON lines, one by one."""
+        """Yield the lines of a response of JSON lines."""
         with self._streamed(path) as response:
             rest = b""
             for chunk in response.iter_bytes():
@@ -139,7 +139,7 @@ class Client:
     def events(
         self, method: str, path: str, *, body: Mapping[str, Any] | None = None, after: str = ""
     ) -> Iterator[Iterator[ServerSentEvent]]:
-        """The events of a stream, while the block lasts; leaving it closes the connection."""
+        """A context manager for the events of a stream; leaving it closes the connection."""
         headers = {"Last-Event-ID": after} if after else {}
         with self._reached(), self._http.stream(method, path, json=body, headers=headers) as response:
             if response.status_code >= 400:
@@ -181,7 +181,7 @@ class Client:
 
 
 class _Counted:
-    """A file that tells how far it was read."""
+    """A file that reports how much of it was read."""
 
     def __init__(self, file: BinaryIO, on_read: Callable[[int], None]) -> None:
         self._file, self._on_read = file, on_read
@@ -194,14 +194,14 @@ class _Counted:
 
 
 def refusal(response: httpx2.Response) -> Problem:
-    """An error answer of the API in our words."""
+    """The Problem for an error response of the API."""
     try:
         error = response.json()["error"]
         message, code = str(error["message"]), str(error["code"])
     except (ValueError, KeyError, TypeError):
         message, code = f"the server answered {response.status_code}", "http_error"
     url = response.request.url
-    if code == "admin_token_required":  # the server's own words are for those who write requests by hand
+    if code == "admin_token_required":  # the server's message addresses people who write requests by hand
         message = f"/admin of {url.scheme}://{url.netloc.decode()} needs its admin token"
     return Problem(
         message,
@@ -213,7 +213,7 @@ def refusal(response: httpx2.Response) -> Problem:
 
 
 def _next_step(code: str, request: httpx2.Request) -> str:
-    """What to do about a refusal; "" where its message says it already."""
+    """What to do about a refusal; "" if its message says so."""
     has_key = "authorization" in request.headers
     match code:
         case "admin_token_required":
@@ -229,7 +229,7 @@ def _next_step(code: str, request: httpx2.Request) -> str:
 
 
 def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
-    """Events out of the bytes of a stream; comments and events without data are skipped.
+    """Parse events from the bytes of a stream; comments and events without data are skipped.
 
     Lines end at a newline only: text may hold other line separators.
     """
@@ -252,7 +252,7 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
 
 
 def chunk_text(data: str) -> str:
-    """The text of a chat chunk. Raises Problem for the error a stream may end with."""
+    """The text of a chat chunk. Raises Problem if it is the error that ends a stream."""
     chunk = json.loads(data)
     if "error" in chunk:
         raise Problem(chunk["error"]["message"], exit_code=ENDED_BADLY, code=str(chunk["error"]["code"]))
@@ -268,8 +268,8 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _key_for(home: DataDir, url: str) -> str:
-    """The key to send to `url`: that of the variable, or that of the data folder if its own instance is there; "" for
-    none. Raises Problem for a key that others can read."""
+    """The key to send to `url`: from the variable, or from the data folder if `url` is its instance; "" if there is
+    none. Raises Problem if other users can read the key's file."""
     if named := os.environ.get(KEY):
         return named
     instance = home.read()
@@ -277,8 +277,9 @@ def _key_for(home: DataDir, url: str) -> str:
     return _kept_key(home.api_key) if own else ""
 
 
-def _nobody_to_trust(home: DataDir, *, by_redis: bool) -> Problem:
-    """There is a key, and no address that may learn it: whoever writes to the store, or has the port, would get it."""
+def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
+    """The error if there is a key but no trusted address: any process that writes to Redis, or listens on the port,
+    could obtain the key."""
     if by_redis:
         return Problem(
             "an API key is not sent to an address out of Redis",
@@ -298,7 +299,7 @@ def _nobody_to_trust(home: DataDir, *, by_redis: bool) -> Problem:
 
 def _registered(settings: RedisSettings) -> str:
     """The address of an API process that is registered in Redis."""
-    from cli.registry import processes  # noqa: PLC0415 - a Redis client that the usual case does not need
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, rarely needed
 
     for process in processes(settings):
         if process.role == "api" and process.url and process.state == "ready":
@@ -307,10 +308,10 @@ def _registered(settings: RedisSettings) -> str:
 
 
 def _own_address(home: DataDir, url: str) -> tuple[str, str]:
-    """The address to use for `url`, and the admin token to send there: those of the instance in the data folder, if
-    `url` is another name of its address; else `url` itself and "", for another server must not learn the token.
+    """The address to use for `url`, and the admin token to send there.
 
-    Not `url` with the token: of localhost and ::1 somebody else may have the port.
+    If `url` names the instance of the data folder, its own address and token; else `url` and no token. The token is
+    never sent to `url` itself, because another process may listen on that port of localhost or ::1.
     """
     instance = home.read()
     if instance is None or _address(url) != _address(instance.url):
@@ -319,12 +320,12 @@ def _own_address(home: DataDir, url: str) -> tuple[str, str]:
 
 
 def _address(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port; the names of this machine are one host."""
+    """Scheme, host and port; all names of this machine count as one host."""
     try:
         parts = urlsplit(url)
         host = SAME_MACHINE[0] if parts.hostname in SAME_MACHINE else parts.hostname
         return parts.scheme, host, parts.port
-    except ValueError:  # the request will say what is wrong with it
+    except ValueError:  # the request will report the error
         return "", None, None
 
 

@@ -1,4 +1,4 @@
-"""What `up` is to run, out of file, environment and flags: models, settings and command lines of every process."""
+"""Deployment of one machine: its validated settings and models, and the command line of every process `up` starts."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "events": EventSettings,
     "quotas": QuotaSettings,
 }
-"""Every section of a deployment and the struct that checks it."""
+"""Every section of a deployment and the struct that validates it."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-SLACK_S = 5.0
-"""What a process gets beyond its own drain time before it is killed."""
+KILL_MARGIN_S = 5.0
+"""Time after its drain time before a process is killed."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The settings, checked and complete. `redis_url` is None when no Redis is configured: then `up` brings one."""
+    """Validated settings. `redis_url` is None if no Redis is configured: `up` then starts an embedded one."""
 
     config: Config
     up: UpSettings
@@ -76,25 +76,25 @@ class Deployment:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The first is the one commands use when none is named."""
+        """Names of all models, the default one first."""
         first = self.up.model or next(iter(self.models))
         return (first, *(name for name in self.models if name != first))
 
     @property
     def engines(self) -> str:
-        """For people."""
+        """Names of the engines in use, for display."""
         return ", ".join(sorted({model.engine for model in self.models.values()}))
 
     @property
     def needs_weights(self) -> bool:
-        """Whether some model runs on the default weights."""
+        """Whether some model uses the default weights."""
         if self.config.section("llamacpp", LlamacppSettings).path is not None:
             return False
         pools = (pool for model in self.models.values() for pool in model.pools.values() if pool.most_workers > 0)
         return any(pool.engine == "llamacpp" and not pool.options.get("path") for pool in pools)
 
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
-        """Write what the children read."""
+        """Write the settings file that the child processes read."""
         config = Config(self.config.raw)
         config.raw.setdefault("redis", {})["url"] = redis_url
         api = config.raw.setdefault("api", {})
@@ -108,17 +108,17 @@ class Deployment:
         config.save(home.settings)
 
     def api_program(self, home: DataDir, number: int, listener: int) -> Program:
-        """One of the API processes; they share the listening socket."""
+        """The program of one API process; all of them share the listening socket."""
         words = ("--listen-fd", str(listener))
-        return _program("api", f"api-{number}", home, words, fds=(listener,), grace_s=self.api.drain_s + SLACK_S)
+        return _program("api", f"api-{number}", home, words, fds=(listener,), grace_s=self.api.drain_s + KILL_MARGIN_S)
 
     def worker_program(self, home: DataDir, worker_id: str, model: str, shape: str = "") -> Program:
         words = ("--model", model, *(("--shape", shape) if shape else ()))
-        grace_s = self.worker.drain_s + SLACK_S
+        grace_s = self.worker.drain_s + KILL_MARGIN_S
         return _program("worker", worker_id, home, words, model=model, shape=shape, grace_s=grace_s)
 
     def offline_program(self, home: DataDir, number: int) -> Program:
-        return _program("offline", f"offline-{number}", home, (), grace_s=self.offline.drain_s + SLACK_S)
+        return _program("offline", f"offline-{number}", home, (), grace_s=self.offline.drain_s + KILL_MARGIN_S)
 
     def scheduler_program(self, home: DataDir) -> Program:
         return _program("scheduler", "scheduler-1", home, ())
@@ -127,7 +127,7 @@ class Deployment:
 def load_deployment(
     flags: Mapping[tuple[str, str], Any], environ: Mapping[str, str], folder: Path, file: Path | None = None
 ) -> Deployment:
-    """Merge and check. `file` defaults to penstock.toml in `folder`, if there is one. Raises ConfigError."""
+    """Merge and validate the settings. `file` defaults to penstock.toml in `folder`. Raises ConfigError."""
     config = load(KINDS, path=file or settings_file(folder), environ=environ, flags=flags)
     up = config.section("up", UpSettings)
     models = _models(config, up)
@@ -158,7 +158,7 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
             for name, model in models.items()
         }
     for name, model in models.items():
-        shapes_of(name, model)  # raises, if it has to, before anything is started
+        shapes_of(name, model)  # raises errors before any process is started
     try:
         check_model_names(models)
     except ValueError as error:
@@ -185,7 +185,7 @@ def _plain(model: ModelSettings) -> dict[str, Any]:
 
 def _program(role: str, program_id: str, home: DataDir, words: tuple[str, ...], **more: Any) -> Program:
     package = {"worker": "workers"}.get(role, role)
-    # -P: a folder named `api` or `workers` where the command was given must not be taken for ours.
+    # -P: so that a folder `api` or `workers` in the current folder is not imported instead of Penstock's.
     argv = (sys.executable, "-P", "-m", package, "--settings", str(home.settings), "--id", program_id, *words)
     return Program(role=role, id=program_id, argv=argv, log=home.log(program_id), env=environment(), **more)
 

@@ -1,4 +1,4 @@
-"""`up --detach`: the same in the background; this process waits until it is ready and shows what it sees."""
+"""`up --detach`: starts `up` in the background, waits until it is ready, and shows its progress."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cli.errors import DONE
 from cli.instance import DataDir, Instance
 from cli.progress import ProgressLine
 
-POLL_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 def start_detached(
     home: DataDir, arguments: Sequence[str], progress: ProgressLine, *, keyed: bool, redis_url: str | None
 ) -> int:
-    """Start `up` in a session of its own. Returns its exit code if it ends, else 0 once it is ready.
+    """Start `up` in a new session. Returns its exit code if it exits, else 0 once it is ready.
 
-    `redis_url` may hold a password, and every user of the machine can read the arguments of a process: it goes through
-    the environment.
+    `redis_url` is passed in the environment, because it may hold a password and every user of the machine can read a
+    process's arguments.
     """
     environ = environment() if redis_url is None else {**environment(), "PENSTOCK_REDIS_URL": redis_url}
     home.make_private()
@@ -53,17 +53,17 @@ def start_detached(
 
 
 def _wait(process: subprocess.Popen[bytes], home: DataDir, progress: ProgressLine) -> Instance | None:
-    """The instance when it is ready; None when the process has ended."""
+    """The instance once it is ready; None if the process has exited."""
     while process.poll() is None:
         instance = home.read()
         if instance is not None and instance.pid == process.pid:
             if instance.state == "ready":
                 return instance
             progress.phase(instance.phase)
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     return None
 
 
 def _after_first_line(output: Path) -> str:
-    """What it said; its first line, the version, has been said here already."""
+    """The output of `up` without its first line, the version, which was printed before."""
     return output.read_text(errors="replace").partition("\n")[2]

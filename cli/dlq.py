@@ -1,4 +1,4 @@
-"""`penstock dlq`: dead letters, the jobs and entries that were given up: list, show, replay, drop."""
+"""`penstock dlq`: list, show, replay and drop dead letters (jobs and queue entries that could not be processed)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dlq() -> None:
 
 @dlq.command("ls", cls=Command)
 @click.option(
-    "--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="At most so many, newest first."
+    "--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Maximum number, newest first."
 )
 @where_options(url=True)
 @json_option
@@ -41,7 +41,7 @@ def ls(limit: int, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def show(letter_id: str, where: Where, as_json: bool) -> int:
-    """Show one: why it was given up, and the job it was."""
+    """Show one: why it became a dead letter, and its job."""
     with Client.find(where) as client:
         letter = _timed(client.get(f"/admin/dlq/{letter_id}"))
     if as_json:
@@ -73,7 +73,7 @@ def replay(letter_id: str, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def drop(letter_id: str, where: Where, as_json: bool) -> int:
-    """Forget one."""
+    """Delete one."""
     with Client.find(where) as client:
         dropped = client.delete(f"/admin/dlq/{letter_id}")
     if as_json:

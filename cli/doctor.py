@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is wrong with this machine, its settings or its Redis, and the command that mends it."""
+"""`penstock doctor`: checks this machine, its settings and its Redis, and prints a fix for each problem."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runtime.config import ConfigError
 @where_options(url=False)
 @json_option
 def doctor(verbose: bool, where: Where, as_json: bool) -> int:
-    """Check this machine; nothing is changed. Exit code 1 if something must be mended."""
+    """Check this machine; nothing is changed. Exit code 1 if something must be fixed."""
     found = list(_checks(where))
     ok = not any(check.status == "fail" for check in found)
     if as_json:
@@ -35,7 +35,7 @@ def doctor(verbose: bool, where: Where, as_json: bool) -> int:
 
 
 def summary(found: Sequence[Check]) -> str:
-    """The last line."""
+    """The summary line."""
     fails = sum(check.status == "fail" for check in found)
     warnings = sum(check.status == "warn" for check in found)
     if not fails and not warnings:

@@ -1,4 +1,4 @@
-"""`penstock down`: what Ctrl-C is to an `up` at a terminal, for one that runs elsewhere."""
+"""`penstock down`: stops the instance of a data folder as Ctrl-C does at its terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cli.instance import DataDir
 from cli.options import Command, Where
 from cli.progress import ProgressLine
 
-POLL_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 @click.command(cls=Command)
@@ -32,11 +32,11 @@ def down(now: bool, data_dir: Path | None) -> int:
             _wait_for_draining(home)
             os.kill(instance.pid, signal.SIGTERM)
         while home.locked():
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
     return DONE
 
 
 def _wait_for_draining(home: DataDir) -> None:
-    """Two signals sent at once may be seen as one."""
+    """Send a signal and wait a moment, because two signals sent at once may be delivered as one."""
     while (instance := home.read()) is not None and instance.state != "draining":
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)

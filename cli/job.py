@@ -1,4 +1,4 @@
-"""A job as commands show it: watched to its end, its answer, and what its end means."""
+"""Job output of the CLI: follows a job to its end, prints its answer, and maps its final state to an exit code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_
 
 
 def timed(job: dict[str, Any]) -> dict[str, Any]:
-    """The job object with its Unix times as RFC 3339, as all JSON of commands has them."""
+    """The job object with its Unix times as RFC 3339, the format of all JSON output."""
     return job | {name: rfc3339(job[name]) for name in TIMES if job.get(name) is not None}
 
 
 def answer_of(result: dict[str, Any]) -> str:
-    """The texts of a result; several choices are parted by a blank line."""
+    """The texts of a result; several choices are separated by a blank line."""
     choices = result["choices"]
     return "\n\n".join(choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices)
 
@@ -50,7 +50,7 @@ def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> in
 
 
 def _watch(client: Client, job_id: str, *, as_json: bool, after: str) -> dict[str, Any]:
-    """Returns the job as its last event shows it."""
+    """Print the events until the last. Returns the job's final state from it."""
     with client.events("GET", f"/v1/jobs/{job_id}/events", after=after) as events:
         for event in events:
             if event.name == "ping":
@@ -71,7 +71,7 @@ def _watch(client: Client, job_id: str, *, as_json: bool, after: str) -> dict[st
 
 
 def _show(event: ServerSentEvent, data: dict[str, Any]) -> None:
-    """Tokens on stdout, everything else is a note."""
+    """Print an event: tokens to stdout, all others as notes to stderr."""
     match event.name:
         case "delta":
             emit(data["text"])

@@ -26,7 +26,7 @@ def jobs() -> None:
 
 @jobs.command("ls", cls=Command)
 @click.option("--status", type=click.Choice(STATES), help="Only jobs in this state.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many, newest first.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number, newest first.")
 @where_options(url=True)
 @json_option
 def ls(status: str | None, limit: int, where: Where, as_json: bool) -> int:
@@ -121,7 +121,7 @@ def cancel(job_id: str, where: Where, as_json: bool) -> int:
 
 
 def _pages(client: Client, status: str | None, limit: int) -> Iterator[dict[str, Any]]:
-    """Up to `limit` jobs, asking for the next page only when it is needed."""
+    """Yield up to `limit` jobs, fetching pages as needed."""
     cursor = None
     while limit > 0:
         page = client.get("/v1/jobs", status=status, cursor=cursor, limit=min(limit, PAGE))

@@ -1,4 +1,4 @@
-"""One machine's Penstock: Redis first, then everything else; ready, scaled while it runs, drained in order."""
+"""Machine supervisor: starts all processes of `penstock up` in order, keeps pools at their size, and drains them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from streaming.store.identity import enter_store
 
-COUNT_S = 0.5
+COUNT_TIMEOUT_S = 0.5
 REDIS_GRACE_S = 10.0
-OURS = ("api", "worker", "scheduler", "offline")
+DRAINED_FIRST = ("api", "worker", "scheduler", "offline")
 """Roles that are drained together, before Redis."""
 WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach them, not where to listen
 
@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 
 class Machine:
-    """Everything `up` runs. The data folder is locked and prepared, and the API's socket listens already."""
+    """Runs all processes of one machine. The caller has locked and prepared the data folder and opened the API's
+    listening socket."""
 
     def __init__(self, deployment: Deployment, home: DataDir, listener: socket.socket, screen: Screen) -> None:
         self._deployment, self._home, self._listener, self._screen = deployment, home, listener, screen
@@ -69,13 +70,13 @@ class Machine:
         )
 
     async def run(self, weights: Path | None, *, tail: bool) -> int:
-        """From the first process to the last. Returns the exit code. Raises Problem when it does not come up.
+        """Start everything, run until stopped, and drain. Returns the exit code. Raises Problem if the start fails.
 
-        `tail` shows the logs of all processes meanwhile.
+        `tail`: show the logs of all processes meanwhile.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
                 loop.add_signal_handler(number, self._interrupt)
         tailing = asyncio.create_task(self._screen.tail(self._home.logs)) if tail else None
         try:
@@ -96,7 +97,7 @@ class Machine:
         if self._interrupts:
             return
         self._wire = self._open(redis_url)
-        with contextlib.suppress(Unavailable):  # the processes wait for it, and check as well
+        with contextlib.suppress(Unavailable):  # the processes wait for Redis themselves, and check it too
             await enter_store(self._wire)
         deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
         deployment.save(home, redis_url=redis_url, port=port, weights=weights)
@@ -143,7 +144,7 @@ class Machine:
         return embedded.url
 
     def _is_up(self) -> bool:
-        """Whether requests are served. Raises Problem when that will not happen by itself."""
+        """Whether requests can be served. Raises Problem if processes keep crashing."""
         workers = self._supervisor.of("worker")
         return _any_ready(self._supervisor.of("api")) and (not workers or _any_ready(workers))
 
@@ -155,7 +156,7 @@ class Machine:
         self._publish(state="ready", ready_s=time.monotonic() - self._began)
         self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
         assert self._wire is not None
-        by = f"up@{socket.gethostname()}:{self._home.path}"  # the same after a crash, so its share is its own
+        by = f"up@{socket.gethostname()}:{self._home.path}"  # the same after a crash, to get the same share
         following = asyncio.create_task(follow(self._pools, Plans(self._wire), by))
         self._supervisor.guard(following)
         try:
@@ -174,7 +175,7 @@ class Machine:
         self._publish()
 
     def _publish(self, **changes: Any) -> None:
-        """Write the state other commands read, and show the phase."""
+        """Write the state that other commands read, and show the phase."""
         children = list(self._supervisor.children.values())
         entries = tuple(child.entry for child in children)
         now = msgspec.structs.replace(self._instance, processes=entries, **changes)
@@ -189,12 +190,12 @@ class Machine:
     # --- down --------------------------------------------------------------------------------------------------------
 
     def _interrupt(self) -> None:
-        """The first time: finish what runs. Then: end it. At last: Redis too."""
+        """Handle Ctrl-C. First: drain. Second: kill the processes. Third: kill Redis too."""
         self._interrupts += 1
         if self._interrupts == 2:
             self._screen.say("stopping now; unfinished jobs stay in the queue")
         if self._interrupts >= 2:
-            self._supervisor.kill(*OURS, *(("redis",) if self._interrupts > 2 else ()))
+            self._supervisor.kill(*DRAINED_FIRST, *(("redis",) if self._interrupts > 2 else ()))
         self._supervisor.wake()
 
     async def _stop(self) -> None:
@@ -202,37 +203,37 @@ class Machine:
             self._screen.say(banner.draining(await self._running_jobs()))
             self._screen.phase("draining")
         self._publish(state="draining")
-        await self._supervisor.stop(*OURS)
+        await self._supervisor.stop(*DRAINED_FIRST)
         await self._supervisor.stop("redis")
         if self._embedded is not None:
             self._embedded.clean_up()
 
     async def _running_jobs(self) -> int | None:
-        """How many jobs the workers hold; None when that cannot be known at once."""
+        """Number of jobs that the workers hold; None if Redis does not answer within COUNT_TIMEOUT_S."""
         if self._wire is None:
             return 0
         try:
-            async with asyncio.timeout(COUNT_S):
+            async with asyncio.timeout(COUNT_TIMEOUT_S):
                 return sum(process.running for process in await Fleet(self._wire).processes("worker"))
         except (Unavailable, TimeoutError):
             return None
 
 
 def _any_ready(children: list[Child]) -> bool:
-    """Whether one of them is. Raises Problem when all of them keep ending by themselves."""
+    """Whether one of the children is ready. Raises Problem if all of them keep crashing."""
     if all(looping(child) for child in children):
         raise crash_loop(children[0])
     return any(child.status.state == "ready" for child in children)
 
 
 def local_url(host: str, port: int) -> str:
-    """How this machine reaches what listens there."""
+    """URL for this machine of a server that listens on `host`."""
     return _url(WILDCARDS.get(host, host), port)
 
 
 def outside_url(api: ApiSettings, port: int) -> str:
-    """How other machines reach a server that listens on all addresses: by the first of its names, else by the name of
-    this machine. "" for one that listens on a single address, which `local_url` names."""
+    """URL for other machines of a server that listens on all addresses: with the first of `api.hosts`, else with this
+    machine's name. "" for a server that listens on a single address, which `local_url` has."""
     return _url(api.hosts[0] if api.hosts else socket.gethostname(), port) if api.host in WILDCARDS else ""
 
 

@@ -1,4 +1,4 @@
-"""What every command shares: its common flags, and how it is told which deployment is meant."""
+"""Common options of all commands: --color, --debug, --json, and the flags that select a deployment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(click.Command):
-    """A command that also takes --color and --debug, wherever they stand."""
+    """A click command that also takes --color and --debug in any position."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,12 +43,12 @@ def color_option() -> click.Option:
 
 
 def debug_option() -> click.Option:
-    """Read by whoever catches the error, from the arguments."""
+    """The flag --debug; the error handler in cli/__main__.py reads it from the arguments."""
     return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
 
 
 def _choose_color(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
-    """The flag outranks the variables, so it becomes them: there is one rule, and children inherit the choice."""
+    """Set the variables from the flag, which takes precedence, so that children inherit the choice."""
     if value in ("always", "never"):
         on, off = ("FORCE_COLOR", "NO_COLOR") if value == "always" else ("NO_COLOR", "FORCE_COLOR")
         os.environ[on] = "1"
@@ -57,14 +57,14 @@ def _choose_color(_context: click.Context, _option: click.Parameter, value: str 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which deployment a command is about, as far as the person has said so."""
+    """The flags that select the deployment of a command."""
 
     data_dir: Path | None = None
     redis_url: str | None = None
     url: str | None = None
 
     def config(self) -> Config:
-        """File, variables and these flags, as far as they say where things are. Raises ConfigError."""
+        """The merged settings that locate a deployment, with these flags. Raises ConfigError."""
         kinds: dict[str, type[msgspec.Struct]] = {
             "up": UpSettings,
             "redis": RedisSettings,
@@ -81,7 +81,7 @@ class Where:
 
 
 def where_options(*, url: bool) -> Callable[[F], F]:
-    """Add the flags that say which deployment is meant; the command gets them as one argument, `where`."""
+    """Add the flags that select a deployment; the command gets them as one argument, `where`."""
 
     def decorate(command: F) -> F:
         @functools.wraps(command)
@@ -94,7 +94,7 @@ def where_options(*, url: bool) -> Callable[[F], F]:
             redis_url_option("Find the instance through its Redis instead."),
         ]
         if url:
-            options.append(click.option("--url", envvar="PENSTOCK_URL", help="Address of the API itself."))
+            options.append(click.option("--url", envvar="PENSTOCK_URL", help="Address of the API."))
         for option in reversed(options):
             call = option(call)
         return cast(F, call)
@@ -103,13 +103,13 @@ def where_options(*, url: bool) -> Callable[[F], F]:
 
 
 def redis_url_option(text: str) -> Callable[[F], F]:
-    """Add --redis-url. A password in it is used, but it does not stay unsaid who sees it."""
+    """Add --redis-url. It warns about a password in it, which every user of the machine can read."""
     return click.option("--redis-url", callback=_warn_of_password, help=text)
 
 
 def _warn_of_password(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     if value and re.match(r"[a-z+]+://[^/@]*:[^/@]+@", value):
-        note("every user of this machine can read the password in --redis-url: say it as PENSTOCK_REDIS_URL instead")
+        note("every user of this machine can read the password in --redis-url: set PENSTOCK_REDIS_URL instead")
     return value
 
 

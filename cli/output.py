@@ -1,6 +1,6 @@
-"""How commands speak: tables or JSON on stdout, notes and errors on stderr, colour only where it is wanted.
+"""Terminal output of the CLI: tables or JSON on stdout, notes and errors on stderr, with optional colour.
 
-Nothing is told by colour alone, and where colour is off no style is sent at all.
+No information is in colour alone, and with colour off no escape sequences are written.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from cli.visible import visible
 
 
 def styled(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether styles may be sent: never to a dumb terminal; then NO_COLOR, FORCE_COLOR, and only to a terminal."""
+    """Whether to write styles: never to a dumb terminal; else by NO_COLOR or FORCE_COLOR; else only to a terminal."""
     if environ.get("TERM") == "dumb" or environ.get("NO_COLOR"):
         return False
     return bool(environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def emit(text: str) -> None:
-    """Text of others, or with such in it, on stdout; what a terminal would obey is made visible."""
+    """Write untrusted text to stdout, with control characters escaped."""
     sys.stdout.write(visible(text))
 
 
 def print_json(value: Any) -> None:
-    """One object, one line."""
+    """Print one object as one line."""
     emit(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
-    """A list: one JSON object per line for programs, a table of `columns` for people."""
+    """Print a list: as one JSON object per line, or as a table of `columns`."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -43,7 +43,7 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns under their names; plain text unless the terminal takes styles."""
+    """Print a table; plain text unless the terminal takes styles."""
     header, *rows = [[visible(cell) for cell in row] for row in (header, *rows)]
     if styled(sys.stdout, os.environ):
         _rich_table(header, rows)
@@ -54,18 +54,18 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def note(text: str) -> None:
-    """A word to the person at the terminal."""
+    """Print a message to stderr."""
     _write_note(visible(text))
 
 
 def _write_note(text: str) -> None:
-    """Text of ours, which may have styles in it."""
+    """Write trusted text, which may contain styles."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def complain(problem: Problem, *, as_json: bool) -> None:
-    """The error block: at most four lines for people, one object for programs, both on stderr."""
+    """Print the error block to stderr: at most four lines of text, or one JSON object."""
     if as_json:
         fields = {
             "code": problem.code,
@@ -80,7 +80,7 @@ def complain(problem: Problem, *, as_json: bool) -> None:
 
 
 def error_block(problem: Problem, *, red: bool = False) -> list[str]:
-    """The lines `error:`, `cause:` and `next:`, as far as there is something to say."""
+    """The lines `error:`, `cause:` and `next:`, without the empty ones."""
     label = "\x1b[31merror:\x1b[0m" if red else "error:"
     lines = [f"{label} {_one_line(problem.message)}"]
     if problem.cause:

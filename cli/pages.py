@@ -1,4 +1,4 @@
-"""`penstock version` and `penstock help`: the pages that are not about one command."""
+"""`penstock version` and `penstock help`: help pages that are not about one command."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _command_help(root: click.Context, name: str) -> str:
 
 
 def environment_page() -> str:
-    """Every variable that is read, with the setting it stands for and its default."""
+    """Every environment variable, with its setting and default."""
     from cli.deployment import KINDS  # noqa: PLC0415 - every section's settings
     from runtime.config import ALIASES, ENV_PREFIX, TABLES, describe  # noqa: PLC0415
 

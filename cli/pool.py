@@ -1,9 +1,8 @@
-"""The workers of one pool on this machine: its share of what the leading scheduler plans, within the settings' bounds.
+"""Pool supervisor: keeps this machine's workers of one pool at its share of the leading scheduler's plan.
 
-Several machines with the same settings may follow one plan: the store gives each its share (streaming/lua/share.lua).
-
-Whatever is done for a plan is noted first under the plan's epoch. Refused, because another leader has come since, it is
-not done: that leader's own plan says what should be.
+Several machines with the same settings may follow one plan: Redis gives each its share (streaming/lua/share.lua). Each
+action is first recorded in Redis under the plan's epoch. If Redis refuses, because a newer leader exists, the action is
+dropped: the newer leader's plan applies.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from streaming.errors import Unavailable
 from streaming.fleet.plans import Action, ActionKind, Plan, Plans, pool_name
 from streaming.settings import ModelSettings
 
-POLL_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 log = logging.getLogger(__name__)
 
 
 class PoolSupervisor:
-    """`program` makes the worker of a given id. `shape` is "" for a model's only pool."""
+    """One pool on this machine. `program` builds the worker with a given id; `shape` is "" for a model's only pool."""
 
     def __init__(
         self,
@@ -42,24 +41,24 @@ class PoolSupervisor:
 
     @property
     def members(self) -> list[Child]:
-        """Workers that are meant to stay, oldest first."""
+        """Workers that are not stopping, oldest first."""
         return [child for child in self._workers() if not child.stopping]
 
     def fill(self) -> None:
-        """Start the fewest there may be."""
+        """Start workers up to the minimum."""
         for _ in range(self.least - len(self.members)):
             self._start(self._free_id())
 
     async def follow(self, plan: Plan, plans: Plans, by: str) -> None:
-        """Start workers, or let the newest ones drain; replace those that were cordoned. `by` names this machine and no
-        other one. Raises Unavailable."""
+        """Start workers, or drain the newest ones; replace cordoned ones. `by`: unique name of this machine. Raises
+        Unavailable."""
         for child in self.members:
-            if child.status.state == "draining":  # it was told to, by the scheduler
+            if child.status.state == "draining":  # the scheduler has cordoned it
                 log.info("%s drains and is replaced: %s", child.program.id, child.status.detail)
                 child.stop()
         members = self.members
         want = plan.pools.get(self.shape)
-        if want is None:  # it was made before the model had these shapes
+        if want is None:  # the plan is older than the model's shapes
             return
         total = min(max(want, self.least), self.most)
         pool = pool_name(self.model, self.shape)
@@ -97,8 +96,8 @@ class PoolSupervisor:
 
 
 async def follow(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> None:
-    """Keep every pool at the size the scheduler plans. While Redis does not answer, they stay as they are."""
-    async with contextlib.aclosing(plans.news(POLL_S)) as news:
+    """Keep every pool at the planned size. While Redis is unavailable, pools stay as they are."""
+    async with contextlib.aclosing(plans.news(POLL_INTERVAL_S)) as news:
         async for _ in news:
             await _round(pools, plans, by)
 

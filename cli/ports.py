@@ -1,4 +1,4 @@
-"""Who holds a TCP port of this machine, and which one is free."""
+"""TCP ports of this machine: opens the API's listening socket, finds free ports, and names a port's holder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Holder:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket all API processes accept from. Raises Problem that names the holder when the port is taken."""
+    """Open the socket that all API processes accept from. Raises Problem, which names the holder of a taken port."""
     try:
         family, address = _resolve(host, port)
     except OSError as error:
@@ -70,18 +70,18 @@ def is_free(host: str, port: int) -> bool:
 
 
 def next_free(host: str, port: int) -> int:
-    """The first port from `port` on that can be bound now; 0 (any) when there is none near."""
+    """The first free port among the 200 from `port` on; 0 (any port) if there is none."""
     return next((candidate for candidate in range(port, min(port + 200, 65536)) if is_free(host, candidate)), 0)
 
 
 def any_free(host: str) -> int:
-    """A port below those the system gives to clients: one of those might get it while a server of it is restarted, and
-    who tries to reach that server might reach itself. 0 when there is none."""
-    return next_free(host, random.randrange(20_000, 26_000))  # noqa: S311 - spreads, hides nothing
+    """A free port below the ephemeral range, from which a client might get the port of a server that restarts and then
+    connect to itself. 0 if there is none."""
+    return next_free(host, random.randrange(20_000, 26_000))  # noqa: S311 - not a secret
 
 
 def holder(port: int) -> Holder | None:
-    """The process that listens on `port`, where the system shows it: Linux, one's own processes or as root."""
+    """The process that listens on `port`; None if unknown (only Linux shows it, for own processes or to root)."""
     inodes = set(_listening(port))
     for folder in PROC.glob("[0-9]*") if inodes else ():
         if _has_socket(folder, inodes):

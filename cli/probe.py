@@ -1,8 +1,8 @@
-"""`penstock probe`: whether one process is ready, or at least lives. The exit code is the answer.
+"""`penstock probe`: readiness and liveness probe of one process, for container health checks; answers by exit code.
 
-For whoever watches a container and can only run a command in it: a HEALTHCHECK, a kubelet's exec probe. An API process
-is asked at its door. The other roles have none, so the fleet is asked what they last said of themselves there; a
-process whose event loop hangs falls silent and is gone from it ten seconds later.
+For a HEALTHCHECK or a kubelet's exec probe. It probes an API process over HTTP. Other roles have no port, so it reads
+their last report in the fleet's registry; a process whose event loop hangs stops reporting and is removed from it after
+ten seconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cli.output import note
 from streaming.settings import RedisSettings
 
 TIMEOUT_S = 3.0
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
-"""Addresses one listens on but does not call."""
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
+"""Wildcard addresses, and the address to connect to instead."""
 
 
 @click.command(cls=Command)
@@ -30,18 +30,18 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S10
 def probe(role: str, name: str | None, alive: bool) -> int:
     """Exit 0 if a process of this ROLE on this machine is ready.
 
-    With --alive a process that is still starting or drains also counts, and so does one nobody can ask about because
-    Redis does not answer: it must not be killed for that.
+    With --alive a process that is starting or draining also counts, and so does every process while Redis is
+    unavailable: a liveness probe must not kill it for that.
     """
     config = Where().config()
     if role == "api":
-        return _at_the_door(config.section("api", ApiSettings), "/healthz" if alive else "/readyz")
+        return _probe_api(config.section("api", ApiSettings), "/healthz" if alive else "/readyz")
     host = socket.gethostname()
-    return _in_the_fleet(config.section("redis", RedisSettings), role, name or host, host if name else "", alive=alive)
+    return _probe_fleet(config.section("redis", RedisSettings), role, name or host, host if name else "", alive=alive)
 
 
-def _at_the_door(settings: ApiSettings, path: str) -> int:
-    host = EVERYWHERE.get(settings.host, settings.host)
+def _probe_api(settings: ApiSettings, path: str) -> int:
+    host = WILDCARDS.get(settings.host, settings.host)
     connection = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
@@ -61,9 +61,9 @@ def _at_the_door(settings: ApiSettings, path: str) -> int:
     return DONE
 
 
-def _in_the_fleet(settings: RedisSettings, role: str, name: str, host: str, *, alive: bool) -> int:
-    """`host`: the machine of the process, where others may run one of the same name; "" if none can."""
-    from cli.registry import processes  # noqa: PLC0415 - a Redis client that an API process's probe does not need
+def _probe_fleet(settings: RedisSettings, role: str, name: str, host: str, *, alive: bool) -> int:
+    """Probe a process by its report. `host`: its machine, if other machines may run one of the same name; else ""."""
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process
 
     try:
         found = processes(settings)

@@ -1,4 +1,4 @@
-"""One line on stderr that says what is going on and for how long, so that no silence lasts.
+"""Progress line on stderr: shows the current phase and its duration.
 
 On a terminal the line is redrawn in place; elsewhere each phase is a plain line, repeated every ten seconds.
 """
@@ -12,14 +12,14 @@ from typing import TextIO
 
 from cli.visible import visible
 
-TICK_S = 0.1
-REPEAT_S = 10.0
+REDRAW_INTERVAL_S = 0.1
+REPEAT_INTERVAL_S = 10.0
 BAR = 24
 MAX_STEPS = 10_000
 
 
 class ProgressLine:
-    """A context: the line is there inside it and gone afterwards. Safe to call from any thread."""
+    """A context manager that shows the line while it is entered. Thread-safe."""
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class ProgressLine:
         self.end()
 
     def phase(self, text: str) -> None:
-        """A new phase begins; the same text again changes nothing, "" is no phase."""
+        """Begin a new phase; the same text again changes nothing, "" is no phase."""
         text = visible(text)
         with self._lock:
             if text != self._text:
@@ -49,19 +49,19 @@ class ProgressLine:
                 self._show(changed=True)
 
     def amount(self, text: str, done: int, total: int) -> None:
-        """How far a phase has come, in bytes or steps."""
+        """Show the progress of a phase in bytes or steps."""
         with self._lock:
             self.phase(text)
             self._amount = amount(done, total)
 
     def steps(self, text: str, done: int, total: int, detail: str) -> None:
-        """How far a phase has come in steps, and a few words behind."""
+        """Show the progress of a phase in steps, followed by `detail`."""
         with self._lock:
             self.phase(text)
             self._amount = f"  {bar(done, total)} {done}/{total}  {visible(detail)}"
 
     def say(self, line: str) -> None:
-        """A lasting line; the phase goes on below it."""
+        """Print a permanent line; the phase continues below it."""
         with self._lock:
             self._clear()
             self._stream.write(visible(line) + "\n")
@@ -69,7 +69,7 @@ class ProgressLine:
             self._stream.flush()
 
     def end(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self._ended.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -79,7 +79,7 @@ class ProgressLine:
             self._stream.flush()
 
     def _tick(self) -> None:
-        while not self._ended.wait(TICK_S):
+        while not self._ended.wait(REDRAW_INTERVAL_S):
             with self._lock:
                 self._show(changed=False)
 
@@ -90,7 +90,7 @@ class ProgressLine:
             self._clear()
             if self._text:
                 self._draw(f"  {self._line()}")
-        elif self._text and (changed or time.monotonic() - self._printed >= REPEAT_S):
+        elif self._text and (changed or time.monotonic() - self._printed >= REPEAT_INTERVAL_S):
             self._stream.write((self._text if changed else self._line()) + "\n")
             self._stream.flush()
             self._printed = time.monotonic()
@@ -104,13 +104,13 @@ class ProgressLine:
         self._width = len(line)
 
     def _clear(self) -> None:
-        if self._width:  # blanks, not an escape: this also works where styles are unwanted
+        if self._width:  # blanks instead of an escape sequence, which also works with styles off
             self._stream.write("\r" + " " * self._width + "\r")
             self._width = 0
 
 
 def amount(done: int, total: int) -> str:
-    """A bar and megabytes, megabytes alone while the total is not known; small numbers are steps, not bytes."""
+    """A bar and megabytes, or megabytes alone if the total is unknown; totals up to MAX_STEPS are steps, not bytes."""
     if total <= 0:
         return f"  {done / 1e6:.1f} MB"
     numbers = f"{done}/{total}" if total < MAX_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
@@ -118,6 +118,6 @@ def amount(done: int, total: int) -> str:
 
 
 def bar(done: int, total: int) -> str:
-    """How much of it is done; empty while the total is not known."""
+    """A progress bar; "" if the total is unknown."""
     filled = min(BAR, BAR * done // total) if total > 0 else 0
     return f"[{'#' * filled}{'.' * (BAR - filled)}]"

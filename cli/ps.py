@@ -37,14 +37,14 @@ def ps(where: Where, as_json: bool) -> int:
         return DONE
     config = where.config()
     if "url" not in config.raw.get("redis", {}):
-        where.home().running()  # raises: nothing is
+        where.home().running()  # raises Problem
     rows = _in_order(map(fleet_row, _fleet(config.section("redis", RedisSettings))))
     print_rows(rows, _columns(FLEET_COLUMNS, rows), as_json=as_json)
     return DONE
 
 
 def _columns(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> Sequence[str]:
-    """Shapes are shown where there are any."""
+    """The columns; with "shape" if any process has one."""
     if not any(each["shape"] for each in rows):
         return names
     place = names.index("model") + 1
@@ -67,7 +67,7 @@ def row(entry: ProcessEntry) -> dict[str, Any]:
 
 
 def fleet_row(process: Process) -> dict[str, Any]:
-    """A process out of the fleet's registry as JSON."""
+    """A process of the fleet's registry as JSON."""
     return {
         "role": process.role,
         "id": process.id,
@@ -84,7 +84,7 @@ def fleet_row(process: Process) -> dict[str, Any]:
 
 
 def verdict(instance: Instance) -> str:
-    """The last line for people: whether it serves, and where."""
+    """The summary line: whether the instance serves requests, and its URL."""
     if instance.state != "ready":
         return f"{instance.state}: {instance.phase}" if instance.phase else instance.state
     workers = [entry for entry in instance.processes if entry.role == "worker"]
@@ -98,7 +98,7 @@ def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _fleet(settings: RedisSettings) -> list[Process]:
-    from cli.registry import processes  # noqa: PLC0415 - a Redis client that the local case does not need
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for a local instance
 
     found = processes(settings)
     if not found:

@@ -1,4 +1,4 @@
-"""The processes of a deployment as Redis knows them, for whoever has no data folder of it."""
+"""Process registry reader: lists a deployment's processes from Redis, for commands without its data folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from streaming.settings import RedisSettings
 
 
 def processes(settings: RedisSettings) -> list[Process]:
-    """Those that said something in the last seconds. Raises Problem when Redis does not answer."""
+    """The processes that reported themselves in the last seconds. Raises Problem if Redis is unavailable."""
     try:
         return asyncio.run(_processes(settings))
-    except (Unavailable, ValueError) as error:  # the latter: not a Redis URL
+    except (Unavailable, ValueError) as error:  # ValueError: not a Redis URL
         raise Problem(
             "the instance cannot be found through Redis",
             cause=str(error),

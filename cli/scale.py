@@ -1,4 +1,4 @@
-"""`penstock scale`: how many workers each model has and should have, and why; and a hand on it."""
+"""`penstock scale`: shows how many workers each model has and should have, and why; sets manual overrides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Period(click.ParamType[int]):
-    """A while, as 90, 90s, 10m, 2h or 1d; in seconds."""
+    """A click type for a duration such as 90, 90s, 10m, 2h or 1d; in seconds."""
 
     name = "while"
 
@@ -39,7 +39,7 @@ for_option = click.option("--for", "hold_s", type=Period(), help="For so long (9
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def scale() -> None:
-    """Show and steer how many workers each model has."""
+    """Show and set how many workers each model has."""
 
 
 @scale.command("status", cls=Command)
@@ -101,7 +101,7 @@ def resume(model: str, where: Where, as_json: bool) -> int:
 
 
 def shown(pool: dict[str, Any]) -> dict[str, Any]:
-    """A pool for programs: as the API has it, with times as everywhere at the command line."""
+    """A pool for JSON output: the API's object with RFC 3339 times."""
     override = pool["override"]
     if override is not None:
         until = override["until"]
@@ -125,7 +125,7 @@ def _show(pool: dict[str, Any], *, as_json: bool) -> int:
 
 
 def _table(pools: Sequence[dict[str, Any]]) -> None:
-    """A row a model, and one for each of its shapes below it."""
+    """One row per model, followed by one for each of its shapes."""
     rows = [row for pool in pools for row in (_row(pool), *_shapes(pool))]
     shaped = any(pool.get("shapes") for pool in pools)
     print_rows(rows, (*COLUMNS[:1], "shape", *COLUMNS[1:]) if shaped else COLUMNS, as_json=False)

@@ -1,4 +1,4 @@
-"""What `up` shows while it works: the phase it is in, processes that do not come up, the ready block."""
+"""Terminal output of `penstock up`: current phase, process failures, logs, and the ready block."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from cli.instance import Instance
 from cli.output import error_block
 from cli.progress import ProgressLine
 
-LOOPING = 3
-"""Failures in a row after which a process counts as one that does not come up."""
-TAIL_S = 0.2
+MIN_CRASHES = 3
+"""Consecutive failures after which a process counts as crash-looping."""
+TAIL_INTERVAL_S = 0.2
 
 log = logging.getLogger(__name__)
 
 
 class Screen:
-    """The lines of one `up`. What happens is also logged, with every repetition."""
+    """Prints the lines of one `up`, and logs every event, repeated ones included."""
 
     def __init__(self, progress: ProgressLine) -> None:
         self._progress = progress
         self._looping: set[str] = set()
 
     def phase(self, text: str) -> None:
-        """What is going on now; "" for nothing worth telling."""
+        """Show the current phase; "" for none."""
         self._progress.phase(text)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._progress.say(line)
 
     def ready(self, instance: Instance, *, keyed: bool) -> None:
-        """The ready block, on stdout."""
+        """Print the ready block to stdout."""
         self._progress.phase("")
         sys.stdout.write("\n".join(banner.ready_block(instance, keyed=keyed)) + "\n")
         sys.stdout.flush()
 
     def noticed(self, child: Child, *, starting: bool) -> None:
-        """Tell of a process that ended by itself, once of one that keeps doing so, and of its recovery.
+        """Report a process that exited by itself (once if it keeps doing so), and its recovery.
 
-        While everything is `starting`, a process that does not come up may be the end: whoever decides that tells it.
+        While everything is `starting`, a crash loop is not reported here: it may end `up`, which then reports it.
         """
         status, name = child.status, child.program.id
         if status.state == "restarting" and status.pid is None:
@@ -60,11 +60,11 @@ class Screen:
             self.say(f"{name} is ready again")
 
     async def tail(self, folder: Path) -> None:
-        """Show what is written to the logs from now on, each line under its process's name."""
+        """Print new log lines of all processes, each with its process's name."""
         offsets: dict[Path, int] = {}
         while True:
             self._show_all_new(folder, offsets)
-            await asyncio.sleep(TAIL_S)
+            await asyncio.sleep(TAIL_INTERVAL_S)
 
     def _show_all_new(self, folder: Path, offsets: dict[Path, int]) -> None:
         for path in sorted(folder.glob("*.log")):
@@ -81,12 +81,12 @@ class Screen:
 
 
 def looping(child: Child) -> bool:
-    """Whether a process keeps ending by itself."""
-    return child.status.failures >= LOOPING
+    """Whether a process is crash-looping."""
+    return child.status.failures >= MIN_CRASHES
 
 
 def crash_loop(child: Child) -> Problem:
-    """The error for such a process."""
+    """The error for a crash-looping process."""
     program, status = child.program, child.status
     return Problem(
         f"{program.id} does not come up: it ended {status.failures} times in a row",

@@ -1,4 +1,4 @@
-"""`penstock store`: what the store is and holds, whose the folder of files is, and the end of both's disagreement."""
+"""`penstock store`: shows the store's identity and contents, adopts a folder of files, prints ACL users, or resets."""
 
 from __future__ import annotations
 
@@ -53,29 +53,29 @@ def store() -> None:
 @json_option
 def show(where: Where, as_json: bool) -> int:
     """Show format, partitions and deployment of the store, and the deployment of the folder of files."""
-    return _with_wire(where, lambda wire: _show(wire, _shelf(where), as_json=as_json))
+    return _with_wire(where, lambda wire: _show(wire, _file_store(where), as_json=as_json))
 
 
 @store.command("adopt", cls=Command)
 @click.option("--yes", is_flag=True, help="Do it.")
 @where_options(url=False)
 def adopt(yes: bool, where: Where) -> int:
-    """Say that the folder of files belongs to this store.
+    """Declare that the folder of files belongs to this store.
 
     For a store that was emptied or replaced on purpose. From then on files that the store has no record of are moved
     into the folder `quarantine` beside them, and removed after [files] quarantine_s.
     """
-    return _with_wire(where, lambda wire: _adopt(wire, _shelf(where), yes=yes))
+    return _with_wire(where, lambda wire: _adopt(wire, _file_store(where), yes=yes))
 
 
 @store.command("reset", cls=Command)
-@click.option("--yes", is_flag=True, help="Delete it; without this it is only counted.")
+@click.option("--yes", is_flag=True, help="Delete it.")
 @where_options(url=False)
 @json_option
 def reset(yes: bool, where: Where, as_json: bool) -> int:
     """Delete everything Penstock keeps in its store: jobs, results, batches, records of files.
 
-    Nothing else in that Redis is touched, and no file is. Without --yes it only says what would be deleted.
+    Nothing else in that Redis is touched, and no file is. Without --yes it only counts what would be deleted.
     """
     return _with_wire(where, lambda wire: _reset(wire, yes=yes, as_json=as_json))
 
@@ -111,7 +111,7 @@ async def _show(wire: RedisClient, shelf: FileStore, *, as_json: bool) -> int:
 
 
 async def _adopt(wire: RedisClient, shelf: FileStore, *, yes: bool) -> int:
-    """Raises ConfigError if this version must not use the store. Without `yes` nothing is written."""
+    """Adopt the folder. Without `yes` nothing is written. Raises ConfigError if this version must not use the store."""
     identity = await enter_store(wire) if yes else await read_identity(wire)
     if identity is not None:
         check_identity(identity, wire.settings)
@@ -167,8 +167,8 @@ def _print(contents: Contents, *, as_json: bool) -> None:
 # --- which store, which folder ---------------------------------------------------------------------------------------
 
 
-def _shelf(where: Where) -> FileStore:
-    """The folder that the processes of this deployment use. Raises ConfigError."""
+def _file_store(where: Where) -> FileStore:
+    """The folder of files of this deployment. Raises ConfigError."""
     config = where.config()
     if "dir" in config.raw.get("files", {}):
         return FileStore(config.section("files", FilesSettings).dir)
@@ -176,7 +176,7 @@ def _shelf(where: Where) -> FileStore:
 
 
 def _with_wire(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
-    """Raises Problem when Redis does not answer."""
+    """Run `work` with a connected client. Raises Problem if Redis is unavailable."""
     try:
         return asyncio.run(_run(where, work))
     except Unavailable as error:
@@ -200,8 +200,8 @@ async def _run(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def _store(where: Where) -> AsyncIterator[RedisSettings]:
-    """By --redis-url, the instance of the data folder, the configured Redis; else the server embedded in the data
-    folder, started for the moment. Raises Problem, ConfigError."""
+    """The store's settings: by --redis-url, by the instance of the data folder, by the configured Redis; else those of
+    the embedded server, which is started for the duration. Raises Problem, ConfigError."""
     config, home = where.config(), where.home()
     instance = None if where.redis_url else home.read()
     if instance is not None and instance.redis_url:
@@ -218,7 +218,7 @@ async def _store(where: Where) -> AsyncIterator[RedisSettings]:
 
 @asynccontextmanager
 async def _embedded(home: DataDir) -> AsyncIterator[str]:
-    """The data folder's own server while no `penstock up` runs it. Raises Problem."""
+    """Run the data folder's embedded server while no `penstock up` does. Raises Problem."""
     server = find_server()
     if server is None:
         raise Problem("the embedded server is not installed", next_step='pip install "penstock[embedded]"')

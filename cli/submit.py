@@ -22,7 +22,7 @@ LONG_POLL_S = 30.0
 
 
 class SubmitCommand(Command):
-    """`--wait` alone takes no value: the word behind it is the text."""
+    """Parses `--wait` without a value, so that the next word is the text."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _spelled_out(args))
@@ -33,9 +33,9 @@ class SubmitCommand(Command):
 @click.option("--priority", type=click.Choice(["interactive", "standard", "batch"]), help="Lane [standard].")
 @click.option("--wait", type=click.FloatRange(0), metavar="[=SECONDS]", help="Wait for the end, and print the answer.")
 @click.option("--follow", "following", is_flag=True, help="Print the tokens as they come; Ctrl-C only stops watching.")
-@click.option("--idempotency-key", help="The same key again is the same job.")
-@click.option("--deadline-ms", type=click.IntRange(1), help="From now to the last token.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--idempotency-key", help="Repeating the command with the same key creates no second job.")
+@click.option("--deadline-ms", type=click.IntRange(1), help="Time limit from now to the last token.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @click.option("--model", help="Model to ask [the instance's default].")
 @where_options(url=True)
 @json_option

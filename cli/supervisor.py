@@ -1,6 +1,6 @@
-"""All supervised processes of one machine: kept alive until they are stopped.
+"""Process supervisor: keeps all child processes of one machine running until they are stopped.
 
-It does not know what the processes are for, how many there should be, or what people are told of them.
+It does not know what the processes do, how many there should be, or what is shown about them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from cli.child import Child, Program
 
 
 class Supervisor:
-    """`on_change` is called with a child whenever its status has changed."""
+    """Supervises children. It calls `on_change` with a child whenever its status has changed."""
 
     def __init__(self, on_change: Callable[[Child], None]) -> None:
         self.children: dict[str, Child] = {}
-        """By id, oldest first; one that has ended for good is gone."""
+        """By id, oldest first, without stopped ones that have exited."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._broken: BaseException | None = None
 
     def start(self, program: Program) -> Child:
-        """Keep one process of this program alive until it is stopped."""
-        child = Child(program, self._heard)
+        """Keep one process of this program running until it is stopped."""
+        child = Child(program, self._on_child_change)
         self.children[program.id] = child
         task = asyncio.create_task(child.run(), name=program.id)
         self._tasks[program.id] = task
@@ -33,7 +33,7 @@ class Supervisor:
         return child
 
     def guard(self, task: asyncio.Task[None]) -> None:
-        """Let `until` raise what this task raises: an error in the supervisor itself must not go unseen."""
+        """Make `until` raise what this task raises, so that an error in the supervisor itself is not lost."""
         task.add_done_callback(self._ended)
 
     def of(self, *roles: str) -> list[Child]:
@@ -41,19 +41,19 @@ class Supervisor:
         return [child for child in self.children.values() if child.program.role in roles]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what depends on the children, or on something that calls `wake`. Raises what `condition` raises."""
+        """Wait until `condition`, which is evaluated when a child changes or on `wake`. Raises what it raises."""
         while not condition():
             if self._broken is not None:
                 raise self._broken
             await self._changed.wait()
 
     def wake(self) -> None:
-        """Let `until` look again."""
+        """Make `until` evaluate its condition again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def stop(self, *roles: str) -> None:
-        """Drain these children together, and wait until they have ended."""
+        """Drain the children of these roles together, and wait until they have exited."""
         tasks = [self._tasks[child.program.id] for child in self.of(*roles)]
         for child in self.of(*roles):
             child.stop()
@@ -61,11 +61,11 @@ class Supervisor:
             await asyncio.wait(tasks)
 
     def kill(self, *roles: str) -> None:
-        """End these children now."""
+        """Kill the children of these roles."""
         for child in self.of(*roles):
             child.kill()
 
-    def _heard(self, child: Child) -> None:
+    def _on_child_change(self, child: Child) -> None:
         self._on_change(child)
         self.wake()
 

@@ -1,4 +1,4 @@
-"""`penstock tenants`: what each tenant keeps in the store and on the disk, and what it may keep."""
+"""`penstock tenants`: shows each tenant's usage and limits in the store and on the disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITED = ("jobs", "job_bytes", "result_bytes", "file_bytes")
 @where_options(url=True)
 @json_option
 def tenants(tenant: str | None, where: Where, as_json: bool) -> int:
-    """Show what tenants keep, as "kept/limit": those that keys let in, or TENANT alone."""
+    """Show the usage of all tenants with a key, or of TENANT, as "used/limit"."""
     with Client.find(where) as client:
         found = [client.get(f"/admin/tenants/{tenant}")] if tenant else client.get("/admin/tenants")["data"]
     if tenant and as_json:

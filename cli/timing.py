@@ -1,4 +1,4 @@
-"""A job's timing as a table of bars: one row per part, each as long as its share of the whole."""
+"""Timing chart of one job: a table with a bar per part of its time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from telemetry.latency import EGRESS_FIRST, PARTS
 
 WIDTH = 40
-"""Characters of the longest bar there can be."""
+"""Length of the longest bar in characters."""
 
 HEADER = ("PART", "MS", "", "WHAT IT IS")
 
 
 def rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """The parts in order, each bar where its time lies; then the part beside them, the sum, the latencies."""
+    """The rows: the parts in order, each bar at its offset; then the overlapping part, the sum, and the latencies."""
     parts, whole = timing["parts_ms"], timing["end_to_end_ms"] or timing["sum_ms"]
     begun = 0.0
     for part in PARTS:
@@ -37,7 +37,7 @@ def rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def bounds(timing: dict[str, Any]) -> str:
-    """How exactly the clocks of the processes are known."""
+    """The error bound of the processes' clocks."""
     error = timing["clock_error_ms"]
     return f"clocks known to {error['api']:.3f} ms (API) and {error['worker']:.3f} ms (worker)"
 
@@ -55,7 +55,7 @@ def _ms(spent: float | None) -> str:
 
 
 def _bar(begun: float, spent: float, whole: float) -> str:
-    """A part that took any time has at least one mark."""
+    """A bar; a part that took any time has at least one character."""
     if whole <= 0 or spent <= 0:
         return ""
     start = min(WIDTH - 1, int(WIDTH * max(0.0, begun) / whole))

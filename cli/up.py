@@ -1,4 +1,4 @@
-"""`penstock up`: everything on this machine, supervised, in one command."""
+"""`penstock up`: starts and supervises Redis, API, workers and scheduler on this machine."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _run(
 
 
 def _fetch(home: DataDir, progress: ProgressLine) -> Path:
-    """The default model. Ctrl-C or SIGTERM here simply ends: a later start goes on where this one stopped."""
-    from workers.engines.weights import WeightsError, fetch  # noqa: PLC0415 - brings a converter that other engines do not need
+    """Fetch the default model. Ctrl-C or SIGTERM ends the command; the next start resumes the download."""
+    from workers.engines.weights import WeightsError, fetch  # noqa: PLC0415 - imports a converter, not needed by other engines
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -109,6 +109,6 @@ def _fetch(home: DataDir, progress: ProgressLine) -> Path:
 
 
 def _again(flags: Mapping[str, Any], config: Path | None) -> list[str]:
-    """The arguments that mean the same for a process that does not detach."""
+    """The command-line arguments without --detach."""
     given = {"config": config, **flags}
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]

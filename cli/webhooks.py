@@ -1,4 +1,4 @@
-"""`penstock webhooks`: webhook messages and what came of them: list, show, replay."""
+"""`penstock webhooks`: list, show and replay webhook messages and their delivery attempts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def webhooks() -> None:
 
 @webhooks.command("ls", cls=Command)
 @click.option(
-    "--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="At most so many, newest first."
+    "--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Maximum number, newest first."
 )
 @where_options(url=True)
 @json_option
@@ -42,7 +42,7 @@ def ls(limit: int, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def show(message_id: str, where: Where, as_json: bool) -> int:
-    """Show one: what it tells, its attempts and the last answer."""
+    """Show one: its content, its attempts and the last response."""
     with Client.find(where) as client:
         message = _timed(client.get(f"/admin/webhooks/{message_id}"))
     if as_json:
@@ -57,7 +57,7 @@ def show(message_id: str, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def replay(message_id: str, where: Where, as_json: bool) -> int:
-    """Send one once more, with the same webhook-id."""
+    """Send one again, with the same webhook-id."""
     with Client.find(where) as client:
         message = _timed(client.post(f"/admin/webhooks/{message_id}/replay", {}))
     if as_json:

@@ -295,7 +295,7 @@ async def test_orphan_is_ended_before_another_start(supervisor: Supervisor, tmp_
 
 async def test_stubborn_orphan_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not shut down is not ignored. What else runs in the folder is left alone."""
-    monkeypatch.setattr("cli.embedded.SHUTDOWN_S", 0.2)
+    monkeypatch.setattr("cli.embedded.SHUTDOWN_TIMEOUT_S", 0.2)
     named = "import ctypes, sys, time; ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)"
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     rest = "print(flush=True); time.sleep(600)"
