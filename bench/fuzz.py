@@ -23,7 +23,7 @@ from bench.http import fetch
 from bench.penstock import start_redis
 from bench.ports import free_port
 from bench.processes import Died, Processes
-from bench.program import Option, Program, ProgramRun, WrongArguments
+from bench.program import BenchProgram, Option, ProgramRun, WrongArguments
 
 TOOL = Path(".venv-audit/bin/schemathesis")
 KEY = "sk-fuzz"
@@ -201,7 +201,7 @@ def _judged(run: ProgramRun, tool: Path, target: FuzzTarget, name: str, config: 
     return msgspec.json.decode(out.read_bytes(), type=FuzzReport)
 
 
-main = Program("python -m bench.fuzz", __doc__, _run, Died, FileNotFoundError).taking(
+main = BenchProgram("python -m bench.fuzz", __doc__, _run, Died, FileNotFoundError).taking(
     Option("--cases", type=program.count, default=CASES, help=f"at least so many (default: {CASES})"),
     Option("--examples", type=program.count, default=25, help="of each operation and phase (default: 25)"),
     Option("--seed", type=int, default=1),

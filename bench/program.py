@@ -1,7 +1,4 @@
-"""What is around a measuring program: its words, SIGTERM as Ctrl-C, errors in one line, figures told and kept.
-
-It does not know what is measured.
-"""
+"""Frame of a measuring program: its options, SIGTERM as Ctrl-C, errors in one line, figures told and kept."""
 
 from __future__ import annotations
 
@@ -9,16 +6,29 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from rich.console import Console
 
 from bench import plots, report
+
+T = TypeVar("T")
+
+
+def side_by_side(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
+    """Raises what a call raises; those that have not begun are then given up, and those that have are waited for."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for future in as_completed([pool.submit(call) for call in calls]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # nothing that a call has started is left behind
 
 
 class WrongArguments(Exception):
@@ -77,7 +87,7 @@ OUT = Option("--out", type=Path, default=report.RESULTS, help="folder of the JSO
 PLOTS = Option("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
 
 
-class Program:
+class BenchProgram:
     """A measuring program, to be called with its arguments; `errors` are told in one line (see `play`)."""
 
     def __init__(self, prog: str, doc: str | None, work: Callable[[ProgramRun], int], *errors: type[Exception]) -> None:
@@ -86,7 +96,7 @@ class Program:
         )
         self._work, self._errors = work, errors
 
-    def taking(self, *options: Option) -> Program:
+    def taking(self, *options: Option) -> BenchProgram:
         """The program with these options."""
         groups: dict[str, Any] = {"": self.parser}
         for option in options:

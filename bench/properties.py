@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.program import Option, Program, ProgramRun
+from bench.program import BenchProgram, Option, ProgramRun
 
 SOURCE = Path(__file__).parents[1]
 PROFILE = "PENSTOCK_TEST_PROPERTIES"
@@ -53,7 +53,7 @@ def _round(seed: int, words: Sequence[str]) -> int:
     return subprocess.run(command, cwd=SOURCE, env={**os.environ, PROFILE: "random"}, check=False).returncode
 
 
-main = Program("python -m bench.properties", __doc__, _run).taking(
+main = BenchProgram("python -m bench.properties", __doc__, _run).taking(
     Option("--seconds", type=float, default=SECONDS, help=f"a round begins only within them (default: {SECONDS})"),
     Option("--seed", type=int, help="of one round, to repeat it"),
     Option("words", nargs="*", metavar="FILE", help="only the tests of these files"),

@@ -27,7 +27,7 @@ from bench import program, report
 from bench.penstock import find_server
 from bench.ports import free_port
 from bench.processes import Died
-from bench.program import Option, Program, ProgramRun, WrongArguments
+from bench.program import BenchProgram, Option, ProgramRun, WrongArguments
 from bench.report import Report, columns
 
 SYNC_MS = 300
@@ -136,7 +136,7 @@ def _wait(redis: Redis) -> None:
             time.sleep(0.05)
 
 
-main = Program("python -m bench.syncs", __doc__, _run, Died, RedisError, OSError).taking(
+main = BenchProgram("python -m bench.syncs", __doc__, _run, Died, RedisError, OSError).taking(
     Option("--kills", type=program.count, default=10, help="with each setting (default: 10)"),
     Option("--out", type=Path, default=report.RESULTS / "syncs.json", help="where the figures go"),
 )

@@ -33,7 +33,7 @@ from bench.gateway.trees import Tree, export
 from bench.http import RequestRefused
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import OUT, Option, Program, ProgramRun, count
+from bench.program import OUT, BenchProgram, Option, ProgramRun, count
 from bench.report import Report
 from bench.testbed import Testbed
 
@@ -160,7 +160,7 @@ async def _chats(client: TenantClient, args: argparse.Namespace) -> list[float |
     return times
 
 
-main = Program("penstock bench abuse", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(
+main = BenchProgram("penstock bench abuse", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(
     Option("--rounds", type=count, default=5, help="of each case (default 5)"),
     Option("--chats", type=count, default=15, help="alone and beside, in each round (default 15)"),
     Option("--limit", type=float, default=10.0, help="seconds to wait for a first token (default 10)"),

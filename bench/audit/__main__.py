@@ -12,7 +12,7 @@ import msgspec
 from bench import program
 from bench.audit import locks, pth, sbom, secrets
 from bench.audit.tools import FOLDER, AuditTools
-from bench.program import Option, Program, ProgramRun
+from bench.program import BenchProgram, Option, ProgramRun
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def _run(run: ProgramRun) -> int:
     return 1 if failed else 0
 
 
-main = Program("python -m bench.audit", __doc__, _run, OSError).taking(
+main = BenchProgram("python -m bench.audit", __doc__, _run, OSError).taking(
     Option("--parts", help="only these: pth, sbom, secrets, vulnerabilities (default: all)"),
     Option("--advisories", type=Path, help="a copy of the advisory database, instead of the service"),
     Option("--path", type=Path, action="append", help="packages to look for .pth files in, e.g. an image's"),

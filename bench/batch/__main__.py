@@ -16,7 +16,7 @@ from bench import program, report
 from bench.batch.kills import delays, kills
 from bench.batch.pace import alone, manners, memory
 from bench.processes import Died
-from bench.program import Option, Program, ProgramRun
+from bench.program import BenchProgram, Option, ProgramRun
 from bench.report import Column, Ratio, Report
 
 Found = tuple[list[dict[str, Any]], list[Ratio]]
@@ -152,7 +152,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Found]] = {
 }
 
 
-main = Program("python -m bench.batch", __doc__, _run, Died, OSError).taking(
+main = BenchProgram("python -m bench.batch", __doc__, _run, Died, OSError).taking(
     Option("--parts", default=",".join(PARTS), help="only these (default: all)"),
     Option("--lines", type=int, default=5000, help="lines of the batch under kills and of the one alone"),
     Option("--kills", type=int, default=200, help="kills (default: 200)"),

@@ -30,7 +30,7 @@ from bench.breakdown.ask import (
 )
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import OUT, PLOTS, Option, Program, ProgramRun, count, counts
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, count, counts
 from bench.report import Report
 from bench.testbed import Testbed
 
@@ -104,7 +104,7 @@ def _slots(args: argparse.Namespace, levels: Sequence[int]) -> int:
     return args.slots or max(256, *levels)
 
 
-main = Program("penstock bench breakdown", __doc__, _run, Died, Unsuitable, OSError).taking(
+main = BenchProgram("penstock bench breakdown", __doc__, _run, Died, Unsuitable, OSError).taking(
     Option("--base-url", help="a Penstock that runs already, e.g. http://127.0.0.1:8000"),
     Option("--model", help="of that server (default: its first)"),
     Option("--quick", action="store_true", help="c = 1, 16, 64, three requests a stream, no plots"),

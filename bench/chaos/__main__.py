@@ -17,7 +17,7 @@ from bench import program
 from bench.chaos.report import as_document, failed_in, merged, table, what_failed
 from bench.chaos.rows import ROWS
 from bench.chaos.stage import FaultRow, play_all
-from bench.program import Option, Program, ProgramRun, WrongArguments, count
+from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, count
 from bench.report import RESULTS, write
 
 LONG = 5
@@ -80,7 +80,7 @@ def _chosen(names: Sequence[str] | None) -> list[FaultRow]:
     return [known[name] for name in names or known]
 
 
-main = Program("python -m bench.chaos", __doc__, _run).taking(
+main = BenchProgram("python -m bench.chaos", __doc__, _run).taking(
     Option("--rows", help="only these, e.g. F01,F10 (default: all)"),
     Option(
         "--again", action="store_true", help="only those that failed in --out; it keeps the others and each failure"

@@ -14,7 +14,7 @@ from bench.connections.figures import COLUMNS, Row, abuse_goals, abuse_rows, slo
 from bench.connections.runs import FULL, QUICK, abused, beside_slow, count_of_turns
 from bench.load.plan import LoadFailed
 from bench.processes import Died
-from bench.program import OUT, Option, Program, ProgramRun
+from bench.program import OUT, BenchProgram, Option, ProgramRun
 from bench.report import Ratio, Report
 from bench.testbed import Testbed
 
@@ -57,7 +57,7 @@ def _run(run: ProgramRun) -> int:
     return run.tell(found, run.args.out / found.file)
 
 
-main = Program("penstock bench connections", __doc__, _run, Died, LoadFailed, OSError).taking(
+main = BenchProgram("penstock bench connections", __doc__, _run, Died, LoadFailed, OSError).taking(
     Option("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)"),
     Option("--quick", action="store_true", help="few connections, one round"),
     OUT,

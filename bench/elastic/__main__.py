@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench import program
 from bench.elastic.shows import SHORT, SHOWS, ElasticSize
-from bench.program import Option, Program, ProgramRun
+from bench.program import BenchProgram, Option, ProgramRun
 from bench.report import RESULTS, Report, columns
 
 COLUMNS = columns("""
@@ -62,7 +62,7 @@ async def play(names: Sequence[str], folder: Path, size: ElasticSize, run: Progr
     )
 
 
-main = Program("python -m bench.elastic", __doc__, _run).taking(
+main = BenchProgram("python -m bench.elastic", __doc__, _run).taking(
     Option("--shows", default=",".join(SHOWS), help=f"which, in this order (default: {','.join(SHOWS)})"),
     Option("--short", action="store_true", help="smaller, for a first look"),
     Option("--out", type=Path, help="where the figures go (default: bench/results/elastic.json)"),

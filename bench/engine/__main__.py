@@ -17,10 +17,10 @@ import uvloop
 from rich.console import Console
 
 from bench import report
-from bench.engine.plan import EnginePlan, EngineSpeed
+from bench.engine.bare import EnginePlan, EngineSpeed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import OUT, Option, Program, ProgramRun
+from bench.program import OUT, BenchProgram, Option, ProgramRun
 from bench.report import Ratio, columns
 from bench.table1.client import TargetServer, closed_loop
 from bench.testbed import Testbed
@@ -153,7 +153,7 @@ def _nothing() -> None:
 cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
 
 
-main = Program(
+main = BenchProgram(
     "penstock bench engine", __doc__, _run, Failed, Died, WeightsError, OSError, subprocess.TimeoutExpired
 ).taking(
     Option("--c", type=int, default=8, help="concurrent streams, and slots of the engine (default 8)"),

@@ -19,7 +19,7 @@ from bench.gateway.run import GatewayOptions
 from bench.gateway.systems import chosen, names_of, systems
 from bench.load.plan import LoadFailed
 from bench.processes import Died
-from bench.program import PLOTS, Option, Program, ProgramRun, WrongArguments, count, counts
+from bench.program import PLOTS, BenchProgram, Option, ProgramRun, WrongArguments, count, counts
 from bench.report import goals
 
 LEVELS = (1, 4, 16, 64, 128, 256)
@@ -108,7 +108,7 @@ def _names(words: str) -> list[str]:
     return [name.strip() for name in words.split(",") if name.strip()]
 
 
-main = Program("penstock bench gateway", __doc__, _run, Died, LoadFailed, OSError).taking(
+main = BenchProgram("penstock bench gateway", __doc__, _run, Died, LoadFailed, OSError).taking(
     Option("--systems", type=_names, help=f"only these, separated by commas: {names_of(systems())}"),
     Option("--quick", action="store_true", help="c = 1, 64, 256, two requests a stream, one round"),
     Option("--levels", type=counts, help="concurrent streams, e.g. 1,64,256"),

@@ -31,7 +31,7 @@ from bench.growth.figures import (
 from bench.load.plan import LoadFailed, LoadPlan, measure
 from bench.penstock import MODEL, Penstock, start_redis
 from bench.processes import Died, Processes
-from bench.program import OUT, PLOTS, Option, Program, ProgramRun
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
 from bench.report import Report
 from bench.testbed import Testbed
 
@@ -143,7 +143,7 @@ def draw(found: Report, folder: Path) -> list[Path]:
     return drawn
 
 
-main = Program("penstock bench growth", __doc__, _run, Died, LoadFailed, OSError).taking(
+main = BenchProgram("penstock bench growth", __doc__, _run, Died, LoadFailed, OSError).taking(
     Option("--seconds", type=float, default=5.0, help="about so long for each point (default 5)"),
     Option("--quick", action="store_true", help="few small points, no plots"),
     OUT,

@@ -15,7 +15,7 @@ from bench import plots, program, report
 from bench.jobs.run import COLUMNS, JobsOptions, JobsReadings, play, ratios, rows
 from bench.jobs.systems import JobsSystem, systems
 from bench.processes import Died
-from bench.program import OUT, PLOTS, Option, Program, ProgramRun
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
 from bench.testbed import Testbed
 
 NAME = "jobs"
@@ -76,7 +76,7 @@ def draw(found: report.Report, folder: Path) -> list[Path]:
     )
 
 
-main = Program("penstock bench jobs", __doc__, _run, Died, OSError).taking(
+main = BenchProgram("penstock bench jobs", __doc__, _run, Died, OSError).taking(
     Option("--systems", help="only these, separated by commas"),
     Option("--rounds", type=int, default=3, help="through all systems (default 3); medians are shown"),
     Option("--callers", type=int, default=256, help="at the same time (default 256)"),

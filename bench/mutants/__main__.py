@@ -22,17 +22,26 @@ from redis import Redis
 
 from bench import program
 from bench.mutants import lua
-from bench.mutants.report import Named, as_document, judged, line, score, survivors, table
-from bench.mutants.trial import Mutant, MutantTrial, try_mutant
+from bench.mutants.report import (
+    Mutant,
+    MutantTrial,
+    Named,
+    as_document,
+    judged,
+    line,
+    score,
+    survivors,
+    table,
+    try_mutant,
+)
 from bench.penstock import start_redis
 from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.planted.trial import MAX_TESTS_S
 from bench.processes import Processes
-from bench.program import Option, Program, ProgramRun, WrongArguments
+from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
 from bench.reach.kept import NOTES, kept
 from bench.reach.reach import ROOMS
 from bench.report import RESULTS, write
-from bench.side_by_side import side_by_side
 
 SOURCE = Path(__file__).parents[2]
 TOOL = Path(".venv-audit/bin/python")
@@ -117,7 +126,7 @@ def _lua(tree: Path, seed: int, count: int) -> list[Mutant]:
             processes.close()
 
 
-main = Program("python -m bench.mutants", __doc__, _run, Strayed).taking(
+main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(
     Option("--sample", type=int, default=400, help="mutants of Python files (default: 400)"),
     Option("--lua", type=int, default=60, help="mutants of Lua scripts (default: 60)"),
     Option("--null", type=int, default=NULLS, help=f"copies without any change (default: {NULLS})"),

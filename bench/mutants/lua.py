@@ -11,7 +11,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from bench.mutants.trial import Mutant
+from bench.mutants.report import Mutant
 from bench.reach.reach import FOLDER, changed_scripts
 
 SWAPS = {

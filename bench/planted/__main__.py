@@ -21,10 +21,9 @@ from bench.planted.bugs import BUGS
 from bench.planted.report import as_document, table, why_missed
 from bench.planted.tree import Strayed, copy_tree
 from bench.planted.trial import PASSED, BugTrial, try_bug, try_none
-from bench.program import ProgramRun, WrongArguments
+from bench.program import ProgramRun, WrongArguments, side_by_side
 from bench.reach.kept import NOTES, kept
 from bench.report import RESULTS, write
-from bench.side_by_side import side_by_side
 
 SOURCE = Path(__file__).parents[2]
 

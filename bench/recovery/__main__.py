@@ -10,7 +10,7 @@ import asyncio
 from bench import program
 from bench.http import RequestRefused
 from bench.processes import Died
-from bench.program import OUT, Option, Program, ProgramRun
+from bench.program import OUT, BenchProgram, Option, ProgramRun
 from bench.recovery.readers import COLUMNS, RecoverySample
 from bench.recovery.shows import FULL, LEASE_S, QUICK, api_killed, worker_killed
 from bench.report import Report
@@ -47,7 +47,7 @@ def _run(run: ProgramRun) -> int:
     return run.tell(found, run.args.out / found.file)
 
 
-main = Program("penstock bench recovery", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(
+main = BenchProgram("penstock bench recovery", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(
     Option("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)"),
     Option("--quick", action="store_true", help="few readers"),
     OUT,

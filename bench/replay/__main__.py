@@ -20,7 +20,7 @@ from bench import report
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import Option, Program, ProgramRun
+from bench.program import BenchProgram, Option, ProgramRun
 from bench.replay.run import COLUMNS, ReplayedRequest, ReplayLimits, job_of, lateness, queue_times, replay, rows
 from bench.table1.client import NotAServer, TargetServer, model_of
 from bench.testbed import Testbed
@@ -106,7 +106,7 @@ def _positive(word: str) -> float:
     return value
 
 
-main = Program("penstock bench replay", __doc__, _run, NotAServer, Unsuitable, Malformed, Died, OSError).taking(
+main = BenchProgram("penstock bench replay", __doc__, _run, NotAServer, Unsuitable, Malformed, Died, OSError).taking(
     Option("--base-url", help="e.g. http://127.0.0.1:8000/v1"),
     Option("--model", help="name of the model (default: the first one the server names)"),
     Option("--trace", type=Path, help="CSV with the columns of BurstGPT (default: made-up requests)"),

@@ -19,10 +19,19 @@ from rich.console import Console
 from bench import plots, report
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import OUT, PLOTS, Option, Program, ProgramRun, counts
-from bench.table1.client import NotAServer, Protocol, TargetServer, endless, level, model_of
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, counts
+from bench.table1.client import (
+    DatasetEntry,
+    NotAServer,
+    Protocol,
+    TargetServer,
+    endless,
+    level,
+    made_up,
+    model_of,
+    read,
+)
 from bench.table1.figures import COLUMNS, row
-from bench.table1.prompts import DatasetEntry, made_up, read
 from bench.testbed import Testbed
 
 NAME = "table1"
@@ -127,7 +136,7 @@ def _figure(value: object) -> float | None:
     return value if isinstance(value, float) else None
 
 
-main = Program("penstock bench table1", __doc__, _run, NotAServer, Died, OSError, ValueError).taking(
+main = BenchProgram("penstock bench table1", __doc__, _run, NotAServer, Died, OSError, ValueError).taking(
     Option("--base-url", action="append", default=[], help="e.g. http://127.0.0.1:8000/v1; may be repeated"),
     Option("--model", help="name of the model (default: the first one the server names)"),
     Option("--c", type=counts, help="concurrencies (default 1,2,4,8,16,32,64)"),

@@ -1,16 +1,19 @@
 """Closed loop against an OpenAI-compatible server: c streams, 20 requests each, a minute for every request.
 
-Nothing is parsed while time counts: bytes are stamped as they come and taken apart afterwards.
+Nothing is parsed while time counts: bytes are stamped as they come and taken apart afterwards. Prompts are of the shape
+of OpenOrca's: a system prompt and a question, from a file of that form or made up; then only the lengths mean anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,8 +21,57 @@ import msgspec
 
 from bench.http import request
 from bench.load.streams import Answer, BodyParser, Stream
-from bench.table1.prompts import DatasetEntry
 from telemetry.latency import Latency
+
+SYSTEM = (
+    "You are a careful assistant. Answer in full sentences and say how you came to your answer.",
+    "You help people understand difficult texts. Explain step by step, as to somebody who is new to the matter.",
+    "",
+    "Given a passage and a question about it, find what the passage says about the question and answer with it alone.",
+)
+WORDS = (  # noqa: SIM905 - a list of one a line would fill the screen
+    "water river stone light garden morning engine paper window story question answer reason market winter summer "
+    "bridge letter number people animal weather mountain machine history language picture kitchen doctor teacher "
+    "because however although between under after before during about against toward small large early late often"
+).split()
+
+TYPICAL_WORDS, SPREAD, MAX_WORDS = 90, 0.9, 900
+"""Of a made-up question: median, sigma of the logarithm, limit."""
+
+
+class DatasetEntry(msgspec.Struct, frozen=True):
+    """One line of the dataset; other fields are not looked at."""
+
+    question: str
+    system_prompt: str = ""
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*system, {"role": "user", "content": self.question}]
+
+
+def read(path: Path) -> list[DatasetEntry]:
+    """A JSONL file of {system_prompt, question, response}. Raises OSError, ValueError with the line's number."""
+    entries = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                entries.append(msgspec.json.decode(line, type=DatasetEntry))
+            except msgspec.DecodeError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+    if not entries:
+        raise ValueError(f"{path} is empty")
+    return entries
+
+
+def made_up(seed: int = 1) -> Iterator[DatasetEntry]:
+    """The same ones for the same seed, without end."""
+    draw = random.Random(seed)  # noqa: S311 - draws words
+    while True:
+        count = min(MAX_WORDS, max(4, round(draw.lognormvariate(0, SPREAD) * TYPICAL_WORDS)))
+        yield DatasetEntry(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))
+
 
 TIMEOUT = "not finished in time"
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died, Processes
-from bench.program import OUT, Option, Program, ProgramRun, count
+from bench.program import OUT, BenchProgram, Option, ProgramRun, count
 from bench.report import Ratio, Report, columns
 from bench.testbed import Testbed
 from bench.whole.ask import AnswerSize, Came, ask
@@ -131,7 +131,7 @@ def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
     return ratios
 
 
-main = Program("penstock bench whole", __doc__, _run, Died, Unsuitable, OSError).taking(
+main = BenchProgram("penstock bench whole", __doc__, _run, Died, Unsuitable, OSError).taking(
     Option("--tokens", type=count, default=4000, help="of the long text (default 4000)"),
     Option("--choices", type=count, default=1024, help="of the other answer (default 1024)"),
     Option("--choice-tokens", type=count, default=64, help="of each of its choices (default 64)"),

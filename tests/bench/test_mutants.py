@@ -9,8 +9,19 @@ from redis import Redis
 
 from bench.mutants import lua
 from bench.mutants.__main__ import _seed, main, mixed
-from bench.mutants.report import MutantVerdict, Named, as_document, false_kills, judged, line, score, survivors
-from bench.mutants.trial import Mutant, MutantTrial, try_mutant
+from bench.mutants.report import (
+    Mutant,
+    MutantTrial,
+    MutantVerdict,
+    Named,
+    as_document,
+    false_kills,
+    judged,
+    line,
+    score,
+    survivors,
+    try_mutant,
+)
 from bench.planted import trial
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, SuiteRun
 from bench.reach.reach import Reach

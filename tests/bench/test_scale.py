@@ -8,8 +8,16 @@ import pytest
 
 from bench.scale.__main__ import QUICK, main, reported
 from bench.scale.contenders import Freeness, KedaRule, Static, Utilisation
-from bench.scale.day import Day, Ward, most_reversals_in_an_hour, peak_workers, play, watched
-from bench.scale.run import SimulationOutcome, simulate
+from bench.scale.day import (
+    Day,
+    SimulationOutcome,
+    Ward,
+    most_reversals_in_an_hour,
+    peak_workers,
+    play,
+    simulate,
+    watched,
+)
 from bench.scale.shapes import Site
 from bench.scale.simulator import EngineModel, PoolSimulator
 from bench.workload.trace import TraceRow

@@ -11,10 +11,22 @@ from pathlib import Path
 import pytest
 
 from bench.load.streams import Answer
+from bench.table1.client import (
+    MAX_WORDS,
+    ConcurrencyLevel,
+    DatasetEntry,
+    NotAServer,
+    Protocol,
+    TargetServer,
+    TimedAnswer,
+    level,
+    made_up,
+    model_of,
+    read,
+    seen,
+)
 from bench.table1.client import TIMEOUT as TOO_LATE
-from bench.table1.client import ConcurrencyLevel, NotAServer, Protocol, TargetServer, TimedAnswer, level, model_of, seen
 from bench.table1.figures import TIMEOUT, row
-from bench.table1.prompts import MAX_WORDS, DatasetEntry, made_up, read
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
