@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 CACHE = "PENSTOCK_BENCH_CACHE"
 """Variable that names the folder."""
-LIMIT_S = 900.0
+RUN_TIMEOUT_S = 900.0
 INSTALL = ("install", "--disable-pip-version-check", "--quiet", "--only-binary", ":all:")
 """By our own pip, into the other environment; nothing is compiled here."""
 PINS = "pins.txt"
@@ -69,7 +69,7 @@ def _made_of(folder: Path) -> str:
 def _run(argv: list[str]) -> None:
     """Raises Absent with the installer's own last words."""
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(argv, capture_output=True, timeout=RUN_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Absent(str(error)) from error
     if done.returncode:

@@ -22,7 +22,7 @@ from bench.ports import free_port
 from runtime import lifeline
 
 TICKS = os.sysconf("SC_CLK_TCK")
-READY_S = 120.0
+READY_TIMEOUT_S = 120.0
 GRACE_S = 15.0
 TAIL_BYTES = 2000
 
@@ -72,7 +72,7 @@ class Processes:
             self.start(name, argv, {**(environ or {}), **line}, (*fds, theirs.fileno()))
         self._lines[name] = ours
 
-    def wait_ready(self, seconds: float = READY_S) -> None:
+    def wait_ready(self, seconds: float = READY_TIMEOUT_S) -> None:
         """Until every process with a line has said that it is ready. Raises Died."""
         waiting = dict.fromkeys(self._lines, b"")
         for line in self._lines.values():
@@ -91,7 +91,7 @@ class Processes:
 
         self.until(all_ready, f"{', '.join(self._lines)} to be ready", seconds)
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = READY_S) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = READY_TIMEOUT_S) -> None:
         """Poll until it is so, as long as all processes live; OSError counts as "not yet". Raises Died."""
         deadline = time.monotonic() + seconds
         while True:
@@ -111,11 +111,11 @@ class Processes:
         self.wait_port(port)
         return port
 
-    def wait_port(self, port: int, seconds: float = READY_S) -> None:
+    def wait_port(self, port: int, seconds: float = READY_TIMEOUT_S) -> None:
         """Until something accepts connections there. Raises Died."""
         self.until(lambda: _accepts(port), f"port {port}", seconds)
 
-    def wait_page(self, port: int, path: str, words: bytes, seconds: float = READY_S) -> None:
+    def wait_page(self, port: int, path: str, words: bytes, seconds: float = READY_TIMEOUT_S) -> None:
         """Until a page is there and has these words in it. Raises Died."""
         self.until(lambda: words in _page(port, path), f"http://127.0.0.1:{port}{path}", seconds)
 

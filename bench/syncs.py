@@ -36,7 +36,7 @@ WRITES_S = (2.0, 3.0)
 """Range of the random time between the first write and the kill, in seconds."""
 WRITERS = 64
 """Concurrent writers: at fsync always the server answers all writes of one sync together."""
-READY_S = 20.0
+READY_TIMEOUT_S = 20.0
 COLUMNS = columns("""
     fsync: appendfsync; kills: kills; lossy: of them lost something; answered: writes answered; lost: of them lost;
     worst: most at once
@@ -80,7 +80,7 @@ def _kill(fsync: str, slow: Sequence[str] = SLOW) -> tuple[int, int]:
     with tempfile.TemporaryDirectory(prefix="penstock-syncs-") as folder:
         with _server(Path(folder), fsync, slow) as redis, ThreadPoolExecutor(WRITERS) as writers:
             pid = int(redis.info("server")["process_id"])
-            begin = threading.Barrier(WRITERS + 1, timeout=READY_S)
+            begin = threading.Barrier(WRITERS + 1, timeout=READY_TIMEOUT_S)
             written = [writers.submit(_write, redis, f"writer {number}", begin) for number in range(WRITERS)]
             begin.wait()
             time.sleep(random.uniform(*WRITES_S))  # noqa: S311 - any moment
@@ -125,7 +125,7 @@ def _server(folder: Path, fsync: str, before: Sequence[str] = ()) -> Iterator[Re
 
 
 def _wait(redis: Redis) -> None:
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + READY_TIMEOUT_S
     while True:
         try:
             redis.ping()

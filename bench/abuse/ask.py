@@ -21,7 +21,7 @@ CHARACTERS_PER_TOKEN = 4
 """Of the simulated engine."""
 MAX_N, MAX_PROMPTS = 8, 128
 """Of one body."""
-POLL_S = 0.02
+POLL_INTERVAL_S = 0.02
 CANCEL_TIMEOUT_S = 60.0
 """For the server to cancel a job whose client has gone."""
 
@@ -104,7 +104,7 @@ class RunningRequest:
             await asyncio.gather(self._task, return_exceptions=True)
         async with asyncio.timeout(CANCEL_TIMEOUT_S):
             while self._job and await _state(self._client, self._job) in ("queued", "in_progress"):  # noqa: ASYNC110
-                await asyncio.sleep(POLL_S)  # only the server knows
+                await asyncio.sleep(POLL_INTERVAL_S)  # only the server knows
 
     async def _read(self) -> None:
         try:

@@ -23,7 +23,7 @@ from bench.program import WrongArguments
 
 
 class Advisories:
-    """Every advisory of a folder, by the package it is about. Raises Refused if there is none."""
+    """Every advisory of a folder, by the package it is about. Raises WrongArguments if there is none."""
 
     def __init__(self, folder: Path) -> None:
         self._known: dict[str, list[dict[str, Any]]] = {}
@@ -92,7 +92,7 @@ def _as_osv(moment: datetime) -> str:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address at which the advisories of a folder are asked for. Raises Refused."""
+    """The address at which the advisories of a folder are asked for. Raises WrongArguments."""
     advisories = Advisories(folder)
 
     class Handler(BaseHTTPRequestHandler):

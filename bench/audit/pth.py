@@ -32,7 +32,7 @@ def environments(tools: Path) -> list[Path]:
 
 
 def check(folders: list[Path]) -> list[str]:
-    """Raises Refused for a folder that is not there: nothing found in nothing would be no finding."""
+    """Raises WrongArguments for a folder that is not there: nothing found in nothing would be no finding."""
     found: list[str] = []
     for folder in folders:
         if not folder.is_dir():

@@ -52,7 +52,7 @@ class Scan(msgspec.Struct):
 
 
 def check(tools: AuditTools, known: Path = KNOWN) -> list[str]:
-    """Secrets that are not known, in words; never the secret. Raises Refused without a history."""
+    """Secrets that are not known, in words; never the secret. Raises WrongArguments without a history."""
     expected = {(each.type, each.sha1) for each in msgspec.json.decode(known.read_bytes(), type=list[KnownFinding])}
     lines = added_lines(_git(tools, *PATCHES))
     tree = _git(tools, "ls-files", "-z", "--cached", "--others", "--exclude-standard")

@@ -31,7 +31,7 @@ class AuditTools:
     folder: Path
 
     def run(self, name: str, *words: str, cwd: Path | None = None) -> ToolResult:
-        """Run one to its end. Raises Refused if it is not there."""
+        """Run one to its end. Raises WrongArguments if it is not there."""
         program = (self.root / self.folder / name).absolute()
         if not program.exists():
             raise WrongArguments(f"{self.folder / name} is not there\nnext:  make audit, which installs it")

@@ -23,8 +23,8 @@ from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
 TOKENS = 24
-LATEST_S = 900.0
-PATIENCE_S = 10.0
+BATCH_TIMEOUT_S = 900.0
+WAIT_TIMEOUT_S = 10.0
 
 ENVIRON = {
     "PENSTOCK_SIM_STEP_MS": "15",
@@ -104,7 +104,7 @@ async def kills(folder: Path, lines: int, times: int, seed: int, on_progress: Ca
             child.kill()
             count[child.name.partition("-")[0]] += 1
             on_progress(number + 1, completed)
-        batch = await asyncio.to_thread(cluster.client.ended, batch_id, LATEST_S)
+        batch = await asyncio.to_thread(cluster.client.ended, batch_id, BATCH_TIMEOUT_S)
         outputs, failures = cluster.client.lines(batch["output_file_id"]), cluster.client.lines(batch["error_file_id"])
         verdict = await asyncio.to_thread(judge, asked, outputs, failures)
         turns = sum(child.log.read_bytes().count(b"turn ") for child in cluster.victims)
@@ -115,8 +115,8 @@ async def kills(folder: Path, lines: int, times: int, seed: int, on_progress: Ca
 
 
 async def _comes_to(cluster: KillCluster, batch_id: str, lines: int) -> int:
-    """Wait until so many lines have their answer, or for PATIENCE_S: kills fall into work, and are spread over it."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Wait until so many lines are answered, or for WAIT_TIMEOUT_S: so kills are spread over the work."""
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while True:
         batch = await asyncio.to_thread(cluster.client.show, batch_id)
         completed = int(batch["request_counts"]["completed"])

@@ -21,7 +21,7 @@ from bench.stats import Spread
 from workers.engines.sim.settings import SimSettings
 
 STEP_MS, PREFILL_MS, SLOTS = 15.0, 25.0, 256
-SHORTEST, LONGEST = 64, 192
+MIN_TOKENS, MAX_TOKENS = 64, 192
 STREAMS, CHAT_TOKENS = 4, 16
 SETTINGS: dict[str, object] = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS, "sim.slots": SLOTS}
 
@@ -30,7 +30,8 @@ def some_lines(count: int, seed: int) -> list[InputLine]:
     """Answers of many lengths, as people ask for."""
     chance = random.Random(seed)  # noqa: S311 - so that a run can be repeated
     return [
-        InputLine(n, f"line {n} of the batch", chance.randint(SHORTEST, LONGEST), MODEL) for n in range(1, count + 1)
+        InputLine(n, f"line {n} of the batch", chance.randint(MIN_TOKENS, MAX_TOKENS), MODEL)
+        for n in range(1, count + 1)
     ]
 
 

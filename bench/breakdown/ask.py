@@ -77,7 +77,7 @@ class BreakdownTarget:
 
 
 JOB_ID = re.compile(rb"\r\nx-job-id: (job_[0-9a-f]{32})\r\n", re.IGNORECASE)
-NOTED_S = 10.0
+TIMING_TIMEOUT_S = 10.0
 """How long the server may take to note when an answer was sent."""
 
 
@@ -193,7 +193,7 @@ def timings(target: BreakdownTarget, asked: list[AskedWhole], most: int) -> list
     """The server's view of at most so many of them, spread over the run. Raises Unsuitable, OSError."""
     step = max(1, -(-len(asked) // most))
     chosen = asked[::step]
-    deadline = time.monotonic() + NOTED_S
+    deadline = time.monotonic() + TIMING_TIMEOUT_S
     while True:
         found = list(target.get(f"/v1/jobs/{each.job}/timing" for each in chosen[-1:]))
         if not found or found[0]["until"] == "last_sent" or time.monotonic() > deadline:

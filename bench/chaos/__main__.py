@@ -74,7 +74,7 @@ def _busy(wanted: int) -> Iterator[None]:
 
 
 def _chosen(names: Sequence[str] | None) -> list[FaultRow]:
-    """All, if none are named. Raises Refused for a name that no row has."""
+    """All, if none are named. Raises WrongArguments for a name that no row has."""
     known = {row.id: row for row in ROWS}
     program.check_names("row", names or (), known)
     return [known[name] for name in names or known]

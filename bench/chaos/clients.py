@@ -16,9 +16,9 @@ from bench.chaos.asks import BREAKS, RESETS, Ask, ClientView, authorization
 from bench.chaos.checker import FORGOTTEN, GONE
 from bench.chaos.history import ClientHistory
 from bench.chaos.http import Cut, Exchange, answered
-from bench.chaos.readings import PASSING, PAUSE_S, UNLOGGED, Readings, code_of, usage_of
+from bench.chaos.readings import PASSING, RETRY_DELAY_S, UNLOGGED, Readings, code_of, usage_of
 
-PATIENCE_S = 90.0
+WAIT_TIMEOUT_S = 90.0
 NO_ID = "none"
 """In the history, of a delta that came without an id."""
 
@@ -34,7 +34,7 @@ ENDS = {
 class Clients(Readings):
     """All clients of one cluster; `ports` are the API processes they know, in the order they try them."""
 
-    def __init__(self, history: ClientHistory, ports: Sequence[int], patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, history: ClientHistory, ports: Sequence[int], patience_s: float = WAIT_TIMEOUT_S) -> None:
         super().__init__(history, ports)
         self._patience_s = patience_s
         self._numbers = itertools.count(1)
@@ -66,7 +66,7 @@ class Clients(Readings):
                     while told.job and not told.state and told.ask.reads:
                         await self._read_events(told, next(ports))
                         if not told.state:
-                            await asyncio.sleep(PAUSE_S)
+                            await asyncio.sleep(RETRY_DELAY_S)
             self._give_up(told)
         finally:
             told.begun.set()
@@ -99,7 +99,7 @@ class Clients(Readings):
         try:
             exchange = await Exchange.begin(port, "POST", told.ask.path, told.ask.body, headers)
         except Cut:
-            return PAUSE_S  # nothing was sent: this is no request yet, and patience bounds how often it is tried
+            return RETRY_DELAY_S  # nothing was sent: this is no request yet, and patience bounds how often it is tried
         try:
             await exchange.answer()
             spent = round(1000 * (time.monotonic() - began), 2)
@@ -114,7 +114,7 @@ class Clients(Readings):
                 return None
             self.history.add("unknown", req=told.req, why=str(cut))
             told.answered = True  # as much as it ever will be
-            return PAUSE_S if told.ask.key else None
+            return RETRY_DELAY_S if told.ask.key else None
         finally:
             exchange.close()
 

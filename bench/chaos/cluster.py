@@ -27,7 +27,7 @@ from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
 LEASE_MS = 1000
-QUIET_S = 15.0
+QUIET_TIMEOUT_S = 15.0
 HELD = ("claims", "lane", "retry", "suspects", "timers", "alone")
 """Kinds of keys that hold something only while jobs run or wait."""
 GAUGES = ("penstock_lane_waiting", "penstock_lane_running", "penstock_open_streams", "penstock_worker_running")
@@ -192,7 +192,7 @@ class PenstockCluster:
     async def quiet(self) -> None:
         """Wait until nothing is held any more, and record what still is: it must all be nothing."""
         left: dict[str, float] = {}
-        for _ in range(int(QUIET_S / 0.25)):
+        for _ in range(int(QUIET_TIMEOUT_S / 0.25)):
             left = await self.leftovers()
             if not any(left.values()):
                 break

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from bench.chaos.asks import FIRST, authorization
 
 HOST = "127.0.0.1"
-ANSWER_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
 """Longer than any fault lasts: a silent peer is not given up while it may come back."""
 
 
@@ -42,7 +42,7 @@ class Exchange:
         Raises Cut.
         """
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 sock, limit = await _connected(port, receive_buffer), receive_buffer or 1 << 16
                 reader, writer = await asyncio.open_connection(sock=sock, limit=limit)
                 exchange = cls(reader, writer)
@@ -100,7 +100,7 @@ class Exchange:
 
     async def _in_time(self, reading: Awaitable[bytes]) -> bytes:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await reading
         except (OSError, EOFError, TimeoutError) as error:
             raise Cut(repr(error)) from error

@@ -40,7 +40,7 @@ async def _value(answer: object | Awaitable[object]) -> object:
     return await answer if isawaitable(answer) else answer
 
 
-RESTART_S = 0.05
+RESTART_DELAY_S = 0.05
 GRACE_S = 40.0
 LEASE = re.compile(rb'"lease": ?"([0-9a-f]+)"')
 
@@ -131,7 +131,7 @@ class ManagedProcess:
             await self.patient.wait()
             if not self.kept:
                 return
-            await asyncio.sleep(RESTART_S)
+            await asyncio.sleep(RESTART_DELAY_S)
 
 
 APPENDED = "appendonlydir"

@@ -15,7 +15,7 @@ from bench.chaos.checker import GONE
 from bench.chaos.history import ClientHistory
 from bench.chaos.http import Cut, Exchange, answered
 
-PAUSE_S = 0.05
+RETRY_DELAY_S = 0.05
 LIST = "/v1/jobs?limit=100"
 CANCEL = ("POST", "/v1/jobs/{job}/cancel")
 FOREIGN = (
@@ -27,7 +27,7 @@ FOREIGN = (
     ("GET", LIST),
 )
 """What is tried of a job with another tenant's key."""
-ALL_WAYS_EVERY = 16
+ALL_PATHS_INTERVAL = 16
 PING = "ping"
 UNLOGGED = (PING, "queue.position")
 """Events that are no part of a job's log: they have no id."""
@@ -124,7 +124,7 @@ class Readings:
                 if late:
                     self._final(job, 0, {}, [])
                     return ""
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(RETRY_DELAY_S)
         raise AssertionError("cycle never ends")
 
     async def _replay(self, job: str, port: int) -> list[dict[str, str]]:
@@ -138,7 +138,7 @@ class Readings:
     async def _read_as_other(self, job: str, port: int) -> None:
         """I6: to the other tenant's key the job does not exist. All ways are tried with some jobs, two with each."""
         self._tried += 1
-        for method, path in FOREIGN if self._tried % ALL_WAYS_EVERY == 1 else FOREIGN[:2]:
+        for method, path in FOREIGN if self._tried % ALL_PATHS_INTERVAL == 1 else FOREIGN[:2]:
             await self.try_as_other(job, port, method, path)
 
     async def try_as_other(self, job: str, port: int, method: str, path: str) -> None:

@@ -34,7 +34,7 @@ LOG_KEPT_S = 60
 """How long the log of a dead worker is kept."""
 SETTLE_S = LOG_KEPT_S + RETENTION_S
 CLIENTS = 12
-KILL_EVERY_S = 45.0
+KILL_INTERVAL_S = 45.0
 MORE_KEYS, MORE_ENTRIES = 6, 10
 """Than after warming up. 2652 requests and 6 kills in 5 minutes left 3 keys more, the lanes for jobs of killed workers
 (one per priority), and no entry more. One key that stayed for every hundredth job would be 26."""
@@ -101,8 +101,8 @@ async def _load(
     async def killer() -> None:
         # The first of each role lives to the end, so that what it holds is that of all the work it has done.
         turns = itertools.cycle((*cluster.workers[1:], *cluster.apis[1:]))
-        while kills and time.monotonic() + KILL_EVERY_S < over:
-            await asyncio.sleep(min(KILL_EVERY_S, seconds / 4))
+        while kills and time.monotonic() + KILL_INTERVAL_S < over:
+            await asyncio.sleep(min(KILL_INTERVAL_S, seconds / 4))
             child = next(turns)
             stage.history.add("fault", trial=stage.trials, what=f"kill -9 {child.name}")
             child.kill()

@@ -256,7 +256,7 @@ def _told(console: Console, outcome: RowOutcome, began: float) -> RowOutcome:
     return outcome
 
 
-EVERY_S = 0.04
+PROBE_INTERVAL_S = 0.04
 PASSES = 2
 """An answer of ours passes several processes, each of which may be made to wait; a bare one passes its server."""
 
@@ -282,7 +282,7 @@ async def yardstick(stage: FaultTestbed) -> AsyncIterator[list[float]]:
         async with asyncio.TaskGroup() as asking:
             while True:
                 asking.create_task(answered())
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(PROBE_INTERVAL_S)
 
     await child.start()
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.processes import status_mib
 
 HOST = "127.0.0.1"
-PATIENCE_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 MIB = 1024 * 1024
 PIECE = b"x" * 65536
 CHAT = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -107,7 +107,7 @@ def try_abuse(abuse: Abuse, port: int, pid: int) -> Cost:
 
 def _send(abuse: Abuse, port: int) -> tuple[int, str]:
     """Status and code of the answer; 0 without one."""
-    with socket.create_connection((HOST, port), PATIENCE_S) as line:
+    with socket.create_connection((HOST, port), WAIT_TIMEOUT_S) as line:
         with contextlib.suppress(OSError):  # it may be cut off in the middle, and still have an answer to read
             for piece in abuse.pieces():
                 line.sendall(piece)

@@ -14,7 +14,7 @@ import sys
 from itertools import cycle, islice
 
 HOST = "127.0.0.1"
-BYTE_EVERY_S = 1.0
+BYTE_INTERVAL_S = 1.0
 RETRY_DELAY_S = 0.2
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BEGINNINGS = (b"", HEAD + b"X-Slow: ", HEAD + b"Content-Length: 100000\r\n\r\n{")
@@ -60,7 +60,7 @@ class SlowClients:
         writer.write(beginning)
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BYTE_EVERY_S if beginning else None):
+                async with asyncio.timeout(BYTE_INTERVAL_S if beginning else None):
                     if not await reader.read(65536):
                         return
             if beginning:

@@ -16,7 +16,7 @@ import msgspec
 
 from bench.chaos.http import fetch
 from bench.chaos.processes import becomes, until
-from bench.elastic.testbed import MODEL, PATIENCE_S, Crowd, ElasticTestbed, stale, stop
+from bench.elastic.testbed import MODEL, WAIT_TIMEOUT_S, Crowd, ElasticTestbed, stale, stop
 from bench.report import Ratio
 from streaming.jobs.reader import JobReader
 
@@ -24,7 +24,7 @@ TICK_S = 1.0
 SIM = {"sim.step_ms": 20, "sim.prefill_ms": 20, "sim.slots": 8, "scheduler.tick_s": TICK_S}
 HOLD_S = 5.0
 """How long a state is held before the next thing happens."""
-DOWN_S = 120.0
+SHRINK_TIMEOUT_S = 120.0
 """A pool that is not smaller after so long stays as it is."""
 
 
@@ -89,7 +89,7 @@ async def step(folder: Path, size: ElasticSize) -> Shown:
         began = await testbed.now_s()
         crowd.size(size.crowd)
         up, start = await testbed.first(began, "up"), await testbed.first(began, "start")
-        await until(lambda: _new(testbed, known), PATIENCE_S)
+        await until(lambda: _new(testbed, known), WAIT_TIMEOUT_S)
         ready_s = await testbed.now_s() - began
         start_s = began + ready_s - start.at_ms / 1000
         shown.judge_goal("elastic.decided", "step: decided after", up.at_ms / 1000 - began)
@@ -100,7 +100,7 @@ async def step(folder: Path, size: ElasticSize) -> Shown:
         shown.add("step: workers ready when nothing more was decided", len(await testbed.workers()))
         crowd.size(max(1, size.crowd // 10))
         gone = await testbed.now_s()
-        down = await becomes(lambda: _is_down(testbed, size.down), DOWN_S)
+        down = await becomes(lambda: _is_down(testbed, size.down), SHRINK_TIMEOUT_S)
         shown.add("step: given back after", await testbed.now_s() - gone if down else None, "s")
         shown.judge("step: workers in the end", len(await testbed.fleet.processes("worker")), size.down, "")
         shown.add("step: workers drained", len(await testbed.actions(gone, "drain")))
@@ -149,7 +149,7 @@ async def failover(folder: Path, size: ElasticSize) -> Shown:
     async with ElasticTestbed(folder / "testbed", {"min_workers": 1, "max_workers": 2}, _quick(size)) as testbed:
         for number in (2, 3):
             testbed.start_scheduler(f"scheduler-{number}")
-        await until(lambda: _schedulers(testbed, 3), PATIENCE_S)
+        await until(lambda: _schedulers(testbed, 3), WAIT_TIMEOUT_S)
         worst = 0.0
         for trial in range(size.trials):
             lead, pid = await testbed.leader()
@@ -164,7 +164,7 @@ async def failover(folder: Path, size: ElasticSize) -> Shown:
                 ]
                 return bool(acted)
 
-            await until(acts, PATIENCE_S)
+            await until(acts, WAIT_TIMEOUT_S)
             shown.add(f"leader killed, trial {trial + 1}: the next acts after", acted[0] - killed, "s")
             worst = max(worst, acted[0] - killed)
             await asyncio.sleep(size.hold_s)
@@ -178,7 +178,7 @@ async def rivals(folder: Path, size: ElasticSize) -> Shown:
     shown, rng = Shown(), random.Random(5)  # noqa: S311 - when to stop, not a secret
     async with ElasticTestbed(folder / "testbed", {"min_workers": 1, "max_workers": 3}, _quick(size)) as testbed:
         testbed.start_scheduler("scheduler-2")
-        await until(lambda: _schedulers(testbed, 2), PATIENCE_S)
+        await until(lambda: _schedulers(testbed, 2), WAIT_TIMEOUT_S)
         restless = asyncio.create_task(_never_at_rest(testbed))
         for _ in range(size.trials):
             lead, pid = await testbed.leader()
@@ -225,7 +225,7 @@ async def straggler(folder: Path, size: ElasticSize) -> Shown:
             workers = await testbed.fleet.processes("worker")
             return slow not in {worker.lease for worker in workers} and len(await testbed.workers()) == 3
 
-        await until(replaced, PATIENCE_S)
+        await until(replaced, WAIT_TIMEOUT_S)
         shown.add("one worker five times slower: replaced after", await testbed.now_s() - began, "s")
         await crowd.go()
         wrong = [noted for noted in await testbed.actions(0, "cordon") if noted.action.worker != slow]
@@ -250,16 +250,16 @@ async def shapes(folder: Path, size: ElasticSize) -> Shown:
         crowd = Crowd(folder, testbed.port, tokens=50)
         ways = {"up": ("narrow", range(1, size.crowd + 1, 2)), "down": ("wide", range(size.crowd - 1, 0, -2))}
         crowd.size(1)
-        await until(lambda: _takes(testbed, "wide"), PATIENCE_S)
+        await until(lambda: _takes(testbed, "wide"), WAIT_TIMEOUT_S)
         for way, (shape, levels) in ways.items():
             began = await testbed.now_s()
             for clients in levels:
                 crowd.size(clients)
                 await asyncio.sleep(size.hold_s)
-            await until(lambda shape=shape: _takes(testbed, shape), PATIENCE_S)  # type: ignore[misc]
+            await until(lambda shape=shape: _takes(testbed, shape), WAIT_TIMEOUT_S)  # type: ignore[misc]
             switches = [noted for noted in await testbed.actions(began, "switch") if "," not in noted.action.shape]
             shown.judge(f"shapes: switches on the way {way}", len(switches), 2, "")
-            drained = await becomes(lambda shape=shape: _only(testbed, shape), DOWN_S)  # type: ignore[misc]
+            drained = await becomes(lambda shape=shape: _only(testbed, shape), SHRINK_TIMEOUT_S)  # type: ignore[misc]
             shown.add(f"shapes: only {shape} workers left", float(drained))
         await crowd.go()
         shown.judge_clients(await crowd.judged())
@@ -291,7 +291,7 @@ async def _still(testbed: ElasticTestbed, seconds: float) -> None:
     async def quiet() -> bool:
         return not await testbed.actions(await testbed.now_s() - seconds, "up", "down", "start", "drain")
 
-    await until(quiet, PATIENCE_S)
+    await until(quiet, WAIT_TIMEOUT_S)
 
 
 async def _is_down(testbed: ElasticTestbed, to: int) -> bool:
@@ -306,7 +306,7 @@ async def _asleep(testbed: ElasticTestbed) -> None:
         plan = await testbed.plan()
         return plan is not None and plan.want == 0
 
-    await until(decided, PATIENCE_S)
+    await until(decided, WAIT_TIMEOUT_S)
 
 
 async def _eta_ms(testbed: ElasticTestbed, job: str) -> int | None:

@@ -27,7 +27,7 @@ from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
 MODEL = "show"
-PATIENCE_S = 120.0
+WAIT_TIMEOUT_S = 120.0
 ACTIONS = 1000
 
 
@@ -50,7 +50,7 @@ class ElasticTestbed:
         argv: list[str | Path] = [sys.executable, "-P", "-m", "cli", "up", "--port", "0", "--data-dir", self._data]
         self.processes.start("up", argv)
         try:
-            await asyncio.to_thread(self.processes.until, self._is_ready, "penstock up to be ready", PATIENCE_S)
+            await asyncio.to_thread(self.processes.until, self._is_ready, "penstock up to be ready", WAIT_TIMEOUT_S)
             state = self._state()
             self.port = int(state["url"].rpartition(":")[2])
             self.wire = RedisClient.open(RedisSettings(url=state["redis_url"]))
@@ -88,7 +88,7 @@ class ElasticTestbed:
         found = reversed(await self.plans.actions(ACTIONS))
         return [noted for noted in found if noted.at_ms >= 1000 * after_s and (not kinds or noted.action.kind in kinds)]
 
-    async def first(self, after_s: float, kind: str, seconds: float = PATIENCE_S) -> Noted:
+    async def first(self, after_s: float, kind: str, seconds: float = WAIT_TIMEOUT_S) -> Noted:
         """The first action of a kind from a moment on. Raises TimeoutError."""
         found: list[Noted] = []
 
@@ -99,7 +99,7 @@ class ElasticTestbed:
         await until(there, seconds)
         return found[0]
 
-    async def settled(self, ready: int, seconds: float = PATIENCE_S) -> None:
+    async def settled(self, ready: int, seconds: float = WAIT_TIMEOUT_S) -> None:
         """Until so many workers are ready and no other is there. Raises TimeoutError."""
 
         async def is_so() -> bool:
@@ -115,7 +115,7 @@ class ElasticTestbed:
         settings = self._data / "run" / "settings.json"
         self.processes.start(name, [sys.executable, "-P", "-m", "scheduler", "--settings", settings, "--id", name])
 
-    async def leader(self, *, after: int = 0, seconds: float = PATIENCE_S) -> tuple[Lead, int]:
+    async def leader(self, *, after: int = 0, seconds: float = WAIT_TIMEOUT_S) -> tuple[Lead, int]:
         """Whoever leads under an epoch beyond `after`, and its process id. Raises TimeoutError."""
         found: list[Lead] = []
 
@@ -148,7 +148,7 @@ READERS = 8
 """Jobs read at the same time, at the end."""
 
 
-CLIENT_PATIENCE_S = 900.0
+CLIENT_TIMEOUT_S = 900.0
 """People here wait for workers that are only started for them."""
 
 
@@ -157,7 +157,7 @@ class Crowd:
 
     def __init__(self, folder: Path, port: int, *, tokens: int, priority: str = "interactive") -> None:
         self.history = ClientHistory(folder / "history.jsonl")
-        self.clients = Clients(self.history, [port], CLIENT_PATIENCE_S)
+        self.clients = Clients(self.history, [port], CLIENT_TIMEOUT_S)
         self.told: list[ClientView] = []
         self._tokens, self._priority = tokens, priority
         self._numbers = itertools.count(1)

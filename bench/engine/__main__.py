@@ -27,7 +27,7 @@ from bench.testbed import Testbed
 from workers.engines.weights import WeightsError, fetch
 
 NAME = "engine"
-LIMIT_S = 600.0
+RUN_TIMEOUT_S = 600.0
 
 COLUMNS = columns("""
     round: round; bare: bare tok/s; penstock: through Penstock tok/s; share: share .3;
@@ -112,7 +112,7 @@ def bare(plan: EnginePlan) -> EngineSpeed:
         [sys.executable, "-m", "bench.engine.bare"],
         input=msgspec.json.encode(plan),
         capture_output=True,
-        timeout=LIMIT_S,
+        timeout=RUN_TIMEOUT_S,
         check=False,
     )
     if done.returncode:
@@ -129,9 +129,13 @@ def penstock(plan: EnginePlan, folder: Path) -> tuple[EngineSpeed, float]:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         server = TargetServer.at(f"{system.url}/v1", MODEL)
-        runner.run(closed_loop(server, plan.streams, _requests(server, plan, 4)[: plan.streams], LIMIT_S, _nothing))
+        runner.run(
+            closed_loop(server, plan.streams, _requests(server, plan, 4)[: plan.streams], RUN_TIMEOUT_S, _nothing)
+        )
         before = system.processes.cpu_s()
-        found = runner.run(closed_loop(server, plan.streams, _requests(server, plan, plan.tokens), LIMIT_S, _nothing))
+        found = runner.run(
+            closed_loop(server, plan.streams, _requests(server, plan, plan.tokens), RUN_TIMEOUT_S, _nothing)
+        )
         after = system.processes.cpu_s()
     if faults := {answer.fault for answer in found.answers if answer.fault}:
         raise Failed(f"through Penstock: {faults}")

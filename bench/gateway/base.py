@@ -46,7 +46,7 @@ def turns(number: int) -> tuple[str, ...]:
 
 
 def compare(ref: str, bound: float, options: GatewayOptions, command: str, console: Console) -> Report:
-    """Raises Refused, LoadFailed, Died: a comparison that lacks a round is not judged."""
+    """Raises WrongArguments, LoadFailed, Died: a comparison that lacks a round is not judged."""
     played, total = GatewayReadings(), options.rounds * len(options.levels) * len(TURNS)
     with (
         TemporaryDirectory(prefix="penstock-trees-") as copies,

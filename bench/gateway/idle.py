@@ -27,10 +27,10 @@ NAME = "gateway-idle"
 SPARE_FILES = 200
 AT_ONCE = 64
 """Requests under way while the streams are being opened."""
-OPEN_S = 300.0
+OPEN_TIMEOUT_S = 300.0
 OPEN_FOR_S, GONE_FOR_S = 1.0, 2.0
 """Of the first ones, before anything is measured."""
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 PARTS = ("api-1", "redis")
 
 COLUMNS = columns("""
@@ -125,10 +125,10 @@ async def _hold(penstock: Penstock, options: GatewayOptions, stage: Testbed) -> 
         answers = [answer for answer in await _open(streams, faults) if answer is not None]
         stage.done()
         stage.say("waiting for their headers")
-        deadline = time.monotonic() + OPEN_S
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
         while any(not answer.arrivals for answer in answers) and time.monotonic() < deadline:
             processes.check()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         stage.done()
         stage.say("at rest")
         after, cpu, began = processes.memory_mib(), processes.cpu_s(), time.monotonic()

@@ -25,14 +25,15 @@ class Tree:
 
 
 def copy_of_this(target: Path) -> Tree:
-    """The working tree as it is now, so that it may be edited while the comparison runs. Raises Refused."""
+    """The working tree as it is now, so that it may be edited while the comparison runs. Raises WrongArguments."""
     version = _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     copy_tree(ROOT, target)
     return _checked(Tree(target, version))
 
 
 def export(ref: str, target: Path) -> Tree:
-    """The tree of a git commit, out of `git archive`: checkout and repository stay as they are. Raises Refused."""
+    """The tree of a git commit, out of `git archive`: checkout and repository stay as they are. Raises
+    WrongArguments."""
     commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     archive = target.with_suffix(".zip")
     _git("archive", "--format=zip", f"--output={archive}", commit)
@@ -43,7 +44,7 @@ def export(ref: str, target: Path) -> Tree:
 
 
 def _checked(tree: Tree) -> Tree:
-    """Its processes will import it, and nothing of the tree that is installed. Raises Refused."""
+    """Its processes will import it, and nothing of the tree that is installed. Raises WrongArguments."""
     try:
         check_origins(tree.path, ROLES)
     except subprocess.CalledProcessError as error:
@@ -57,7 +58,7 @@ def _checked(tree: Tree) -> Tree:
 
 
 def _git(*words: str) -> str:
-    """Output of a git command in the checkout this program runs from. Raises Refused."""
+    """Output of a git command in the checkout this program runs from. Raises WrongArguments."""
     program = shutil.which("git")
     if program is None:
         raise WrongArguments("--base needs git, which is not on the PATH")

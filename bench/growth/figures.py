@@ -101,8 +101,10 @@ class LinearFit(msgspec.Struct, frozen=True):
 
 def fit(points: Iterable[tuple[float, float]]) -> LinearFit:
     """Least squares through at least two points with different x. Raises ValueError."""
-    xs, ys = zip(*points, strict=True)
-    slope, base = linear_regression(xs, ys)
+    try:
+        slope, base = linear_regression(*zip(*points, strict=True))
+    except (TypeError, ValueError) as error:
+        raise ValueError("a line needs two points with different x") from error
     return LinearFit(base, slope)
 
 

@@ -19,7 +19,7 @@ from bench.http import request
 from bench.jobs.callers import CallerPlan, run, tasks
 from bench.penstock import MODEL
 
-WAIT_S = 60
+JOB_WAIT_S = 60
 
 HEAD_END = b"\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -96,7 +96,7 @@ async def jobs(connection: JobsConnection) -> None:
     if not accepted.startswith(b"HTTP/1.1 202"):
         raise ValueError(accepted[:300])
     job: str = msgspec.json.decode(accepted.partition(HEAD_END)[2])["id"]
-    _said_one_token(await connection.ask(request("GET", f"/v1/jobs/{job}?wait={WAIT_S}")))
+    _said_one_token(await connection.ask(request("GET", f"/v1/jobs/{job}?wait={JOB_WAIT_S}")))
 
 
 def _said_one_token(answer: bytes) -> None:

@@ -17,8 +17,8 @@ from contextlib import suppress
 
 from bench.processes import Died
 
-EVERY_S = 0.005
-PATIENCE_S = 30.0
+PROBE_INTERVAL_S = 0.005
+WAIT_TIMEOUT_S = 30.0
 GOOD = b"HTTP/1.1 200 "
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
@@ -59,7 +59,7 @@ class Watch:
 
     def _ask_on(self) -> None:
         """Until an answer does not come. Raises OSError."""
-        with socket.create_connection(("127.0.0.1", self._port), PATIENCE_S) as line:
+        with socket.create_connection(("127.0.0.1", self._port), WAIT_TIMEOUT_S) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
                 asked = time.monotonic()
@@ -71,7 +71,7 @@ class Watch:
                 with self._lock:
                     self._waits.append((asked, time.monotonic()))
                     self._asked = None
-                time.sleep(EVERY_S)
+                time.sleep(PROBE_INTERVAL_S)
 
 
 def longest_ms(waits: Sequence[Wait]) -> float:

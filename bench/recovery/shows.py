@@ -19,7 +19,7 @@ from bench.recovery.probe import Probe
 from bench.recovery.readers import Reader, RecoverySample, Stall, of_api, of_worker
 
 LEASE_S = 2.0
-PATIENCE_S = 300.0
+WAIT_TIMEOUT_S = 300.0
 AT_ONCE = 100
 """Requests under way while jobs are put and readers begin: what is measured is not the beginning."""
 RETRY_DELAY_S = 0.2
@@ -152,13 +152,13 @@ def _kill(processes: Processes, name: str, readers: Sequence[Reader]) -> float:
 
 async def _all(running: Sequence[asyncio.Task[None]]) -> None:
     """Wait for their ends. Raises TimeoutError, and what a reader raised."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await asyncio.gather(*running)
 
 
 async def _until(condition: Callable[[], bool], running: Sequence[asyncio.Task[None]]) -> None:
     """Poll. Raises TimeoutError, and what a reader raised."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not condition():
             for task in running:
                 if task.done():

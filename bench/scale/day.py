@@ -16,7 +16,7 @@ from bench.scale.simulator import LANES, EngineModel, PoolSimulator, SimWorker
 from bench.workload.trace import TraceRow, WorkloadShape, bursts, requests
 from scheduler.policy.limits import TARGETS, ScalingLimits
 
-SAMPLE_S = 60.0
+SAMPLE_INTERVAL_S = 60.0
 """Between two points of a curve."""
 
 
@@ -102,7 +102,7 @@ def simulate(
         outcome.curve.append((now, len(simulator.workers), jobs))
 
     simulator.every(contender.every_s, steer)
-    simulator.every(SAMPLE_S, sample)
+    simulator.every(SAMPLE_INTERVAL_S, sample)
     simulator.run(warm_s)
     before = simulator.total_worker_s()
     outcome.wants[:] = [(warm_s, outcome.wants[-1][1])] if outcome.wants else []
@@ -121,7 +121,7 @@ WARM_S = 7200.0
 BEGIN = 4
 """Workers at the beginning of that, for those who change their number."""
 MAX_WORKERS = 200
-BURST_EVERY_S = 2700.0
+BURST_INTERVAL_S = 2700.0
 BURST_FACTOR = (1.5, 3.0)
 CURVE_S = 600.0
 """Between two points of the curves that are kept."""
@@ -151,7 +151,7 @@ class Day:
 def requests_of(day: Day) -> Sequence[TraceRow]:
     """The day with its warm-up; the measured part begins at two in the morning."""
     seconds = WARM_S + day.seconds
-    crowds = bursts(random.Random(day.seed), seconds, every_s=BURST_EVERY_S, factor=BURST_FACTOR)  # noqa: S311
+    crowds = bursts(random.Random(day.seed), seconds, every_s=BURST_INTERVAL_S, factor=BURST_FACTOR)  # noqa: S311
     return tuple(requests(WorkloadShape(rate=day.rate, cv=1.5, wave=0.6, bursts=crowds), day.seed, seconds))
 
 

@@ -20,7 +20,7 @@ from bench.workload.trace import TraceRow
 from scheduler.policy.snapshot import LaneLoad, ServedCount, Snapshot, WorkerLoad
 
 LANES = ("interactive", "standard", "batch")
-SAYS_S = 2.0
+REPORT_INTERVAL_S = 2.0
 """A worker says how it is doing this often; in between the scheduler knows what it said last."""
 
 
@@ -124,7 +124,7 @@ class SimWorker:
 
     def seen(self, now: float) -> WorkerLoad:
         """As the scheduler sees it: what it said last."""
-        if self.said is None or self.said.state != self.state or now - self.said_at >= SAYS_S:
+        if self.said is None or self.said.state != self.state or now - self.said_at >= REPORT_INTERVAL_S:
             self.advance(now)
             self.said, self.said_at = self._says(), now
         return self.said

@@ -13,7 +13,7 @@ from bench.breakdown.ask import BreakdownTarget
 from bench.http import fetch
 from bench.load.streams import misplaced
 
-NOTED_S = 10.0
+TIMING_TIMEOUT_S = 10.0
 """How long the server may take to write down when an answer was sent."""
 MAX_N = 8
 """Choices of one prompt that a request may ask for; more are asked for by a list of prompts."""
@@ -76,7 +76,7 @@ def _ended(target: BreakdownTarget, headers: Mapping[str, str]) -> tuple[float |
     Penstock in the job's timing."""
     if "x-ended" in headers:
         return float(headers["x-ended"]), 0.0
-    path, deadline = f"/v1/jobs/{headers['x-job-id']}/timing", time.monotonic() + NOTED_S
+    path, deadline = f"/v1/jobs/{headers['x-job-id']}/timing", time.monotonic() + TIMING_TIMEOUT_S
     while True:
         timing = next(target.get([path]))
         ended = timing["stamps"]["last_token"]

@@ -174,7 +174,6 @@ class WorkloadShape:
 
 
 READ_TOKENS_S = 25.0
-FEWEST_ANSWER = 1
 
 
 def bursts(chance: random.Random, seconds: float, *, every_s: float, factor: tuple[float, float]) -> tuple[Burst, ...]:

@@ -186,8 +186,8 @@ class Counted:
 def test_systems_take_turns_and_what_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     measured: list[LoadPlan] = []
-    monkeypatch.setattr("bench.gateway.play.measure", lambda plan: measured.append(plan) or reading(1))
-    monkeypatch.setattr("bench.gateway.play.SETTLE_S", 0.0)
+    monkeypatch.setattr("bench.gateway.run.measure", lambda plan: measured.append(plan) or reading(1))
+    monkeypatch.setattr("bench.gateway.run.SETTLE_S", 0.0)
     systems = [Counted("a", log), Counted("b", log), Counted("broken", log, "broken"), Counted("c", log, "absent")]
     played = GatewayReadings()
     ready = played.prepared(systems, lambda _: None)
@@ -266,7 +266,7 @@ def test_curves_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
 
 def test_a_burst_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is looked at in the whole of it."""
-    monkeypatch.setattr("bench.gateway.burst.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
+    monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
     assert main(["--quick", "--burst", "--systems", "floor", "--out", str(tmp_path)]) == 0
     row = load(tmp_path / "gateway-burst-quick.json").rows[0]
     assert (row["system"], row["streams"], row["requests"], row["errors"]) == ("floor", 64, 320, 0)

@@ -26,7 +26,7 @@ from streaming.keys import channel
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
-WAIT_S = 60.0
+JOB_WAIT_S = 60.0
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}
 TWO = {
     "min_workers": 0,
@@ -67,12 +67,12 @@ async def test_new_jobs_go_where_the_load_belongs(tmp_path: Path) -> None:
 
         for clients, shape in ((2, "wide"), (14, "narrow"), (2, "wide")):
             crowd.size(clients)
-            await until(lambda shape=shape: all_with(shape), WAIT_S)  # type: ignore[misc]
+            await until(lambda shape=shape: all_with(shape), JOB_WAIT_S)  # type: ignore[misc]
 
             async def busy() -> bool:
                 return any(worker.running for worker in await testbed.fleet.processes("worker"))
 
-            await until(busy, WAIT_S)
+            await until(busy, JOB_WAIT_S)
         await crowd.go()
         judged = await crowd.judged()
         assert judged.pop("requests") > 16 and judged == NOTHING_LOST
@@ -84,7 +84,7 @@ def said(words: list[str]) -> str:
     """By a command of ours."""
     command = [sys.executable, "-m", "cli", *words]
     environ = {**os.environ, "PENSTOCK_API_KEY": ADMIN_TOKEN}
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=WAIT_S, env=environ).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=JOB_WAIT_S, env=environ).stdout
 
 
 class Site:
@@ -122,7 +122,7 @@ class Site:
         async def so() -> bool:
             return (plan := (await self.plans.read()).get("m")) is not None and plan.takes == (shape,)
 
-        await until(so, WAIT_S)
+        await until(so, JOB_WAIT_S)
 
     async def told(self) -> None:
         """Until both workers listen, and three more plans were made and said."""
@@ -131,14 +131,14 @@ class Site:
         async def listening() -> bool:
             return all(count for _, count in await self.wire.redis.pubsub_numsub(*channels))
 
-        await until(listening, WAIT_S)
+        await until(listening, JOB_WAIT_S)
         for _ in range(3):
             at_ms = (await self.plans.read())["m"].at_ms
 
             async def another(at_ms: int = at_ms) -> bool:
                 return (await self.plans.read())["m"].at_ms > at_ms
 
-            await until(another, WAIT_S)
+            await until(another, JOB_WAIT_S)
 
     async def served(self, jobs: int) -> dict[str, int]:
         """By shape, once so many have ended."""
@@ -148,14 +148,14 @@ class Site:
             found.update(jobs_of(await self.fleet.processes("worker")))
             return sum(found.values()) >= jobs
 
-        await until(so, WAIT_S)
+        await until(so, JOB_WAIT_S)
         return found
 
 
 @pytest.fixture
 async def site(empty_house: House) -> AsyncIterator[Site]:
     site = Site(empty_house)
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(JOB_WAIT_S):
         while len([each for each in await site.fleet.processes("worker") if each.state == "ready"]) < 2:
             await asyncio.sleep(0.02)
     yield site
@@ -208,5 +208,5 @@ async def test_jobs_finish_when_all_workers_of_their_shape_are_killed(site: Site
     site.workers["narrow"].send_signal(signal.SIGKILL)
     more = site.put(3, 3)
     everything = others + jobs + more
-    await asyncio.to_thread(eventually, lambda: site.all_are(everything, "completed"), seconds=WAIT_S)
+    await asyncio.to_thread(eventually, lambda: site.all_are(everything, "completed"), seconds=JOB_WAIT_S)
     assert [job["attempts"] for job in site.jobs(jobs)] == [2] * 4, "begun by the narrow worker, ended by the wide one"

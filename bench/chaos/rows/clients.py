@@ -93,7 +93,7 @@ POLICIES = ("cancel", "cancel", "continue", "grace:1")
 TOKENS, DECODED = 220, 50
 """What is left after so many takes longer than any grace time, also for a client that reads late."""
 SLOTS = 8
-GONE_S = 0.5
+MAX_CANCEL_S = 0.5
 """From the leaving (and the grace time) to the end of the work."""
 
 
@@ -188,7 +188,9 @@ async def _judge(
     spent = await _end_of(cluster, found[0]) - left - grace
     key = "left to cancelled s, worst"
     stage.figures[key] = max(float(stage.figures.get(key, 0)), round(spent, 2))
-    stage.must(spent <= GONE_S, f"{mark!r}: work ended {spent:.2f} s after the leaving, allowed: {GONE_S} s")
+    stage.must(
+        spent <= MAX_CANCEL_S, f"{mark!r}: work ended {spent:.2f} s after the leaving, allowed: {MAX_CANCEL_S} s"
+    )
     await cluster.clients.read_finally(found[0])
     return await cluster.view(found[0])
 
@@ -207,7 +209,7 @@ async def _end_of(cluster: PenstockCluster, job: str) -> float:
 
 
 SEND_TIMEOUT_S = 10.0
-LATE_S = 5.0
+MAX_LATE_S = 5.0
 FULL_S = 14.0
 """Until every buffer between a slow reader and the process is full, about."""
 STEP_MS = 20
@@ -247,7 +249,7 @@ async def f09(stage: FaultTestbed) -> None:
         waves = [await _wave(stage, cluster, f"{wave}", crowd, bare_ms) for wave in range(WAVES)]
     spent = [each for wave in waves for each in wave.cut_s]
     late = max(abs(each - alone_s) for each in spent)
-    stage.must(late <= LATE_S, f"slow readers were cut up to {late:.1f} s off the time, allowed: {LATE_S} s")
+    stage.must(late <= MAX_LATE_S, f"slow readers were cut up to {late:.1f} s off the time, allowed: {MAX_LATE_S} s")
     stage.must(min(spent) >= SEND_TIMEOUT_S, f"a slow reader was cut after {min(spent):.1f} s")
     most = max(wave.each for wave in waves)
     stage.must(most <= MAX_RSS_BYTES, f"{most / 1024:.0f} KiB for each slow reader, allowed: {MAX_RSS_BYTES // 1024}")
@@ -311,7 +313,7 @@ async def _stall(stage: FaultTestbed, cluster: PenstockCluster, name: str, *, ta
     cluster.history.add("accepted", req=told.req, job=job, status=exchange.status, ms=0)
     stage.fault("reads 100 B/s" if takes_some else "reads nothing")
     sipping = asyncio.create_task(_sip(exchange)) if takes_some else None
-    await asyncio.sleep(FULL_S + SEND_TIMEOUT_S + LATE_S)
+    await asyncio.sleep(FULL_S + SEND_TIMEOUT_S + MAX_LATE_S)
     state = await cluster.clients.read_finally(job, patience_s=1.0)
     if sipping:
         sipping.cancel()

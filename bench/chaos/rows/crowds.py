@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from bench.chaos.asks import TENANTS, Ask, ClientView, authorization
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.http import Cut, Exchange, fetch
-from bench.chaos.rows.workers import BEYOND_LEASE_MS, requests
+from bench.chaos.rows.workers import MAX_RECOVERY_MS, requests
 from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
 from bench.processes import rss_bytes
 
 SLOTS, READ = 256, 24
 READERS, JOBS = 2000, 40
-BACK_S = 5.0
+MAX_RESUME_S = 5.0
 MAX_HEALTH_MS = 250.0
 """Beside a bare server. What asks usually gives up after a second."""
 MIB = 1 << 20
@@ -52,7 +52,7 @@ async def f30(stage: FaultTestbed) -> None:
             stage.figures["jobs moved"] = max(moved, float(stage.figures.get("jobs moved", 0)))
             judge_health(stage, waits, bare_ms)
             await cluster.ready()
-    stage.stalled_at_most(stage.lease_ms + BEYOND_LEASE_MS)
+    stage.stalled_at_most(stage.lease_ms + MAX_RECOVERY_MS)
 
 
 def judge_health(stage: FaultTestbed, waits: Sequence[float], bare_ms: Sequence[float]) -> None:
@@ -119,7 +119,9 @@ async def f31(stage: FaultTestbed) -> None:
                 "memory of an API process, MiB more": round(grown / MIB),
             }
             stage.must(not missing, f"{missing} readers got nothing when they came back")
-            stage.must(slowest <= BACK_S, f"the last reader went on after {slowest:.1f} s, allowed: {BACK_S} s")
+            stage.must(
+                slowest <= MAX_RESUME_S, f"the last reader went on after {slowest:.1f} s, allowed: {MAX_RESUME_S} s"
+            )
             stage.must(grown <= MAX_GROWTH, f"an API process grew by {grown / MIB:.0f} MiB")
             ends = [cluster.clients.read_finally(told.job, patience_s=90.0) for told, _ in begun]
             await asyncio.gather(*ends)

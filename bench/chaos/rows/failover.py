@@ -91,7 +91,7 @@ FAILING_OVER = Budget(refused=120, unanswered=2, broken=60, why="nothing is acce
 
 
 TOKENS = 150
-FEW_SLOTS = {"PENSTOCK_SIM_SLOTS": "2", "PENSTOCK_WORKER_PREFETCH": "0"}
+TWO_SLOTS = {"PENSTOCK_SIM_SLOTS": "2", "PENSTOCK_WORKER_PREFETCH": "0"}
 """With three workers: some jobs wait, and the store may forget that they were claimed."""
 
 
@@ -99,7 +99,7 @@ async def f05(stage: FaultTestbed) -> None:
     """The append-only folder is copied, and some time later the server is killed and begins again from the copy."""
     server = RedisServer(stage.folder)
     await server.start()
-    async with stage.cluster(server, environ=FEW_SLOTS) as cluster:
+    async with stage.cluster(server, environ=TWO_SLOTS) as cluster:
         for trial in stage.tries():
             begun = await _begin(stage, cluster, trial)
             since = stage.history.now()
@@ -125,7 +125,7 @@ async def f05_replica(stage: FaultTestbed) -> None:
     await asyncio.gather(front.start(), between.start())
     primary, replica = servers
     await _follow(replica, between)
-    async with stage.cluster(url=front.url, environ=FEW_SLOTS) as cluster:
+    async with stage.cluster(url=front.url, environ=TWO_SLOTS) as cluster:
         for trial in stage.tries():
             begun = await _begin(stage, cluster, trial)
             since = stage.history.now() - 0.05  # what was being sent

@@ -24,7 +24,7 @@ from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
 from bench.stats import percentile
 
 MAX_EXIT_S = 35.0
-HOLDS_S = 5.0
+CLAIM_TIMEOUT_S = 5.0
 """How long a worker under load may take to come to a job."""
 MAX_GAP_MS = 2000.0
 
@@ -80,7 +80,7 @@ async def f18(stage: FaultTestbed) -> None:
         while stage.trials < stage.wanted and stage.missed <= stage.row.most_missed:
             for child in cluster.children:
                 stalled = [await _stalled(port) for port in cluster.ports]
-                held = child not in cluster.workers or await becomes(partial(_holds, cluster, child), HOLDS_S)
+                held = child not in cluster.workers or await becomes(partial(_holds, cluster, child), CLAIM_TIMEOUT_S)
                 stage.fault(f"SIGTERM {child.name}")
                 await _stop(stage, child, MAX_EXIT_S)
                 await cluster.ready()
@@ -120,7 +120,7 @@ TIMES = 5
 SECONDS, FULL_S = 20.0, 8.0
 SHARES = {"interactive": 0.3, "standard": 2.2, "batch": 2.5}
 """Each lane's load, in multiples of what the workers can serve."""
-REFUSED_MS = 20.0
+MAX_REFUSAL_MS = 20.0
 """At the 99th percentile, on a machine that never stands still."""
 
 
@@ -211,7 +211,7 @@ def _judge(
     _note(stage, min, "share of the lowest lane", round(share, 3))
     stage.must(goodput >= 0.9 * capacity, f"{goodput:.1f} jobs/s served of {capacity:.1f}")
     stage.must(all(event["retry_after"] for event in refusals), "a refusal without Retry-After")
-    quick = REFUSED_MS + PASSES * bare
+    quick = MAX_REFUSAL_MS + PASSES * bare
     stage.must(slow <= quick, f"refusal p99 {slow:.1f} ms, allowed: {quick:.1f} ms")
     # No slot is free under load, and none is taken from a running job: the high lane waits for one of them to end.
     allowed = 1.5 * unloaded + TOKENS * STEP_MS + PREFILL_MS + bare

@@ -29,7 +29,7 @@ STREAMED = "schema, streamed"
 DONE = "[DONE]"
 TIE = 0.15
 """Two tokens whose log-probabilities are no further apart may change places: sums depend on the rest of the batch."""
-PATIENCE_S = 120.0
+WAIT_TIMEOUT_S = 120.0
 
 
 def requests(trial: int) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -107,7 +107,7 @@ async def _ask(cluster: PenstockCluster, trial: int, name: str, path: str, body:
     """The whole answer, and how often its job was begun."""
     tenant = TENANTS[trial % 2]
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             exchange = await Exchange.begin(
                 cluster.ports[trial % 2], "POST", path, msgspec.json.encode(body), authorization(tenant)
             )
@@ -128,7 +128,7 @@ async def _stream(cluster: PenstockCluster, trial: int, path: str, body: dict[st
     tenant, shown, code = TENANTS[trial % 2], "", ""
     sent = msgspec.json.encode(body | {"stream": True})
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             exchange = await Exchange.begin(cluster.ports[trial % 2], "POST", path, sent, authorization(tenant))
             await exchange.answer()
             job = exchange.headers["x-job-id"]
@@ -140,7 +140,7 @@ async def _stream(cluster: PenstockCluster, trial: int, path: str, body: dict[st
                 chunk = msgspec.json.decode(data)
                 code = chunk.get("error", {}).get("code", code)
                 shown += "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
-            await cluster.clients.read_finally(job, PATIENCE_S)
+            await cluster.clients.read_finally(job, WAIT_TIMEOUT_S)
             _, view = await cluster.clients.fetch(job, cluster.ports[0], "GET", f"/v1/jobs/{job}")
     except (Cut, TimeoutError, KeyError) as error:
         return {"_error": f"{STREAMED}: {error!r}", "_attempts": 0}

@@ -34,7 +34,7 @@ MANNERS = ("plain end", "cancel", "kill", "drain", "expiry")
 """What becomes of jobs once their records are spoiled, in turn."""
 SPOILED_TOKENS = 600
 EXPIRY_MS = 4000
-END_S = 40.0
+END_TIMEOUT_S = 40.0
 """Within so long after the fault each spoiled job must have ended: its tokens, a lease, and a second run of it."""
 
 
@@ -94,10 +94,10 @@ class Spoiled:
         async def all_ended() -> bool:
             return set((await self._states()).values()) <= final
 
-        await becomes(all_ended, END_S, 0.1)
+        await becomes(all_ended, END_TIMEOUT_S, 0.1)
         for name, state in (await self._states()).items():
             what = f"{self.manner}, {name} spoiled"
-            stage.must(state in final, f"{what}: the job is {state!r} after {END_S:g} s")
+            stage.must(state in final, f"{what}: the job is {state!r} after {END_TIMEOUT_S:g} s")
             stage.must(await redis.ttl(_job_key(self.jobs[name])) != -1, f"{what}: the job is kept for ever")
 
 

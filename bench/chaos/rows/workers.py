@@ -17,7 +17,7 @@ from bench.chaos.stage import FaultRow, FaultTestbed
 STREAMS = 6
 TOKENS = 130
 WATCHDOG_S = 12
-BEYOND_LEASE_MS = 3000
+MAX_RECOVERY_MS = 3000
 """A lost worker's streams go on a lease, a sweep and a prefill later."""
 HELD_TIMEOUT_S = 3.0
 """For a job to be claimed."""
@@ -68,7 +68,7 @@ def _has_ended(child: ManagedProcess, lives: int) -> bool:
 
 def _stalls_end(stage: FaultTestbed, after_ms: float = 0.0) -> None:
     """Readers waited for the loss to be seen, then for a lease and little more."""
-    stage.stalled_at_most(after_ms + stage.lease_ms + BEYOND_LEASE_MS)
+    stage.stalled_at_most(after_ms + stage.lease_ms + MAX_RECOVERY_MS)
 
 
 def moved(stage: FaultTestbed) -> int:
