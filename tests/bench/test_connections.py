@@ -118,7 +118,7 @@ async def test_slow_clients_send_next_to_nothing(monkeypatch: pytest.MonkeyPatch
     assert silent == b"" and head.startswith(b"POST ") and b"\r\n\r\n" not in head
     fields, _, sent = body.partition(b"\r\n\r\n")
     assert b"Content-Length: 100000" in fields and sent == b"{"
-    monkeypatch.setattr(slow, "BYTE_EVERY_S", 0.01)
+    monkeypatch.setattr(slow, "BYTE_INTERVAL_S", 0.01)
     begun: dict[bytes, asyncio.Event] = {head + b"xxx": asyncio.Event(), body + b"xxx": asyncio.Event()}
 
     async def read_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

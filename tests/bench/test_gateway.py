@@ -273,7 +273,7 @@ def test_a_burst_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_idle_streams_on_a_small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPEN_FOR_S", "GONE_FOR_S", "LOOK_S"):
+    for name in ("OPEN_FOR_S", "GONE_FOR_S", "POLL_INTERVAL_S"):
         monkeypatch.setattr(f"bench.gateway.idle.{name}", 0.1)
     options = GatewayOptions(
         quick=True,
