@@ -138,7 +138,7 @@ class OfflineProcess:
             raise
         bell = DueNotifier(Batches(wire), self._app, self._metrics)
         loops = (
-            bell.keep_ringing(),
+            bell.keep_notifying(),
             desk.keep_tidy(TIDY_INTERVAL_S),
             headroom.keep_looking(),
             store.keep_looking(),

@@ -1,9 +1,9 @@
-"""The one Celery app, and how it is set. Celery reminds; it keeps nothing that matters.
+"""Celery app: its broker, its settings and its one task. Celery only carries reminders, never state.
 
-Over Redis, Celery loses a message when its worker is killed between taking it and noting that it took it, and gives a
-long task to a second worker after the visibility timeout. So a message here only says "look at this batch"; the batch
-itself, its fence and its next reminder stand in our own keys, and a lost message is sent again (offline.batch.bell).
-A further kind of work gets a task here, and its own reminders.
+Over Redis, Celery loses a message when its worker is killed between taking it and recording that it took it, and it
+gives a long task to a second worker after the visibility timeout. So a message only says "work on this batch"; the
+batch, its fencing token and its next due time are in Penstock's own keys, and offline.batch.bell repeats lost messages.
+A new kind of work gets a task here and a notifier of its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from streaming.settings import RedisSettings
 
 QUEUE = "offline"
 LOOK_AT_BATCH = "penstock.batch"
-"""Task: (id of a batch, number of the telling)."""
+"""Name of the task; its arguments are the id of a batch and the number of the due notice."""
 
 VISIBILITY_S = 3600
 HARD_LIMIT_S = VISIBILITY_S // 2 - 60
-"""No task outlives this, so that none is given to a second worker while it runs."""
+"""Seconds a task may take: less than the visibility timeout, so that no second worker gets a task that still runs."""
 
 SETTINGS: dict[str, Any] = {
     "task_acks_late": True,
@@ -45,11 +45,11 @@ SETTINGS: dict[str, Any] = {
     "broker_connection_max_retries": None,
     "broker_connection_timeout": 4,
 }
-"""Late acknowledgement, JSON alone, no message held beyond those worked on, a broker waited for however long."""
+"""Acknowledge a message after its task, accept only JSON, prefetch nothing, and reconnect to the broker without end."""
 
 
 def build_app(settings: OfflineSettings, redis: RedisSettings, look_at_batch: Callable[[str, int], None]) -> Celery:
-    """`look_at_batch` does the task's work, in a thread of Celery's. Raises ConfigError."""
+    """Build the app. Celery calls `look_at_batch(batch, notice)` in a thread of its own. Raises ConfigError."""
     url, options = broker(settings, redis)
     app = Celery("penstock", broker=url, set_as_current=False)
     tls = tls_of(settings.broker_url or redis.url) or False
@@ -60,7 +60,7 @@ def build_app(settings: OfflineSettings, redis: RedisSettings, look_at_batch: Ca
 
 
 def broker(settings: OfflineSettings, redis: RedisSettings) -> tuple[str, dict[str, Any]]:
-    """Address and transport options of the broker, as kombu spells them. Raises ConfigError."""
+    """Return the broker's address and transport options in the form kombu expects. Raises ConfigError."""
     if settings.broker_url:
         return settings.broker_url, {"visibility_timeout": VISIBILITY_S}
     options: dict[str, Any] = {
@@ -75,13 +75,13 @@ def broker(settings: OfflineSettings, redis: RedisSettings) -> tuple[str, dict[s
         case "server":
             return (_over_socket(redis.url) if redis.url.startswith("unix://") else redis.url), options
         case "sentinel":
-            them = {
+            sentinel_options = {
                 "ssl": address.tls,
                 "username": address.sentinel_username,
                 "password": address.sentinel_password,
                 "socket_timeout": options["socket_timeout"],
             }
-            return _sentinels(address), options | {"master_name": address.service, "sentinel_kwargs": them}
+            return _sentinels(address), options | {"master_name": address.service, "sentinel_kwargs": sentinel_options}
         case "cluster":
             raise ConfigError(
                 "offline.broker_url",
@@ -91,7 +91,7 @@ def broker(settings: OfflineSettings, redis: RedisSettings) -> tuple[str, dict[s
 
 
 def _over_socket(url: str) -> str:
-    """The same address in kombu's words: a database is its virtual host, and a login stands before the path."""
+    """Translate a unix:// address to kombu's form: database as virtual host, login before the path."""
     parts, query = urlsplit(url), dict(parse_qsl(urlsplit(url).query))
     login, at, _ = parts.netloc.rpartition("@")
     if not at and (query.keys() & {"username", "password"}):
@@ -101,7 +101,7 @@ def _over_socket(url: str) -> str:
 
 
 def _sentinels(address: Address) -> str:
-    who = ""
+    login = ""
     if address.password:
-        who = f"{quote(address.username or '', safe='')}:{quote(address.password, safe='')}@"
-    return ";".join(f"sentinel://{who}{host}:{port}/{address.db}" for host, port in address.hosts)
+        login = f"{quote(address.username or '', safe='')}:{quote(address.password, safe='')}@"
+    return ";".join(f"sentinel://{login}{host}:{port}/{address.db}" for host, port in address.hosts)

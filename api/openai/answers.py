@@ -1,4 +1,4 @@
-"""The schemas of what the API answers, by hand: the answers are plain dicts, rendered elsewhere without a model."""
+"""OpenAPI schemas of the API's answers, written by hand because the answers are plain dicts without a model class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOOLEAN: Schema = {"type": "boolean"}
 FREE: Schema = {"type": "object"}
 
 MAX_OVERRIDE_S = 30 * 86_400
-"""How long a person's number of workers may hold."""
+"""Longest duration of a manual override."""
 
 
 def ref(section: str, name: str) -> Schema:
@@ -36,7 +36,7 @@ def any_of(*names: str) -> Schema:
 
 
 def _object(**properties: Schema) -> Schema:
-    """Every property is always there."""
+    """Build the schema of an object whose properties are all required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -194,7 +194,7 @@ def _pool() -> Schema:
         slots=INTEGER,
         running=INTEGER,
         step_ms=_maybe(NUMBER),
-        cordon=_maybe(STRING | {"description": "Why it takes nothing more."}),
+        cordon=_maybe(STRING | {"description": "Why the worker takes no more jobs."}),
     )
     shape = _object(
         want=_maybe(INTEGER),
@@ -203,7 +203,7 @@ def _pool() -> Schema:
         draining=INTEGER,
         min=INTEGER,
         max=INTEGER,
-        takes=BOOLEAN | {"description": "New jobs go there."},
+        takes=BOOLEAN | {"description": "Whether new jobs go to this shape."},
     )
     return _object(
         object=_word("pool"),
@@ -216,9 +216,9 @@ def _pool() -> Schema:
         min=INTEGER,
         max=INTEGER,
         pool=_maybe(_word(*get_args(PoolKind))),
-        epoch=_maybe(INTEGER | {"description": "Of the leader that decided it."}),
+        epoch=_maybe(INTEGER | {"description": "Epoch of the scheduler that decided it."}),
         decided_at=_maybe(time),
-        wake_s=_maybe(NUMBER | {"description": "Until the first worker is there."}),
+        wake_s=_maybe(NUMBER | {"description": "Seconds until the first worker is ready."}),
         cold_start_s=_maybe(NUMBER),
         override=_maybe(override),
         lanes=_object(**{priority.value: lane for priority in Priority}),
@@ -275,7 +275,7 @@ def _answer(kind: str, **said: Schema) -> Schema:
 
 
 def _model() -> Schema:
-    """What only a loaded model knows of itself is left out before its first worker."""
+    """Schema of a model; context length and capabilities are absent until a worker has loaded the model."""
     model = _object(id=STRING, object=_word("model"), created=INTEGER, owned_by=STRING)
     model["properties"] |= {"context_length": INTEGER, "capabilities": FREE}
     return model
@@ -297,10 +297,7 @@ def _job(fault: Schema) -> Schema:
         queue_position=_maybe(INTEGER),
         eta_ms=_maybe(INTEGER),
         attempts=INTEGER,
-        last_event_id=_maybe(
-            STRING
-            | {"description": "The event behind which nothing is missing; null while the job runs: its log says it."}
-        ),
+        last_event_id=_maybe(STRING | {"description": "Id of the newest event; null while the job runs."}),
         usage=_maybe(schema("Usage")),
         result=_maybe(schema("Answer")),
         error=_maybe(fault),
@@ -321,13 +318,13 @@ def _timing() -> Schema:
         groups_ms=_object(
             **{name: NUMBER | {"description": f"The sum of {', '.join(GROUPS[name])}."} for name in GROUPS}
         ),
-        sum_ms=NUMBER | {"description": "Of all parts but egress_first, which runs beside decode."},
+        sum_ms=NUMBER | {"description": "Sum of all parts except egress_first, which overlaps decode."},
         end_to_end_ms=_maybe(NUMBER),
         until=_maybe(STRING | {"description": "The stamp at which end_to_end_ms ends."}),
         time_to_first_token_ms=_maybe(NUMBER),
         gateway_time_to_first_token_ms=_maybe(NUMBER),
         time_per_output_token_ms=_maybe(NUMBER),
         clock_error_ms=_object(api=NUMBER, worker=NUMBER)
-        | {"description": "Each process's bound; a part from one to the other may be wrong by both."},
+        | {"description": "Clock error bound of each process; a part that spans both may be wrong by the sum."},
         stamps=_object(**dict.fromkeys(Stamps.__dataclass_fields__, stamp)),
     )

@@ -1,4 +1,4 @@
-"""One line of a batch: from its JSON to a job, and from the job's end to its output. Knows no HTTP and no files."""
+"""Batch line codec: parses an input line into a job, and renders the ended job as an output line."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from streaming.jobs.work import weight_of
 from streaming.priority import Priority
 
 ENDPOINTS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
-"""What a batch may ask for: every endpoint the engines serve."""
+"""The endpoints that a batch may call, with their kind of request."""
 
 MAX_CUSTOM_ID = 512
 MAX_LINE_DEPTH = 256
-"""Levels of nested JSON in a whole line. Where the reader of lines gives up, at about 900, depends on its caller, and a
-line is read again when its output is written: what was read once must be read then. A request that is nested less
-deeply than this, and still too deeply, has an error of its own."""
+"""Levels of nested JSON in a whole line. The JSON parser itself fails at about 900 levels, depending on its caller's
+stack; this limit keeps a line that was accepted readable when its output is written. Requests have a stricter limit."""
 PREFIX_SIZES = (256, 1024, 4096, 16384)
-"""Characters of a prompt by which lines are grouped, so that those that begin alike follow each other."""
+"""Lengths in characters of the prompt prefixes by which lines are grouped, for the engine's prefix cache."""
 
 _NOT_RUN = {
     "expired": ("batch_expired", "The batch's time was over before this line was computed."),
@@ -38,7 +37,7 @@ _NOT_RUN = {
 
 
 class Envelope(msgspec.Struct):
-    """What stands around a request."""
+    """A line of the input: a request with its custom_id and endpoint."""
 
     custom_id: str
     url: str
@@ -55,7 +54,7 @@ _NAME = msgspec.json.Decoder(_Name)
 
 
 class BadLine(Exception):
-    """Raised when a line is not a request of this batch: nothing of the batch is run."""
+    """Raised when a line is not a valid request of this batch; the whole batch is then refused."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -64,19 +63,19 @@ class BadLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is worth knowing of a request beside its text, to plan the work."""
+    """Properties of a request by which a batch plans its work."""
 
     model: str
     tokens: int
-    """What quotas count: the prompt of each choice, estimated where it is a text, and the most tokens it may have."""
-    twin: bytes
-    """Equal for requests whose answers must be equal; b"" if they need not be."""
+    """Work for quotas: for each choice the prompt's tokens (estimated for text) plus the most it may generate."""
+    digest: bytes
+    """Equal for requests whose answers must be equal (greedy or seeded sampling); b"" if they may differ."""
     groups: tuple[int, ...]
-    """Equal for prompts that begin alike, ever longer."""
+    """Hashes of ever longer prompt prefixes: equal for prompts with a common prefix."""
 
 
 def envelope(data: bytes, endpoint: str) -> Envelope:
-    """Raises BadLine."""
+    """Parse a line of the input. Raises BadLine."""
     try:
         found = _ENVELOPE.decode(data)
     except UnicodeDecodeError:
@@ -105,8 +104,15 @@ def _too_deep() -> BadLine:
 
 
 def request_of(found: Envelope, models: Collection[str] | None, max_choices: int | None = None) -> Request:
-    """The request in a line, to one of these models and of at most so many choices (None: any). Raises ApiError, which
-    becomes the line's answer."""
+    """Parse and check the request in a line.
+
+    Args:
+        models: the models that may be requested; None: any.
+        max_choices: choices that one line may request; None: any number.
+
+    Raises:
+        ApiError: the request is refused; this error becomes the line's answer.
+    """
     request = parse(ENDPOINTS[found.url], bytes(found.body))
     if max_choices is not None:
         check_choices(request, max_choices)
@@ -116,17 +122,18 @@ def request_of(found: Envelope, models: Collection[str] | None, max_choices: int
 
 
 def traits(request: Request, card: ModelCard | None) -> Traits:
-    """Of a request that was read without error. `card`: what is known of its model, if anything is."""
+    """Return the properties of a valid request. `card` is its model's card, if a worker has loaded the model."""
     job_prompt, sampling = request.prompt_asked, request.sampling
     text = _text(job_prompt)
-    sure = sampling.temperature == 0 or sampling.seed is not None
-    twin = hashlib.sha256(msgspec.msgpack.encode((request.model, job_prompt, sampling))).digest()[:16] if sure else b""
+    deterministic = sampling.temperature == 0 or sampling.seed is not None
+    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling))
+    digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = f"{request.model}\0{text}"
-    groups = tuple(_digest(head[:size]) for size in PREFIX_SIZES)
-    return Traits(request.model, weight_of(job_prompt, sampling, card), twin, groups)
+    groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
+    return Traits(request.model, weight_of(job_prompt, sampling, card), digest, groups)
 
 
-def _digest(text: str) -> int:
+def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest())
 
 
@@ -141,8 +148,10 @@ def _text(prompt: Chat | Text | Tokens) -> str:
 
 
 def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Priority, left_ms: int | None) -> Job:
-    """The job of line `number`; `left_ms` of the batch's window are left. What the line says of lanes, streams and
-    disconnects has no meaning here."""
+    """Build the job of line `number`; `left_ms` is what is left of the batch's window.
+
+    The line's own settings for lane, streaming and disconnects do not apply.
+    """
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
     return Job(
@@ -162,44 +171,44 @@ def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Pr
 
 # --- answers -------------------------------------------------------------------------------------------------------
 
-# What is kept of an answer is everything of its line of output but the line's own names: equal lines share it.
+# The ledger keeps an answer without id, custom_id and line number, so that duplicate lines can share it.
 
 
 def answer(record: JobRecord) -> tuple[bool, bytes]:
-    """Whether a job that has ended gave what was asked, and what is kept of it."""
+    """Render an ended job for the ledger; return whether it completed, and the answer."""
     assert record.terminal is not None
     try:
         body = completion(Facts.of(record.job, record.created_ms), record.terminal, record.terminal.rows)
     except ApiError as error:
         return False, refusal(error, record.job.id)
-    return True, _kept(200, record.job.id, body)
+    return True, _stored(200, record.job.id, body)
 
 
 def refusal(error: ApiError, request_id: str = "") -> bytes:
-    """The answer to a request that ended in an error."""
-    return _kept(error.status, request_id, error.body)
+    """Render the answer to a refused or failed request."""
+    return _stored(error.status, request_id, error.body)
 
 
-def not_run(why: str) -> bytes:
-    """The answer to a line nobody computed: `why` is expired or cancelled."""
-    code, message = _NOT_RUN[why]
+def not_run(reason: str) -> bytes:
+    """Render the answer to a line that was never computed; `reason` is expired or cancelled."""
+    code, message = _NOT_RUN[reason]
     return to_json({"response": None, "error": {"code": code, "message": message}})
 
 
-def _kept(status: int, request_id: str, body: dict[str, Any]) -> bytes:
+def _stored(status: int, request_id: str, body: dict[str, Any]) -> bytes:
     response = {"status_code": status, "request_id": request_id, "body": body}
     return to_json({"response": response, "error": None})
 
 
-def output_line(batch_id: str, number: int, line: bytes, kept: bytes) -> bytes:
-    """The line of output for a line of input; `kept` is its answer."""
+def output_line(batch_id: str, number: int, line: bytes, stored: bytes) -> bytes:
+    """Render the output line for an input line; `stored` is its answer from the ledger."""
     name = hashlib.sha256(f"{batch_id}:{number}".encode()).hexdigest()[:32]
     custom_id = to_json(_NAME.decode(line).custom_id)
-    return b'{"id":"batch_req_%b","custom_id":%b,"line":%d,' % (name.encode(), custom_id, number) + kept[1:] + b"\n"
+    return b'{"id":"batch_req_%b","custom_id":%b,"line":%d,' % (name.encode(), custom_id, number) + stored[1:] + b"\n"
 
 
 def worth_retrying(record: JobRecord) -> bool:
-    """Whether another try may end better: a fault of the engine, not of the request, and not a killer of workers."""
+    """Whether a retry may succeed: the engine failed, and neither the request is at fault nor did it kill workers."""
     end = record.terminal
     if end is None or record.state is not JobState.FAILED:
         return False

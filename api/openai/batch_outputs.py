@@ -1,6 +1,6 @@
-"""What a batch gives: its answers and its errors in the order of its input, when it has ended and while it runs.
+"""Batch output files: streams a batch's answers or its errors in input order, after its end or while it runs.
 
-Every line of the input is in one of the two, once. Blocks: call it from a thread.
+Every input line is in exactly one of the two. These functions block: call them from a thread.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcom
 
 
 def output_lines(
-    batch_id: str, folder: Path, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, why: str = ""
+    batch_id: str, folder: Path, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, reason: str = ""
 ) -> Iterator[bytes]:
-    """The lines that ended so. With `why` (expired, cancelled) those without an answer count as failed; without it
-    they are left out. Raises OSError."""
-    nothing = not_run(why) if why else b""
+    """Yield the output lines of one outcome. Raises OSError.
+
+    Args:
+        reason: why the batch stopped early ("expired", "cancelled"): lines without an answer then count as failed.
+            With "" they are left out.
+    """
+    unanswered = not_run(reason) if reason else b""
     with (folder / "input").open("rb") as source, AnswerReader(folder) as answers:
-        for place, twin in enumerate(plan.twins):
-            end = ledger.ends[twin]
-            if end is None and (not why or outcome is not LineOutcome.FAILED):
+        for place, original in enumerate(plan.twins):
+            end = ledger.ends[original]
+            if end is None and (not reason or outcome is not LineOutcome.FAILED):
                 continue
             if end is not None and end.outcome is not outcome:
                 continue
-            kept = answers.read(end) if end is not None else nothing
-            yield output_line(batch_id, plan.numbers[place], plan.read(source, place), kept)
+            stored = answers.read(end) if end is not None else unanswered
+            yield output_line(batch_id, plan.numbers[place], plan.read(source, place), stored)
 
 
-def blocks(lines: Iterator[bytes], size: int = 256 * 1024) -> Iterator[bytes]:
-    """The same bytes in larger pieces."""
+def blocks(lines: Iterator[bytes], size_bytes: int = 256 * 1024) -> Iterator[bytes]:
+    """Join lines into blocks of at least `size_bytes`."""
     buffer = bytearray()
     for line in lines:
         buffer += line
-        if len(buffer) >= size:
+        if len(buffer) >= size_bytes:
             yield bytes(buffer)
             buffer.clear()
     if buffer:
@@ -42,7 +46,7 @@ def blocks(lines: Iterator[bytes], size: int = 256 * 1024) -> Iterator[bytes]:
 
 
 def so_far(batch_id: str, folder: Path, outcome: LineOutcome) -> Iterator[bytes]:
-    """What a batch has given until now, in blocks; nothing before its input was read."""
+    """Yield the present output of a running batch, in blocks; nothing before its input was validated."""
     try:
         plan = InputPlan.load(folder)
         ledger = Ledger.load(folder, len(plan))

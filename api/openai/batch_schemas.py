@@ -1,4 +1,4 @@
-"""What clients may ask of batches."""
+"""Request schemas of /v1/batches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import Field
 from api.openai.fields import Metadata, StrictBody
 
 WINDOWS: Mapping[str, int | None] = {"15m": 15 * 60_000, "1h": 3_600_000, "24h": 24 * 3_600_000, "none": None}
-"""Milliseconds from creation to the last line."""
+"""Deadline of each completion window, in milliseconds from creation; None: no deadline."""
 
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
-"""How long a file may be kept."""
+"""Bounds of a file's retention."""
 
 
 class OutputExpiry(StrictBody):
-    """When output and error file go."""
+    """When the output and error files expire."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]

@@ -1,4 +1,4 @@
-"""Ids of a job's events, `epoch:number:run`: what a client sends back to go on behind one. Opaque to clients.
+"""Event cursors: ids `epoch:number:run` of a job's events, by which a client resumes a stream. Opaque to clients.
 
 The events of a job are a log: `queued`, then for each run `started` and its deltas, then the end. Each has a number of
 its own, and later events have greater ones. They follow from what is stored, so that a finished job shows the same log
@@ -11,8 +11,8 @@ as a running one, with f the number of a run's first delta:
 | delta s, of the i-th run           | s + i + 1 | that run                   |
 | the end, behind delta s and k runs | s + k + 2 | the last run, or - (k = 0) |
 
-The run shows who wrote what a reader saw last. A cursor whose epoch or run the store does not know is answered with
-`stream.reset`.
+The run identifies the worker run that wrote the last event a reader has. A cursor whose epoch or run the store does not
+know is answered with `stream.reset`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from streaming.jobs.terminal import Terminal
 START, QUEUED = 0, 1
 NO_RUN = "-"
 CUT_SHORT = 10**12
-"""Number of the end of a job that a script ended after a worker had begun it: its log may be trimmed already. Also of a
-job whose record cannot be read, or is gone: nobody knows of its runs any more."""
+"""Number of the last event of a job that a script ended after a worker had started it (its log may be trimmed), or
+whose record is unreadable or lost (its runs are unknown)."""
 
 _SYNTAX = re.compile(r"([0-9]{1,15}):([0-9]{1,15})(?::([0-9a-zA-Z.-]{1,64}))?")
 
@@ -49,20 +49,20 @@ class Cursor(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a reader goes on."""
+    """Position in the log from which a reader resumes."""
 
     after: int = 0
-    """The last delta it has."""
+    """Number of the last delta that the reader has."""
     runs: tuple[Run, ...] = ()
-    """Those whose `started` it has."""
+    """Runs whose `started` the reader has."""
     queued: bool = False
-    """It has `queued`."""
+    """The reader has `queued`."""
     over: bool = False
-    """It has everything."""
+    """The reader has every event."""
 
 
 def read(text: str, param: str = "Last-Event-ID") -> Cursor:
-    """A cursor that a client sends back. Raises ApiError (400): to guess would be to replay or to skip."""
+    """Parse a client's cursor. Raises ApiError (400): a guess would repeat or skip events."""
     match = _SYNTAX.fullmatch(text)
     if match is None:
         raise invalid_request(f"{param} must be the id of an event, as it was received.", param)
@@ -74,17 +74,17 @@ def queued(epoch: int) -> Cursor:
 
 
 def started(epoch: int, place: int, first: int, run: Run) -> Cursor:
-    """Of the run at `place` (1 is the first), whose first delta is `first`."""
+    """Return the id of `started` of the run at `place` (counted from 1), whose first delta is `first`."""
     return Cursor(epoch, first + place, str(run))
 
 
 def delta(epoch: int, place: int, seq: int, run: Run) -> Cursor:
-    """Of delta `seq`, written by the run at `place`."""
+    """Return the id of delta `seq`, written by the run at `place`."""
     return Cursor(epoch, seq + place + 1, str(run))
 
 
 def end(epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor:
-    """Of a job that has ended."""
+    """Return the id of the last event of a job that has ended."""
     if terminal is not None and terminal.failure is not None and terminal.failure.code in (MALFORMED.code, GONE.code):
         return Cursor(epoch, CUT_SHORT)
     if not runs:
@@ -95,19 +95,19 @@ def end(epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor:
 
 
 def latest(state: JobState, epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor | None:
-    """Of the last event there is; None while a job runs, for only its log could tell."""
+    """Return the id of the newest event; None while a job runs, because only its log has it."""
     if state.final:
         return end(epoch, runs, terminal)
     return queued(epoch) if state is JobState.QUEUED and not runs else None
 
 
 def latest_of(record: JobRecord) -> Cursor | None:
-    """The same by a job's record."""
+    """Like `latest`, from a job's record."""
     return latest(record.state, record.epoch, [logged.run for logged in record.runs], record.terminal)
 
 
 def resume(cursor: Cursor, record: JobRecord) -> Place | None:
-    """The place behind a cursor; None where the store does not know what its reader has seen."""
+    """Return the position after a cursor; None if the store does not know the events that the reader has."""
     if cursor.epoch != record.epoch:
         return None
     if cursor.run == NO_RUN and cursor.number <= QUEUED:
@@ -126,6 +126,6 @@ def resume(cursor: Cursor, record: JobRecord) -> Place | None:
 
 
 def _wrote(sections: Sequence[Section], place: int, after: int, last: int) -> bool:
-    """Whether a delta, or the one before a run's first, is within the section of the run at `place`."""
+    """Whether the run at `place` wrote delta `after`, or starts right after it."""
     beyond = sections[place].first if place < len(sections) else last + 1
     return sections[place - 1].first - 1 <= after < beyond

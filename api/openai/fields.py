@@ -1,6 +1,6 @@
-"""The parts of a request body: messages, prompts, stop strings, output formats, the queue's own options.
+"""Field types of request bodies: messages, prompts, stop strings, output formats, Penstock's queue options.
 
-Types are strict, sizes are bounded. A message here begins with a verb; the reader's sentence starts with the path.
+Types are strict and sizes bounded. An error text here begins with a verb, because the field's path is put before it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _MAX_METADATA = 16
 
 
 def refusal(what: str) -> PydanticCustomError:
-    """An error of ours about the field being checked; `what` begins with a verb."""
+    """Return an error about the field being validated; `what` begins with a verb."""
     return PydanticCustomError("refused", "{what}", {"what": what})
 
 
-def _counted(value: Any) -> Any:
-    """Before its entries are looked at: each wrong one would be an error of its own."""
+def _check_count(value: Any) -> Any:
+    """Check the number of entries first, because each wrong entry would be an error of its own."""
     if isinstance(value, dict) and len(value) > _MAX_METADATA:
         raise refusal(f"may have at most {_MAX_METADATA} entries")
     return value
@@ -53,7 +53,7 @@ def _counted(value: Any) -> Any:
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=_MAX_METADATA),
-    BeforeValidator(_counted),
+    BeforeValidator(_check_count),
 ]
 
 _CONTAINERS = (dict, list)
@@ -62,13 +62,13 @@ _DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5]
 
 
 class StrictBody(BaseModel):
-    """Strict types; unknown fields are kept aside, so that they can be named instead of refused."""
+    """Base of request bodies: strict types; unknown fields are collected (for X-Ignored-Fields), not refused."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
 
 
 class ClosedBody(StrictBody):
-    """An unknown field is an error, for the first one alone: there may be 10,000, and nobody reads the others."""
+    """Base of objects in which an unknown field is an error; only the first is reported: there may be 10,000."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -83,7 +83,7 @@ class ClosedBody(StrictBody):
 
 
 def depth(value: Any) -> int:
-    """How deeply lists and objects are nested: 0 for a plain value, 1 for a flat list."""
+    """Return how deeply lists and objects are nested: 0 for a plain value, 1 for a flat list."""
     levels, layer = 0, _nested([value])
     while layer:
         levels += 1
@@ -95,10 +95,10 @@ def _nested(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if type(value) in _CONTAINERS]
 
 
-# --- text in its several forms -------------------------------------------------------------------------------------
+# --- fields with alternative types ---------------------------------------------------------------------------------
 
-# A union is told apart by its shape first, so that its errors speak of the form the sender chose. Tags in angle
-# brackets are for the validator alone and never shown.
+# The value's type selects the member of a union, so that errors name the form that the sender chose. Tags in angle
+# brackets are internal to the validator and never shown.
 
 
 def _shape(value: Any) -> str:
@@ -110,7 +110,7 @@ def _prompt_shape(value: Any) -> str:
     return _shape(value) if first is None else f"<list of {type(first).__name__}>"
 
 
-def _told_apart(shape: Callable[[Any], str], expected: str) -> Discriminator:
+def _by_shape(shape: Callable[[Any], str], expected: str) -> Discriminator:
     return Discriminator(shape, custom_error_type="shape", custom_error_message=f"must be {expected}")
 
 
@@ -131,13 +131,13 @@ class TextPart(StrictBody):
 Content: TypeAlias = Annotated[
     Annotated[str, Tag("<str>")]
     | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("<list>")],
-    _told_apart(_shape, "a string or a list of text parts"),
+    _by_shape(_shape, "a string or a list of text parts"),
 ]
 
 StopText: TypeAlias = Annotated[str, Field(max_length=256)]
 Stop: TypeAlias = Annotated[
     Annotated[StopText, Tag("<str>")] | Annotated[list[StopText], Field(max_length=4, fail_fast=True), Tag("<list>")],
-    _told_apart(_shape, "a string or a list of strings"),
+    _by_shape(_shape, "a string or a list of strings"),
 ]
 
 PromptText: TypeAlias = Annotated[str, Field(min_length=1)]
@@ -148,7 +148,7 @@ Prompt: TypeAlias = Annotated[
     | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]
     | Annotated[PromptIds, Tag("<list of int>")]
     | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
-    _told_apart(_prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
+    _by_shape(_prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
 ]
 
 
@@ -161,7 +161,7 @@ class ChatMessage(StrictBody):
 
     @field_validator("content")
     @classmethod
-    def _said(cls, content: Any, info: ValidationInfo) -> Any:
+    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
         if content is None and info.data.get("role", "assistant") != "assistant":
             raise refusal("is required")
         return content
@@ -175,7 +175,7 @@ class ChatMessage(StrictBody):
 
     @property
     def turn(self) -> ChatTurn:
-        """The message as engines take it: text only, and `developer` by the name chat templates know."""
+        """Return the message as engines take it: text only, and `developer` as `system`, which chat templates know."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return ChatTurn("system" if self.role == "developer" else self.role, text)
@@ -190,7 +190,7 @@ def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         size = len(msgspec.msgpack.encode(schema))
         json.dumps(schema, allow_nan=False)
-    except (OverflowError, ValueError):  # 1e999 is read as infinity, which JSON cannot say again
+    except (OverflowError, ValueError):  # 1e999 parses as infinity, which JSON cannot express
         raise refusal("must hold finite numbers of at most 64 bits") from None
     if size > MAX_SCHEMA_BYTES:
         raise refusal(f"must be at most {MAX_SCHEMA_BYTES} bytes")
@@ -207,9 +207,9 @@ class JsonSchema(StrictBody):
 
 
 class ResponseFormat(ClosedBody):
-    """Text as it comes, any JSON object, or JSON of one schema.
+    """Output format: free text, any JSON object, or JSON of one schema.
 
-    An unknown name in here is an error: it would be a constraint that has no effect.
+    An unknown field in it is an error: it would be a constraint without effect.
     """
 
     type: Literal["text", "json_object", "json_schema"]
@@ -225,15 +225,15 @@ class ResponseFormat(ClosedBody):
         return schema
 
     @property
-    def wanted(self) -> dict[str, Any] | None:
-        """The schema to hold the output to: None for plain text, `{}` for any JSON object."""
+    def schema_wanted(self) -> dict[str, Any] | None:
+        """Return the schema that constrains the output: None for plain text, `{}` for any JSON object."""
         if self.type == "text":
             return None
         return self.json_schema.schema_ if self.type == "json_schema" and self.json_schema else {}
 
 
 class StreamOptions(StrictBody):
-    """What a stream carries besides the tokens."""
+    """Options of a token stream."""
 
     include_usage: bool | None = False
 
@@ -242,7 +242,7 @@ class StreamOptions(StrictBody):
 
 
 class QueueOptions(ClosedBody):
-    """Penstock's own options. An unknown name in here is an error: nobody else's client sends this object."""
+    """Penstock's own options. An unknown field in it is an error: no other API has this object."""
 
     priority: Literal["interactive", "standard", "batch"] | None = Field(
         default=None, description="The lane; never above the highest one the API key may use."

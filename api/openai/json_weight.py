@@ -1,12 +1,12 @@
-"""Weight of a JSON body: how long it will hold up the event loop, estimated before it is parsed.
+"""JSON cost check: estimates how long parsing a body would block the event loop, and refuses too costly bodies.
 
-The parser holds the interpreter's lock, so a thread would not help the other streams: a body of 2 MB that is nothing
-but `[]` stopped them all for 200 ms. What a body costs goes by its values, not by its bytes. Measured with
+The parser holds the GIL, so a thread would not help: a 2 MB body of nothing but `[]` blocked all streams for 200 ms.
+The cost depends on the number of values, not of bytes. Measured with
 pydantic-core 2.50 on one core, parsing and checking took about 80 ns for each unit of the weights below, so that
-MAX_JSON_WEIGHT units are about 5 ms. The weight is found in slices, with other work between them.
+MAX_JSON_WEIGHT units are about 5 ms. The weight is counted in slices, with other tasks in between.
 
-Every parser calls `check_weight`, so that nothing is parsed that was not weighed (api/openai/schemas.py,
-read_object). Code that receives a body on the event loop calls `weighed` first: then it is weighed once, in slices.
+Every parser calls `check_weight`, so that no body is parsed unchecked (api/openai/schemas.py, read_object). Code that
+receives a body on the event loop calls `weighed` first, which counts it in slices, once.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from api.openai import errors
 MAX_JSON_WEIGHT = 65_536
 """Units of one body. 65,000 token ids, 1,024 messages of one part each, or 2 MB of text weigh less."""
 CONTAINER_WEIGHT = 8
-"""Of a list or object; the heaviest byte there is."""
+"""Weight of a list or object: the largest weight of one byte."""
 KEY_WEIGHT = 4
 COMMA_WEIGHT = 1
 BACKSLASHES_PER_UNIT = 4
-"""Escapes in strings are cheap, but there may be a million of them."""
+"""Escapes in strings are cheap, but a body may hold a million of them."""
 LONG_NUMBER = b"0" * 32
 LONG_NUMBER_WEIGHT = 10
-"""Of so many digits in a row outside strings: reading a whole number takes longer the more digits it has."""
+"""Weight of each such run of digits outside strings: long integers are slow to parse."""
 SLICE_BYTES = 32 * 1024
 
 BACKSLASH, QUOTE = b"\\", b'"'
 STRIDE = 64
-"""Brackets that are looked at together, and one by one only where they might lead too deep."""
+"""Brackets that are counted together, and one by one only where they might exceed the depth."""
 _ALIKE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ALIKE_DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -40,7 +40,7 @@ _STEPS = {ord("["): 1, ord("]"): -1}
 
 
 class Weighed(bytes):
-    """A body that is known to be light enough; `weighed` makes them."""
+    """A body that passed the check; created by `weighed`."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ def is_heavy(body: bytes | bytearray) -> bool:
 
 
 async def weighed(body: bytes | bytearray) -> Weighed:
-    """The body, once it was found light enough; others work meanwhile. Raises ApiError (400)."""
+    """Check a body in slices, letting other tasks run in between, and return it. Raises ApiError (400)."""
     if is_heavy(body):
         for _ in _weigh(body):
             await asyncio.sleep(0)
@@ -59,14 +59,14 @@ async def weighed(body: bytes | bytearray) -> Weighed:
 
 
 def check_weight(body: bytes) -> None:
-    """Raises ApiError (400) if parsing the body would take too long. Costs nothing if it was weighed before."""
+    """Raise ApiError (400) if parsing the body would take too long. Free for a body that `weighed` returned."""
     if not isinstance(body, Weighed) and is_heavy(body):
         for _ in _weigh(body):
             pass
 
 
 def nested_beyond(body: bytes, levels: int) -> bool:
-    """Whether lists and objects of this valid JSON are nested more deeply than that."""
+    """Whether lists and objects of this valid JSON are nested more than `levels` deep."""
     if body.count(b"[") + body.count(b"{") <= levels:
         return False
     level = 0
@@ -82,7 +82,7 @@ def nested_beyond(body: bytes, levels: int) -> bool:
 
 
 def _weigh(body: bytes | bytearray) -> Iterator[None]:
-    """Slice by slice. Raises ApiError (400)."""
+    """Count the weight slice by slice. Raises ApiError (400)."""
     weight = body.count(BACKSLASH) // BACKSLASHES_PER_UNIT
     for outside in _outside(body):
         weight += _weight(outside)
@@ -92,7 +92,7 @@ def _weigh(body: bytes | bytearray) -> Iterator[None]:
 
 
 def _outside(body: bytes | bytearray) -> Iterator[bytes]:
-    """The bytes that are in no string, slice by slice."""
+    """Yield the bytes outside strings, slice by slice."""
     start, in_string = 0, False
     while start < len(body):
         end = _slice_end(body, start)
@@ -102,14 +102,14 @@ def _outside(body: bytes | bytearray) -> Iterator[bytes]:
 
 
 def _slice_end(body: bytes | bytearray, start: int) -> int:
-    """The end of the slice that begins at `start`: never between a backslash and what it escapes."""
+    """Return the end of the slice that begins at `start`: never between a backslash and the byte it escapes."""
     part = body[start : start + SLICE_BYTES]
     backslashes = len(part) - len(part.rstrip(BACKSLASH))
     return start + len(part) + backslashes % 2
 
 
 def _outside_strings(part: bytes, *, in_string: bool) -> tuple[bytes, bool]:
-    """The bytes that are in no string, and whether a string is open at the end."""
+    """Return the bytes outside strings, and whether a string is open at the end."""
     if BACKSLASH in part:
         part = part.replace(BACKSLASH * 2, b"").replace(BACKSLASH + QUOTE, b"")
     pieces = part.split(QUOTE)

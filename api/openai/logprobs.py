@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes: one object per token for chats, four columns for completions."""
+"""Log-probability rendering in OpenAI's two formats: one object per token for chats, four columns for completions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from streaming.jobs.frames import Logprob
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say; OpenAI's own stand-in."""
+"""Replaces minus infinity, which JSON cannot express; OpenAI uses the same value."""
 
 
 def chat_logprobs(logprobs: Iterable[Logprob]) -> dict[str, Any]:
@@ -20,13 +20,13 @@ def chat_logprobs(logprobs: Iterable[Logprob]) -> dict[str, Any]:
 
 
 def _token(token: str, logprob: float) -> dict[str, Any]:
-    """A token that is only part of a character has no bytes that could be told from its text."""
+    """Render a token. If it is only part of a character, its bytes cannot be derived from its text and are null."""
     data = None if "\ufffd" in token else list(token.encode())
     return {"token": token, "logprob": max(logprob, LOWEST_LOGPROB), "bytes": data}
 
 
 def text_logprobs(logprobs: Iterable[Logprob], offset: int) -> dict[str, Any]:
-    """`offset` counts the characters of this choice before these tokens."""
+    """Render the columns; `offset` is the number of characters of this choice before these tokens."""
     columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for each in logprobs:
         columns["tokens"].append(each.token)

@@ -1,7 +1,7 @@
-"""What a job's tokens and its end look like to a client: OpenAI's objects and chunks, the job object, job events.
+"""Response rendering: a job's tokens and end as OpenAI objects and stream chunks, the job object, and job events.
 
-Nothing here sends or waits. Text goes out as JSON with every line separator escaped, also those that only some
-clients split lines at (U+0085, U+2028, U+2029), so an event is always one line.
+It does no I/O. JSON output escapes every line separator, also those at which only some clients split lines (U+0085,
+U+2028, U+2029), so an event is always one line.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from streaming.priority import Priority
 DONE = b"data: [DONE]\n\n"
 
 TIER = {Priority.INTERACTIVE: "priority", Priority.STANDARD: "default", Priority.BATCH: "flex"}
-"""The `service_tier` that was really used, by lane."""
+"""The `service_tier` reported for each lane."""
 
-LOGPROBS_AT_ONCE = 100
-"""Of each of them up to twenty alternatives are told: a millisecond or two of work."""
+LOGPROBS_PER_SLICE = 100
+"""Tokens rendered in one slice, each with up to twenty alternatives: one or two milliseconds."""
 
 encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
-"""Which may hold what `on_one_line` takes out."""
+"""Encodes JSON without escaping line separators; `on_one_line` does that."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What every rendering of one job repeats."""
+    """The constant fields of every rendering of one job."""
 
     job: str
     model: str
     priority: Priority
     chat: bool
-    """A chat, or else a plain completion."""
+    """Whether it is a chat; else a plain completion."""
     choices: int
     logprobs: bool
     created_ms: int
@@ -53,12 +53,12 @@ class Facts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, job: Job, created_ms: int, fingerprint: str | None = None) -> Facts:
-        """`created_ms` is Redis time."""
+        """Extract the fields from a job; `created_ms` is Redis time."""
         chat, logprobs = isinstance(job.prompt, Chat), job.sampling.logprobs is not None
         return cls(job.id, job.model, job.priority, chat, job.choices, logprobs, created_ms, fingerprint)
 
     def head(self, kind: str) -> dict[str, Any]:
-        """The fields before `choices` of an OpenAI object."""
+        """Return the fields before `choices` of an OpenAI object."""
         return {
             "id": ("chatcmpl-" if self.chat else "cmpl-") + self.job,
             "object": kind,
@@ -69,25 +69,25 @@ class Facts(msgspec.Struct, frozen=True):
         }
 
     def logprobs_object(self, logprobs: Iterable[Logprob], offset: int = 0) -> dict[str, Any]:
-        """A choice's `logprobs`; `offset` counts its characters before these tokens."""
+        """Render a choice's `logprobs`; `offset` is the number of its characters before these tokens."""
         return chat_logprobs(logprobs) if self.chat else text_logprobs(logprobs, offset)
 
 
 @lru_cache(maxsize=64)
 def fingerprint(card: ModelCard) -> str:
-    """Stays the same for as long as the model runs on the same engine with the same limits."""
+    """Return the `system_fingerprint`: constant while the model runs on the same engine with the same limits."""
     identity = f"{card.name}\0{card.engine}\0{card.context}\0{card.max_output}"
     return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
 
 
 def to_json(value: Any) -> bytes:
-    """One line of JSON whatever its strings hold."""
+    """Encode a value as one line of JSON, whatever its strings hold."""
     data = encode_json(value)
     return data if data.isascii() else on_one_line(data)
 
 
 def on_one_line(data: bytes) -> bytes:
-    """JSON without what some readers take for the end of a line."""
+    """Escape the line separators in JSON that some clients take for the end of a line."""
     return (
         data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     )
@@ -102,16 +102,16 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-# --- one answer in one piece ---------------------------------------------------------------------------------------
+# --- whole answers -------------------------------------------------------------------------------------------------
 
 
 def completion(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> dict[str, Any]:
-    """A chat.completion or text_completion. Raises ApiError for a job that did not complete."""
+    """Render a chat.completion or text_completion. Raises ApiError for a job that did not complete."""
     return at_once(completion_in_slices(facts, terminal, deltas))
 
 
 def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> Sliced[dict[str, Any]]:
-    """The same in slices of `ROWS_PER_SLICE` deltas. Raises ApiError for a job that did not complete."""
+    """Like `completion`, in slices of `ROWS_PER_SLICE` deltas, so that a long answer does not block the event loop."""
     if terminal.state is not JobState.COMPLETED:
         raise from_terminal(terminal)
     texts: list[list[str]] = [[] for _ in range(facts.choices)]
@@ -131,22 +131,22 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
             joined = 0
             yield
         text = "".join(parts)
-        said = {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}
+        content = {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}
         detail = (yield from _logprobs(facts, logprobs[index])) if facts.logprobs else None
-        choices.append({"index": index, **said, "logprobs": detail, "finish_reason": _finish(terminal, index)})
+        choices.append({"index": index, **content, "logprobs": detail, "finish_reason": _finish(terminal, index)})
     head = facts.head("chat.completion" if facts.chat else "text_completion")
     return {**head, "choices": choices, "usage": usage_object(terminal.usage)}
 
 
 def _logprobs(facts: Facts, logprobs: Sequence[Logprob]) -> Sliced[dict[str, Any]]:
-    """A choice's `logprobs`; of many the lists are JSON already, made in slices."""
-    if len(logprobs) <= LOGPROBS_AT_ONCE:
+    """Render a choice's `logprobs`; long lists are encoded to JSON in slices."""
+    if len(logprobs) <= LOGPROBS_PER_SLICE:
         return facts.logprobs_object(logprobs)
     offset, found = 0, facts.logprobs_object(())
     lists: dict[str, list[bytes]] = {name: [] for name, value in found.items() if isinstance(value, list)}
-    for first in range(0, len(logprobs), LOGPROBS_AT_ONCE):
+    for first in range(0, len(logprobs), LOGPROBS_PER_SLICE):
         yield
-        part = logprobs[first : first + LOGPROBS_AT_ONCE]
+        part = logprobs[first : first + LOGPROBS_PER_SLICE]
         for name, value in facts.logprobs_object(part, offset).items():
             if name in lists:
                 lists[name].append(to_json(value)[1:-1])
@@ -155,18 +155,18 @@ def _logprobs(facts: Facts, logprobs: Sequence[Logprob]) -> Sliced[dict[str, Any
 
 
 def _finish(terminal: Terminal, index: int) -> str:
-    """A choice that ended without a word of why ended by itself."""
+    """Return a choice's finish reason; "stop" if the engine gave none."""
     return terminal.finishes[index] if index < len(terminal.finishes) else "stop"
 
 
-# --- the same answer as a stream of chunks -------------------------------------------------------------------------
+# --- streamed answers ----------------------------------------------------------------------------------------------
 
 
 class ChunkRenderer:
-    """Renders one job's stream; all that is constant is encoded here once, so a delta costs its text and two joins.
+    """Renders one job's stream. It encodes the constant parts once, so a delta costs its text and two joins.
 
-    Feed it every delta in order, also those a Terminal brings along, and then the Terminal. Only the Terminal yields
-    finish reasons: a reader who has seen one has seen an answer that is stored.
+    Pass it every delta in order, including those inside the Terminal, and then the Terminal. Only the Terminal yields
+    finish reasons: a reader that has one has an answer that is stored.
     """
 
     def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
@@ -183,7 +183,7 @@ class ChunkRenderer:
         self._offset = [0] * facts.choices
 
     def delta(self, delta: Delta) -> bytes:
-        """The `data:` block of a delta; b"" while its tokens make no text yet."""
+        """Render the `data:` block of a delta; b"" while its tokens are only part of a character."""
         text, index = delta.text, delta.index
         if not text and not delta.logprobs:
             return b""
@@ -194,13 +194,13 @@ class ChunkRenderer:
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:
-        """What stands around the JSON of every further delta's text; None where that is not always the same."""
+        """Return the constant bytes before and after every further delta's text; None if they are not constant."""
         if self._facts.choices > 1 or self._logprobs or self._prefix[0] is not self._later[0]:
             return None
         return self._later[0], self._plain_end
 
     def end(self, terminal: Terminal) -> bytes:
-        """The last blocks: finish reasons, the token counts if wanted, [DONE]; for a job that failed, its error."""
+        """Render the last blocks: finish reasons, token counts if requested, [DONE]; for a failed job, its error."""
         if terminal.state is not JobState.COMPLETED:
             return error_frame(from_terminal(terminal))
         blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.choices)]
@@ -223,7 +223,7 @@ class ChunkRenderer:
 
 
 def error_frame(error: ApiError) -> bytes:
-    """The last block of a stream that failed after its 200; the connection is closed behind it, without [DONE]."""
+    """Render the last block of a stream that failed after its 200; the connection closes after it, without [DONE]."""
     return b"data: " + to_json(error.body) + b"\n\n"
 
 
@@ -240,20 +240,20 @@ class JobView:
     first_ms: int = 0
     done_ms: int = 0
     expires_ms: int = 0
-    """When the result will be gone."""
+    """When the result expires."""
     position: int | None = None
     """Jobs ahead of it in its lane, while it waits."""
     eta_ms: int | None = None
     attempts: int = 0
     epoch: int = 0
     latest: Cursor | None = None
-    """Id of the last event there is; None: not known while a job runs."""
+    """Id of the newest event; None while the job runs."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     terminal: Terminal | None = None
 
 
 def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The job for GET /v1/jobs/{id}, with its result where that is wanted. Times are Unix seconds."""
+    """Render the job object, with its result if given. Times are Unix seconds."""
     terminal = view.terminal
     failed = terminal is not None and not view.status is terminal.state is JobState.COMPLETED
     return {
@@ -286,7 +286,7 @@ def _seconds(ms: int) -> float | None:
 
 
 class JobEvent(NamedTuple):
-    """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor behind which to resume, None: not logged."""
+    """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor to resume after it, None: not in the log."""
 
     name: str
     id: Cursor | None
@@ -302,7 +302,7 @@ def queued_event(view: JobView) -> JobEvent:
 
 
 def position_event(view: JobView) -> JobEvent:
-    """The job's place in its lane has changed."""
+    """Render the job's new place in its lane."""
     return JobEvent("queue.position", None, _place(view))
 
 
@@ -322,12 +322,12 @@ def delta_event(facts: Facts, event_id: Cursor, delta: Delta) -> JobEvent:
 
 
 def reset_event(epoch: int) -> JobEvent:
-    """What the reader has seen is not what is stored: say so, never splice."""
+    """Tell the reader to discard what it has: it differs from what is stored, and the two must not be spliced."""
     return JobEvent("stream.reset", Cursor(epoch, cursor.START), {"epoch": epoch})
 
 
 def terminal_event(view: JobView) -> JobEvent:
-    """Named by the final state. The tokens were in the deltas, so the result is not repeated."""
+    """Render the last event, named after the final state. It omits the result, whose tokens were in the deltas."""
     finishes = list(view.terminal.finishes) if view.terminal else []
     data = job_object(view) | {"finish_reasons": finishes}
     readable = view.terminal is None or view.terminal.state is view.status

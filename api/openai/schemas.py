@@ -1,7 +1,7 @@
-"""What clients may ask: the request bodies, read strictly and turned into jobs.
+"""Request schemas: validates the bodies of chats, completions and jobs, and turns them into jobs.
 
-Unknown fields are ignored and named in the answer's X-Ignored-Fields. Fields of OpenAI's that Penstock knows and
-cannot honour are refused, so that nobody takes an answer for one that used them.
+Unknown fields are ignored and listed in the answer's X-Ignored-Fields. OpenAI fields that Penstock knows but does not
+support are refused, so that no client takes an answer for one that used them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ MAX_DEPTH = 32
 """Levels of nested JSON."""
 
 MAX_IGNORED = 20
-"""Names in X-Ignored-Fields."""
+"""Names listed in X-Ignored-Fields."""
 
 MAX_EXTRAS = 1000
-"""Unknown fields looked at for it."""
+"""Unknown fields examined for X-Ignored-Fields."""
 
 TIERS = {
     "default": Priority.STANDARD,
@@ -54,9 +54,9 @@ TIERS = {
     "priority": Priority.INTERACTIVE,
     "fast": Priority.INTERACTIVE,
 }
-"""The lane of each `service_tier`; `auto` is the endpoint's own."""
+"""The lane of each `service_tier`; `auto` means the endpoint's default."""
 
-UNHONOURED: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -73,7 +73,7 @@ UNHONOURED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (),
     "webhook": (),
 }
-"""Known fields that nothing here honours, each with the values that ask for nothing (null always does)."""
+"""Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
 
 _AS_SCHEMA = "Use response_format with type 'json_schema' and "
 
@@ -89,16 +89,16 @@ CONSTRAINTS: Mapping[str, str] = {
     "grammar": _AS_SCHEMA + "a schema instead of a grammar.",
     "ebnf": _AS_SCHEMA + "a schema instead of a grammar.",
 }
-"""Fields by which other servers hold an output to a form, and what has that effect here. Null asks for nothing."""
+"""Fields by which other servers constrain the output, with the supported alternative. Null is accepted."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
-"""Values without fields of their own. Most are, and whether one is a Body takes long to find out."""
+"""Types without fields of their own: most values, skipped because isinstance on a pydantic model is slow."""
 
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
 class GenerationRequest(StrictBody, ABC):
-    """What both kinds of generation share."""
+    """Fields shared by chats and completions."""
 
     LANE: ClassVar[Priority] = Priority.INTERACTIVE
     ON_DISCONNECT: ClassVar[str] = "cancel"
@@ -132,7 +132,7 @@ class GenerationRequest(StrictBody, ABC):
 
     @property
     def lane(self) -> Priority:
-        """The lane asked for; `queue.priority` speaks louder than `service_tier`."""
+        """Return the requested lane; `queue.priority` overrides `service_tier`."""
         if self.queue.priority:
             return Priority(self.queue.priority)
         return TIERS.get(self.service_tier or "auto", self.LANE)
@@ -143,23 +143,23 @@ class GenerationRequest(StrictBody, ABC):
 
     @property
     def prompts(self) -> int:
-        """How many prompts these are."""
+        """Number of prompts."""
         return 1
 
     @property
     @abstractmethod
     def logprobs_asked(self) -> int | None:
-        """As in Sampling."""
+        """The `logprobs` of Sampling."""
 
     @property
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         return self.max_tokens
 
     @property
     def sampling(self) -> Sampling:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return Sampling(
-            max_tokens=self.most_tokens,
+            max_tokens=self.token_limit,
             temperature=self.temperature,
             top_p=self.top_p,
             seed=self.seed,
@@ -168,7 +168,7 @@ class GenerationRequest(StrictBody, ABC):
             logprobs=self.logprobs_asked,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            json_schema=self.response_format.wanted if self.response_format else None,
+            json_schema=self.response_format.schema_wanted if self.response_format else None,
         )
 
 
@@ -203,7 +203,7 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -235,7 +235,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatJobRequest(ChatRequest):
-    """The body of POST /v1/jobs for a chat: nobody waits, so it runs on and in a lane below the waiting ones."""
+    """The body of POST /v1/jobs for a chat: by default in the standard lane, and it continues on a disconnect."""
 
     LANE = Priority.STANDARD
     ON_DISCONNECT = "continue"
@@ -257,10 +257,10 @@ Request: TypeAlias = ChatRequest | CompletionRequest
 
 
 def parse(kind: Kind, body: bytes) -> Request:
-    """Read a body of at most the accepted size. Raises ApiError (400) that names the field, never its value."""
+    """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
     fields = read_object(body)
     model = _model(kind, fields)
-    _refuse_unhonoured(fields)
+    _refuse_unsupported(fields)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -291,7 +291,7 @@ def to_job(
     clock_us: int = 0,
     events: str = "",
 ) -> Job:
-    """The job a request asks for, in the highest lane that is both asked for and allowed. `received_us`: see Job."""
+    """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job."""
     queue = request.queue
     return Job(
         id=job_id,
@@ -315,15 +315,15 @@ def to_job(
 
 
 def clamp(lane: Priority, ceiling: Priority) -> Priority:
-    """The lower of the two lanes."""
+    """Return the lower of the two lanes."""
     return lane if lane.rank >= ceiling.rank else ceiling
 
 
 def ignored_fields(request: Request) -> list[str]:
-    """Names of the fields that had no effect, fit for a header: the first 20, odd names left out."""
-    names: dict[str, None] = {}  # a set that keeps the order
+    """Return the names of ignored fields that fit into a header: the first MAX_IGNORED, unusual names left out."""
+    names: dict[str, None] = {}  # an ordered set
     for name in islice(_extras(request, ""), MAX_EXTRAS):
-        if name not in UNHONOURED and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
+        if name not in UNSUPPORTED and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
             names[name] = None
         if len(names) == MAX_IGNORED:
             break
@@ -345,15 +345,15 @@ def _extras(part: StrictBody, path: str) -> Iterator[str]:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object of bounded weight and depth. Raises ApiError (400)."""
+    """Parse a JSON object of bounded weight and depth. Raises ApiError (400)."""
     check_weight(body)
     try:
         fields = pydantic_core.from_json(body, allow_inf_nan=False)
-    except ValueError as error:  # the parser's words: what it expected, at which line and column
+    except ValueError as error:  # its text says what was expected, at which line and column
         raise invalid_request(f"The body is not valid JSON: {error}.") from None
     if not isinstance(fields, dict):
         raise invalid_request("The body must be a JSON object.")
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and depth(fields) > MAX_DEPTH:  # few opened, not many nested
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and depth(fields) > MAX_DEPTH:  # cheap check first
         raise invalid_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
     return fields
 
@@ -369,14 +369,14 @@ def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
     return ChatRequest if kind == "chat" else CompletionRequest
 
 
-def _refuse_unhonoured(fields: Mapping[str, Any]) -> None:
+def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if value is None:
             continue
         if name in CONSTRAINTS:
             raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
-        if name not in UNHONOURED:
+        if name not in UNSUPPORTED:
             continue
-        neutral = (fields.get("n") or 1,) if name == "best_of" else UNHONOURED[name]
+        neutral = (fields.get("n") or 1,) if name == "best_of" else UNSUPPORTED[name]
         if value not in neutral:
             raise invalid_request(f"{name} is not supported here. Leave it out.", name)

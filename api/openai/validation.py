@@ -1,6 +1,6 @@
-"""Pydantic's errors in plain words: one sentence, which field, what was expected.
+"""Validation messages: turns a pydantic error into one sentence that names the field and what was expected.
 
-Never the value: it may be a prompt.
+It never quotes the value, which may be a prompt.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORDS = {
 
 
 def explained(error: ValidationError) -> ApiError:
-    """The first thing wrong, as a 400 with the path of the field."""
+    """Return the first error as a 400 with the path of the field."""
     first = error.errors(include_input=False, include_url=False)[0]
     *above, last = loc = first["loc"]
     words = _WORDS.get(first["type"], first["msg"]).format_map(first.get("ctx", {}))
@@ -42,7 +42,7 @@ def explained(error: ValidationError) -> ApiError:
         words = "is not supported here: use type 'json_schema' with the schema in json_schema.schema"
     elif first["type"] == "extra_forbidden":
         words = f"is no known field ({nearest(str(last)[:64], QueueOptions.model_fields)})"
-    elif last == "[key]" and len(above) > 1:  # pydantic's mark for a key of an object, here of metadata
+    elif last == "[key]" and len(above) > 1:  # pydantic's marker for an object's key, here of metadata
         param = _path(above[:-1])
         return invalid_request(f"{param}: a key {words}.", param)
     param = _path(loc)
@@ -50,7 +50,7 @@ def explained(error: ValidationError) -> ApiError:
 
 
 def _path(loc: Iterable[int | str]) -> str:
-    """E.g. messages[0].content; the marks that tell a union's forms apart are left out."""
+    """Render a path such as messages[0].content, without the internal tags of unions."""
     path = ""
     for step in loc:
         if isinstance(step, int):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from bench.engine.plan import EnginePlan, EngineSpeed
 from streaming.jobs.job import ChatTurn, Sampling
 from workers.engines.base import Piece, Request
 from workers.engines.llamacpp.engine import LlamacppEngine

@@ -1323,8 +1323,8 @@ STORE = (
         (
             Edit(
                 "offline/batch/desk.py",
-                "asyncio.to_thread(self._bench.shelf.set_aside, part, name)",
-                "asyncio.to_thread(self._bench.shelf.remove, name)",
+                "asyncio.to_thread(self._context.file_store.set_aside, part, name)",
+                "asyncio.to_thread(self._context.file_store.remove, name)",
             ),
         ),
         (TIDY + "what_the_store_forgot_is_quarantined",),
@@ -1371,7 +1371,7 @@ STORE = (
         (
             Edit(
                 "offline/batch/desk.py",
-                "        if not await self._agreed():\n            return\n        while",
+                "        if not await self._store_matches():\n            return\n        while",
                 "        while",
             ),
         ),

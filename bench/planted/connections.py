@@ -235,7 +235,7 @@ CONNECTIONS = (
     Bug(
         "an error for each wrong entry",
         "1 MB of metadata is read in 3 ms and explained in 90.",
-        (Edit("api/openai/fields.py", "    BeforeValidator(_counted),\n", ""),),
+        (Edit("api/openai/fields.py", "    BeforeValidator(_check_count),\n", ""),),
         (BOUNDS + "ten_thousand_mistakes_are_a_few_errors",),
     ),
     Bug(

@@ -89,8 +89,8 @@ ROOM_BUGS = (
         (
             Edit(
                 LINES,
-                "            self._waiting.extendleft(line for line in reversed(looked_at) if line not in gone)\n",
-                "            self._waiting.extendleft(line for line in reversed(looked_at) if line in self._needs)\n",
+                "            self._waiting.extendleft(line for line in reversed(tried) if line not in settled)\n",
+                "            self._waiting.extendleft(line for line in reversed(tried) if line in self._needs)\n",
             ),
         ),
         (ROOM + "lines_that_are_being_put_when_the_store_goes_away_keep_their_order",),
@@ -98,7 +98,7 @@ ROOM_BUGS = (
     Bug(
         "a restored store's batch is not looked for",
         "A batch that was completed becomes a failed one without output, although its files are there.",
-        (Edit("offline/batch/turn.py", ".exists) and await self._end_again():", ".exists) and not self._hold:"),),
+        (Edit("offline/batch/turn.py", ".exists) and await self._restore_ending():", ".exists) and not self._lease:"),),
         (RESTORE + "a_batch_that_had_ended_ends_again_as_it_did",),
     ),
     Bug(
@@ -107,9 +107,9 @@ ROOM_BUGS = (
         (
             Edit(
                 "offline/batch/turn.py",
-                "            await self._end(BatchState.CANCELLED, faults=lost)\n        else:\n",
-                "            await self._end(BatchState.CANCELLED, faults=lost)\n        elif lost:\n"
-                "            await self._end(BatchState.CANCELLED)\n        else:\n",
+                "            await self._finish(BatchState.CANCELLED, faults=lost)\n        else:\n",
+                "            await self._finish(BatchState.CANCELLED, faults=lost)\n        elif lost:\n"
+                "            await self._finish(BatchState.CANCELLED)\n        else:\n",
             ),
         ),
         (RESTORE + "a_batch_that_had_ended_ends_again_as_it_did",),

@@ -92,7 +92,13 @@ SECURITY = (
     Bug(
         "a webhook's answer is read to its end",
         "An endpoint that answers without end holds an attempt, and the network, until its time is over.",
-        (Edit("offline/webhooks/postman.py", "                if size > MAX_BYTES:\n                    break\n", ""),),
+        (
+            Edit(
+                "offline/webhooks/postman.py",
+                "                if size > MAX_ANSWER_BYTES:\n                    break\n",
+                "",
+            ),
+        ),
         ("tests/offline/webhooks/test_postman.py::test_an_answer_without_end_is_not_read_to_its_end",),
     ),
     Bug(

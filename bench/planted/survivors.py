@@ -57,7 +57,7 @@ SURVIVORS = (
     Bug(
         "a young batch in quarantine",
         "A batch that is being created loses its folder to the quarantine.",
-        (Edit("offline/batch/desk.py", "if state is None} & set(old))", "if state is None})"),),
+        (Edit("offline/batch/desk.py", "if state is None} & set(old_works))", "if state is None})"),),
         ("tests/offline/batch/test_tidy.py::test_what_is_young_is_left_alone",),
     ),
     Bug(
@@ -161,7 +161,9 @@ SURVIVORS = (
         "Cancelling takes half a minute though everything has stopped, and for ever where one worker says nothing.",
         (
             Edit(
-                "offline/batch/turn.py", "lines.idle or loop.time() > stopping", "lines.idle and loop.time() > stopping"
+                "offline/batch/turn.py",
+                "lines.idle or loop.time() > cancel_by",
+                "lines.idle and loop.time() > cancel_by",
             ),
         ),
         (TURN + "a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_time",),
@@ -172,8 +174,8 @@ SURVIVORS = (
         (
             Edit(
                 "offline/batch/turn.py",
-                "            for _, file in made:  # whoever has the batch now makes its own\n"
-                "                await asyncio.to_thread(self._bench.shelf.remove, file.id)\n",
+                "            for _, file in made:  # the process that has the batch now writes its own\n"
+                "                await asyncio.to_thread(self._context.file_store.remove, file.id)\n",
                 "",
             ),
         ),

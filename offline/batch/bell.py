@@ -1,5 +1,7 @@
-"""Who is told to work on what: batches that are due, each told by one Celery message, and told again when nothing came
-of it. This is what repairs the messages Celery loses, and also what sends them the first time."""
+"""Due notifier: sends one Celery message for each batch that is due, and repeats it when no worker took the batch.
+
+It sends the first message as well as the ones that replace what Celery lost.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,27 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.5
+POLL_INTERVAL_S = 0.5
 MAX_BATCHES = 100
+"""Batches of one round."""
 
 
 class DueNotifier:
-    """Any number of processes may ring: each telling is taken by one of them."""
+    """Any number of processes may run one: each due notice goes to one of them."""
 
     def __init__(self, batches: Batches, app: Celery, metrics: Metrics) -> None:
         self._batches, self._app, self._metrics = batches, app, metrics
 
     async def notify(self) -> int:
-        """Tell what is due; how many. Raises Unavailable, OperationalError (Celery's broker is away)."""
+        """Send a message for each due batch; return how many. Raises Unavailable, OperationalError (no broker)."""
         due = await self._batches.due(MAX_BATCHES)
         for batch_id, number, reason in due:
             await asyncio.to_thread(self._app.send_task, LOOK_AT_BATCH, (batch_id, number), retry=False)
             self._metrics.batch_tellings.labels(reason).inc()
         return len(due)
 
-    async def keep_ringing(self) -> None:
-        """For ever, whatever the servers do."""
+    async def keep_notifying(self) -> None:
+        """Run until cancelled; retry while the store or the broker is away."""
         errors = (Unavailable, OperationalError, OSError)
-        message = "no batch is told of until the store and the broker answer: %s"
-        await run_periodically(self.notify, LOOK_INTERVAL_S, ExpectedErrors(errors, log.warning, message, once=True))
+        message = "no batch is started until the store and the broker answer: %s"
+        await run_periodically(self.notify, POLL_INTERVAL_S, ExpectedErrors(errors, log.warning, message, once=True))

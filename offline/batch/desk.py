@@ -1,4 +1,4 @@
-"""Where the tasks' work is done: one turn at one batch for each message, and the tidying up."""
+"""Batch runner: works one turn on one batch for each Celery message, and removes expired files and batches."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from streaming.store.identity import check_identity, disagreement, read_identity
 log = logging.getLogger(__name__)
 
 MAX_EXPIRED = 100
-"""Files or batches forgotten in one round."""
+"""Files or batches removed in one round."""
 
 
 class BatchRunner:
-    """One per process. `stop` ends its turns early, in good order."""
+    """One per process. Setting `stop` ends its turns early and cleanly; `quarantine_s`: retention of the quarantine."""
 
-    def __init__(self, bench: TurnContext, quarantine_s: float) -> None:
-        self._bench, self._quarantine_s = bench, quarantine_s
-        self._batches, self._files = Batches(bench.tools.wire), Files(bench.tools.wire)
+    def __init__(self, context: TurnContext, quarantine_s: float) -> None:
+        self._context, self._quarantine_s = context, quarantine_s
+        self._batches, self._files = Batches(context.tools.wire), Files(context.tools.wire)
         self._problem = ""
-        """Why nothing is tidied up, as it was logged last."""
+        """Why `tidy` does nothing, as logged last."""
         self.stop = asyncio.Event()
         self.running = 0
 
-    async def look_at_batch(self, batch_id: str, telling: int) -> None:
-        """A turn, if there is something to do for whoever was told by this number. Never raises: a batch whose turn
-        failed is told of again."""
-        turns = self._bench.metrics.batch_turns
+    async def look_at_batch(self, batch_id: str, notice: int) -> None:
+        """Lease the batch and work one turn on it, unless a newer notice than `notice` or another lease exists.
+
+        Never raises: a batch whose turn failed becomes due again.
+        """
+        turns = self._context.metrics.batch_turns
         self.running += 1
         try:
-            hold = await self._batches.hold(batch_id, telling)
-            log.info("turn %d at a batch", hold.epoch, extra={"batch": batch_id, "state": hold.state})
-            await BatchTurn(self._bench, hold, self.stop).run()
+            lease = await self._batches.hold(batch_id, notice)
+            log.info("turn %d at a batch", lease.epoch, extra={"batch": batch_id, "state": lease.state})
+            await BatchTurn(self._context, lease, self.stop).run()
             turns.labels("done").inc()
         except Superseded as error:
             log.debug("nothing to do: %s", error)
@@ -49,70 +51,73 @@ class BatchRunner:
             log.warning("another process has the batch now", extra={"batch": batch_id})
         except Unavailable as error:
             turns.labels("failed").inc()
-            log.warning("the turn ends, the store is away: %s", error, extra={"batch": batch_id})
+            log.warning("the turn at a batch ends because the store is away: %s", error, extra={"batch": batch_id})
         except Exception:
-            # The boundary of one batch: a full disk, a file somebody removed, or a fault of ours must not stop others.
+            # A full disk, a removed file or a bug of ours in one batch must not stop the others.
             turns.labels("failed").inc()
-            log.exception("a turn failed; there will be another", extra={"batch": batch_id})
+            log.exception("a turn at a batch failed; it will be repeated", extra={"batch": batch_id})
         finally:
             self.running -= 1
 
     async def tidy(self) -> None:
-        """Forget what has expired, remove what killed processes left, and move what the store has no record of into
-        quarantine; nothing of it if store and folder are not of the same deployment. Raises Unavailable, OSError."""
-        shelf = self._bench.shelf
-        if not await self._agreed():
+        """Remove expired files and batches and what killed processes left, and quarantine what the store does not know.
+
+        Does nothing if store and folder belong to different deployments. Raises Unavailable, OSError.
+        """
+        file_store = self._context.file_store
+        if not await self._store_matches():
             return
         while files := await self._files.expired(MAX_EXPIRED):
             for file_id, tenant in files:
-                await asyncio.to_thread(shelf.remove, file_id)
+                await asyncio.to_thread(file_store.remove, file_id)
                 await self._files.forget(file_id, tenant)
         for batch_id in await self._batches.forget_expired(MAX_EXPIRED):
-            await asyncio.to_thread(shelf.end_work, batch_id)
-        await asyncio.to_thread(shelf.drop_incoming)
-        await asyncio.to_thread(shelf.end_notes, self._bench.keep_s)
-        strays = await asyncio.to_thread(shelf.strays, "files")
-        await self._set_aside("files", set(strays) - await self._files.known(strays))
-        works, old = await asyncio.to_thread(shelf.works), await asyncio.to_thread(shelf.strays, "batches")
+            await asyncio.to_thread(file_store.end_work, batch_id)
+        await asyncio.to_thread(file_store.drop_incoming)
+        await asyncio.to_thread(file_store.end_notes, self._context.keep_s)
+        orphans = await asyncio.to_thread(file_store.strays, "files")
+        await self._quarantine("files", set(orphans) - await self._files.known(orphans))
+        works, old_works = (
+            await asyncio.to_thread(file_store.works),
+            await asyncio.to_thread(file_store.strays, "batches"),
+        )
         states = await self._batches.states(works)
         for name, state in states.items():
             if state is not None and state.final:
-                await asyncio.to_thread(shelf.end_work, name)
-        await self._set_aside("batches", {name for name, state in states.items() if state is None} & set(old))
-        for day in await asyncio.to_thread(shelf.end_quarantine, self._quarantine_s):
+                await asyncio.to_thread(file_store.end_work, name)
+        await self._quarantine("batches", {name for name, state in states.items() if state is None} & set(old_works))
+        for day in await asyncio.to_thread(file_store.end_quarantine, self._quarantine_s):
             log.warning("removed the files that were quarantined on %s", day)
 
-    async def _agreed(self) -> bool:
-        """Whether the store and the folder of files are of the same deployment, as far as can be known now. Raises
-        Unavailable, OSError."""
-        identity = await read_identity(self._bench.tools.wire)
-        if identity is None:  # emptied this moment; the monitor writes a new one
+    async def _store_matches(self) -> bool:
+        """Check that the store and the folder of files belong to the same deployment. Raises Unavailable, OSError."""
+        identity = await read_identity(self._context.tools.wire)
+        if identity is None:  # the store was just emptied; the monitor writes a new identity
             return False
-        wire, shelf = self._bench.tools.wire, self._bench.shelf
+        wire, file_store = self._context.tools.wire, self._context.file_store
         try:
             check_identity(identity, wire.settings)
         except ConfigError as error:
             problem = str(error)
         else:
-            owner = await asyncio.to_thread(shelf.claim, identity.deployment)
-            problem = disagreement(identity.deployment, owner, shelf.folder)
+            owner = await asyncio.to_thread(file_store.claim, identity.deployment)
+            problem = disagreement(identity.deployment, owner, file_store.folder)
         if problem and problem != self._problem:
-            log.warning("%s; nothing is tidied up until then", problem)
+            log.warning("%s; no files are removed until this is fixed", problem)
         self._problem = problem
         return not problem
 
-    async def _set_aside(self, part: str, names: Collection[str]) -> None:
-        """Move what the store does not know into quarantine, unless the store was emptied while it was asked. Raises
-        Unavailable, OSError."""
-        if not names or not await self._agreed():
+    async def _quarantine(self, part: str, names: Collection[str]) -> None:
+        """Quarantine names unknown to the store, unless it was emptied meanwhile. Raises Unavailable, OSError."""
+        if not names or not await self._store_matches():
             return
         for name in sorted(names):
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
-                place = await asyncio.to_thread(self._bench.shelf.set_aside, part, name)
+            with contextlib.suppress(FileNotFoundError):  # another process has moved it
+                place = await asyncio.to_thread(self._context.file_store.set_aside, part, name)
                 log.warning("the store has no record of a file or batch; quarantined it: %s", place)
 
     async def keep_tidy(self, every_s: float) -> None:
-        """For ever, whatever happens."""
+        """Run until cancelled: tidy every `every_s` seconds, and retry later after a failure."""
         errors = (Unavailable, DecodeError, OSError)
-        expected = ExpectedErrors(errors, log.warning, "files could not be tidied up, trying again later: %s")
+        expected = ExpectedErrors(errors, log.warning, "expired files could not be removed, trying again later: %s")
         await run_periodically(self.tidy, every_s, expected)

@@ -1,6 +1,6 @@
-"""Reading a batch's input: every line checked, counted, grouped and compared, in one pass, without keeping it.
+"""Input validation of a batch: checks every line in one pass, finds duplicates, and orders lines by common prefix.
 
-Blocks: call it from a thread. It does not know Redis, nor who asked.
+It blocks (call it from a thread), holds one line at a time in memory, and uses no Redis.
 """
 
 from __future__ import annotations
@@ -17,49 +17,56 @@ from streaming.batches.ledger import InputPlan, LineOutcome, Segment, lines_of
 from streaming.jobs.cards import ModelCard
 
 MAX_FAULTS = 100
-MAX_LINE = 2 * 1024 * 1024
-LOOK_EVERY = 64
+MAX_LINE_BYTES = 2 * 1024 * 1024
+STOP_CHECK_LINES = 64
+"""Lines between two calls of `should_continue`."""
 
 
 class SurveyInterrupted(Exception):
-    """Raised when the reading was to stop before its end."""
+    """Raised when the caller stopped the reading before its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What lines are held against."""
+    """What lines of a batch must satisfy."""
 
     endpoint: str
     models: Collection[str]
     max_lines: int
     max_choices: int | None = None
-    """Of one line; None: any number."""
+    """Choices of one line; None: any number."""
     cards: Mapping[str, ModelCard] = field(default_factory=dict)
-    """What is known of the models, by name."""
-    longest: int = MAX_LINE
+    """Capabilities of each model, by name."""
+    max_line_bytes: int = MAX_LINE_BYTES
 
 
 @dataclass(slots=True)
 class Survey:
-    """What an input was found to be. With faults, nothing of it is run."""
+    """Result of reading an input. If it has faults, no line of it is run."""
 
     plan: InputPlan = field(default_factory=InputPlan)
     faults: list[LineFault] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
     tokens: int = 0
     refused: int = 0
-    """Lines whose request is an error; their answers are in the segment."""
+    """Lines whose request was refused; the segment holds their error answers."""
 
 
-def survey(source: Path, terms: Terms, segment: Segment, go_on: Callable[[], bool] = lambda: True) -> Survey:
-    """Read the input. Lines that are requests of this batch, but wrong ones, get their answer at once.
+def survey(source: Path, terms: Terms, segment: Segment, should_continue: Callable[[], bool] = lambda: True) -> Survey:
+    """Read and check the whole input.
 
-    Raises OSError, Interrupted (once `go_on` says no).
+    Args:
+        segment: gets an error answer for each well-formed line whose request is refused.
+        should_continue: asked now and then; False stops the reading.
+
+    Raises:
+        OSError: the file cannot be read.
+        SurveyInterrupted: `should_continue` returned False.
     """
-    found, names, grouping = Survey(), _Names(), _Grouping()
+    found, names, grouping = Survey(), _CustomIds(), _PrefixOrder()
     with source.open("rb") as file:
-        for number, offset, data in lines_of(file, terms.longest):
-            if number % LOOK_EVERY == 0 and not go_on():
+        for number, offset, data in lines_of(file, terms.max_line_bytes):
+            if number % STOP_CHECK_LINES == 0 and not should_continue():
                 raise SurveyInterrupted
             if len(found.plan) >= terms.max_lines:
                 message = f"The file has more than {terms.max_lines} lines, the most one batch may have."
@@ -67,31 +74,31 @@ def survey(source: Path, terms: Terms, segment: Segment, go_on: Callable[[], boo
                 break
             place = found.plan.add(number, offset, len(data))
             try:
-                line = _checked(data, number, terms, names)
+                line = _parsed(data, number, terms, names)
             except BadLine as bad:
                 found.faults.append(LineFault(number, bad.code, str(bad), bad.param))
                 if len(found.faults) >= MAX_FAULTS:
                     break
                 continue
             if not found.faults:
-                _take(line, place, terms, found, grouping, segment)
+                _add(line, place, terms, found, grouping, segment)
     if not len(found.plan):
         found.faults.append(LineFault(0, "empty_file", "The file has no lines."))
     found.plan.order.extend(grouping.order())
     return found
 
 
-def _checked(data: bytes, number: int, terms: Terms, names: _Names) -> Envelope:
-    """Raises BadLine."""
-    if len(data) > terms.longest:
-        raise BadLine("line_too_long", f"This line has more than {terms.longest} bytes.")
+def _parsed(data: bytes, number: int, terms: Terms, names: _CustomIds) -> Envelope:
+    """Parse a line and check its size and custom_id. Raises BadLine."""
+    if len(data) > terms.max_line_bytes:
+        raise BadLine("line_too_long", f"This line has more than {terms.max_line_bytes} bytes.")
     line = envelope(data, terms.endpoint)
-    if earlier := names.taken(line.custom_id, number):
+    if earlier := names.first_use(line.custom_id, number):
         raise BadLine("duplicate_custom_id", f"Line {earlier} has the same custom_id.", "custom_id")
     return line
 
 
-def _take(line: Envelope, place: int, terms: Terms, found: Survey, grouping: _Grouping, segment: Segment) -> None:
+def _add(line: Envelope, place: int, terms: Terms, found: Survey, grouping: _PrefixOrder, segment: Segment) -> None:
     try:
         request = request_of(line, terms.models, terms.max_choices)
     except ApiError as error:
@@ -100,43 +107,45 @@ def _take(line: Envelope, place: int, terms: Terms, found: Survey, grouping: _Gr
         return
     seen = traits(request, terms.cards.get(request.model))
     found.models.add(seen.model)
-    found.plan.twins[place] = grouping.twin(seen.twin, place)
+    found.plan.twins[place] = grouping.duplicate_of(seen.digest, place)
     if found.plan.twins[place] == place:
         grouping.add(place, seen.groups)
         found.plan.tokens[place] = seen.tokens
         found.tokens += seen.tokens
 
 
-class _Names:
-    """Which line had a custom_id first."""
+class _CustomIds:
+    """Remembers which line used each custom_id first."""
 
     def __init__(self) -> None:
         self._lines: dict[bytes, int] = {}
 
-    def taken(self, name: str, number: int) -> int:
-        """The line that has it already, or 0."""
+    def first_use(self, name: str, number: int) -> int:
+        """Return the number of the earlier line that has this custom_id, or 0."""
         digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
         earlier = self._lines.setdefault(digest, number)
         return earlier if earlier != number else 0
 
 
-class _Grouping:
-    """Lines that begin alike after each other: groups stand where their first line stood, so a file without common
-    beginnings keeps its order."""
+class _PrefixOrder:
+    """Orders lines so that those with a common prompt prefix run after each other and share the engine's KV cache.
+
+    A group takes the place of its first line, so a file without common prefixes keeps its order.
+    """
 
     def __init__(self) -> None:
         self._firsts: dict[int, int] = {}
         self._keys: list[tuple[int, ...]] = []
-        self._twins: dict[bytes, int] = {}
+        self._by_digest: dict[bytes, int] = {}
 
-    def twin(self, digest: bytes, place: int) -> int:
-        """The first line with an equal request."""
-        return self._twins.setdefault(digest, place) if digest else place
+    def duplicate_of(self, digest: bytes, place: int) -> int:
+        """Return the first line with the same request digest; `place` itself if it is the first or has no digest."""
+        return self._by_digest.setdefault(digest, place) if digest else place
 
     def add(self, place: int, groups: tuple[int, ...]) -> None:
         firsts = (self._firsts.setdefault(group, place) for group in groups)
         self._keys.append((*firsts, place))
 
     def order(self) -> list[int]:
-        """The places, sorted."""
+        """Return the lines in the order to compute them."""
         return [key[-1] for key in sorted(self._keys)]

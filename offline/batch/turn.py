@@ -1,7 +1,7 @@
-"""One turn at one batch: read its input, compute its lines, put its files together, end it; as far as the turn goes.
+"""Batch turn: one process's time slice on one batch: validate the input, compute lines, write the output files, end it.
 
-Whoever has the batch says so about once a second and hears what its owner wants meanwhile. A turn may be cut off at
-any point: what counts is on disk and in the store, and the next turn goes on from there.
+The turn saves its progress about once a second, which renews its lease and returns the owner's commands (pause,
+cancel). It may be killed at any point: the next turn continues from what is on disk and in the store.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.2
-"""How often the queue is asked which lines have ended."""
-SAY_S = 1.0
-STOPPING_S = 30.0
+POLL_INTERVAL_S = 0.2
+"""Interval between queries for lines that have ended."""
+SAVE_INTERVAL_S = 1.0
+CANCEL_TIMEOUT_S = 30.0
 """How long running lines of a cancelled batch may take to stop."""
-ASLEEP_MS = 24 * 3600 * 1000
-"""A paused batch without a deadline is looked at again after so long."""
+PAUSED_RECHECK_MS = 24 * 3600 * 1000
+"""A paused batch without a deadline becomes due again after this time."""
 OUTPUT = "batch_output"
 WORK_LOST = LineFault(
     0,
@@ -46,142 +46,147 @@ WORK_LOST = LineFault(
     "lost it. Create the batch again. Answers that were finished may lie in the quarantine.",
 )
 
-Why: TypeAlias = Literal["", "expired", "cancelled"]
+StopReason: TypeAlias = Literal["", "expired", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """What a turn works with."""
+    """What every turn of a process works with."""
 
     tools: BatchTools
-    shelf: FileStore
+    file_store: FileStore
     metrics: Metrics
     keep_s: int
-    """How long files and the record are kept."""
+    """Retention of the output files and of the batch's record."""
     turn_s: float
-    say_s: float = SAY_S
+    save_interval_s: float = SAVE_INTERVAL_S
 
 
 class BatchTurn:
-    """`stop` ends it early, in good order."""
+    """One turn under one lease. Setting `stop` ends it early and cleanly."""
 
-    def __init__(self, bench: TurnContext, hold: BatchLease, stop: asyncio.Event) -> None:
-        self._bench, self._hold, self._stop = bench, hold, stop
-        self._batches, self._files = Batches(bench.tools.wire), Files(bench.tools.wire)
-        self._folder = bench.shelf.work(hold.batch.id)
-        self._state, self._progress = hold.state, hold.progress
-        self._verdict = SaveResult(hold.now_ms, hold.state, hold.paused)
+    def __init__(self, context: TurnContext, lease: BatchLease, stop: asyncio.Event) -> None:
+        self._context, self._lease, self._stop = context, lease, stop
+        self._batches, self._files = Batches(context.tools.wire), Files(context.tools.wire)
+        self._folder = context.file_store.work(lease.batch.id)
+        self._state, self._progress = lease.state, lease.progress
+        self._saved = SaveResult(lease.now_ms, lease.state, lease.paused)
         self._tokens: int | None = None
-        self._saying = asyncio.Lock()
+        self._save_lock = asyncio.Lock()
         self._ended = False
-        """The last word is said, or being said."""
+        """The final state is being saved, or is saved: no further save."""
         self._lost = False
-        """The batch was taken from us: threads are to stop too."""
+        """The lease is lost or the turn is over: its threads must stop too."""
         self._lines: Lines | None = None
 
     async def run(self) -> None:
-        """Raises Fenced when the batch was taken over, Unavailable, OSError."""
-        saying = asyncio.create_task(self._keep_saying())
-        working = asyncio.create_task(self._work())
+        """Work the turn. Raises Fenced when another process has taken the batch over, Unavailable, OSError."""
+        saving = asyncio.create_task(self._save_periodically())
+        processing = asyncio.create_task(self._process())
         try:
-            await asyncio.wait({saying, working}, return_when=asyncio.FIRST_COMPLETED)
-            self._lost = not working.done()
-            if not working.done():
-                working.cancel()
+            await asyncio.wait({saving, processing}, return_when=asyncio.FIRST_COMPLETED)
+            self._lost = not processing.done()
+            if not processing.done():
+                processing.cancel()
         finally:
             self._lost = True
-            for task in (saying, working):
+            for task in (saving, processing):
                 task.cancel()
-            ends = await asyncio.gather(working, saying, return_exceptions=True)
+            results = await asyncio.gather(processing, saving, return_exceptions=True)
             if self._lines is not None:
                 await asyncio.to_thread(self._lines.close)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
 
-    # --- saying how far it is ----------------------------------------------------------------------------------------
+    # --- saving progress ---------------------------------------------------------------------------------------------
 
-    async def _keep_saying(self) -> None:
-        """While the store is away nothing is said; if that lasts, another turn will have the batch."""
-        write = partial(log.warning, extra={"batch": self._hold.batch.id})
-        expected = ExpectedErrors(Unavailable, write, "how far a batch is could not be said: %s")
-        await run_periodically(self._say, self._bench.say_s, expected, wait_first=True)
+    async def _save_periodically(self) -> None:
+        """Save periodically; skip it while the store is away. If the lease expires, another turn takes the batch."""
+        write = partial(log.warning, extra={"batch": self._lease.batch.id})
+        expected = ExpectedErrors(Unavailable, write, "the progress of a batch could not be saved: %s")
+        await run_periodically(self._save, self._context.save_interval_s, expected, wait_first=True)
 
-    async def _say(self, rest_ms: int | None = None) -> None:
-        """`rest_ms` ends the turn. Raises Fenced, Unavailable."""
-        async with self._saying:
+    async def _save(self, rest_ms: int | None = None) -> None:
+        """Save the progress; with `rest_ms` end the turn until then. Raises Fenced, Unavailable."""
+        async with self._save_lock:
             if self._ended:
                 return
             if self._lines is not None and self._lines.opened:
                 self._progress, self._tokens = self._lines.progress(), self._lines.tokens_left
-            self._verdict = await self._batches.save(
-                self._hold, self._state, self._progress, tokens=self._tokens, rest_ms=rest_ms
+            self._saved = await self._batches.save(
+                self._lease, self._state, self._progress, tokens=self._tokens, rest_ms=rest_ms
             )
             if self._lines is not None:
-                self._lines.now_ms = self._verdict.now_ms
+                self._lines.now_ms = self._saved.now_ms
 
-    async def _enter(self, state: BatchState, **changes: Any) -> None:
-        """A new state; the owner may have wished for another meanwhile."""
+    async def _set_state(self, state: BatchState, **changes: Any) -> None:
+        """Save a new state of the batch. A command of the owner may override it."""
         self._state = state
         self._progress = msgspec.structs.replace(self._progress, **changes)
         if self._lines is not None:
             self._lines.base = self._progress
-        await self._say()
+        await self._save()
 
-    async def _end(self, state: BatchState, files: Sequence[StoredFile] = (), **changes: Any) -> None:
-        """The last word about this batch. Raises Fenced, Unavailable."""
-        async with self._saying:
-            changes = {"in_queue": 0, "per_second": 0.0, "ended_ms": self._verdict.now_ms, **changes}
+    async def _finish(self, state: BatchState, files: Sequence[StoredFile] = (), **changes: Any) -> None:
+        """Save the final state of the batch and remove its work. Raises Fenced, Unavailable."""
+        async with self._save_lock:
+            changes = {"in_queue": 0, "per_second": 0.0, "ended_ms": self._saved.now_ms, **changes}
             progress = msgspec.structs.replace(self._progress, **changes)
             self._ended = True
             ending = Ending(state, progress, tuple(files))
-            await asyncio.to_thread(note_ending, self._bench.shelf, self._hold.batch.id, self._hold.epoch, ending)
-            await self._batches.save(self._hold, state, progress, keep_s=self._bench.keep_s, files=files)
-        self._bench.metrics.batches.labels(state.value).inc()
-        log.info("batch ended as %s", state, extra={"batch": self._hold.batch.id, "lines": progress.total})
-        await asyncio.to_thread(self._bench.shelf.end_work, self._hold.batch.id)
+            await asyncio.to_thread(
+                note_ending, self._context.file_store, self._lease.batch.id, self._lease.epoch, ending
+            )
+            await self._batches.save(self._lease, state, progress, keep_s=self._context.keep_s, files=files)
+        self._context.metrics.batches.labels(state.value).inc()
+        log.info("batch ended as %s", state, extra={"batch": self._lease.batch.id, "lines": progress.total})
+        await asyncio.to_thread(self._context.file_store.end_work, self._lease.batch.id)
 
-    def _go_on(self) -> bool:
+    def _should_continue(self) -> bool:
         return not self._lost and not self._stop.is_set()
 
-    # --- the work ----------------------------------------------------------------------------------------------------
+    # --- the stages of a batch ---------------------------------------------------------------------------------------
 
-    async def _work(self) -> None:
-        if not await asyncio.to_thread((self._folder / PLAN).exists) and await self._end_again():
+    async def _process(self) -> None:
+        if not await asyncio.to_thread((self._folder / PLAN).exists) and await self._restore_ending():
             return
-        if self._hold.state is BatchState.VALIDATING and not await self._read_input():
+        if self._lease.state is BatchState.VALIDATING and not await self._read_input():
             return
         if not await asyncio.to_thread((self._folder / PLAN).exists):
-            await self._end_without_work()
+            await self._finish_without_work()
             return
-        why = await self._compute()
-        if why is not None:
-            await self._put_together(why)
+        reason = await self._compute()
+        if reason is not None:
+            await self._write_outputs(reason)
 
-    async def _end_again(self) -> bool:
-        """End the batch as it ended before the store was restored to an earlier moment; whether it had ended."""
-        ending = await asyncio.to_thread(noted_ending, self._bench.shelf, self._hold.batch.id)
+    async def _restore_ending(self) -> bool:
+        """End a batch again that had ended before the store was restored from a backup; return whether it had."""
+        ending = await asyncio.to_thread(noted_ending, self._context.file_store, self._lease.batch.id)
         if ending is None:
             return False
-        log.warning("the store had forgotten how a batch ended", extra={"batch": self._hold.batch.id})
-        self._progress, now_ms = ending.progress, self._verdict.now_ms
-        keep_ms = self._hold.batch.output_keep_ms
+        log.warning(
+            "the store had lost a batch's outcome; its note restores it",
+            extra={"batch": self._lease.batch.id},
+        )
+        self._progress, now_ms = ending.progress, self._saved.now_ms
+        keep_ms = self._lease.batch.output_keep_ms
         files = [msgspec.structs.replace(file, created_ms=now_ms, expires_ms=now_ms + keep_ms) for file in ending.files]
-        await self._end(ending.state, files, ended_ms=ending.progress.ended_ms)
+        await self._finish(ending.state, files, ended_ms=ending.progress.ended_ms)
         return True
 
-    async def _end_without_work(self) -> None:
-        """The input was never read, or the work that was done is gone."""
+    async def _finish_without_work(self) -> None:
+        """End a batch whose input was never read or whose work folder is lost."""
         lost = (WORK_LOST,) if self._progress.began_ms else ()
-        if self._verdict.state is BatchState.CANCELLING:
-            await self._end(BatchState.CANCELLED, faults=lost)
+        if self._saved.state is BatchState.CANCELLING:
+            await self._finish(BatchState.CANCELLED, faults=lost)
         else:
             await self._fail([WORK_LOST])
 
     async def _read_input(self) -> bool:
-        """Whether there is something to compute."""
-        tools, batch = self._bench.tools, self._hold.batch
-        segment = Segment(self._folder, self._hold.epoch)
+        """Validate the input; return whether there are lines to compute."""
+        tools, batch = self._context.tools, self._lease.batch
+        segment = Segment(self._folder, self._lease.epoch)
         terms = Terms(
             batch.endpoint,
             frozenset(tools.models),
@@ -190,13 +195,13 @@ class BatchTurn:
             cards=await Fleet(tools.wire).cards(),
         )
         try:
-            source = await asyncio.to_thread(self._bench.shelf.input_of, batch.id, batch.input_file)
-            found = await asyncio.to_thread(survey, source, terms, segment, self._go_on)
+            source = await asyncio.to_thread(self._context.file_store.input_of, batch.id, batch.input_file)
+            found = await asyncio.to_thread(survey, source, terms, segment, self._should_continue)
             if not found.faults:
                 await asyncio.to_thread(segment.commit)
                 await asyncio.to_thread(found.plan.save, self._folder)
         except SurveyInterrupted:
-            await self._say(rest_ms=0)
+            await self._save(rest_ms=0)
             return False
         except FileNotFoundError:
             await self._fail([LineFault(0, "file_not_found", "The input file is gone.", "input_file_id")])
@@ -207,102 +212,102 @@ class BatchTurn:
         if faults:
             await self._fail(faults)
             return False
-        await self._enter(
+        await self._set_state(
             BatchState.IN_PROGRESS,
             total=len(found.plan),
             failed=found.refused,
             computed=len(found.plan.order),
             model=next(iter(found.models)) if len(found.models) == 1 else "",
             tokens=found.tokens,
-            began_ms=self._verdict.now_ms,
+            began_ms=self._saved.now_ms,
         )
-        self._hold = replace(self._hold, progress=self._progress)
+        self._lease = replace(self._lease, progress=self._progress)
         return True
 
     async def _over_quota(self, found: Survey) -> list[LineFault]:
-        room, waiting = await self._batches.reserve(self._hold, found.tokens)
+        room, waiting = await self._batches.reserve(self._lease, found.tokens)
         if room:
             return []
         message = (
             f"This batch has about {found.tokens} tokens and {waiting} are waiting in others; "
-            f"at most {self._hold.batch.token_limit} may wait at once."
+            f"at most {self._lease.batch.token_limit} may wait at once."
         )
         return [LineFault(0, "token_limit_exceeded", message)]
 
     async def _fail(self, faults: Sequence[LineFault]) -> None:
-        await self._end(BatchState.FAILED, faults=tuple(faults))
+        await self._finish(BatchState.FAILED, faults=tuple(faults))
 
-    async def _compute(self) -> Why | None:
-        """Why it is over for the lines, "" if all have their answer; None if only the turn is over."""
-        self._lines = lines = Lines(self._bench.tools, self._hold, self._folder)
+    async def _compute(self) -> StopReason | None:
+        """Compute lines. Returns why the batch stops ("": every line has an answer); None if only the turn is over."""
+        self._lines = lines = Lines(self._context.tools, self._lease, self._folder)
         await lines.open()
         loop = asyncio.get_running_loop()
-        until, stopping = loop.time() + self._bench.turn_s, 0.0
+        turn_end, cancel_by = loop.time() + self._context.turn_s, 0.0
         while True:
-            self._bench.metrics.batch_lines.inc(await lines.collect())
+            self._context.metrics.batch_lines.inc(await lines.collect())
             if lines.done:
                 return ""
-            if why := self._called_off():
-                if not stopping:
-                    stopping = loop.time() + STOPPING_S
+            if reason := self._stop_reason():
+                if not cancel_by:
+                    cancel_by = loop.time() + CANCEL_TIMEOUT_S
                     await lines.give_up()
-                if lines.idle or loop.time() > stopping:
-                    return why
-            elif self._stop.is_set() or loop.time() > until:
-                await self._say(rest_ms=0)
+                if lines.idle or loop.time() > cancel_by:
+                    return reason
+            elif self._stop.is_set() or loop.time() > turn_end:
+                await self._save(rest_ms=0)
                 return None
-            elif self._verdict.paused:
+            elif self._saved.paused:
                 await lines.withdraw()
                 if lines.idle:
-                    await self._say(rest_ms=self._sleep_ms())
+                    await self._save(rest_ms=self._paused_ms())
                     return None
             else:
-                self._bench.metrics.batch_lines.inc(await lines.feed())
-            await wait(self._stop, LOOK_INTERVAL_S)
+                self._context.metrics.batch_lines.inc(await lines.feed())
+            await wait(self._stop, POLL_INTERVAL_S)
 
-    def _called_off(self) -> Why:
-        if self._verdict.state is BatchState.CANCELLING:
+    def _stop_reason(self) -> StopReason:
+        if self._saved.state is BatchState.CANCELLING:
             return "cancelled"
-        expires_ms = self._hold.expires_ms
-        return "expired" if expires_ms and self._verdict.now_ms >= expires_ms else ""
+        expires_ms = self._lease.expires_ms
+        return "expired" if expires_ms and self._saved.now_ms >= expires_ms else ""
 
-    def _sleep_ms(self) -> int:
-        expires_ms = self._hold.expires_ms
-        return max(0, expires_ms - self._verdict.now_ms) if expires_ms else ASLEEP_MS
+    def _paused_ms(self) -> int:
+        expires_ms = self._lease.expires_ms
+        return max(0, expires_ms - self._saved.now_ms) if expires_ms else PAUSED_RECHECK_MS
 
-    async def _put_together(self, why: Why) -> None:
-        """Output and error file, in the order of the input, and the end."""
+    async def _write_outputs(self, reason: StopReason) -> None:
+        """Write the output and error files, in the order of the input, and end the batch."""
         assert self._lines is not None
-        if self._verdict.state is not BatchState.CANCELLING:
-            await self._enter(BatchState.FINALIZING, finalizing_ms=self._verdict.now_ms)
+        if self._saved.state is not BatchState.CANCELLING:
+            await self._set_state(BatchState.FINALIZING, finalizing_ms=self._saved.now_ms)
         lines = self._lines
         made: list[tuple[LineOutcome, StoredFile]] = []
         try:
             for outcome in (LineOutcome.DONE, LineOutcome.FAILED):
-                file = await asyncio.to_thread(self._assemble, lines.plan, lines.ledger, outcome, why)
+                file = await asyncio.to_thread(self._assemble, lines.plan, lines.ledger, outcome, reason)
                 if file is not None:
                     made.append((outcome, file))
             self._progress = lines.progress()
-            states: dict[Why, BatchState] = {"": BatchState.COMPLETED, "expired": BatchState.EXPIRED}
+            states: dict[StopReason, BatchState] = {"": BatchState.COMPLETED, "expired": BatchState.EXPIRED}
             named = {outcome: file.id for outcome, file in made}
-            await self._end(
-                states.get(why, BatchState.CANCELLED),
+            await self._finish(
+                states.get(reason, BatchState.CANCELLED),
                 [file for _, file in made],
                 failed=self._progress.total - self._progress.completed,
                 output_file=named.get(LineOutcome.DONE, ""),
                 error_file=named.get(LineOutcome.FAILED, ""),
             )
         except Fenced:
-            for _, file in made:  # whoever has the batch now makes its own
-                await asyncio.to_thread(self._bench.shelf.remove, file.id)
+            for _, file in made:  # the process that has the batch now writes its own
+                await asyncio.to_thread(self._context.file_store.remove, file.id)
             raise
 
-    def _assemble(self, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, why: Why) -> StoredFile | None:
-        """None if it would be empty. Blocks."""
-        batch, shelf = self._hold.batch, self._bench.shelf
-        incoming = shelf.open_incoming()
+    def _assemble(self, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, reason: StopReason) -> StoredFile | None:
+        """Write the file of the lines with this outcome; None if it would be empty. Blocks."""
+        batch, file_store = self._lease.batch, self._context.file_store
+        incoming = file_store.open_incoming()
         try:
-            for block in blocks(output_lines(batch.id, self._folder, plan, ledger, outcome, why)):
+            for block in blocks(output_lines(batch.id, self._folder, plan, ledger, outcome, reason)):
                 incoming.write(block)
                 if self._lost:
                     raise SurveyInterrupted
@@ -311,7 +316,7 @@ class BatchTurn:
             incoming.discard()
 
     def _keep(self, incoming: Incoming, outcome: LineOutcome) -> StoredFile:
-        batch, now_ms = self._hold.batch, self._verdict.now_ms
+        batch, now_ms = self._lease.batch, self._saved.now_ms
         file = StoredFile(
             id=self._files.new_id(batch.tenant),
             tenant=batch.tenant,
@@ -321,5 +326,5 @@ class BatchTurn:
             created_ms=now_ms,
             expires_ms=now_ms + batch.output_keep_ms,
         )
-        self._bench.shelf.keep(incoming, file.id)
+        self._context.file_store.keep(incoming, file.id)
         return file

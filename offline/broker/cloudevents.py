@@ -1,4 +1,4 @@
-"""What happened to a job or batch as a CloudEvent (1.0, structured, JSON)."""
+"""CloudEvents encoder: an event of a job or batch as a CloudEvent 1.0, structured mode, JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from streaming.jobs.records import JobRecord
 
 CONTENT_TYPE = "application/cloudevents+json"
 SHOWN = ("model", "priority", "metadata")
-"""Fields of the job object that do not change while it lives."""
+"""Fields of the job object that never change."""
 
 
 def cloud_event(event: Event, record: JobRecord | None, source: str, *, results: bool) -> bytes:
-    """`record` is the job's; None for a batch, and for a job that is no longer kept: then there is only its id."""
+    """Encode the event. `record` is the job's; None for a batch or an expired job: then only the id is sent."""
     data: dict[str, Any] = {"id": event.subject, "tenant": event.tenant}
     if record is not None:
         shown = job_object(_view(record), _result(record) if results else None)
@@ -40,7 +40,7 @@ def _over(event: Event) -> bool:
 
 
 def _result(record: JobRecord) -> dict[str, Any] | None:
-    """The answer of a job that was completed."""
+    """Return the answer of a completed job, else None."""
     if record.terminal is None or not record.completed:
         return None
     return completion(Facts.of(record.job, record.created_ms), record.terminal, record.terminal.rows)

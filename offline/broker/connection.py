@@ -1,4 +1,4 @@
-"""A message broker as kombu knows it: how to reach it, and what its failures look like. Knows no job and no event."""
+"""Broker connection: connects, consumes, publishes and acknowledges over kombu, and maps its errors to one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from kombu.messaging import Producer
 
 from runtime.config import ConfigError
 
-ANSWER_S = 10.0
+SOCKET_TIMEOUT_S = 10.0
 HEARTBEAT_S = 20
-"""For a connection that is listened to."""
+"""Heartbeat of a connection that consumes."""
 VISIBILITY_S = 60
-"""On brokers without acknowledgements of their own, such as Redis: when a message comes back whose taker was killed."""
+"""Visibility timeout on brokers without acknowledgements of their own, such as Redis: an unacknowledged message is
+delivered again after this time."""
 
 
 def check_broker(key: str, url: str) -> None:
-    """Whether kombu knows this kind of broker; nothing is connected to. Raises ConfigError."""
+    """Check that kombu supports this kind of broker, without connecting. Raises ConfigError."""
     try:
         Connection(url or "memory://").get_transport_cls()
     except (KeyError, ImportError, ValueError):
@@ -33,72 +34,72 @@ def check_broker(key: str, url: str) -> None:
 
 
 def tls_of(url: str) -> dict[str, Any] | None:
-    """How kombu is to speak TLS with a broker at this address; left to itself it believes any certificate (rediss), or
-    does not look at its name (amqps). `ssl_*` options in the address of a Redis go before these."""
+    """Return kombu's TLS options for this address. By default kombu accepts any certificate (rediss) or ignores its
+    host name (amqps). `ssl_*` options in the address of a Redis override these."""
     scheme = urlsplit(url).scheme
     if scheme in ("rediss", "rediss+sentinel"):
         return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
     if scheme == "amqps":
-        return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}  # kombu's word for: the address's own
+        return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}  # None: kombu checks the address's own name
     return None
 
 
 class BrokerUnavailable(Exception):
-    """Raised when the broker is away or the connection is lost. Its words hold no password."""
+    """Raised when the broker is away or the connection is lost. Its message holds no password."""
 
 
 class Broker:
-    """One connection, for one thread. Every method raises Broken; after it a new one is needed."""
+    """One connection, for one thread. Every method raises BrokerUnavailable, after which a new Broker is needed."""
 
     def __init__(self, url: str, heartbeat_s: int = 0) -> None:
         self._connection = Connection(
             url, heartbeat=heartbeat_s, connect_timeout=4, transport_options=_options(url), ssl=tls_of(url) or False
         )
-        self._faults = (
+        self._errors = (
             OSError, KombuError, *self._connection.connection_errors, *self._connection.channel_errors
         )  # fmt: skip
-        self._where = self._connection.as_uri()  # without its password
-        self._taken: list[Message] = []
+        self._address = self._connection.as_uri()  # without its password
+        self._received: list[Message] = []
         self._queues: set[str] = set()
         self._producer: Producer | None = None
 
     def connect(self) -> None:
         self._guard(self._connection.connect)
 
-    def consume(self, queue: str, ahead: int) -> None:
-        """Begin to be sent messages, at most `ahead` before they are acknowledged."""
+    def consume(self, queue: str, prefetch: int) -> None:
+        """Start consuming, with at most `prefetch` unacknowledged messages."""
 
         def begin() -> None:
             channel = self._connection.channel()
             consumer = self._connection.Consumer(
-                [_queue(queue)], channel=channel, prefetch_count=ahead, on_message=self._taken.append
+                [_queue(queue)], channel=channel, prefetch_count=prefetch, on_message=self._received.append
             )
             consumer.consume()
 
         self._guard(begin)
 
     def take(self, seconds: float) -> list[Message]:
-        """Messages that have come, waiting so long for the first."""
-        if not self._taken:
-            self._guard(lambda: self._listen(seconds))
-        taken = list(self._taken)
-        self._taken.clear()
-        return taken
+        """Return the messages that have arrived; wait up to `seconds` for the first."""
+        if not self._received:
+            self._guard(lambda: self._drain(seconds))
+        received = list(self._received)
+        self._received.clear()
+        return received
 
     def hold(self, seconds: float) -> None:
-        """Wait with messages in hand, and have the broker know that we are there."""
+        """Wait while holding unacknowledged messages, and keep sending heartbeats to the broker."""
         if self._connection.supports_heartbeats:
-            self._guard(lambda: self._listen(seconds))
+            self._guard(lambda: self._drain(seconds))
         else:
             time.sleep(seconds)
 
-    def _listen(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):  # nothing came: the usual case
+    def _drain(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):  # no message: the usual case
             self._connection.drain_events(timeout=seconds)
         self._connection.heartbeat_check()
 
     def publish(self, queue: str, body: bytes, content_type: str, message_id: str, headers: dict[str, str]) -> None:
-        """Returns when the broker has it. The queue is made if there is none, and it survives the broker."""
+        """Publish a persistent message; return when the broker has it. Declares the durable queue first."""
 
         def send() -> None:
             if self._producer is None:
@@ -114,19 +115,19 @@ class Broker:
         self._guard(send)
 
     def ack(self, message: Message) -> None:
-        """It need not come again."""
+        """Acknowledge the message."""
         self._guard(message.ack)
 
     def close(self) -> None:
-        """What is held comes again, to whoever takes next. Never raises."""
-        with contextlib.suppress(BrokerUnavailable):  # it was closed already, from the other side
+        """Close the connection; the broker redelivers unacknowledged messages. Never raises."""
+        with contextlib.suppress(BrokerUnavailable):  # the broker has closed it already
             self._guard(self._connection.release)
 
     def _guard(self, step: Any) -> None:
         try:
             step()
-        except self._faults as error:
-            raise BrokerUnavailable(f"{self._where}: {type(error).__name__} {error}") from error
+        except self._errors as error:
+            raise BrokerUnavailable(f"{self._address}: {type(error).__name__} {error}") from error
 
 
 def _queue(name: str) -> Queue:
@@ -134,11 +135,11 @@ def _queue(name: str) -> Queue:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What each kind of broker needs so that a failure shows, and shows soon."""
+    """Return the options of each kind of broker that make failures show, and show soon."""
     scheme = urlsplit(url).scheme
     if scheme in ("amqp", "amqps", "pyamqp"):
-        return {"confirm_publish": True, "read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
+        return {"confirm_publish": True, "read_timeout": SOCKET_TIMEOUT_S, "write_timeout": SOCKET_TIMEOUT_S}
     if scheme.startswith(("redis", "sentinel")):
-        wait = {"socket_timeout": ANSWER_S, "socket_connect_timeout": 4.0, "socket_keepalive": True}
+        wait = {"socket_timeout": SOCKET_TIMEOUT_S, "socket_connect_timeout": 4.0, "socket_keepalive": True}
         return wait | {"visibility_timeout": VISIBILITY_S}
     return {}

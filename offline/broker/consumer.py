@@ -1,8 +1,8 @@
-"""Jobs taken from a queue of a broker: a message is acknowledged when its job is kept, and not before.
+"""Broker consumer: takes messages from a broker's queue, turns each into a job, and acknowledges it only after that.
 
-Runs in a thread of its own, for brokers' clients block; each message is handed to the event loop and waited for. What
-can never be a job goes to the queue of rejected messages, with the reason, before it is acknowledged. So does a message
-that has made its taker fail several times. While there is no room for more, messages stay where they are.
+It runs in a thread of its own because broker clients block; the event loop accepts the job while the thread waits. A
+message that can never be a job, or that crashed its consumer several times, goes to the queue `<name>.rejected` with
+the reason. While the store has no room, messages stay unacknowledged at the broker (backpressure).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S, RETRY_DELAY_S = 1.0, 0.5
-REASON = "x-penstock-reason"
+POLL_INTERVAL_S, RETRY_DELAY_S = 1.0, 0.5
+REASON_HEADER = "x-penstock-reason"
 
 
 class Consumer:
-    """`start` and `stop` from the event loop's thread."""
+    """One per process. Call `start` and `stop` from the event loop's thread."""
 
     def __init__(self, intake: Intake, settings: EventSettings, metrics: Metrics) -> None:
         self._intake, self._settings, self._metrics = intake, settings, metrics
@@ -38,17 +38,17 @@ class Consumer:
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._keep_taking, args=(loop,), name="intake", daemon=True)
+        self._thread = threading.Thread(target=self._keep_consuming, args=(loop,), name="intake", daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
-        """What is held and not yet a job goes back to the broker."""
+        """Stop the thread; messages that are not yet a job go back to the broker."""
         self._stop.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 5.0)
 
-    def _keep_taking(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Until the stop, whatever the broker does."""
+    def _keep_consuming(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Consume until stopped; reconnect whenever the broker fails."""
         message = "no jobs are taken until the broker answers: %s"
         on_end = partial(log.info, "the broker answers again, taking jobs")
         outage = ExpectedErrors(BrokerUnavailable, log.warning, message, once=True, on_end=on_end)
@@ -60,35 +60,37 @@ class Consumer:
             except FutureCancelled:
                 return  # the event loop ends
             except Exception:
-                # The boundary of one connection: kombu raises what it likes for what is no message of its form.
+                # kombu may raise anything for a message that it cannot decode.
                 log.exception("taking jobs failed, connecting again")
             finally:
                 broker.close()
             self._stop.wait(RETRY_DELAY_S)
 
     def _take_all(self, broker: Broker, outage: ExpectedErrors, loop: asyncio.AbstractEventLoop) -> None:
-        """Until the stop. Raises BrokerUnavailable."""
+        """Take messages until stopped. Raises BrokerUnavailable."""
         broker.connect()
         broker.consume(self._settings.take_queue, self._settings.take_ahead)
         outage.end()
         while not self._stop.is_set():
-            for message in broker.take(LOOK_INTERVAL_S):
+            for message in broker.take(POLL_INTERVAL_S):
                 self._take(broker, message, loop)
 
     def _take(self, broker: Broker, message: Message, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises Broken: then the message comes again."""
+        """Accept or reject one message. Raises BrokerUnavailable: the broker then delivers it again."""
         properties = message.properties or {}
-        # Brokers that kombu emulates give every message a name of its own.
+        # The brokers that kombu emulates give every message a delivery tag of its own.
         name = str(properties.get("message_id") or properties.get("delivery_tag") or "")
-        body, again = _bytes(message.body), bool((message.delivery_info or {}).get("redelivered"))
+        body, redelivered = _bytes(message.body), bool((message.delivery_info or {}).get("redelivered"))
         full = False
         while not self._stop.is_set():
             try:
-                accepting = self._intake.accept(body, name, redelivered=again)
+                accepting = self._intake.accept(body, name, redelivered=redelivered)
                 job_id = asyncio.run_coroutine_threadsafe(accepting, loop).result()
             except Rejected as error:
                 queue = f"{self._settings.take_queue}.rejected"
-                broker.publish(queue, body, message.content_type or "application/json", name, {REASON: str(error)})
+                broker.publish(
+                    queue, body, message.content_type or "application/json", name, {REASON_HEADER: str(error)}
+                )
                 broker.ack(message)
                 self._metrics.taken.labels("rejected").inc()
                 log.warning("a message was rejected: %s", error, extra={"queue": queue})

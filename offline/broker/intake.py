@@ -1,4 +1,4 @@
-"""From a message to an accepted job, as POST /v1/jobs does it. Knows no broker and no HTTP."""
+"""Broker intake: validates a message's body and turns it into an accepted job, as POST /v1/jobs does."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 
 MAX_REDELIVERIES = 5
-"""How often a message that came again is taken up without an outcome before it is rejected."""
+"""Redeliveries without an outcome (each crashed its process) before a message is rejected."""
 MAX_BYTES = 2 * 1024 * 1024
 MAX_MESSAGE_ID = 200
 
 
 class Rejected(Exception):
-    """Raised when a message can never become a job. Says why, and holds no part of it."""
+    """Raised when a message can never become a job. The text says why and quotes none of the message."""
 
 
 class Intake:
-    """One per process. The tenant and the highest lane are the setting's: a message cannot name them."""
+    """One per process. The settings fix the tenant and the highest lane; a message cannot choose them."""
 
     def __init__(
         self,
@@ -40,21 +40,24 @@ class Intake:
         store: StoreMonitor,
         models: Mapping[str, ModelSettings],
         settings: EventSettings,
-        wanted: EventSubscriptions,
+        subscriptions: EventSubscriptions,
         max_choices: int,
         quota: QuotaSettings = UNLIMITED,
     ) -> None:
         self._queue, self._fleet = Queue(wire, headroom), Fleet(wire)
         self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(wire)
-        self._models, self._settings, self._wanted = models, settings, wanted
+        self._models, self._settings, self._subscriptions = models, settings, subscriptions
         self._max_choices, self._quota = max_choices, quota
 
     async def accept(self, body: bytes, message_id: str, *, redelivered: bool = False) -> str:
-        """The job's id: it is kept from now on, and the same message again leads to the same job. `redelivered`: the
-        broker has given it out before.
+        """Accept the message as a job and return the job's id. The same message again returns the same job.
 
-        Raises Rejected; LaneFull, StoreFull (also of the tenant's quota), Unavailable: there is no room now; anything
-        else for a message that makes us fail.
+        Args:
+            redelivered: the broker has delivered the message before.
+
+        Raises:
+            Rejected: it can never become a job.
+            LaneFull, StoreFull, Unavailable: there is no room now (StoreFull: in the store or the tenant's quota).
         """
         if not redelivered:
             return await self._accept(body, message_id)
@@ -98,7 +101,7 @@ class Intake:
             ceiling=self._settings.take_priority,
             reply_to="",
             trace={},
-            events=self._wanted.of_jobs(tenant),
+            events=self._subscriptions.of_jobs(tenant),
         )
         card = (await self._fleet.cards()).get(job.model)
         if card is not None and (failure := unsupported(job, card.capabilities)):

@@ -1,4 +1,4 @@
-"""Events on their way out: from the outbox to a queue of a broker, as CloudEvents."""
+"""Event publisher: sends events from the outbox to a broker's queue, as CloudEvents."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S, RETRY_DELAY_S = 0.1, 1.0
+POLL_INTERVAL_S, RETRY_DELAY_S = 0.1, 1.0
 MAX_EVENTS = 50
-"""Events of one partition given to the broker in one go."""
+"""Events of one partition published in one round."""
 
 
 class Publisher:
-    """One per process; any number of processes share the work. While the broker is away the outbox keeps all."""
+    """One per process; any number of processes share the work. While the broker is away the outbox keeps the events."""
 
     def __init__(self, wire: RedisClient, name: str, settings: EventSettings, metrics: Metrics) -> None:
-        self._outbox, self._journal = Outbox(wire, "broker"), JobReader(wire)
+        self._outbox, self._job_reader = Outbox(wire, "broker"), JobReader(wire)
         self._name, self._settings, self._metrics = name, settings, metrics
         self._broker: Broker | None = None
 
     async def keep_publishing(self) -> None:
-        """For ever, whatever the store and the broker do."""
+        """Run until cancelled; retry while the store or the broker is away."""
         message = "events wait in the outbox until the broker answers: %s"
         no_broker = ExpectedErrors(BrokerUnavailable, log.warning, message, once=True)
         no_store = ExpectedErrors(Unavailable, log.debug, "no events until the store answers: %s")
@@ -40,15 +40,15 @@ class Publisher:
             while True:
                 wait_s = RETRY_DELAY_S
                 with no_store, no_broker:
-                    wait_s = 0.0 if await self.publish() else LOOK_INTERVAL_S
+                    wait_s = 0.0 if await self.publish() else POLL_INTERVAL_S
                 if no_broker.active:
-                    await self._leave()
+                    await self._disconnect()
                 await asyncio.sleep(wait_s)
         finally:
-            await self._leave()
+            await self._disconnect()
 
     async def publish(self) -> int:
-        """Give what is in the outbox to the broker; how many events. Raises Broken, Unavailable."""
+        """Publish what is in the outbox; return how many events. Raises BrokerUnavailable, Unavailable."""
         if self._broker is None:
             broker = Broker(self._settings.publish_url)
             await asyncio.to_thread(broker.connect)
@@ -68,14 +68,14 @@ class Publisher:
 
     async def _bodies(self, events: Sequence[Event]) -> list[bytes]:
         jobs = list({event.subject for event in events if event.subject.startswith("job_")})
-        records = dict(zip(jobs, await self._journal.records(jobs), strict=True))
+        records = dict(zip(jobs, await self._job_reader.records(jobs), strict=True))
         settings = self._settings
         return [
             cloud_event(event, records.get(event.subject), settings.source, results=settings.results)
             for event in events
         ]
 
-    async def _leave(self) -> None:
+    async def _disconnect(self) -> None:
         broker, self._broker = self._broker, None
         if broker is not None:
             await asyncio.to_thread(broker.close)

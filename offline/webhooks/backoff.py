@@ -1,4 +1,4 @@
-"""When a webhook is tried again, and when no more. Decides and says why; does nothing."""
+"""Webhook retry policy: exponential backoff with jitter, and when to give up. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,24 +6,31 @@ from dataclasses import dataclass
 
 FIRST_S, FACTOR, MAX_WAIT_S = 5.0, 6.0, 6 * 3600.0
 JITTER = 0.2
-"""Waits are up to so much longer or shorter: what failed together is not tried again together."""
+"""Fraction by which a wait varies, so that deliveries that failed together are not retried together."""
 
 GONE = 410
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """`wait_s` is None when it is given up."""
+    """When to retry, and why; `wait_s` is None to give up."""
 
     wait_s: float | None
     reason: str
 
 
 def after_failure(tries: int, age_s: float, status: int, give_up_s: float, chance: float) -> RetryDecision:
-    """After the `tries`th failure in a row, `age_s` after the first try: 5 s, 30 s, 3 min, 18 min, 1.8 h, then every
-    6 h, while it would not be later than `give_up_s`. `status` is the answer's, 0 for none; `chance` is from 0 to 1."""
+    """Decide when to retry a delivery: after 5 s, 30 s, 3 min, 18 min, 1.8 h, then every 6 h, up to `give_up_s`.
+
+    Args:
+        tries: failed attempts so far.
+        age_s: time since the first attempt.
+        status: HTTP status of the last answer, 0 if there was none.
+        give_up_s: no attempt is made later than this after the first one.
+        chance: a random number from 0 to 1, for the jitter.
+    """
     if status == GONE:
-        return RetryDecision(None, "the endpoint says it is gone (410)")
+        return RetryDecision(None, "the endpoint answered 410 Gone")
     wait_s = min(FIRST_S * FACTOR ** min(tries - 1, 10), MAX_WAIT_S) * (1 + JITTER * (2 * chance - 1))
     if age_s + wait_s > give_up_s:
         return RetryDecision(None, f"{tries} attempts in {age_s:.0f} s, and the next would be after {give_up_s:.0f} s")

@@ -1,7 +1,7 @@
-"""Which addresses a webhook may go to, and connections that go to a checked address and to no other.
+"""Guard against server-side request forgery: webhooks connect only to public or explicitly allowed addresses.
 
-A name is looked up once for each connection; what was looked up is checked, and what was checked is connected to, so
-no second look-up can lead elsewhere. Certificates are still checked against the name.
+Each connection resolves the host name once, checks every address, and connects to a checked address itself, so a second
+look-up (DNS rebinding) cannot lead elsewhere. TLS still verifies the certificate against the name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
 TUNNELS = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
-"""Their addresses hold an IPv4 address that somebody else would connect to."""
+"""6to4 and Teredo: these addresses embed an IPv4 address, to which a relay would connect."""
 RESERVED = (ipaddress.IPv4Network("192.88.99.0/24"), ipaddress.IPv4Network("192.0.0.0/24"))
 
 
@@ -28,12 +28,12 @@ class Forbidden(ConnectError):
 
 
 def networks_of(words: Iterable[str]) -> tuple[Network, ...]:
-    """Raises ValueError."""
+    """Parse networks in CIDR notation. Raises ValueError."""
     return tuple(ipaddress.ip_network(word) for word in words)
 
 
 def refusal(text: str, allowed: Sequence[Network]) -> str:
-    """Why this address may not be connected to; "" if it may."""
+    """Return why a webhook may not connect to this address; "" if it may."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
@@ -51,7 +51,7 @@ def _public(address: Address) -> bool:
 
 
 class GuardedBackend(AsyncNetworkBackend):
-    """Connects where it may. Raises Forbidden, ConnectError, TimeoutError."""
+    """Network backend for httpcore that checks addresses. Raises Forbidden, ConnectError, TimeoutError."""
 
     def __init__(self, allowed: Sequence[Network]) -> None:
         self._allowed, self._plain = allowed, AnyIOBackend()
@@ -64,7 +64,7 @@ class GuardedBackend(AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[SOCKET_OPTION] | None = None,
     ) -> AsyncNetworkStream:
-        """To the first of the name's addresses that answers; to none of them if one of them is forbidden."""
+        """Connect to the first address of the name that answers; refuse if any of them is forbidden."""
         addresses = await self._addresses(host, port)
         for address in addresses:
             if reason := refusal(address, self._allowed):

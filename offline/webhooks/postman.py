@@ -1,8 +1,7 @@
-"""Webhooks on their way: events out of the outbox become messages, and messages go to their endpoints until they have
-arrived or are given up.
+"""Webhook dispatcher: fans events from the outbox out to their endpoints, and retries each delivery with backoff.
 
-This is a loop of its own and no Celery task: what is due stands in our keys, with a lease, so a reminder from a broker
-could only be late. Each endpoint has its own few hands; one that hangs keeps nobody else waiting.
+It polls Redis, where due messages and their leases are, and needs no Celery task. Each endpoint has its own limit of
+concurrent attempts, so a slow endpoint delays no other.
 """
 
 from __future__ import annotations
@@ -38,52 +37,52 @@ from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.25
+POLL_INTERVAL_S = 0.25
 NO_STORE = ExpectedErrors(Unavailable, log.debug, "no webhooks until the store answers: %s")
 MAX_EVENTS = 100
 MAX_IN_FLIGHT = 8
-"""Attempts under way at one endpoint."""
-MAX_BYTES = 64 * 1024
-"""Of an answer; the rest is not read."""
+"""Concurrent attempts at one endpoint, in one process."""
+MAX_ANSWER_BYTES = 64 * 1024
+"""Bytes read of an endpoint's answer."""
 
-FAULTS = (NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol, TimeoutError, OSError)
+DELIVERY_ERRORS = (NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol, TimeoutError, OSError)
 
 
-def body_of(errand: DeliveryAttempt) -> bytes:
-    """What is sent, the same for every attempt: OpenAI's event object. It names what ended and holds none of it."""
-    created = errand.at_ms // 1000
-    event = {"id": errand.event, "object": "event", "created_at": created, "type": errand.type}
-    return msgspec.json.encode(event | {"data": {"id": errand.subject}})
+def body_of(attempt: DeliveryAttempt) -> bytes:
+    """Return the body, the same for every attempt: OpenAI's event object, with the id of what ended, no result."""
+    created = attempt.at_ms // 1000
+    event = {"id": attempt.event, "object": "event", "created_at": created, "type": attempt.type}
+    return msgspec.json.encode(event | {"data": {"id": attempt.subject}})
 
 
 class Endpoint:
-    """One receiver. Raises ConfigError when its `ca_file` cannot be used."""
+    """One configured receiver of webhooks. Raises ConfigError when its `ca_file` cannot be used."""
 
     def __init__(self, name: str, settings: WebhookSettings) -> None:
         self.name, self.settings = name, settings
-        # A connection for each attempt: a name that has moved since is looked up, and checked, anew.
+        # One connection for each attempt, so that the name is resolved and checked each time.
         self._pool = AsyncConnectionPool(
-            ssl_context=_trusted(name, settings),
+            ssl_context=_tls_context(name, settings),
             max_keepalive_connections=0,
             network_backend=GuardedBackend(networks_of(settings.networks)),
         )
 
     @property
     def lease_ms(self) -> int:
-        """For one attempt and saying what came of it."""
+        """Lease of one attempt: covers the request and saving its outcome."""
         return int(2000 * self.settings.timeout_s)
 
-    async def send(self, errand: DeliveryAttempt) -> tuple[int, str]:
-        """The answer's status, or 0, and what went wrong, or ""; redirects are answers like any other."""
-        body = body_of(errand)
-        headers = signed_headers(self.settings.secret, errand.id, errand.now_ms // 1000, body)
+    async def send(self, attempt: DeliveryAttempt) -> tuple[int, str]:
+        """Make one attempt. Returns the answer's status (0: none) and the problem ("": delivered). No redirects."""
+        body = body_of(attempt)
+        headers = signed_headers(self.settings.secret, attempt.id, attempt.now_ms // 1000, body)
         headers |= {"content-type": "application/json", "user-agent": "penstock"}
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 status = await self._post(list(headers.items()), body)
         except Forbidden as error:
             return 0, str(error)
-        except FAULTS as error:
+        except DELIVERY_ERRORS as error:
             return 0, f"{type(error).__name__}: {error}".rstrip(": ")
         return status, "" if 200 <= status < 300 else f"the endpoint answered {status}"
 
@@ -92,7 +91,7 @@ class Endpoint:
             size = 0
             async for chunk in response.aiter_stream():
                 size += len(chunk)
-                if size > MAX_BYTES:
+                if size > MAX_ANSWER_BYTES:
                     break
             return int(response.status)
 
@@ -100,19 +99,19 @@ class Endpoint:
         await self._pool.aclose()
 
 
-def _trusted(name: str, settings: WebhookSettings) -> ssl.SSLContext:
-    """Whose certificates are believed: those of `ca_file` alone, else those this machine believes. Read once, for
-    reading them takes longer than an attempt does. Raises ConfigError."""
+def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
+    """Trust the CAs of `ca_file` alone, or those of the system. Loading them takes longer than an attempt, so it is
+    done once for each endpoint. Raises ConfigError."""
     if settings.ca_file is None:
         return default_ssl_context()
     try:
         return ssl.create_default_context(cafile=settings.ca_file)
-    except OSError as error:  # ssl.SSLError, for what is no PEM, is one too
+    except OSError as error:  # includes ssl.SSLError, raised for a file that is not PEM
         raise ConfigError(f"webhooks.{name}.ca_file", f"{settings.ca_file} cannot be used: {error}") from None
 
 
 class Postman:
-    """One per process; any number of processes share the work."""
+    """Delivers webhooks; one per process, and any number of processes share the work."""
 
     def __init__(self, wire: RedisClient, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:
         self._outbox, self._webhooks = Outbox(wire, "webhooks"), Webhooks(wire)
@@ -120,9 +119,9 @@ class Postman:
         self._rows = {endpoint.name: endpoint.settings for endpoint in endpoints}
 
     async def keep_going(self) -> None:
-        """For ever, whatever the store and the endpoints do."""
+        """Run until cancelled, whatever the store and the endpoints do."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(run_periodically(self._fan_out, LOOK_INTERVAL_S, NO_STORE))
+            group.create_task(run_periodically(self._fan_out, POLL_INTERVAL_S, NO_STORE))
             for endpoint in self._endpoints:
                 group.create_task(self._keep_delivering(endpoint))
 
@@ -134,47 +133,47 @@ class Postman:
     async def _keep_delivering(self, endpoint: Endpoint) -> None:
         under_way: set[asyncio.Task[None]] = set()
         try:
-            await run_periodically(partial(self._begin, endpoint, under_way), LOOK_INTERVAL_S, NO_STORE)
+            await run_periodically(partial(self._start_attempts, endpoint, under_way), POLL_INTERVAL_S, NO_STORE)
         finally:
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
             await endpoint.close()
 
-    async def _begin(self, endpoint: Endpoint, under_way: set[asyncio.Task[None]]) -> None:
-        """An attempt for each message that is due, as far as there are hands (a partition may bring a few more)."""
+    async def _start_attempts(self, endpoint: Endpoint, under_way: set[asyncio.Task[None]]) -> None:
+        """Start an attempt for each due message, up to MAX_IN_FLIGHT (a partition may return a few more)."""
         room = MAX_IN_FLIGHT - len(under_way)
-        for errand in await self._webhooks.outgoing(endpoint.name, room, endpoint.lease_ms) if room > 0 else []:
-            task = asyncio.create_task(self._run(endpoint, errand))
+        for attempt in await self._webhooks.outgoing(endpoint.name, room, endpoint.lease_ms) if room > 0 else []:
+            task = asyncio.create_task(self._attempt_safely(endpoint, attempt))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
-    async def _run(self, endpoint: Endpoint, errand: DeliveryAttempt) -> None:
+    async def _attempt_safely(self, endpoint: Endpoint, attempt: DeliveryAttempt) -> None:
         try:
-            await self._attempt(endpoint, errand)
+            await self._attempt(endpoint, attempt)
         except Unavailable as error:
-            log.warning("what came of a webhook could not be said, it is tried again: %s", error)
+            log.warning("the outcome of a webhook could not be saved, it is sent again: %s", error)
         except Exception:
-            # The boundary of one attempt: a fault of ours must not stop the other messages. Its lease runs out.
-            log.exception("a webhook could not be sent", extra={"endpoint": endpoint.name, "message_id": errand.id})
+            # A bug in one attempt must not stop the other messages; this one is retried when its lease expires.
+            log.exception("a webhook could not be sent", extra={"endpoint": endpoint.name, "message_id": attempt.id})
 
-    async def _attempt(self, endpoint: Endpoint, errand: DeliveryAttempt) -> None:
-        """Send it once and say what came of it. Raises Unavailable."""
-        status, problem = await endpoint.send(errand)
-        about = {"endpoint": endpoint.name, "message_id": errand.id, "type": errand.type}
+    async def _attempt(self, endpoint: Endpoint, attempt: DeliveryAttempt) -> None:
+        """Send the message once and save the outcome. Raises Unavailable."""
+        status, problem = await endpoint.send(attempt)
+        about = {"endpoint": endpoint.name, "message_id": attempt.id, "type": attempt.type}
         if not problem:
-            await self._webhooks.settle(errand, "delivered", status, "")
+            await self._webhooks.settle(attempt, "delivered", status, "")
             self._metrics.webhooks.labels("delivered").inc()
             log.info("webhook delivered", extra=about)
             return
         give_up_s = endpoint.settings.give_up_s
-        chance = random.random()  # noqa: S311 - spreads load, hides nothing
-        decision = after_failure(errand.tries, errand.age_ms / 1000, status, give_up_s, chance)
+        chance = random.random()  # noqa: S311 - spreads load, not a secret
+        decision = after_failure(attempt.tries, attempt.age_ms / 1000, status, give_up_s, chance)
         if decision.wait_s is None:
-            await self._webhooks.settle(errand, "failed", status, f"{problem}; given up: {decision.reason}")
+            await self._webhooks.settle(attempt, "failed", status, f"{problem}; given up: {decision.reason}")
             self._metrics.webhooks.labels("failed").inc()
             log.error("webhook given up: %s; %s", problem, decision.reason, extra=about)
             return
-        await self._webhooks.settle(errand, "pending", status, problem, int(1000 * decision.wait_s))
+        await self._webhooks.settle(attempt, "pending", status, problem, int(1000 * decision.wait_s))
         self._metrics.webhooks.labels("retried").inc()
         log.warning("webhook not delivered: %s; %s", problem, decision.reason, extra=about)

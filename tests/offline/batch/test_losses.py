@@ -206,7 +206,7 @@ def test_a_turn_that_fails_stops_no_other(served: House) -> None:
     source.mkdir()
     served.start("workers", **LASTING)
     served.start("offline")
-    eventually(lambda: "a turn failed" in served.log("offline"))
+    eventually(lambda: "a turn at a batch failed" in served.log("offline"))
     assert ended(openai, begin(openai, [line(0)])).status == "completed"
     source.rmdir()
     assert ended(openai, batch).status == "completed"

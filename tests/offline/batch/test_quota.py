@@ -204,10 +204,10 @@ async def test_nothing_is_said_of_a_ledger_that_is_being_read(
 
     monkeypatch.setattr(Batches, "save", save)
     metrics = Metrics.start("", "offline")
-    turn = BatchTurn(TurnContext(lines._tools, FileStore(tmp_path), metrics, 10, 1.0), lines._hold, asyncio.Event())
+    turn = BatchTurn(TurnContext(lines._tools, FileStore(tmp_path), metrics, 10, 1.0), lines._lease, asyncio.Event())
     turn._lines = lines
-    await turn._say()
+    await turn._save()
     await lines.open()
-    await turn._say()
+    await turn._save()
     metrics.close()
     assert said == [(None, 10), (lines.tokens_left, 10)]

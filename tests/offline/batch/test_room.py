@@ -289,8 +289,8 @@ async def test_lines_that_wait_are_not_read_again(
     small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor encoded and tried, while what they need is not there: they may be large, and are looked at often. No more
-    than LOOK_AHEAD are ever passed over."""
-    monkeypatch.setattr(lines_module, "LOOK_AHEAD", 10)
+    than MAX_BLOCKED are ever passed over."""
+    monkeypatch.setattr(lines_module, "MAX_BLOCKED", 10)
     lines: Lines = await begin(15, *[15] * 70, *[0.01] * 8, window=2)
     read: list[int] = []
     jobs = lines._jobs

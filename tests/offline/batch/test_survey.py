@@ -53,7 +53,7 @@ def test_a_good_input(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: bytes, code: str) -> None:
     """Its number and what is wrong; nothing of the batch is run."""
-    terms = Terms("/v1/chat/completions", {"sim"}, 1000, longest=2000)
+    terms = Terms("/v1/chat/completions", {"sim"}, 1000, max_line_bytes=2000)
     data = jsonl([line(0), line(1)]) + bad.rstrip() + b"\n" + jsonl([line(2)])
     found, _ = surveyed(tmp_path, data, terms)
     assert [(fault.line, fault.code) for fault in found.faults] == [(3, code)]
@@ -134,4 +134,4 @@ def test_lines_that_begin_alike_follow_each_other(tmp_path: Path) -> None:
 def test_it_stops_when_it_is_to(tmp_path: Path) -> None:
     """In the middle of a long input."""
     with pytest.raises(SurveyInterrupted):
-        surveyed(tmp_path, jsonl([line(number) for number in range(500)]), go_on=lambda: False)
+        surveyed(tmp_path, jsonl([line(number) for number in range(500)]), should_continue=lambda: False)

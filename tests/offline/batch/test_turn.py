@@ -57,8 +57,8 @@ async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
     metrics = Metrics.start("", "offline")
     hold = BatchLease(BATCH, 1, 0, GOING_ON, False, 0, expires_ms, BatchProgress())
     turn = BatchTurn(TurnContext(tools, FileStore(tmp_path), metrics, 10, 1.0), hold, asyncio.Event())
-    turn._verdict = SaveResult(now_ms, state, False)
-    assert turn._called_off() == why
+    turn._saved = SaveResult(now_ms, state, False)
+    assert turn._stop_reason() == why
     metrics.close()
 
 
@@ -83,12 +83,12 @@ class Desk:
         await self.batches.create(self.batch, "digest")
         ((_, self.telling, _),) = await self.batches.due(1)
 
-    async def turn(self, say_s: float) -> BatchTurn:
+    async def turn(self, save_interval_s: float) -> BatchTurn:
         """It has the batch from now on, whoever had it before."""
         await self.wire.redis.hset(partition_key(0, "batch", self.batch.id), "lease", 0)
         hold = await self.batches.hold(self.batch.id, self.telling)
         tools = BatchTools(self.wire, Headroom(self.wire), self.monitor, ("sim",), BatchSettings(), 64)
-        return BatchTurn(TurnContext(tools, self.shelf, self.metrics, 10, 60.0, say_s), hold, asyncio.Event())
+        return BatchTurn(TurnContext(tools, self.shelf, self.metrics, 10, 60.0, save_interval_s), hold, asyncio.Event())
 
     async def found(self) -> tuple[BatchState, set[str]]:
         """How the batch stands, and the files it is said to have left."""
@@ -115,7 +115,7 @@ async def test_a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_t
     desk: Desk, wire: RedisClient, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     """It is not kept waiting for a worker that has said so, nor for ever by one that says nothing."""
-    monkeypatch.setattr(turns, "STOPPING_S", 600.0 if stops else 0.1)
+    monkeypatch.setattr(turns, "CANCEL_TIMEOUT_S", 600.0 if stops else 0.1)
     turn, lease = asyncio.create_task((await desk.turn(0.05)).run()), Lease(wire, "sim")
     await lease.register()
     claimed = await until(lambda: claims_of(lease))

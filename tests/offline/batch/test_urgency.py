@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offline.batch.urgency import FEWEST, BatchStanding, lane_of, window_of
+from offline.batch.urgency import MIN_WINDOW, BatchStanding, lane_of, window_of
 from streaming.priority import Priority
 
 DAY = 86_400.0
@@ -40,7 +40,7 @@ def test_the_keys_ceiling_holds() -> None:
 
 @pytest.mark.parametrize(
     ("slots", "most", "lines"),
-    [(0, 1024, FEWEST), (8, 1024, FEWEST), (256, 1024, 512), (900, 1024, 1024), (4, 3, 3)],
+    [(0, 1024, MIN_WINDOW), (8, 1024, MIN_WINDOW), (256, 1024, 512), (900, 1024, 1024), (4, 3, 3)],
 )
 def test_the_window_follows_the_slots(slots: int, most: int, lines: int) -> None:
     """Twice what runs, within bounds."""
