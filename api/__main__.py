@@ -99,7 +99,9 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry) -> Service
         metrics=telemetry.metrics,
         tracing=telemetry.trace(),
         version=__version__,
-        wanted=EventSubscriptions(config.section("events", EventSettings), config.table("webhooks", WebhookSettings)),
+        subscriptions=EventSubscriptions(
+            config.section("events", EventSettings), config.table("webhooks", WebhookSettings)
+        ),
         files_settings=config.section("files", FilesSettings),
         batch_settings=config.section("batch", BatchSettings),
         quota_settings=config.section("quotas", QuotaSettings),

@@ -1,4 +1,7 @@
-"""From a request to an accepted job: what is asked, can the engine, is there room. Nothing is sent before."""
+"""Admission control: validates a request, checks limits, and turns it into an accepted job in the queue.
+
+No byte of the answer is sent before the job is accepted, so every refusal has its own HTTP status.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.settings import QuotaSettings
 
-MAX_KEY = 255
+MAX_KEY_CHARS = 255
 WITHDRAW_RETRY_DELAY_S = 1.0
 
 
 @dataclass(slots=True)
 class Admitted:
-    """An accepted job and the inbox its replies come to (to be closed by whoever answers)."""
+    """An accepted job, and the inbox that receives its tokens; the code that answers the request must close it."""
 
     job: Job
     partition: int
@@ -55,33 +58,37 @@ class Admitted:
     request: Request
     headers: dict[str, str]
     keyed: bool = False
-    """It came with an idempotency key."""
+    """The request has an idempotency key."""
     eta_ms: int | None = None
-    """When it is expected to be begun; None: nobody can say."""
+    """Expected time until a worker starts the job; None: unknown."""
 
 
 def services_of(request: HttpRequest) -> Services:
-    """The process's services."""
+    """Return the process's services."""
     services: Services = request.app.state.services
     return services
 
 
 def caller_of(request: HttpRequest) -> Caller:
-    """Who asks, as the guard found (api/auth/guard.py). KeyError where it lets anyone in: that is a mistake of ours."""
+    """Return the caller that api/auth/guard.py authenticated. Raises KeyError on a route open to anyone."""
     caller: Caller = request.scope["state"]["caller"]
     return caller
 
 
 def header(scope: Scope, name: bytes, default: str = "") -> str:
-    """A header of a request that came through api/middleware.py; its name in lower case. The framework's own way costs
-    a request object and a search per header."""
+    """Return a header of a request; `name` is lower case. api/middleware.py has indexed the headers, which is cheaper
+    than the framework's request object."""
     value: bytes | None = scope["state"]["headers"].get(name)
     return default if value is None else value.decode("latin-1")
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
-    """The whole body, of JSON, of at most `limit` bytes and quickly parsed. Raises ApiError (400, 413, 415),
-    ClientDisconnect."""
+    """Read a whole JSON body of at most `limit` bytes, and check that it parses fast enough.
+
+    Raises:
+        ApiError: 400, 413, 415.
+        ClientDisconnect: the client left before the end of the body.
+    """
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise errors.unsupported_media_type()
@@ -101,9 +108,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
 
 
 async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
-    """Accept the job a request asks for. `waits`: somebody holds a response open for it.
+    """Validate a request and put its job in the queue.
 
-    Raises ApiError; after it nothing was accepted, except where its message says so (503 store_unavailable).
+    Args:
+        waits: the response stays open until the job ends.
+
+    Raises:
+        ApiError: the request is refused. No job was accepted, except where the message says so (503 store_unavailable).
     """
     caller: Caller = scope["state"]["caller"]
     body = await read_body(scope, receive, services.settings.body_limit)
@@ -111,7 +122,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     check_choices(asked, services.settings.max_choices_per_request)
     services.model(asked.model)
     key = idempotency_key(scope)
-    # A full store takes nothing new, but a request that comes again for its answer brings nothing.
+    # A full store accepts no new job, but a repeated request with its key may still fetch its answer.
     if refusal := services.durability_error if key else services.refusal:
         raise errors.store_full(refusal)
     state = scope["state"]
@@ -127,7 +138,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
         trace=state["trace"],
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
-        events="" if waits else services.wanted.of_jobs(caller.tenant),
+        events="" if waits else services.subscriptions.of_jobs(caller.tenant),
     )
     card = services.cards.get(job.model)
     if card is not None and (failure := unsupported(job, card.capabilities)):
@@ -150,7 +161,7 @@ async def _accept(
     waits: bool,
     card: ModelCard | None,
 ) -> tuple[Accepted, ReorderBuffer]:
-    """The accepted job, or the one its idempotency key led to, and the inbox of its replies."""
+    """Put the job, or join the one that has its idempotency key; return it with the inbox for its tokens."""
     while True:
         inbox = services.relay.open(job.id, whole=not job.stream)
         try:
@@ -162,7 +173,7 @@ async def _accept(
         if not (accepted.joined and waits):
             return accepted, inbox
         services.relay.close(inbox)
-        # Where the job found has ended since for want of a client, or is forgotten, its key is free: put again.
+        # If that job was abandoned by its client, or has expired meanwhile, the key is free: put again.
         with contextlib.suppress(Abandoned, UnknownJob):
             return accepted, await _join(services, accepted.id, whole=not job.stream)
 
@@ -195,21 +206,21 @@ async def _put(
     except StoreFull as error:
         raise errors.store_full(str(error)) from None
     except LaneFull as error:
-        raise errors.queue_full(error.waiting, services.pace.retry_s(job.model, error.waiting)) from None
+        raise errors.queue_full(error.waiting, services.completion_rate.retry_s(job.model, error.waiting)) from None
     except NoCapacity:
-        raise errors.no_capacity(services.pace.retry_s(job.model, 0)) from None
+        raise errors.no_capacity(services.completion_rate.retry_s(job.model, 0)) from None
     except KeyReused:
         raise errors.idempotency_key_reused() from None
     except Unavailable:
-        if key:  # the put may have arrived: the client's next try finds the job
+        if key:  # the put may have succeeded: the client's retry finds the job
             raise errors.acceptance_unknown() from None
-        services.spawn(withdraw(partial(services.queue.cancel, job.id)))  # nobody would ever find it
+        services.spawn(withdraw(partial(services.queue.cancel, job.id)))  # without a key no client could find it
         raise
 
 
 async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
-    """Take back a job, batch or file that was refused with 503 although its put may have arrived, once the store
-    answers."""
+    """Retry `cancel` until the store answers: the client got a 503 for a job, batch or file whose put may have
+    succeeded."""
     delays_s = itertools.repeat(WITHDRAW_RETRY_DELAY_S)
     await asyncio.sleep(WITHDRAW_RETRY_DELAY_S)
     with contextlib.suppress(UnknownJob, UnknownBatch):
@@ -217,9 +228,11 @@ async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:
-    """Listen to the job an idempotency key led to, from its first token.
+    """Open an inbox for an existing job (found by idempotency key), from its first token.
 
-    Raises ApiError, UnknownJob; Abandoned.
+    Raises:
+        ApiError: the job cannot be read now.
+        UnknownJob, Abandoned: the job is gone, and its key is free again.
     """
     inbox = services.relay.open(job_id, whole=whole)
     inbox.accepted = True
@@ -235,13 +248,13 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
 
 
 def idempotency_key(scope: Scope) -> str:
-    """The header's value, told apart from keys of other origin (broker messages); "" if there is none.
+    """Return the Idempotency-Key header, prefixed so that it cannot equal the key of a broker message; "" without one.
 
     Raises ApiError (400).
     """
     key = header(scope, b"idempotency-key")
-    if len(key) > MAX_KEY:
-        raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY} are taken.")
+    if len(key) > MAX_KEY_CHARS:
+        raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY_CHARS} are taken.")
     return joined("header", key) if key else ""
 
 

@@ -1,4 +1,4 @@
-"""The HTTP door's table of contents: routes, error answers, and what surrounds every request."""
+"""ASGI application: the route table, the mapping of exceptions to error answers, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ ROUTES = [
 
 
 def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -> ASGIApp:
-    """The application; it starts and stops `services` with itself."""
+    """Build the application. Its lifespan starts and stops `services`, and calls `on_ready` in between."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -90,14 +90,14 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
         exception_handlers={**HANDLERS, Exception: _bug},
         lifespan=lifespan,
     )
-    app.router.redirect_slashes = False  # it would redirect to whatever host the request names
+    app.router.redirect_slashes = False  # a redirect would go to any host that the request names
     app.state.services = services
     return Observed(RequestGuard(Shortcut(app), services), services)
 
 
 class Shortcut:
-    """Completions go straight to their endpoint: the layers of the framework cost half as much as its work again.
-    Their errors are answered as everybody's."""
+    """Fast path for completions: calls their endpoint without the framework's layers, which would add half of the
+    endpoint's own cost. Errors are answered by the same handlers."""
 
     def __init__(self, app: Starlette) -> None:
         self._app = app
@@ -110,13 +110,13 @@ class Shortcut:
         scope["app"] = self._app
         try:
             await endpoint(scope, receive, send)
-        except Exception as error:  # the boundary of one request
+        except Exception as error:  # one request must not stop the others
             handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), _bug)
-            begun = "status" in scope["state"]
-            if not begun:
+            started = "status" in scope["state"]
+            if not started:
                 response = await handler(Request(scope), error)
                 await response(scope, receive, send)
-            if begun or handler is _bug:  # the server logs it, and ends the connection
+            if started or handler is _bug:  # the server logs it and closes the connection
                 raise
 
 
@@ -131,8 +131,10 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(request: Request, _error: Exception) -> Response:
-    """The client left before all of its request was here. Nobody reads this answer; metrics count its status."""
-    log.debug("a client left in the middle of its request", extra={"request_id": request.scope["state"]["request_id"]})
+    """The client disconnected before the end of its request. Nobody reads this answer; metrics count its status."""
+    log.debug(
+        "a client disconnected in the middle of its request", extra={"request_id": request.scope["state"]["request_id"]}
+    )
     return Response(status_code=CLIENT_GONE)
 
 
@@ -146,14 +148,14 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """A fault of ours: the log has it, the client has the id to find it by."""
+    """Log an unexpected exception, and answer with the request id by which to find it in the log."""
     request_id = request.scope["state"]["request_id"]
     log.error("request failed", exc_info=error, extra={"request_id": request_id})
     return _answer(request, errors.internal_error(request_id))
 
 
 CLIENT_GONE = 499
-"""As other servers log it; no standard has a status for this."""
+"""Status of a client that disconnected, as nginx logs it; no standard defines one."""
 
 NOT_FOUND: dict[type[Exception], Callable[[], ApiError]] = {
     UnknownJob: errors.job_not_found,

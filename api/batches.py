@@ -1,6 +1,6 @@
-"""/v1/batches: hand a file of requests over, look at it, steer it, read what it gives while it runs.
+"""/v1/batches: create, list, show, cancel, pause and resume batches, and read their output while they run.
 
-Nothing is computed here, and no line is read: the offline processes do that.
+These endpoints read no line of a file: the offline processes compute batches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_PER_PAGE = 100
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/batches: the batch, which is kept from now on."""
+    """POST /v1/batches: accept the batch durably and return it."""
     services, caller = services_of(request), caller_of(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     asked = _asked(body)
@@ -45,46 +45,50 @@ async def create(request: Request) -> Response:
         raise errors.store_full(services.refusal)
     key = idempotency_key(request.scope)
     batch = _batch(services, caller, asked, services.batches.new_id(caller.tenant, key))
-    most = services.quotas(caller).file_bytes
-    used = 0 if most is None else await services.kept.file_bytes(caller.tenant)
-    if most is not None and used >= most and not (key and await _is_known(services, batch)):
-        raise errors.quota_exceeded(QuotaExceeded("file_bytes", used, most))
+    limit_bytes = services.quotas(caller).file_bytes
+    used = 0 if limit_bytes is None else await services.quota_usage.file_bytes(caller.tenant)
+    if limit_bytes is not None and used >= limit_bytes and not (key and await _is_known(services, batch)):
+        raise errors.quota_exceeded(QuotaExceeded("file_bytes", used, limit_bytes))
     input_bytes = 0
     try:
         input_bytes = (await services.files.get(asked.input_file_id, caller.tenant)).size
-        await asyncio.to_thread(services.shelf.begin_work, batch.id, asked.input_file_id)
+        await asyncio.to_thread(services.file_store.begin_work, batch.id, asked.input_file_id)
     except (UnknownFile, FileNotFoundError):
-        if not key or not await _is_known(services, batch):  # else the file was deleted since
+        if not key or not await _is_known(
+            services, batch
+        ):  # with a key: the batch exists, and its file was deleted since
             raise errors.invalid_request("input_file_id names no file of yours.", "input_file_id") from None
     try:
-        record = await services.batches.create(batch, hashlib.sha256(body).hexdigest(), most, input_bytes)
+        record = await services.batches.create(batch, hashlib.sha256(body).hexdigest(), limit_bytes, input_bytes)
     except KeyReused:
-        await _take_back(services, batch)
+        await _discard_input(services, batch)
         raise errors.idempotency_key_reused() from None
     except QuotaExceeded as error:
-        await _take_back(services, batch)
-        if not key:  # else others may be creating it right now
-            await asyncio.to_thread(services.shelf.end_work, batch.id)
+        await _discard_input(services, batch)
+        if not key:  # with a key another request may be creating it right now
+            await asyncio.to_thread(services.file_store.end_work, batch.id)
         raise errors.quota_exceeded(error) from None
     except Unavailable:
-        if key:  # it may have been accepted: the client's next try finds it
+        if key:  # it may have been accepted: the client's retry finds it
             raise errors.acceptance_unknown() from None
-        services.spawn(withdraw(partial(services.batches.steer, batch.id, "cancel")))  # nobody would ever find it
+        services.spawn(
+            withdraw(partial(services.batches.steer, batch.id, "cancel"))
+        )  # without a key no client could find it
         raise
     if record.state.final:  # the key led to a batch that has ended
-        await asyncio.to_thread(services.shelf.end_work, batch.id)
+        await asyncio.to_thread(services.file_store.end_work, batch.id)
     return as_json(batch_object(record))
 
 
-async def _take_back(services: Services, batch: Batch) -> None:
-    """Remove what a refused request left in the folder of the batch its key leads to."""
+async def _discard_input(services: Services, batch: Batch) -> None:
+    """Remove what a refused request left in the work folder of the batch that its key names."""
     with contextlib.suppress(UnknownBatch, Unavailable):
-        there = await services.batches.get(batch.id, batch.tenant)
-        if there.state.final:
-            await asyncio.to_thread(services.shelf.end_work, batch.id)
+        existing = await services.batches.get(batch.id, batch.tenant)
+        if existing.state.final:
+            await asyncio.to_thread(services.file_store.end_work, batch.id)
         else:
-            used = there.batch.input_file
-            await asyncio.to_thread(services.shelf.take_back, batch.id, batch.input_file, used)
+            used = existing.batch.input_file
+            await asyncio.to_thread(services.file_store.take_back, batch.id, batch.input_file, used)
 
 
 def _asked(body: bytes) -> BatchRequest:
@@ -108,7 +112,7 @@ def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: st
         window_ms=WINDOWS[window],
         output_keep_ms=1000 * (expiry.seconds if expiry else services.files_settings.retention_s),
         metadata=asked.metadata or {},
-        events=services.wanted.of_batches(caller.tenant),
+        events=services.subscriptions.of_batches(caller.tenant),
         token_limit=tokens if tokens is not None else services.batch_settings.enqueued_tokens,
     )
 
@@ -122,7 +126,7 @@ async def _is_known(services: Services, batch: Batch) -> bool:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/batches[?after=&limit=]: the caller's, newest first."""
+    """GET /v1/batches[?after=&limit=]: list the caller's batches, newest first."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
     limit = page_limit(query, 20, MAX_PER_PAGE)
     try:
@@ -134,62 +138,62 @@ async def listing(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/batches/{id}."""
+    """GET /v1/batches/{id}: show the batch."""
     return as_json(batch_object(await own_batch(request)))
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/batches/{id}/cancel: finished lines are kept. Idempotent while it is being cancelled."""
-    return await _steer(request, "cancel")
+    """POST /v1/batches/{id}/cancel: cancel the batch; finished lines are kept. Idempotent."""
+    return await _command(request, "cancel")
 
 
 async def pause(request: Request) -> Response:
-    """POST /v1/batches/{id}/pause: no line is begun until it is resumed; its window goes on."""
-    return await _steer(request, "pause")
+    """POST /v1/batches/{id}/pause: start no further lines until it is resumed; its deadline stays."""
+    return await _command(request, "pause")
 
 
 async def resume(request: Request) -> Response:
-    """POST /v1/batches/{id}/resume."""
-    return await _steer(request, "resume")
+    """POST /v1/batches/{id}/resume: start lines again."""
+    return await _command(request, "resume")
 
 
-async def _steer(request: Request, wish: BatchCommand) -> Response:
+async def _command(request: Request, command: BatchCommand) -> Response:
     services, record = services_of(request), await own_batch(request)
-    before = await services.batches.steer(record.batch.id, wish)
-    steered = before in (BatchState.VALIDATING, BatchState.IN_PROGRESS)
-    there_already = wish == "cancel" and before in (BatchState.CANCELLING, BatchState.CANCELLED)
-    if not steered and not there_already:
-        raise errors.batch_not_steered(wish, before.value)
+    before = await services.batches.steer(record.batch.id, command)
+    applied = before in (BatchState.VALIDATING, BatchState.IN_PROGRESS)
+    already_cancelled = command == "cancel" and before in (BatchState.CANCELLING, BatchState.CANCELLED)
+    if not applied and not already_cancelled:
+        raise errors.batch_not_steered(command, before.value)
     return as_json(batch_object(await services.batches.get(record.batch.id, record.batch.tenant)))
 
 
 async def output(request: Request) -> Response:
-    """GET /v1/batches/{id}/output: the lines that were answered, in the order of the input, also while it runs."""
-    return await _given(request, LineOutcome.DONE)
+    """GET /v1/batches/{id}/output: return the answered lines in input order, also while the batch runs."""
+    return await _lines_of(request, LineOutcome.DONE)
 
 
 async def failures(request: Request) -> Response:
-    """GET /v1/batches/{id}/errors: the lines that failed."""
-    return await _given(request, LineOutcome.FAILED)
+    """GET /v1/batches/{id}/errors: return the failed lines in input order."""
+    return await _lines_of(request, LineOutcome.FAILED)
 
 
-async def _given(request: Request, outcome: LineOutcome) -> Response:
+async def _lines_of(request: Request, outcome: LineOutcome) -> Response:
     services, record = services_of(request), await own_batch(request)
     if not record.state.final:
-        folder = services.shelf.work(record.batch.id)
+        folder = services.file_store.work(record.batch.id)
         return StreamingResponse(_bytes(record.batch.id, folder, outcome), media_type="application/jsonl")
     progress = record.progress
     file_id = progress.output_file if outcome is LineOutcome.DONE else progress.error_file
     if not file_id:
         return Response(b"", media_type="application/jsonl")
-    path = services.shelf.path(file_id)
+    path = services.file_store.path(file_id)
     if not await asyncio.to_thread(path.exists):
         raise errors.file_not_found()
     return FileResponse(path, media_type="application/jsonl")
 
 
 def _bytes(batch_id: str, folder: Any, outcome: LineOutcome) -> Iterator[bytes]:
-    """In a thread. If the batch ends meanwhile and its folder goes, the reader has what it had: a part of the whole."""
+    """Blocks (Starlette iterates it in a thread). If the batch ends meanwhile, its folder goes and the output stops."""
     try:
         yield from so_far(batch_id, folder, outcome)
     except FileNotFoundError:
@@ -197,12 +201,12 @@ def _bytes(batch_id: str, folder: Any, outcome: LineOutcome) -> Iterator[bytes]:
 
 
 async def own_batch(request: Request) -> BatchRecord:
-    """The batch in the path, if it is the caller's. Raises UnknownBatch (404)."""
+    """Return the batch in the path, if the caller owns it. Raises UnknownBatch (404)."""
     return await services_of(request).batches.get(request.path_params["batch_id"], caller_of(request).tenant)
 
 
 def batch_object(record: BatchRecord) -> dict[str, Any]:
-    """OpenAI's batch object, and Penstock's own fields behind it: paused, lane, pace."""
+    """Render OpenAI's batch object, followed by Penstock's own fields (paused, lane, lines_*)."""
     batch, progress, state = record.batch, record.progress, record.state
     ended = {state: _seconds(progress.ended_ms)} if state.final else {}
     usage = progress.usage

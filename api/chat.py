@@ -1,7 +1,7 @@
-"""POST /v1/chat/completions and /v1/completions: the walk of one request on one screen.
+"""POST /v1/chat/completions and /v1/completions: one request from validation to its answer.
 
-Validate and accept (admission), then tell the answer as it comes (reply): as a stream, in one piece, or, if the client
-prefers not to wait, as a job to come back for.
+api/admission.py validates and accepts the job; api/stream/reply.py answers with a token stream or a whole completion. A
+client that sends `Prefer: respond-async` gets 202 and the job instead.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from api.stream.reply import StreamReply, WholeReply
 
 
 class Completions:
-    """The endpoint of one kind, as a bare ASGI application: the layers around a function cost more than its work."""
+    """Endpoint of one kind of completion, as plain ASGI: the framework's wrappers would cost more than its work."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An OpenAI chat.completion or text_completion, whole or streamed. Raises ApiError before it has begun."""
+        """Answer with a completion, whole or streamed. Raises ApiError before the answer starts."""
         services: Services = scope["app"].state.services
         waits = not prefers_async(header(scope, b"prefer"))
         admitted = await admit(services, scope, receive, self._kind, waits=waits)
@@ -39,7 +39,7 @@ class Completions:
 
 
 def prefers_async(prefer: str) -> bool:
-    """`Prefer: respond-async` (RFC 7240)."""
+    """Whether a Prefer header asks for `respond-async` (RFC 7240)."""
     return bool(prefer) and any(
         preference.split(";")[0].strip() == "respond-async" for preference in prefer.lower().split(",")
     )

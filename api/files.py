@@ -1,4 +1,4 @@
-"""/v1/files: upload, list, show, read and delete files, as OpenAI's clients do."""
+"""/v1/files: upload, list, show, read and delete files, compatible with OpenAI's files API."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from streaming.errors import QuotaExceeded, UnknownFile
 BATCH, OUTPUT = "batch", "batch_output"
 PURPOSES = (BATCH, OUTPUT)
 MAX_PER_PAGE = 10_000
-PAGE = 500
+RECORDS_PER_CALL = 500
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/files: the file, once all of it is on the disk and known."""
+    """POST /v1/files: store the upload on disk and return the file object."""
     services, caller = services_of(request), caller_of(request)
     if services.refusal:
         raise errors.store_full(services.refusal)
-    most = services.quotas(caller).file_bytes
-    used = 0 if most is None else await services.kept.file_bytes(caller.tenant)
+    quota = services.quotas(caller).file_bytes
+    used = 0 if quota is None else await services.quota_usage.file_bytes(caller.tenant)
     length = request.headers.get("content-length", "")
     try:
-        with Allowance(services.coming, caller.tenant, services.files_settings.size_limit, used, most) as allowance:
+        with Allowance(
+            services.receiving_bytes, caller.tenant, services.files_settings.size_limit, used, quota
+        ) as allowance:
             allowance.check_length(int(length) if length.isdecimal() else 0)
             kind = request.headers.get("content-type", "")
-            silence_s = services.settings.send_timeout_s
-            await asyncio.to_thread(services.shelf.claim, services.store.deployment)
-            upload = await receive(request.stream(), kind, services.shelf, allowance, silence_s)
-            file = await _keep(services, caller.tenant, upload, most)
+            idle_timeout_s = services.settings.send_timeout_s
+            await asyncio.to_thread(services.file_store.claim, services.store.deployment)
+            upload = await receive(request.stream(), kind, services.file_store, allowance, idle_timeout_s)
+            file = await _keep(services, caller.tenant, upload, quota)
     except QuotaExceeded as error:
         raise errors.quota_exceeded(error, "file") from None
     except OSError as error:
@@ -52,16 +54,18 @@ async def create(request: Request) -> Response:
 
 
 async def _keep(services: Services, tenant: str, upload: Upload, limit: int | None) -> StoredFile:
-    """Raises ApiError (400), QuotaExceeded, OSError, Unavailable; then nothing of it stays, once the store answers."""
+    """Keep an upload; on an error remove all of it. Raises ApiError (400), QuotaExceeded, OSError, Unavailable."""
     incoming = upload.incoming
     try:
         if incoming is None:
             raise errors.invalid_request("The body must have a part named 'file'.", "file")
         if upload.fields.get("purpose") != BATCH:
             raise errors.invalid_request(f"purpose must be {BATCH!r}: files are the input of batches.", "purpose")
-        most = services.batch_settings.max_lines
-        if upload.lines > most:
-            raise errors.invalid_request(f"The file has more than {most} lines, the most one batch may have.", "file")
+        max_lines = services.batch_settings.max_lines
+        if upload.lines > max_lines:
+            raise errors.invalid_request(
+                f"The file has more than {max_lines} lines, the most one batch may have.", "file"
+            )
         now_ms = await services.wire.now_ms()
         file = StoredFile(
             id=services.files.new_id(tenant),
@@ -72,29 +76,29 @@ async def _keep(services: Services, tenant: str, upload: Upload, limit: int | No
             created_ms=now_ms,
             expires_ms=now_ms + 1000 * _keep_s(upload, services.files_settings.retention_s),
         )
-        await asyncio.to_thread(services.shelf.keep, incoming, file.id)
+        await asyncio.to_thread(services.file_store.keep, incoming, file.id)
     finally:
         if incoming is not None:
             incoming.discard()
     try:
         await services.files.put(file, limit)
     except QuotaExceeded:
-        await asyncio.to_thread(services.shelf.remove, file.id)
+        await asyncio.to_thread(services.file_store.remove, file.id)
         raise
-    except BaseException:  # the store may have it by now, or soon: record and bytes go together, and the record first
+    except BaseException:  # the store may have the record: remove it first, then the bytes
         services.spawn(withdraw(partial(_drop, services, file)))
         raise
     return file
 
 
 async def _drop(services: Services, file: StoredFile) -> None:
-    """Raises Unavailable."""
+    """Remove a file's record and its bytes. Raises Unavailable."""
     await services.files.forget(file.id, file.tenant)
-    await asyncio.to_thread(services.shelf.remove, file.id)
+    await asyncio.to_thread(services.file_store.remove, file.id)
 
 
 def _keep_s(upload: Upload, default: int) -> int:
-    """`expires_after` in seconds."""
+    """Return `expires_after` in seconds. Raises ApiError (400)."""
     anchor, seconds = upload.fields.get("expires_after[anchor]"), upload.fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return default
@@ -104,7 +108,7 @@ def _keep_s(upload: Upload, default: int) -> int:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/files[?purpose=&limit=&order=&after=]."""
+    """GET /v1/files[?purpose=&limit=&order=&after=]: list the caller's files."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
     limit = page_limit(query, MAX_PER_PAGE, MAX_PER_PAGE)
     order, purpose = query.get("order", "desc"), query.get("purpose")
@@ -117,22 +121,22 @@ async def listing(request: Request) -> Response:
     found: list[StoredFile] = []
     more = True
     while more and len(found) <= limit:
-        page = await services.files.recent(caller.tenant, after, PAGE, newest_first=order == "desc")
+        page = await services.files.recent(caller.tenant, after, RECORDS_PER_CALL, newest_first=order == "desc")
         found += [file for file in page if purpose in (None, file.purpose)]
         after = page[-1] if page else after
-        more = len(page) == PAGE
+        more = len(page) == RECORDS_PER_CALL
     return as_json(listed([file_object(file) for file in found], limit))
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/files/{id}."""
+    """GET /v1/files/{id}: show the file object."""
     return as_json(file_object(await own_file(request)))
 
 
 async def content(request: Request) -> Response:
-    """GET /v1/files/{id}/content: its bytes, from the disk as they are read."""
+    """GET /v1/files/{id}/content: stream the file's bytes from disk."""
     services, file = services_of(request), await own_file(request)
-    path = services.shelf.path(file.id)
+    path = services.file_store.path(file.id)
     if not await asyncio.to_thread(path.exists):
         raise errors.file_not_found()
     return FileResponse(
@@ -141,20 +145,20 @@ async def content(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """DELETE /v1/files/{id}. A batch that was made of it goes on."""
+    """DELETE /v1/files/{id}: delete the file. Batches created from it continue."""
     services, file = services_of(request), await own_file(request)
-    await asyncio.to_thread(services.shelf.remove, file.id)
+    await asyncio.to_thread(services.file_store.remove, file.id)
     await services.files.forget(file.id, file.tenant)
     return as_json({"id": file.id, "object": "file", "deleted": True})
 
 
 async def own_file(request: Request) -> StoredFile:
-    """The file in the path, if it is the caller's. Raises UnknownFile (404)."""
+    """Return the file in the path, if the caller owns it. Raises UnknownFile (404)."""
     return await services_of(request).files.get(request.path_params["file_id"], caller_of(request).tenant)
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """OpenAI's file object."""
+    """Render OpenAI's file object."""
     return {
         "id": file.id,
         "object": "file",
@@ -169,7 +173,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 
 
 def listed(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """OpenAI's list of the first `limit` of these."""
+    """Render OpenAI's list object of the first `limit` objects; `has_more` says whether more were given."""
     shown = objects[:limit]
     return {
         "object": "list",

@@ -1,4 +1,4 @@
-"""Whether this process lives, whether a request would be served, what it counts, and what it is."""
+"""Operational endpoints: liveness, readiness, metrics, version and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from telemetry.metrics import CONTENT_TYPE
 
 
 async def healthz(_request: Request) -> Response:
-    """The process lives: nothing more."""
+    """GET /healthz: 200 while the process runs."""
     return as_json({"status": "ok"})
 
 
 async def readyz(request: Request) -> Response:
-    """200 if Redis answers and some model has a ready worker or can be given one; else 503 with the reason."""
+    """GET /readyz: 200 if Redis answers and a worker is ready or can be started; else 503 with the reason."""
     services = services_of(request)
     try:
         ready, reason = await _ready(services)
@@ -39,9 +39,9 @@ async def _ready(services: Services) -> tuple[bool, str]:
     processes = await services.fleet.processes()
     if any(process.role == "worker" and process.state == "ready" for process in processes):
         return True, ""
-    asleep = any(model.least_wanted == 0 and model.most_wanted > 0 for model in services.models.values())
-    gated = any(process.role == "scheduler" for process in processes)
-    if asleep and gated:
+    scalable = any(model.least_wanted == 0 and model.most_wanted > 0 for model in services.models.values())
+    has_scheduler = any(process.role == "scheduler" for process in processes)
+    if scalable and has_scheduler:
         return True, ""
     if any(process.role == "worker" for process in processes):
         return False, "a worker is starting"
@@ -49,24 +49,26 @@ async def _ready(services: Services) -> tuple[bool, str]:
 
 
 async def version(request: Request) -> Response:
-    """The program's version."""
+    """GET /version."""
     return as_json({"name": "penstock", "version": services_of(request).version})
 
 
 async def root(request: Request) -> Response:
-    """A signpost for whoever opens the address in a browser."""
+    """GET /: links to the endpoints, for people who open the address in a browser."""
     links = ["/v1/models", "/v1/chat/completions", "/v1/jobs", "/openapi.json", "/readyz", "/metrics"]
     return as_json({"name": "penstock", "version": services_of(request).version, "see": links})
 
 
 async def openapi(request: Request) -> Response:
-    """The OpenAPI document."""
+    """GET /openapi.json."""
     return as_json(services_of(request).document)
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus text: this machine's processes together, and lanes and batches as they are now; these are left out,
-    not zero, while Redis does not answer."""
+    """GET /metrics: Prometheus text of this machine's processes, and the present state of lanes and batches.
+
+    The latter are left out, not zero, while Redis does not answer.
+    """
     services = services_of(request)
     samples = await live_samples(services)
     page = await asyncio.to_thread(services.metrics.expose, samples)
@@ -74,7 +76,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def live_samples(services: Services) -> list[GaugeSample]:
-    """Lanes and batches as they are now; nothing while Redis does not answer."""
+    """Return gauges of lanes and batches; none while Redis does not answer."""
     try:
         lanes, batches = await asyncio.gather(_lanes(services), _batches(services))
     except Unavailable:
@@ -83,7 +85,7 @@ async def live_samples(services: Services) -> list[GaugeSample]:
 
 
 async def _lanes(services: Services) -> list[GaugeSample]:
-    """Depth and age of every lane. Raises Unavailable."""
+    """Return depth and age of every lane. Raises Unavailable."""
     lanes = await services.backlog.lanes(services.models)
     return [
         GaugeSample(gauge, (lane.model, str(lane.priority)), value)
@@ -97,7 +99,9 @@ async def _lanes(services: Services) -> list[GaugeSample]:
 
 
 async def _batches(services: Services) -> list[GaugeSample]:
-    """How many there are, and what they still have to compute; of all tenants together, for this page may be open.
-    Raises Unavailable."""
+    """Return the number of unfinished batches and their tokens, summed over tenants because /metrics may be public.
+
+    Raises Unavailable.
+    """
     unfinished, tokens = await services.batches.totals(services.keyring.tenants)
     return [GaugeSample(BATCHES_UNFINISHED, (), unfinished), GaugeSample(BATCH_TOKENS, (), tokens)]

@@ -1,4 +1,4 @@
-"""/v1/jobs: put work in the queue, look at it, wait for it, take its result, cancel it."""
+"""/v1/jobs: create jobs, list and show them, wait for them, return their result, cancel them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CURSOR = re.compile(r"([0-9]{1,15})-(job_[0-9a-f]{32})")
 
 
 def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response."""
+    """Build a JSON response."""
     return Response(to_json(value), status, headers, media_type="application/json")
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/jobs: 202, Location and the job."""
+    """POST /v1/jobs: 202 with the job and its Location."""
     services = services_of(request)
     admitted = await admit(services, request.scope, request.receive, "job", waits=False)
     services.relay.close(admitted.inbox)
@@ -44,19 +44,21 @@ async def create(request: Request) -> Response:
 
 
 async def accepted_response(services: Services, admitted: Admitted) -> Response:
-    """202 for a job nobody waits for here. The put says all of it, so that no failing read denies what was accepted;
-    of a job that was there already the record says more, as far as it can be read."""
+    """Build the 202 for an accepted job from what the put returned, so that no failing read can deny the acceptance.
+
+    For a job that existed already (same idempotency key) the record is read, if it can be.
+    """
     accepted = admitted.accepted
     headers = admitted.headers | {"Location": f"/v1/jobs/{accepted.id}"}
     view = _accepted_view(services, admitted)
     if accepted.joined:
         with contextlib.suppress(StreamingError):
-            view = await view_of(services, await services.journal.outline(accepted.id))
+            view = await view_of(services, await services.job_reader.outline(accepted.id))
     return as_json(job_object(view), 202, headers)
 
 
 def _accepted_view(services: Services, admitted: Admitted) -> JobView:
-    """The job as its put left or found it. One that was there already had the same body."""
+    """Return the job as its put created or found it."""
     job, accepted = msgspec.structs.replace(admitted.job, id=admitted.accepted.id), admitted.accepted
     return JobView(
         facts=_facts(services, job, accepted.created_ms),
@@ -70,7 +72,7 @@ def _accepted_view(services: Services, admitted: Admitted) -> JobView:
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/jobs/{id}[?wait=seconds]."""
+    """GET /v1/jobs/{id}[?wait=seconds]: show the job, once it ended or after that time."""
     services, record = services_of(request), await own_record(request)
     wait_s = _seconds(request.query_params.get("wait"))
     if wait_s and not record.state.final:
@@ -84,12 +86,12 @@ async def show(request: Request) -> Response:
 
 
 async def _with_rows(services: Services, record: JobRecord) -> JobRecord:
-    """The record of a job that has ended with the rows of its end. Raises UnknownJob."""
-    return await services.journal.ended(record.job.id) if record.rowless else record
+    """Return an ended job's record including the deltas of its result. Raises UnknownJob."""
+    return await services.job_reader.ended(record.job.id) if record.rowless else record
 
 
 async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
-    """What the endpoint would have answered. Raises ApiError for a job that did not complete, ClientDisconnect."""
+    """Return the completion object. Raises ApiError if the job did not complete, ClientDisconnect."""
     services = services_of(request)
     assert record.terminal is not None
     work = completion_in_slices(facts_of(services, record), record.terminal, record.terminal.rows)
@@ -98,7 +100,7 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
 
 
 async def result(request: Request) -> Response:
-    """GET /v1/jobs/{id}/result: what the endpoint would have answered; 202 with the job while there is none."""
+    """GET /v1/jobs/{id}/result: the completion, or 202 with the job while it has not ended."""
     services, record = services_of(request), await own_record(request)
     headers = job_headers(record)
     if record.terminal is None:
@@ -111,20 +113,24 @@ async def result(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/jobs/{id}/cancel: idempotent; answers with the job, which may need a step more to end. Of one that was
-    completed before the result is left out."""
+    """POST /v1/jobs/{id}/cancel: request cancellation and return the job, which may run one more engine step.
+
+    Idempotent. The result of a job that had completed is left out.
+    """
     services, record = services_of(request), await own_record(request)
     before = await services.queue.cancel(record.job.id)
     if before is JobState.RUNNING:
         record = await _wait(request, record, 1.0)
     else:
-        record = await services.journal.outline(record.job.id)
+        record = await services.job_reader.outline(record.job.id)
     return as_json(job_object(await view_of(services, record)), headers=job_headers(record))
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/jobs[?status=&cursor=&limit=]: the caller's jobs, newest first, without their answers. A page looks at a
-    bounded number of jobs: with a status it may be short, or empty, and still say that there are more."""
+    """GET /v1/jobs[?status=&cursor=&limit=]: list the caller's jobs, newest first, without their results.
+
+    A page reads a bounded number of jobs: filtered by status, it may be short or empty and still have `has_more`.
+    """
     services, caller = services_of(request), caller_of(request)
     status = _status(request.query_params.get("status"))
     limit = page_limit(request.query_params, 20, MAX_PER_PAGE)
@@ -136,23 +142,23 @@ async def listing(request: Request) -> Response:
 
 
 async def own_record(request: Request) -> JobRecord:
-    """The job in the path, if it is the caller's, without the rows of a long result. Raises ApiError (404, 410)."""
+    """Return the job in the path, if the caller owns it, without a long result's deltas. Raises ApiError (404, 410)."""
     services, caller = services_of(request), caller_of(request)
     job_id = request.path_params["job_id"]
     if partition_of(job_id) not in services.wire.partitions:
         raise errors.job_not_found()
     with contextlib.suppress(UnknownJob):
-        record = await services.journal.outline(job_id, caller.tenant)
+        record = await services.job_reader.outline(job_id, caller.tenant)
         if record.job.tenant == caller.tenant:
             return record
         raise errors.job_not_found()
-    if await services.journal.was_known(caller.tenant, job_id):
+    if await services.job_reader.was_known(caller.tenant, job_id):
         raise errors.result_expired(job_id)
     raise errors.job_not_found()
 
 
 def facts_of(services: Services, record: JobRecord) -> Facts:
-    """What every rendering of this job repeats."""
+    """Return the constant fields of every rendering of this job."""
     return _facts(services, record.job, record.created_ms)
 
 
@@ -162,11 +168,11 @@ def _facts(services: Services, job: Job, created_ms: int) -> Facts:
 
 
 async def view_of(services: Services, record: JobRecord, *, deep: bool = True, position: int | None = None) -> JobView:
-    """A job as its owner may see it; `deep` also looks at its place in the lane, unless it is known."""
+    """Return a job as its owner may see it; `deep` also looks up its place in the lane, unless `position` gives it."""
     if record.state is not JobState.QUEUED:
         position = None
     elif deep and position is None:
-        position = await services.journal.position(record)
+        position = await services.job_reader.position(record)
     return JobView(
         facts=facts_of(services, record),
         status=record.state,
@@ -185,7 +191,7 @@ async def view_of(services: Services, record: JobRecord, *, deep: bool = True, p
 
 
 def _listed(services: Services, summary: Summary) -> JobView:
-    """A job as a list shows it. What only its answer needs is not read, so it is not said."""
+    """Return a job as a list shows it: only the fields that its summary holds."""
     card = services.cards.get(summary.model)
     facts = Facts(
         job=summary.id,
@@ -217,21 +223,23 @@ def job_headers(record: JobRecord) -> dict[str, str]:
 
 
 async def _wait(request: Request, record: JobRecord, seconds: float) -> JobRecord:
-    """Wait for a job's end, for at most `seconds`; its record then, without the rows of a long result. Raises
-    ClientDisconnect as soon as the client has left."""
+    """Wait up to `seconds` for a job's end, and return its record, without a long result's deltas.
+
+    Raises ClientDisconnect as soon as the client disconnects.
+    """
     services = services_of(request)
     inbox = services.relay.open(record.job.id, rowless=True)
     deadline = time.monotonic() + seconds
     try:
         with Watched(request.scope, request.receive, inbox.hang_up) as client:
-            # From here on its end is sent to this process; one that came before shows in the state.
+            # From here on the worker sends the job's end to this process; an earlier end shows in the state.
             state = await services.queue.follow(record.job.id, services.relay.address)
-            while not (state.final or inbox.terminal or inbox.hung_up) and (left := deadline - time.monotonic()) > 0:
-                await inbox.take(left)
+            while not (state.final or inbox.terminal or inbox.hung_up) and (left_s := deadline - time.monotonic()) > 0:
+                await inbox.take(left_s)
     finally:
         services.relay.close(inbox)
     client.check()
-    return await services.journal.outline(record.job.id)
+    return await services.job_reader.outline(record.job.id)
 
 
 def _seconds(text: str | None) -> float:

@@ -1,4 +1,4 @@
-"""Around every request: its id, its trace, its time, its count. Plain ASGI, so a stream costs nothing more."""
+"""Request middleware: gives every request an id and a trace, and times and counts it. Plain ASGI, cheap for streams."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ENDPOINTS = re.compile(
 
 
 class Observed:
-    """Gives `scope["state"]` its `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span) and
-    `received` (monotonic), and the `status` once the answer has begun."""
+    """Sets in `scope["state"]`: `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span),
+    `received` (monotonic seconds), and `status` once the answer has started."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -32,11 +32,13 @@ class Observed:
             await self._app(scope, receive, send)
             return
         received = time.monotonic()
-        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of those with the same name the first counts
+        headers: dict[bytes, bytes] = dict(
+            reversed(scope["headers"])
+        )  # the first of several headers with one name counts
         request_id = _request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         endpoint = endpoint_of(scope["path"])
-        span = self._services.tracing.span(f"{scope['method']} {endpoint}", _carried(headers), "server")
-        # Token streams write their body straight to the server: nothing below has a say in it once it has begun.
+        span = self._services.tracing.span(f"{scope['method']} {endpoint}", _trace_context(headers), "server")
+        # Token streams write their body straight to the server (`server_send`), past every middleware.
         scope.setdefault("state", {}).update(
             request_id=request_id, headers=headers, trace=span.carrier(), server_send=send, received=received
         )
@@ -56,7 +58,7 @@ class Observed:
             with span.active():
                 await self._app(scope, receive, stamped)
         finally:
-            del state["server_send"]  # it holds the scope: together they would wait for the garbage collector
+            del state["server_send"]  # it refers to the scope: break the cycle
             status = state.get("status", 500)
             attributes: Attributes = {"http.response.status_code": status, "http.route": endpoint}
             span.end(error=f"HTTP {status}" if status >= 500 else None, attributes=attributes)
@@ -65,13 +67,13 @@ class Observed:
 
 @lru_cache(maxsize=64)
 def endpoint_of(path: str) -> str:
-    """The path without what varies: a fixed, short list, fit for a metric's label."""
+    """Map a path to one of a few fixed names, for use as a metric label."""
     match = ENDPOINTS.match(path)
     return match[0] if match else "other"
 
 
-def _carried(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """The trace a request belongs to, if it says so."""
+def _trace_context(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the W3C trace context that the request carries, if any."""
     if TRACEPARENT.encode() not in headers:
         return {}
     return extract({name: headers.get(name.encode(), b"").decode("latin-1") for name in (TRACEPARENT, TRACESTATE)})

@@ -1,4 +1,4 @@
-"""GET /v1/models: what may be asked for, whether or not a worker is awake for it."""
+"""GET /v1/models: lists the configured models, whether or not a worker serves them now."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from api.services import Services
 
 
 async def listing(request: Request) -> Response:
-    """Every configured model."""
+    """GET /v1/models: list every configured model."""
     services = services_of(request)
     return as_json({"object": "list", "data": [_model(services, name) for name in services.models]})
 
 
 async def show(request: Request) -> Response:
-    """One model. 404 if it is not configured."""
+    """GET /v1/models/{model}: show one model; 404 if it is not configured."""
     services = services_of(request)
     name = request.path_params["model"]
     services.model(name)
@@ -28,7 +28,7 @@ async def show(request: Request) -> Response:
 
 
 def _model(services: Services, name: str) -> dict[str, Any]:
-    """OpenAI's model object, and what is known of it beyond that."""
+    """Render OpenAI's model object, with context length and capabilities once a worker has loaded the model."""
     card = services.cards.get(name)
     known = {"context_length": card.context, "capabilities": msgspec.to_builtins(card.capabilities)} if card else {}
     created = card.created if card else 0

@@ -1,4 +1,4 @@
-"""The operating system's limit on open files: an API process needs one for each connection."""
+"""Open-file limit: raises this process's RLIMIT_NOFILE for its connections, or lowers their number to fit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import resource
 from api.stream.connection_guard import MAX_SURPLUS
 
 RESERVED_FILES = 2 * MAX_SURPLUS + 256
-"""Open files beside the counted connections: those beyond the limits, the store's, logs, uploads."""
+"""Open files besides the counted connections: refused connections, Redis, logs, uploads."""
 
 
 def allowed_connections(wanted: int) -> int:
-    """How many connections this process may have open, at most `wanted`. Raises the soft limit as far as is needed and
-    as the hard limit allows."""
+    """Return how many connections this process may have open, at most `wanted`.
+
+    Raises the soft limit as far as needed and as the hard limit allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + RESERVED_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -24,5 +26,5 @@ def allowed_connections(wanted: int) -> int:
 
 
 def allowed_by(limit: int, wanted: int) -> int:
-    """How many connections a process may have that may open `limit` files, at most `wanted`."""
+    """Return how many connections fit into a limit of `limit` open files, at most `wanted`."""
     return max(1, min(wanted, limit - RESERVED_FILES))

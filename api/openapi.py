@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: bodies from the models that check them, routes and answers from the tables below."""
+"""OpenAPI 3.1 document: request schemas come from the pydantic models, routes and answers from the tables below."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from streaming.jobs.job import JobState
 
 
 class Route(NamedTuple):
-    """One row of the table: a method on a path and what it answers."""
+    """One row of the route table: a method on a path, and its answers."""
 
     method: str
     path: str
     summary: str
     answer: str
-    """The schema of a 2xx body, or a media type without one."""
+    """Name of the schema of a 2xx body, or a media type."""
     status: int = 200
     bodies: tuple[str, ...] = ()
-    """Schemas of the request body, any one of them."""
+    """Names of the alternative schemas of the request body."""
     params: tuple[str, ...] = ()
     errors: tuple[int, ...] = ()
     headers: tuple[str, ...] = ()
     or_job: bool = False
-    """May answer 202 with the job instead: it is not done, and goes on."""
+    """May answer 202 with the job instead, while it has not ended."""
     events: bool = False
-    """May also answer with a stream of server-sent events."""
+    """May also answer with server-sent events."""
     form: bool = False
     """The body is a multipart upload of a file."""
 
 
 CURSOR = "^[0-9]{1,15}-job_[0-9a-f]{32}$"
-"""What api/jobs.py reads."""
+"""The syntax that api/jobs.py accepts."""
 
 PLAIN: dict[str, Schema] = {
     "application/json": {"type": "object"},
@@ -47,7 +47,7 @@ PLAIN: dict[str, Schema] = {
         "required": ["data"],
     },
 }
-"""Answers that are neither a schema of ours nor plain text."""
+"""Schemas of answers by media type; any other media type is a string."""
 
 _ACCEPT = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
 _READ = (401, 404, 503)
@@ -58,12 +58,12 @@ _KEY = ("Idempotency-Key",)
 _WAITING = (*_KEY, "Prefer")
 _ALWAYS = ("x-request-id", "openai-processing-ms")
 _ANYWHERE = (403, 421)
-"""Answers to senders that are not served at all (api/auth/hosts.py, api/auth/origins.py)."""
+"""Errors that every route may answer (api/auth/hosts.py, api/auth/origins.py)."""
 _ACCESS = {
     (path.replace(":path}", "}"), method): rule.access for path, rows in RULES.items() for method, rule in rows.items()
 }
 _SECURITY: dict[Access, list[dict[str, list[str]]]] = {Access.ANYONE: [], Access.METRICS: [{}, {"key": []}]}
-"""Where it is not the document's own."""
+"""Security of routes that differ from the document's default."""
 
 ROUTES = (
     Route("post", "/v1/chat/completions", "Answer a conversation", "ChatCompletion", bodies=(_CHAT,), params=_WAITING,
@@ -79,7 +79,7 @@ ROUTES = (
           headers=("X-Job-Id",)),
     Route("get", "/v1/jobs/{job_id}/result", "Get a job's answer", "Answer", params=("job_id",),
           errors=(401, 404, 408, 409, 410, 500, 503), headers=("X-Job-Id",), or_job=True),
-    Route("get", "/v1/jobs/{job_id}/events", "Follow a job, from its start or behind an event", "text/event-stream",
+    Route("get", "/v1/jobs/{job_id}/events", "Follow a job, from its start or after an event", "text/event-stream",
           params=("job_id", "Last-Event-ID", "after"), errors=(400, *_READ, 410), headers=("X-Job-Id",), events=True),
     Route("get", "/v1/jobs/{job_id}/timing", "See where a job's time went", "JobTiming", params=("job_id",),
           errors=(*_READ, 410), headers=("X-Job-Id",)),
@@ -97,22 +97,22 @@ ROUTES = (
           errors=(400, 401, 413, 415, 422, 429, 503)),
     Route("get", "/v1/batches", "List your batches", "BatchList", params=("limit", "after"), errors=(400, 401, 503)),
     Route("get", "/v1/batches/{batch_id}", "Show a batch", "Batch", params=("batch_id",), errors=_READ),
-    Route("get", "/v1/batches/{batch_id}/output", "Read the answers there are", "application/jsonl",
+    Route("get", "/v1/batches/{batch_id}/output", "Read the answers so far", "application/jsonl",
           params=("batch_id",), errors=_READ),
     Route("get", "/v1/batches/{batch_id}/errors", "Read the lines that failed", "application/jsonl",
           params=("batch_id",), errors=_READ),
     Route("post", "/v1/batches/{batch_id}/cancel", "Cancel a batch; finished lines are kept", "Batch",
           params=("batch_id",), errors=(*_READ, 409)),
-    Route("post", "/v1/batches/{batch_id}/pause", "Begin no more lines", "Batch", params=("batch_id",),
+    Route("post", "/v1/batches/{batch_id}/pause", "Pause a batch: start no more lines", "Batch", params=("batch_id",),
           errors=(*_READ, 409)),
-    Route("post", "/v1/batches/{batch_id}/resume", "Go on after a pause", "Batch", params=("batch_id",),
+    Route("post", "/v1/batches/{batch_id}/resume", "Resume a paused batch", "Batch", params=("batch_id",),
           errors=(*_READ, 409)),
     Route("get", "/admin/dlq", "List dead letters", "DeadLetterList", params=("limit",), errors=(400, 401, 403, 503)),
     Route("get", "/admin/dlq/{letter_id}", "Show a dead letter", "DeadLetter", params=("letter_id",),
           errors=(401, 403, 404, 503)),
     Route("delete", "/admin/dlq/{letter_id}", "Drop a dead letter", "application/json", params=("letter_id",),
           errors=(401, 403, 404, 503)),
-    Route("post", "/admin/dlq/{letter_id}/replay", "Put a dead letter's job again", "Job", status=202,
+    Route("post", "/admin/dlq/{letter_id}/replay", "Replay a dead letter's job", "Job", status=202,
           params=("letter_id",), errors=(400, 401, 403, 404, 410, 429, 503), headers=("Location", "X-Job-Id")),
     Route("get", "/admin/webhooks", "List webhook messages", "WebhookMessageList", params=("limit",),
           errors=(400, 401, 403, 503)),
@@ -120,10 +120,10 @@ ROUTES = (
           errors=(401, 403, 404, 503)),
     Route("post", "/admin/webhooks/{message_id}/replay", "Send a webhook message once more", "WebhookMessage",
           status=202, params=("message_id",), errors=(401, 403, 404, 503)),
-    Route("get", "/admin/tenants", "List what tenants keep", "TenantList", errors=(401, 403, 503)),
-    Route("get", "/admin/tenants/{tenant}", "Show what a tenant keeps", "Tenant", params=("tenant",),
+    Route("get", "/admin/tenants", "List the storage usage of tenants", "TenantList", errors=(401, 403, 503)),
+    Route("get", "/admin/tenants/{tenant}", "Show the storage usage of a tenant", "Tenant", params=("tenant",),
           errors=(400, 401, 403, 404, 503)),
-    Route("get", "/admin/pools", "List the pools of workers, who leads, and what was done", "PoolList",
+    Route("get", "/admin/pools", "List worker pools, the leading scheduler and its actions", "PoolList",
           errors=(401, 403, 503)),
     Route("get", "/admin/pools/{model}", "Show a model's pool", "Pool", params=("model",), errors=(401, 403, 404, 503)),
     Route("put", "/admin/pools/{model}", "Set a number of workers by hand, or pause", "Pool", bodies=("PoolOverride",),
@@ -139,17 +139,17 @@ ROUTES = (
 
 ERRORS = {
     400: "invalid_request_error, context_length_exceeded, too_large_for_store: `param` names it. body_too_complex.",
-    401: "invalid_api_key: no key, or one that is not known here. admin_token_required: under /admin, without keys.",
-    403: "permission_denied: the key does not reach so far. foreign_origin: sent by a web page that is not let in.",
-    404: "model_not_found, or job_not_found, file_not_found, batch_not_found, also for what is somebody else's.",
-    408: "deadline_exceeded_in_queue or deadline_exceeded: its deadline passed. request_timeout: it came too slowly.",
-    409: "idempotency_in_progress: send it again in a second. job_cancelled: there is no result. batch_not_steerable.",
+    401: "invalid_api_key: no key, or an unknown one. admin_token_required: under /admin of a server without keys.",
+    403: "permission_denied: the key has no such right. foreign_origin: sent by a page of a refused origin.",
+    404: "model_not_found; job_not_found, file_not_found, batch_not_found, also for those of another tenant.",
+    408: "deadline_exceeded_in_queue or deadline_exceeded: its deadline passed. request_timeout: sent too slowly.",
+    409: "idempotency_in_progress: repeat it in a second. job_cancelled: there is no result. batch_not_steerable.",
     410: "result_expired: the retention time is over.",
     413: "payload_too_large: the body is above the limit.",
     415: "unsupported_media_type: the body must be application/json.",
     421: "misdirected_request: sent to a Host name that this server does not answer to.",
-    422: "idempotency_key_reused: the same key came with another body before.",
-    429: "queue_full: as many jobs are waiting as the lane holds. quota_exceeded: you keep as much as you may.",
+    422: "idempotency_key_reused: an earlier request had the same key and another body.",
+    429: "queue_full: the lane holds no more waiting jobs. quota_exceeded: your tenant's storage quota is used up.",
     500: "The job failed (its own code), or internal_error.",
     503: "no_capacity, draining, store_unavailable or too_many_connections: try again after Retry-After.",
     504: "wait_timeout: the answer took too long; the job goes on and X-Job-Id names it.",
@@ -168,20 +168,20 @@ _ERROR_HEADERS = {
 HEADERS = {
     "x-request-id": "The id of this request in the logs: the one you sent, or a new one.",
     "openai-processing-ms": "Milliseconds until the answer began.",
-    "X-Job-Id": "The job that serves this request; /v1/jobs/{job_id}/events takes up its stream again.",
-    "X-Queue-Position": "Jobs that waited in the lane when this one came.",
-    "X-Queue-ETA-Ms": "Milliseconds until the job is begun, as far as anybody can say; a model that sleeps is woken.",
+    "X-Job-Id": "The job that serves this request; /v1/jobs/{job_id}/events resumes its stream.",
+    "X-Queue-Position": "Jobs ahead of this one in its lane when it was accepted.",
+    "X-Queue-ETA-Ms": "Estimated milliseconds until the job starts, with a cold start if needed; absent if unknown.",
     "X-Ignored-Fields": "Fields of the body that had no effect.",
     "Location": "Where the job can be read.",
     "Retry-After": "Seconds to wait, at most 120.",
-    "retry-after-ms": "The same, finer.",
+    "retry-after-ms": "Milliseconds to wait.",
     "x-should-retry": "`false`: a retry would not help, or would do the work twice.",
     "WWW-Authenticate": "Bearer",
 }
 
 
 def document(version: str) -> dict[str, Any]:
-    """The whole document; `version` is Penstock's own."""
+    """Build the document; `version` is Penstock's."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = _operation(route)
@@ -249,7 +249,7 @@ def _content(route: Route) -> dict[str, Any]:
 
 def _accepted() -> dict[str, Any]:
     return {
-        "description": "The job, which is not done and goes on.",
+        "description": "The job, which has not ended yet.",
         "headers": _headers((*_ALWAYS, *_JOB_HEADERS, "Location")),
         "content": {"application/json": {"schema": schema("Job")}},
     }
@@ -285,13 +285,13 @@ def _parameters() -> dict[str, Any]:
             "status",
             "query",
             {"enum": [state.value for state in JobState]},
-            "Only jobs that stand so. A page looks at some 1,000 jobs: it may be short, or empty, with has_more true.",
+            "Only jobs in this state. A page reads some 1,000 jobs: it may be short, or empty, with has_more true.",
         ),
         param("cursor", "query", STRING | {"pattern": CURSOR}, "`next_cursor` of the page before."),
         param("limit", "query", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
         param("wait", "query", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
-        param("after", "query", STRING, "Go on behind this: of events as Last-Event-ID, of lists the last id seen."),
-        param("Last-Event-ID", "header", STRING, "Go on behind this event."),
+        param("after", "query", STRING, "Continue after this: events as Last-Event-ID, lists after this id."),
+        param("Last-Event-ID", "header", STRING, "Resume after this event."),
         param("Prefer", "header", STRING, "`respond-async`: answer 202 with the job at once."),
         param("Idempotency-Key", "header", STRING, "The same key and body give the same job, however often sent."),
     )
@@ -300,7 +300,7 @@ def _parameters() -> dict[str, Any]:
 
 
 def _request_schemas() -> dict[str, Schema]:
-    """All models in one call, or what they share would dangle."""
+    """Render all models in one call, so that they share their definitions."""
     models = (ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest)
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

@@ -1,4 +1,4 @@
-"""How fast jobs of a model have been ending lately, as far as this process has seen: the ground of every ETA."""
+"""Completion rate: how many jobs of each model ended lately in this process; the ETA when there is no scheduler."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ MAX_ENDS = 4096
 
 
 class CompletionRate:
-    """Jobs ended per second by model, over the last minute."""
+    """Counts ended jobs by model, over the last WINDOW_S seconds."""
 
     def __init__(self) -> None:
         self._ends: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_ENDS))
 
     def ended(self, model: str) -> None:
-        """One job ended now."""
+        """Count a job that ended now."""
         self._ends[model].append(time.monotonic())
 
     def eta_ms(self, model: str, position: int) -> int | None:
-        """Milliseconds until `position` more jobs have ended at the present pace; None when there is none to go by."""
+        """Return the milliseconds until `position` more jobs have ended at the present rate; None if it is unknown."""
         ends, now = self._ends[model], time.monotonic()
         while ends and ends[0] < now - WINDOW_S:
             ends.popleft()
@@ -30,6 +30,6 @@ class CompletionRate:
         return int(1000 * (position + 1) / per_second)
 
     def retry_s(self, model: str, waiting: int) -> float:
-        """When to try again a lane that is full: when a tenth of it should have moved, or in 5 s if nobody knows."""
+        """Return when to retry a full lane: once a tenth of it should have ended; 5 s if the rate is unknown."""
         eta = self.eta_ms(model, waiting // 10)
         return 5.0 if eta is None else eta / 1000

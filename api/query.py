@@ -1,4 +1,4 @@
-"""Numbers in a query string or a form, read strictly."""
+"""Query parameters: strict parsing of whole numbers from query strings and forms."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from starlette.datastructures import QueryParams
 from api.openai import errors
 
 MAX_DIGITS = 15
-"""Python refuses to read a number of some thousand digits, and a URL has room for them."""
+"""int() raises on thousands of digits, and a URL may hold that many."""
 
 
-def whole_number(text: str, param: str, least: int, most: int) -> int:
-    """The value of `param`. Raises ApiError (400)."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS and least <= int(text) <= most):
-        raise errors.invalid_request(f"{param} must be a whole number from {least} to {most}.", param)
+def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
+    """Return the value of parameter `param`. Raises ApiError (400)."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS and minimum <= int(text) <= maximum):
+        raise errors.invalid_request(f"{param} must be a whole number from {minimum} to {maximum}.", param)
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""What every endpoint works with, built once per process and passed along as `app.state.services`."""
+"""Service container: the stores, clients and settings that endpoints use, one per process (`app.state.services`)."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ CARDS_INTERVAL_S = 2.0
 PLANS_INTERVAL_S = 1.0
 CLOCK_TIMEOUT_S = 1.0
 RESTART_DELAY_S = 1.0
-"""Before a background loop that broke is started again."""
-SWEEP_S = 2.0
-"""Workers and the scheduler sweep more often; this is for the time when none is there."""
+"""Delay before a background loop that raised is restarted."""
+SWEEP_INTERVAL_S = 2.0
+"""Interval of the reaper here. Workers and the scheduler sweep more often; this one serves while none runs."""
 
 
 @dataclass
 class Services:
-    """One API process. `start` before the first request, `stop` after the last."""
+    """The services of one API process. Call `start` before the first request and `stop` after the last."""
 
     settings: ApiSettings
     wire: RedisClient
@@ -78,34 +78,38 @@ class Services:
     files_settings: FilesSettings = field(default_factory=FilesSettings)
     batch_settings: BatchSettings = field(default_factory=BatchSettings)
     quota_settings: QuotaSettings = UNLIMITED
-    wanted: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
-    pace: CompletionRate = field(default_factory=CompletionRate)
-    outlook: PlanReader = field(default_factory=PlanReader)
-    """What the scheduler expects; follows the plans a moment behind."""
+    subscriptions: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
+    completion_rate: CompletionRate = field(default_factory=CompletionRate)
+    plan_reader: PlanReader = field(default_factory=PlanReader)
+    """The scheduler's wait-time estimates, refreshed in the background."""
     cards: dict[str, ModelCard] = field(default_factory=dict)
-    """What workers found when they loaded the models; follows the fleet a moment behind."""
-    coming: Counter[str] = field(default_factory=Counter)
-    """Bytes of files that this process is receiving, by tenant."""
+    """Model cards that workers wrote when they loaded the models, refreshed in the background."""
+    receiving_bytes: Counter[str] = field(default_factory=Counter)
+    """Bytes of uploads in progress in this process, by tenant."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.headroom, self.shelf = Headroom(self.wire), FileStore(self.files_settings.dir)
-        self.queue, self.journal, self.fleet = Queue(self.wire, self.headroom), JobReader(self.wire), Fleet(self.wire)
+        self.headroom, self.file_store = Headroom(self.wire), FileStore(self.files_settings.dir)
+        self.queue, self.job_reader, self.fleet = (
+            Queue(self.wire, self.headroom),
+            JobReader(self.wire),
+            Fleet(self.wire),
+        )
         self.summaries, self.backlog, self.relay = Summaries(self.wire), Backlog(self.wire), Relay(self.wire)
-        self.files, self.batches, self.kept = Files(self.wire), Batches(self.wire), Quotas(self.wire)
+        self.files, self.batches, self.quota_usage = Files(self.wire), Batches(self.wire), Quotas(self.wire)
         self.leadership, self.plans, self.overrides = Leadership(self.wire), Plans(self.wire), Overrides(self.wire)
         self.store = StoreMonitor(self.wire)
         self.clock, self.deliveries = Clock(self.wire), Deliveries(self.wire)
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The OpenAPI document, made when it is first asked for."""
+        """The OpenAPI document, built at its first use."""
         return document(self.version)
 
     async def start(self) -> None:
-        """Begin to listen for replies and to follow the fleet."""
+        """Subscribe to replies and start the background loops."""
         await self.relay.start()
-        with contextlib.suppress(Unavailable, TimeoutError):  # `keep` retries; until then jobs have no stamps of ours
+        with contextlib.suppress(Unavailable, TimeoutError):  # `keep` retries; until then jobs get no timestamps here
             async with asyncio.timeout(CLOCK_TIMEOUT_S):
                 await self.clock.renew()
         for work in (
@@ -114,80 +118,86 @@ class Services:
             self.headroom.keep_looking,
             self.clock.keep,
             self.deliveries.keep_writing,
-            self._follow_fleet,
-            self._follow_plans,
+            self._refresh_cards,
+            self._refresh_plans,
             self._sweep,
         ):
             self.spawn(supervise(work, RESTART_DELAY_S))
 
     async def stop(self) -> None:
-        """End what runs in the background and close the wire."""
+        """Stop the background tasks and close the connections."""
         await self.relay.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(Unavailable):  # only somebody's look at a timing is lost
+        with contextlib.suppress(Unavailable):  # costs only timings of the last answers
             await self.deliveries.write()
         await self.wire.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something beside the requests; it ends with the process."""
+        """Run a coroutine in the background; `stop` cancels it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._log_failure)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("work beside a request broke", exc_info=error)
+            log.error("a background task failed", exc_info=error)
 
     @property
     def durability_error(self) -> str:
-        """Why this process may not use the store now, for clients; "" while it may. Raises Unavailable until the store
-        was reached for the first time."""
+        """Why clients may not use the store now (wrong store, or not durable enough); "" while they may.
+
+        Raises Unavailable until the store was reached for the first time.
+        """
         if self.store.reason == NOT_CHECKED:
             raise Unavailable(NOT_CHECKED)
         return self.store.brief
 
     @property
     def refusal(self) -> str:
-        """Why the store may not be given any more work now; "" while it may. Raises Unavailable until the store was
-        reached for the first time."""
+        """Why the store accepts no new work now, also for want of room; "" while it does.
+
+        Raises Unavailable until the store was reached for the first time.
+        """
         return self.durability_error or self.headroom.reason
 
     def eta_ms(self, model: str, lane: Priority, before: int) -> int | None:
-        """Milliseconds until a job with `before` others ahead of it in its lane is begun: what the scheduler expects,
-        or, without one, by the pace of late. None: nobody can say."""
-        if self.outlook.knows(model):
-            return self.outlook.eta_ms(model, lane, before)
-        return self.pace.eta_ms(model, before)
+        """Return the milliseconds until a job with `before` others ahead of it in its lane starts; None: unknown.
+
+        The estimate is the scheduler's, or, without a scheduler, follows from this process's completion rate.
+        """
+        if self.plan_reader.knows(model):
+            return self.plan_reader.eta_ms(model, lane, before)
+        return self.completion_rate.eta_ms(model, before)
 
     def quotas(self, caller: Caller) -> QuotaSettings:
-        """What the caller's tenant may keep."""
+        """Return the storage quotas of the caller's tenant."""
         return self.quota_settings if caller.quotas is UNLIMITED else caller.quotas.over(self.quota_settings)
 
     def model(self, name: str) -> ModelSettings:
-        """Raises ApiError (404)."""
+        """Return a model's settings. Raises ApiError (404)."""
         if name not in self.models:
             raise model_not_found(name, self.models)
         return self.models[name]
 
     async def _sweep(self) -> None:
-        """Not before the store is known to be one this process may write to."""
+        """Sweep expired leases, once the store is known to be this deployment's."""
         await self.store.entered.wait()
-        await Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_S)
+        await Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_INTERVAL_S)
 
-    async def _follow_fleet(self) -> None:
-        async def look() -> None:
+    async def _refresh_cards(self) -> None:
+        async def refresh() -> None:
             self.metrics.fold()
             self.cards = await self.fleet.cards()
 
-        expected = ExpectedErrors(Unavailable, log.debug, "model cards as they were: %s")
-        await run_periodically(look, CARDS_INTERVAL_S, expected)
+        expected = ExpectedErrors(Unavailable, log.debug, "model cards not refreshed: %s")
+        await run_periodically(refresh, CARDS_INTERVAL_S, expected)
 
-    async def _follow_plans(self) -> None:
-        expected = ExpectedErrors(Unavailable, log.debug, "plans as they were: %s")
+    async def _refresh_plans(self) -> None:
+        expected = ExpectedErrors(Unavailable, log.debug, "plans not refreshed: %s")
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    self.outlook.learn(await self.plans.read(), await self.wire.now_ms())
+                    self.plan_reader.learn(await self.plans.read(), await self.wire.now_ms())

@@ -1,4 +1,4 @@
-"""The settings of the HTTP door, and of who may come in."""
+"""Settings of the API processes ([api]) and of API keys ([keys.<name>])."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from streaming.settings import UNLIMITED, QuotaSettings, check_tenant
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
 ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
-"""As browsers send it: lower case, nothing behind the port."""
+"""An Origin header as browsers send it: lower case, nothing after the port."""
 
 
 NO_HASH = "this is not a SHA-256 (64 hex digits). Put the hash here, not the key: printf %s KEY | sha256sum"
-"""What is wrong with a hash that is none; its value may be a key, so it is never shown."""
+"""Error text for a malformed hash. It never shows the value, which may be a key."""
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,35 +30,35 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     body_limit: Annotated[int, msgspec.Meta(ge=1024)] = 2 * 1024 * 1024
     """Bytes of one request body."""
     max_choices_per_request: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Choices one request may ask for: n times its prompts. Lines of batches and jobs from a broker are held to it too.
-    A body cannot ask for more than 1,024."""
+    """Choices that one request may ask for: n times its prompts; also of a batch line or a broker's message. A body
+    cannot ask for more than 1,024."""
     keep_alive_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """Silence after which a stream gets a comment, so that no proxy cuts it."""
+    """Idle time after which a stream gets a comment, so that no proxy closes it."""
     wait_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
-    """How long a call that does not stream is held open; then 504 with the job's id, and the work goes on."""
+    """How long a call that does not stream is held open; then 504 with the job's id, and the job goes on."""
     send_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """A reader that takes no byte for so long is cut off, up to a fifth later."""
+    """A reader that takes no byte for so long is disconnected, up to a fifth later."""
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long open streams may go on after SIGTERM."""
     hosts: tuple[str, ...] = ()
-    """Host names this server answers to, besides loopback names. Only with keys; if it is empty, every name is
-    answered. Without keys only loopback names are."""
+    """Host names this server answers to, besides loopback names; empty: every name. Only with keys; without keys the
+    server answers to loopback names alone."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use /v1 from a browser, e.g. https://app.example; "*" (with keys only): all."""
     metrics: Literal["open", "admin"] | None = None
     """Who may read /metrics: anyone, or an admin key. None: anyone without keys, an admin key with keys."""
     admin_token_sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$", extra={MISTAKE: NO_HASH})] = ""
-    """SHA-256 of the token that /admin asks for while there are no keys; `penstock up` makes one."""
+    """SHA-256 of the token that /admin requires while there are no keys; `penstock up` creates one."""
     max_header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=128 * 1024)] = 16 * 1024
-    """Bytes of one request's head, request line included, and of what stands around the chunks of a body."""
+    """Bytes of one request's head, request line included, and of the framing around the chunks of a body."""
     max_headers: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
     """Header fields of one request."""
     header_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """From the first byte of a request to the end of its head, and from a connection's start to its first byte."""
     body_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """A body that brings fewer than this times `min_body_bytes_per_s` bytes in any such time is refused."""
+    """A body that brings fewer than this times `min_body_bytes_per_s` bytes in any such period is refused."""
     min_body_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 1024
-    """Slowest allowed pace of a request body, averaged over `body_timeout_s`."""
+    """Minimum rate of a request body, averaged over `body_timeout_s`."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 20_000
     """Open connections of one API process."""
     max_connections_per_client: Annotated[int, msgspec.Meta(ge=1)] = 256
@@ -76,7 +76,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
         self.proxy_networks  # noqa: B018 - raises ValueError
 
     def shows_metrics(self, *, keyless: bool) -> bool:
-        """Whether /metrics asks for nothing."""
+        """Whether /metrics needs no key."""
         return keyless if self.metrics is None else self.metrics == "open"
 
     @property
@@ -86,7 +86,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _network(word: str) -> IPv4Network | IPv6Network:
-    """Raises ValueError that names the setting and what to write."""
+    """Parse a network. Raises ValueError that names the setting and what to write."""
     try:
         return ip_network(word)
     except ValueError:
@@ -99,7 +99,7 @@ def _network(word: str) -> IPv4Network | IPv6Network:
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of [keys.<name>]: an API key, known by its hash alone."""
+    """One row of [keys.<name>]: an API key, of which only the hash is stored."""
 
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$", extra={MISTAKE: NO_HASH})]
     tenant: str
@@ -109,10 +109,9 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     admin: bool = False
     """May call /admin: dead letters, webhooks and pools, of all tenants."""
     batch_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Tokens this tenant's unfinished batches may add up to, counted as [batch] enqueued_tokens is; None: as that
-    says."""
+    """Tokens that this tenant's unfinished batches may add up to; None: [batch] enqueued_tokens."""
     quotas: QuotaSettings = UNLIMITED
-    """What this tenant may keep; where it says nothing, as [quotas] says."""
+    """Storage quotas of this tenant; what is not set here comes from [quotas]."""
 
     def __post_init__(self) -> None:
         check_tenant("tenant", self.tenant)

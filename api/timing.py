@@ -1,4 +1,4 @@
-"""GET /v1/jobs/{id}/timing: where a job's time went, part by part, and how exactly that is known."""
+"""GET /v1/jobs/{id}/timing: latency breakdown of one job, by stage, with the clocks' error bounds."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from telemetry.latency import (
 
 
 async def show(request: Request) -> Response:
-    """What is known so far, or of a job that has ended everything."""
+    """GET /v1/jobs/{id}/timing: the stages measured so far; all of them once the job has ended."""
     services, record = services_of(request), await own_record(request)
     if record.rowless:
-        record = await services.journal.record(record.job.id, rows=False)
+        record = await services.job_reader.record(record.job.id, rows=False)
     delivered = record.delivered or services.deliveries.of(record.job.id)
     return as_json(timing_object(record, delivered), headers=job_headers(record))
 
 
 def timing_object(record: JobRecord, delivered: Delivered | None) -> dict[str, Any]:
-    """Times in milliseconds, None with a reason where there is none; the stamps as Unix seconds of Redis time."""
+    """Render the breakdown: times in milliseconds (None with a reason), timestamps in Unix seconds of Redis time."""
     stamps = with_delivery(record.stamps, delivered) if delivered else record.stamps
     found = split(stamps, over=record.state.final, unsent=_unsent(record, delivered))
     reasons = dict(found.reasons)
@@ -59,7 +59,7 @@ def timing_object(record: JobRecord, delivered: Delivered | None) -> dict[str, A
 
 
 def _unsent(record: JobRecord, delivered: Delivered | None) -> str:
-    """Why the answer, or its end, was not sent as far as is known here."""
+    """Return why there is no timestamp of sending the answer, or its end."""
     if delivered:
         return "the answer broke off before its end"
     if not record.job.reply_to:
@@ -68,7 +68,7 @@ def _unsent(record: JobRecord, delivered: Delivered | None) -> str:
 
 
 def _latencies(record: JobRecord, stamps: Stamps, delivered: Delivered | None) -> dict[str, float | None]:
-    """As this server sees them: the way to the client and back is not in them."""
+    """Return the latencies at this server, without the network to the client."""
     whole, tokens = bool(delivered and delivered.whole), record.terminal.usage.completion if record.terminal else 0
     sent, first, last = stamps.received, stamps.first_sent, stamps.last_sent
     if sent is None:

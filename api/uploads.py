@@ -1,5 +1,4 @@
-"""Reading a multipart upload as it comes: the file's bytes go to the disk, never more than a block of them in memory,
-and the limits hold while it is read. Knows nothing of who may upload or what becomes of it."""
+"""Multipart upload parser: streams the file of a request to disk in blocks, and enforces size limits while it reads."""
 
 from __future__ import annotations
 
@@ -16,55 +15,61 @@ from api.openai import errors
 from streaming.batches.file_store import FileStore, Incoming
 from streaming.errors import QuotaExceeded
 
-BLOCK = 256 * 1024
-"""Bytes written to the disk in one go."""
+BLOCK_BYTES = 256 * 1024
+"""Bytes of one write to disk, and thus held in memory."""
 MAX_PARTS = 16
-MAX_HEADER = 4096
-MAX_FIELD = 1024
-MAX_NAME = 255
-AROUND_FILE = 64 * 1024
-"""Bytes of a body that are not its file's, at most: the other parts are small."""
+MAX_HEADER_BYTES = 4096
+MAX_FIELD_BYTES = 1024
+MAX_NAME_CHARS = 255
+MAX_OVERHEAD_BYTES = 64 * 1024
+"""Upper bound of the bytes of a body besides its file: the other parts are small."""
 
 
 class Allowance:
-    """How many bytes one upload may bring: `size_limit`, and of what its tenant may keep (`most`, None: no limit) what
-    is left beside the `used` that it keeps and what this process receives for it at the same time (`coming`). A
-    context manager: behind it, the bytes are kept or gone."""
+    """Byte budget of one upload; a context manager that reserves its bytes while they are received.
 
-    def __init__(self, coming: Counter[str], tenant: str, size_limit: int, used: int, most: int | None) -> None:
-        self._coming, self._tenant = coming, tenant
-        self._size_limit, self._used, self._most = size_limit, used, most
+    Args:
+        receiving: bytes of all uploads in progress in this process, by tenant; shared by all allowances.
+        tenant: whose upload it is.
+        size_limit: bytes of one file.
+        used: bytes of files that the tenant keeps already.
+        quota: bytes that the tenant may keep; None: no limit.
+    """
+
+    def __init__(self, receiving: Counter[str], tenant: str, size_limit: int, used: int, quota: int | None) -> None:
+        self._receiving, self._tenant = receiving, tenant
+        self._size_limit, self._used, self._quota = size_limit, used, quota
         self._taken = 0
 
     def __enter__(self) -> Allowance:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._coming[self._tenant] -= self._taken
-        if self._coming[self._tenant] <= 0:
-            del self._coming[self._tenant]
+        self._receiving[self._tenant] -= self._taken
+        if self._receiving[self._tenant] <= 0:
+            del self._receiving[self._tenant]
 
     def check_length(self, length: int) -> None:
-        """Refuse a body of so many bytes whose file cannot fit. Raises ApiError (413), QuotaExceeded."""
-        self._check(length - AROUND_FILE)
+        """Refuse a body whose Content-Length shows that its file cannot fit. Raises ApiError (413), QuotaExceeded."""
+        self._check(length - MAX_OVERHEAD_BYTES)
 
     def take(self, count: int) -> None:
-        """The file has so many more bytes. Raises ApiError (413), QuotaExceeded."""
+        """Count `count` more bytes of the file. Raises ApiError (413), QuotaExceeded."""
         self._check(self._taken + count)
         self._taken += count
-        self._coming[self._tenant] += count
+        self._receiving[self._tenant] += count
 
     def _check(self, size: int) -> None:
         if size > self._size_limit:
             raise errors.payload_too_large(self._size_limit, "[files] size_limit")
-        used = self._used + self._coming[self._tenant] - self._taken
-        if self._most is not None and used + max(1, size) > self._most:
-            raise QuotaExceeded("file_bytes", used, self._most)
+        used = self._used + self._receiving[self._tenant] - self._taken
+        if self._quota is not None and used + max(1, size) > self._quota:
+            raise QuotaExceeded("file_bytes", used, self._quota)
 
 
 @dataclass(slots=True)
 class Upload:
-    """What was sent: the plain fields, and the file, which is to be kept or discarded."""
+    """A parsed upload: its plain fields, and its file, which the caller must keep or discard."""
 
     fields: dict[str, str] = field(default_factory=dict)
     incoming: Incoming | None = None
@@ -73,18 +78,24 @@ class Upload:
 
 
 async def receive(
-    stream: AsyncIterator[bytes], content_type: str, shelf: FileStore, allowance: Allowance, silence_s: float
+    stream: AsyncIterator[bytes], content_type: str, file_store: FileStore, allowance: Allowance, idle_timeout_s: float
 ) -> Upload:
-    """Read a body of at most one file, as large as it is allowed to be. On any error nothing of it stays.
+    """Read a body with one file; on any error discard it.
 
-    Raises ApiError (400, 408, 413, 415), QuotaExceeded, OSError.
+    Args:
+        idle_timeout_s: longest gap between two chunks of the body.
+
+    Raises:
+        ApiError: 400, 408, 413, 415.
+        QuotaExceeded: the tenant may not keep so many bytes.
+        OSError: the disk refused the file.
     """
     try:
-        reader = _Reader(_boundary(content_type), shelf, allowance)
-    except FormParserError as error:  # for its boundary
+        reader = _Reader(_boundary(content_type), file_store, allowance)
+    except FormParserError as error:  # a bad boundary
         raise _invalid(error) from None
     try:
-        await reader.read(stream, silence_s)
+        await reader.read(stream, idle_timeout_s)
     except BaseException:
         if reader.upload.incoming is not None:
             reader.upload.incoming.discard()
@@ -106,11 +117,11 @@ def _invalid(error: FormParserError) -> errors.ApiError:
 
 
 class _Reader:
-    """The parser's callbacks. They only collect; `read` writes."""
+    """Collects what the parser's callbacks report; `read` writes it to disk."""
 
-    def __init__(self, boundary: bytes, shelf: FileStore, allowance: Allowance) -> None:
+    def __init__(self, boundary: bytes, file_store: FileStore, allowance: Allowance) -> None:
         self.upload = Upload()
-        self._shelf, self._allowance = shelf, allowance
+        self._file_store, self._allowance = file_store, allowance
         self._header, self._value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._field, self._is_file = "", False
@@ -131,34 +142,34 @@ class _Reader:
             },
         )
 
-    async def read(self, stream: AsyncIterator[bytes], silence_s: float) -> None:
+    async def read(self, stream: AsyncIterator[bytes], idle_timeout_s: float) -> None:
         try:
-            while chunk := await _next(stream, silence_s):
+            while chunk := await _next(stream, idle_timeout_s):
                 self._parser.write(chunk)
-                await self._write(BLOCK)
+                await self._write(BLOCK_BYTES)
         except FormParserError as error:
             raise _invalid(error) from None
         except TimeoutError:
-            raise errors.upload_stalled(silence_s) from None
+            raise errors.upload_stalled(idle_timeout_s) from None
         if not self._ended:
             raise errors.invalid_request("The body ends before its last part does.")
         await self._write(1)
 
     def close(self) -> None:
-        """Let go of the parser, which holds this reader: what was received would wait for the garbage collector."""
+        """Drop the parser, which refers back to this reader, so that the received bytes are freed at once."""
         del self._parser
 
-    async def _write(self, least: int) -> None:
-        """Bring what was collected to the disk, if it is enough."""
+    async def _write(self, min_bytes: int) -> None:
+        """Write the collected bytes to disk, if there are at least `min_bytes`."""
         if self._opening:
             self._opening = False
-            self.upload.incoming = await asyncio.to_thread(self._shelf.open_incoming)
-        if self.upload.incoming is not None and len(self._block) >= least:
+            self.upload.incoming = await asyncio.to_thread(self._file_store.open_incoming)
+        if self.upload.incoming is not None and len(self._block) >= min_bytes:
             block, self._block = bytes(self._block), bytearray()
             self.upload.lines += block.count(b"\n")
             await asyncio.to_thread(self.upload.incoming.write, block)
 
-    # --- what the parser finds ---------------------------------------------------------------------------------------
+    # --- callbacks of the parser -------------------------------------------------------------------------------------
 
     def _part_begin(self) -> None:
         self._parts += 1
@@ -170,14 +181,14 @@ class _Reader:
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
-        self._bounded()
+        self._check_header_size()
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
-        self._bounded()
+        self._check_header_size()
 
-    def _bounded(self) -> None:
-        if len(self._header) + len(self._value) > MAX_HEADER:
+    def _check_header_size(self) -> None:
+        if len(self._header) + len(self._value) > MAX_HEADER_BYTES:
             raise errors.invalid_request("A part of the body has too long a header.")
 
     def _header_end(self) -> None:
@@ -193,7 +204,7 @@ class _Reader:
             return
         if self._field != "file" or self._opening or self.upload.incoming is not None:
             raise errors.invalid_request("The body must have one file, in a part named 'file'.", "file")
-        self.upload.name = _shown(options[b"filename"].decode("utf-8", "replace"))
+        self.upload.name = _display_name(options[b"filename"].decode("utf-8", "replace"))
         self._opening = True
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
@@ -202,7 +213,7 @@ class _Reader:
             self._block += data[start:end]
         else:
             self._text += data[start:end]
-            if len(self._text) > MAX_FIELD:
+            if len(self._text) > MAX_FIELD_BYTES:
                 raise errors.invalid_request(f"{self._field[:64]} is too long.", self._field[:64])
 
     def _part_end(self) -> None:
@@ -213,17 +224,17 @@ class _Reader:
         self._ended = True
 
 
-async def _next(stream: AsyncIterator[bytes], silence_s: float) -> bytes:
-    """The next bytes; b"" at the end. Raises TimeoutError after so much silence."""
-    async with asyncio.timeout(silence_s):
+async def _next(stream: AsyncIterator[bytes], idle_timeout_s: float) -> bytes:
+    """Return the next bytes; b"" at the end. Raises TimeoutError when none arrive in time."""
+    async with asyncio.timeout(idle_timeout_s):
         async for chunk in stream:
             if chunk:
                 return chunk
     return b""
 
 
-def _shown(name: str) -> str:
-    """A client's name for a file, for people to read: no path, nothing a terminal would obey."""
+def _display_name(name: str) -> str:
+    """Clean a client's file name for display: no path, no control characters."""
     last = PurePosixPath(PureWindowsPath(name).name).name
-    shown = "".join(each for each in last if each.isprintable())[:MAX_NAME]
+    shown = "".join(each for each in last if each.isprintable())[:MAX_NAME_CHARS]
     return shown if shown.strip(". ") else "file"

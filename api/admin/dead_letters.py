@@ -1,4 +1,4 @@
-"""/admin/dlq: dead letters, for operators: list, show, replay, drop."""
+"""/admin/dlq: lists, shows, replays and drops dead letters. Needs an admin key."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ MAX_PER_PAGE = 100
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/dlq[?limit=]: the newest first."""
+    """GET /admin/dlq[?limit=]: list dead letters, newest first."""
     letters = await _letters(request).recent(page_limit(request.query_params, MAX_PER_PAGE, MAX_PER_PAGE))
     return as_json({"object": "list", "data": [_object(letter) for letter in letters]})
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/dlq/{id}: the letter, and the job it names while that is kept (without its prompt)."""
+    """GET /admin/dlq/{id}: show the letter, and its job without the prompt while that is retained."""
     services = services_of(request)
     letter = await _found(request)
     job: dict[str, Any] | None = None
     if letter.job:
         try:
-            job = job_object(await view_of(services, await services.journal.outline(letter.job)))
+            job = job_object(await view_of(services, await services.job_reader.outline(letter.job)))
         except UnknownJob:
-            job = None  # its retention is over; the letter still says what happened
+            job = None  # its retention is over; the letter still has the reason
     return as_json(_object(letter) | {"job": job})
 
 
 async def replay(request: Request) -> Response:
-    """POST /admin/dlq/{id}/replay: 202 with the new job; the letter is gone."""
+    """POST /admin/dlq/{id}/replay: queue the job again as a new one and remove the letter; 202 with the new job."""
     services, letter = services_of(request), await _found(request)
     if not letter.job:
         raise errors.invalid_request("This letter is not a job: there is nothing to replay. Drop it.")
@@ -52,13 +52,13 @@ async def replay(request: Request) -> Response:
     except LaneFull as error:
         raise errors.queue_full(error.waiting, 5) from None
     audit.detail(request.scope, job=accepted.id)
-    record = await services.journal.outline(accepted.id)
+    record = await services.job_reader.outline(accepted.id)
     headers = {"Location": f"/v1/jobs/{accepted.id}", "X-Job-Id": accepted.id}
     return as_json(job_object(await view_of(services, record)), 202, headers)
 
 
 async def drop(request: Request) -> Response:
-    """DELETE /admin/dlq/{id}."""
+    """DELETE /admin/dlq/{id}: remove the letter."""
     letter = await _found(request)
     await _letters(request).drop(letter.id)
     return as_json({"id": letter.id, "object": "dead_letter", "deleted": True})
@@ -69,7 +69,7 @@ def _letters(request: Request) -> DeadLetters:
 
 
 async def _found(request: Request) -> DeadLetter:
-    """The letter in the path. Raises ApiError (404)."""
+    """Return the letter in the path. Raises ApiError (404)."""
     letters = _letters(request)
     try:
         return await letters.get(request.path_params["letter_id"])

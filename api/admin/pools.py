@@ -1,4 +1,4 @@
-"""/admin/pools: how many workers each model has and should have, why, who decides, and manual overrides."""
+"""/admin/pools: shows each model's pool of workers and the autoscaler's decisions, and sets manual overrides."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from streaming.fleet.processes import Process
 from streaming.jobs.backlog import LaneDepth
 from streaming.settings import ModelSettings
 
-ACTIONS = 20
+MAX_ACTIONS = 20
 FIELDS = ("want", "paused", "for_s")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is known of all pools at one moment."""
+    """Plans, workers, lanes and overrides of all pools at one moment."""
 
     plans: Mapping[str, Plan]
     workers: Sequence[Process]
@@ -39,57 +39,57 @@ class View:
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/pools: every model's pool, who leads, and the newest actions."""
+    """GET /admin/pools: list every model's pool, the leading scheduler, and the newest scaling actions."""
     services = services_of(request)
     view, lead, actions = await asyncio.gather(
-        _view(services, services.models), services.leadership.current(), services.plans.actions(ACTIONS)
+        _view(services, services.models), services.leadership.current(), services.plans.actions(MAX_ACTIONS)
     )
     return as_json(
         {
             "object": "list",
             "data": [_pool(services, model, view) for model in services.models],
             "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
-            "actions": [_action(noted) for noted in actions],
+            "actions": [_action(entry) for entry in actions],
         }
     )
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/pools/{model}."""
-    return await _shown(request)
+    """GET /admin/pools/{model}: show the pool."""
+    return await _pool_response(request)
 
 
 async def override(request: Request) -> Response:
-    """PUT /admin/pools/{model}: {"want": 3} or {"paused": true}, with "for_s" for that long; 200 with the pool."""
+    """PUT /admin/pools/{model} with {"want": 3} or {"paused": true}, optionally "for_s": set an override; 200."""
     caller, services, model = caller_of(request), services_of(request), _model(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     want, hold_s = _asked(read_object(body), services, model)
     audit.detail(request.scope, want=want, paused=want is None, for_s=hold_s)
     await services.overrides.put(model, want, caller.name or caller.tenant, None if hold_s is None else hold_s * 1000)
-    return await _shown(request)
+    return await _pool_response(request)
 
 
 async def resume(request: Request) -> Response:
-    """DELETE /admin/pools/{model}: the scheduler decides again; 200 with the pool, whether or not it did before."""
+    """DELETE /admin/pools/{model}: end the override, if there is one, so that the scheduler decides again; 200."""
     caller, services = caller_of(request), services_of(request)
     await services.overrides.end(_model(request), caller.name or caller.tenant)
-    return await _shown(request)
+    return await _pool_response(request)
 
 
-async def _shown(request: Request) -> Response:
+async def _pool_response(request: Request) -> Response:
     services, model = services_of(request), _model(request)
     return as_json(_pool(services, model, await _view(services, [model])))
 
 
 def _model(request: Request) -> str:
-    """Raises ApiError (404)."""
+    """Return the model in the path. Raises ApiError (404)."""
     name: str = request.path_params["model"]
     services_of(request).model(name)
     return name
 
 
 async def _view(services: Services, models: Iterable[str]) -> View:
-    """Raises Unavailable."""
+    """Read the state of these models' pools. Raises Unavailable."""
     return View(
         *await asyncio.gather(
             services.plans.read(),
@@ -101,7 +101,7 @@ async def _view(services: Services, models: Iterable[str]) -> View:
 
 
 def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[int | None, int | None]:
-    """The number to set (None: pause) and the seconds it holds. Raises ApiError (400)."""
+    """Validate the body: return the number to set (None: pause) and its duration in seconds. Raises ApiError (400)."""
     for name in fields:
         if name not in FIELDS:
             raise errors.invalid_request(f"{name[:64]!r} is no known field (known: {', '.join(FIELDS)}).", name[:64])
@@ -112,9 +112,9 @@ def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[i
         raise errors.invalid_request(
             "paused can only be set to true; DELETE lets the scheduler decide again.", "paused"
         )
-    least, most = settings.least_wanted, settings.most_wanted
-    if want is not None and (not isinstance(want, int) or isinstance(want, bool) or not least <= want <= most):
-        words = f"want must be a whole number from {least} to {most}, min_workers and max_workers of this model."
+    minimum, maximum = settings.least_wanted, settings.most_wanted
+    if want is not None and (not isinstance(want, int) or isinstance(want, bool) or not minimum <= want <= maximum):
+        words = f"want must be a whole number from {minimum} to {maximum}, min_workers and max_workers of this model."
         raise errors.invalid_request(words, "want")
     hold_s = fields.get("for_s")
     if hold_s is None:
@@ -124,7 +124,7 @@ def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[i
     return want, hold_s
 
 
-# --- what it looks like ----------------------------------------------------------------------------------------------
+# --- rendering -------------------------------------------------------------------------------------------------------
 
 
 def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
 
 
 def _shape(shape: str, settings: ModelSettings, plan: Plan | None, workers: Sequence[Process]) -> dict[str, Any]:
-    """One of the pools of a model that has several. `takes`: new jobs go there."""
+    """Render one shape (worker size) of a model that has several. `takes`: new jobs go there."""
     states = Counter(worker.state for worker in workers)
     return {
         "want": plan.shapes.get(shape) if plan else None,
@@ -178,7 +178,7 @@ def _shape(shape: str, settings: ModelSettings, plan: Plan | None, workers: Sequ
 
 
 def _lane(lane: LaneDepth, prospect: Prospect | None) -> dict[str, Any]:
-    """`wait_s`: what a job put now may expect; null: nobody can say, or nobody will begin it."""
+    """Render a lane. `wait_s`: expected wait of a job put now; null: unknown, or no worker will start it."""
     return {
         "waiting": lane.waiting,
         "running": lane.running,
@@ -214,11 +214,11 @@ def _override(override: Override | None) -> dict[str, Any] | None:
     }
 
 
-def _action(noted: Noted) -> dict[str, Any]:
-    action = noted.action
+def _action(entry: Noted) -> dict[str, Any]:
+    action = entry.action
     return {
-        "at": noted.at_ms / 1000,
-        "epoch": noted.epoch,
+        "at": entry.at_ms / 1000,
+        "epoch": entry.epoch,
         "model": action.model or None,
         "action": action.kind,
         "was": action.was,

@@ -1,4 +1,4 @@
-"""/admin/tenants: what each tenant keeps, and may keep. Needs a key with `admin = true`."""
+"""/admin/tenants: shows each tenant's storage usage and quotas. Needs an admin key."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from api.openai import errors
 from api.services import Services
 from streaming.settings import TENANT_NAME
 
-KEPT = ("jobs", "job_bytes", "result_bytes", "files", "file_bytes")
+USAGE_FIELDS = ("jobs", "job_bytes", "result_bytes", "files", "file_bytes")
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/tenants: those that keys, or the door without keys, let in, by name."""
+    """GET /admin/tenants: list the tenants of all keys (without keys, the local one), by name."""
     services = services_of(request)
     tenants = sorted(services.keyring.tenants)
     return as_json({"object": "list", "data": [await _tenant(services, tenant) for tenant in tenants]})
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/tenants/{tenant}: any that a key names, or whose key is gone and that still keeps something."""
+    """GET /admin/tenants/{tenant}: show a tenant that has a key, or that had one and still stores something."""
     services, tenant = services_of(request), request.path_params["tenant"]
     if not TENANT_NAME.fullmatch(tenant):
-        raise errors.invalid_request("tenant is not the name of one.", "tenant")
+        raise errors.invalid_request("tenant is not a valid tenant name.", "tenant")
     found = await _tenant(services, tenant)
-    if tenant not in services.keyring.tenants and not any(found[name] for name in KEPT):
+    if tenant not in services.keyring.tenants and not any(found[name] for name in USAGE_FIELDS):
         raise errors.tenant_not_found()
     return as_json(found)
 
 
 async def _tenant(services: Services, tenant: str) -> dict[str, Any]:
-    """Raises Unavailable."""
-    usage = await services.kept.usage(tenant)
+    """Render a tenant's usage and limits. Raises Unavailable."""
+    usage = await services.quota_usage.usage(tenant)
     limits = services.keyring.quotas_of(tenant).over(services.quota_settings)
     return {
         "object": "tenant",

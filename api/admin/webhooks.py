@@ -1,4 +1,4 @@
-"""/admin/webhooks: webhook messages, for operators: list, show, replay."""
+"""/admin/webhooks: lists, shows and resends webhook messages. Needs an admin key."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from streaming.events.webhooks import WebhookMessage, Webhooks
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/webhooks[?limit=]: the newest first."""
+    """GET /admin/webhooks[?limit=]: list messages, newest first."""
     messages = await _webhooks(request).recent(page_limit(request.query_params, MAX_PER_PAGE, MAX_PER_PAGE))
     return as_json({"object": "list", "data": [_object(message) for message in messages]})
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/webhooks/{id}."""
+    """GET /admin/webhooks/{id}: show the message."""
     return as_json(_object(await _found(request)))
 
 
 async def replay(request: Request) -> Response:
-    """POST /admin/webhooks/{id}/replay: 202; it is sent once more, with the same webhook-id."""
+    """POST /admin/webhooks/{id}/replay: send the message again with the same webhook-id; 202."""
     message = await _found(request)
     await _webhooks(request).redeliver(message.id)
     return as_json(_object(await _found(request)), 202)
@@ -37,7 +37,7 @@ def _webhooks(request: Request) -> Webhooks:
 
 
 async def _found(request: Request) -> WebhookMessage:
-    """The message in the path. Raises UnknownMessage (404)."""
+    """Return the message in the path. Raises UnknownMessage (404)."""
     return await _webhooks(request).get(request.path_params["message_id"])
 
 

@@ -1,7 +1,7 @@
-"""Access table: who may call each route. The guard (api/auth/guard.py) refuses whatever is not in it.
+"""Access table: who may call each route. The guard (api/auth/guard.py) refuses every route that is not in it.
 
-A new route needs a row here before anybody can reach it. Rows are found by method and `scope["path"]` alone: no header
-can change which row applies.
+A new route is refused until it has a row here. Method and `scope["path"]` alone select the row: no header can change
+which row applies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Access(Enum):
 
     ANYONE = "anyone"
     CALLER = "caller"
-    """The holder of any API key; without keys, anybody on this machine."""
+    """The holder of any API key; without keys, anyone on this machine."""
     ADMIN = "admin"
     """The holder of an admin key; without keys, of the admin token."""
     METRICS = "metrics"
@@ -30,11 +30,11 @@ class Rule(NamedTuple):
 
     access: Access
     action: str = ""
-    """What the audit log calls it; "" if it changes nothing an operator answers for."""
+    """Name of the action in the audit log; "" for a call that is not audited."""
 
 
 class RouteMatch(NamedTuple):
-    """The row of a request, and the parameters in its path."""
+    """The row that applies to a request, and the parameters in its path."""
 
     rule: Rule
     params: Mapping[str, str]
@@ -88,23 +88,23 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
 
 
 class AccessTable:
-    """Finds the row of a request. Paths are matched by the same patterns as the router's."""
+    """Finds the row of a request. It matches paths by the same patterns as the router."""
 
     def __init__(self) -> None:
         self._fixed = {path: rows for path, rows in RULES.items() if "{" not in path}
         self._patterns = [(compile_path(path)[0], rows) for path, rows in RULES.items() if "{" in path]
-        # Nearly all requests are these: found in one look-up.
-        self._ready = {
+        # Nearly all requests have a fixed path: one dictionary look-up.
+        self._exact = {
             (method, path): RouteMatch(rule, {}) for path in self._fixed for method, rule in RULES[path].items()
         }
 
     def methods(self, path: str) -> Mapping[str, Rule]:
-        """The rows of a path, by method; empty for a path that nobody may call."""
+        """Return the rows of a path, by method; empty for an unknown path."""
         return self._rows(path)[0]
 
     def find(self, method: str, path: str) -> RouteMatch | None:
-        """The row of a request; None if there is none. HEAD is answered as GET."""
-        if (found := self._ready.get((method, path))) is not None:
+        """Return the row of a request; None if there is none. HEAD has the row of GET."""
+        if (found := self._exact.get((method, path))) is not None:
             return found
         rows, params = self._rows(path)
         rule = rows.get("GET" if method == "HEAD" else method)

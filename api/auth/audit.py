@@ -1,6 +1,6 @@
-"""Audit log: one line for each change an operator made, or was refused: who, what, when, from where, and its outcome.
+"""Audit log: writes one line for each admin action, done or refused: who, what, when, from where, with which outcome.
 
-Its logger is heard whatever `[telemetry] log_level` says. Lines hold names, ids and addresses, never a key or its hash.
+Its logger ignores `[telemetry] log_level`. Lines hold names, ids and addresses, never a key or its hash.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ AUDIT = "penstock.audit"
 MAX_TEXT = 256
 """Characters of an id that are logged."""
 UNKNOWN = "admin.unknown"
-"""What was refused at an address or with a method that no row of the access table has."""
+"""Action of a refused request for which the access table has no row."""
 REFUSED = (401, 403, 421)
 
 log = logging.getLogger(AUDIT)
 
 
 def begin(keyring: Keyring) -> None:
-    """Say once, at the start of a process, which keys it knows."""
+    """Log the keys that this process knows; call it once at the start."""
     log.setLevel(logging.INFO)
     known = [
         {"name": caller.name, "tenant": caller.tenant, "priority": caller.ceiling.value, "admin": caller.admin}
@@ -37,7 +37,7 @@ def begin(keyring: Keyring) -> None:
 
 
 def acted(scope: Scope, found: RouteMatch) -> None:
-    """What an admin did, once it was answered."""
+    """Log an admin action, after it was answered."""
     state = scope["state"]
     status = state.get("status", 500)
     outcome = "done" if status < 400 else "refused" if status in REFUSED else "failed"
@@ -45,14 +45,14 @@ def acted(scope: Scope, found: RouteMatch) -> None:
 
 
 def refused(scope: Scope, found: RouteMatch | None, error: ApiError) -> None:
-    """A call of an admin's route by somebody who may not. What its address holds may be anything, and is left out."""
+    """Log a refused call of an admin route. Its path is untrusted, so the target is left out."""
     if error.status in REFUSED:
         action = UNKNOWN if found is None else found.rule.action or "admin.read"
         _write(scope, action, "", "refused", error.status, {"code": error.code})
 
 
 def detail(scope: Scope, **fields: Any) -> None:
-    """What else the line of this request is to say."""
+    """Add fields to the audit line of this request."""
     scope["state"].setdefault("audit", {}).update(fields)
 
 

@@ -1,7 +1,7 @@
-"""Guard: decides for every request, before any endpoint, whether it may be answered at all.
+"""Request guard: authenticates and authorizes every request before any endpoint runs.
 
-In this order: proxies, the Host name, the page's origin, the route's row in the access table, the caller. Endpoints
-find the caller in `scope["state"]["caller"]` and authenticate nobody themselves.
+It checks, in this order: proxy headers, the Host name, the origin, the route's row in the access table, the caller.
+Endpoints read the caller from `scope["state"]["caller"]` and authenticate nobody themselves.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from api.openai.rendering import to_json
 from api.services import Services
 
 PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
-"""Headers that proxies add. To a server without keys their requests come from this machine, whoever sent them."""
+"""Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""
 
 
 def answer(services: Services, error: ApiError) -> Response:
-    """An error as its JSON answer, counted."""
+    """Count an error and return its JSON answer."""
     services.metrics.errors.labels(error.code).inc()
     return Response(to_json(error.body), error.status, error.headers, media_type="application/json")
 
 
 class RequestGuard:
-    """The application behind the guard; stands inside api/middleware.py."""
+    """ASGI middleware that runs the guard; it is wrapped by api/middleware.py."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services, self._keyring = app, services, services.keyring
@@ -45,24 +45,24 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = self._origins.marking(scope, send)
+        send = self._origins.with_cors_headers(scope, send)
         try:
-            passed = self._admit(scope)
+            admitted = self._admit(scope)
         except ApiError as error:
-            self._refusals.tell(error, scope["path"])
+            self._refusals.log_once(error, scope["path"])
             await answer(self._services, error)(scope, receive, send)
             return
-        if isinstance(passed, Response):
-            await passed(scope, receive, send)
+        if isinstance(admitted, Response):
+            await admitted(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
         finally:
-            if passed.rule.action:
-                audit.acted(scope, passed)
+            if admitted.rule.action:
+                audit.acted(scope, admitted)
 
     def _admit(self, scope: Scope) -> RouteMatch | Response:
-        """The row of a request that may be answered, or the answer to a browser's preflight. Raises ApiError."""
+        """Return the row of an allowed request, or the answer to a CORS preflight. Raises ApiError."""
         path, found = scope["path"], None
         try:
             found = self._table.find(scope["method"], path)
@@ -78,7 +78,7 @@ class RequestGuard:
         return found
 
     def _check_sender(self, scope: Scope) -> None:
-        """Raises ApiError (403, 421)."""
+        """Check proxy headers, Host and origin. Raises ApiError (403, 421)."""
         headers, path = scope["state"]["headers"], scope["path"]
         if self._keyring.open and path not in PROBES and not PROXIED.isdisjoint(headers):
             raise access_errors.proxy_without_keys()
@@ -86,7 +86,7 @@ class RequestGuard:
         self._origins.check(scope["method"], path, headers)
 
     def _unlisted(self, scope: Scope) -> Response:
-        """Raises ApiError (403, 404, 405) but for a preflight."""
+        """Return the answer to a CORS preflight; for anything else raise ApiError (403, 404, 405)."""
         methods = self._table.methods(scope["path"])
         if not methods:
             shorter = scope["path"].rstrip("/")
@@ -98,7 +98,7 @@ class RequestGuard:
         raise errors.method_not_allowed({*methods, "HEAD"} if "GET" in methods else methods)
 
     def _caller(self, access: Access, scope: Scope) -> Caller | None:
-        """Who asks; None where it does not matter. Raises ApiError (401, 403)."""
+        """Return the authenticated caller; None on a route open to anyone. Raises ApiError (401, 403)."""
         if access is Access.METRICS:
             access = self._metrics
         if access is Access.ANYONE:
@@ -107,5 +107,7 @@ class RequestGuard:
         if access is Access.CALLER:
             return self._keyring.caller(authorization)
         if not self._keyring.open:
-            scope["state"]["caller"] = self._keyring.caller(authorization)  # the audit log names whose key was refused
+            scope["state"]["caller"] = self._keyring.caller(
+                authorization
+            )  # so that the audit log names the refused key
         return self._keyring.admin(authorization)

@@ -1,7 +1,7 @@
-"""Host names this server answers to.
+"""Host check: refuses requests whose Host header names another server (protection against DNS rebinding).
 
-A page whose own name was made to resolve to 127.0.0.1 (DNS rebinding) is of the server's origin in the eyes of a
-browser; only the Host header shows that the request is meant for another server.
+A web page whose domain resolves to 127.0.0.1 has the same origin as this server for a browser; only the Host header
+shows the difference.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from api.auth.loopback import is_loopback_name
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
 PROBES = frozenset(("/healthz", "/readyz"))
-"""Answered to any Host (with keys), and beyond the caps of connections: a cluster asks these by a pod's address, which
-nobody can list. They say nothing about anybody's work."""
+"""Health probes: answered for any Host (with keys) and beyond the connection limits, because a cluster calls them by a
+pod's address, which no setting can list. They reveal nothing about jobs."""
 
 
 class Hosts:
-    """The Host check. Without keys only loopback names are served, on every path."""
+    """Checks Host headers. Without keys the server answers to loopback names alone, on every path."""
 
     def __init__(self, allowed: Iterable[str], *, keyless: bool) -> None:
         self._allowed = frozenset(name.lower() for name in allowed)
@@ -28,7 +28,7 @@ class Hosts:
         self._any = not keyless and not self._allowed
 
     def check(self, value: bytes | None, path: str, http_version: str) -> None:
-        """`value` is the Host header. Raises ApiError (421)."""
+        """Check a Host header (`value`). Raises ApiError (421)."""
         if self._any:
             return
         if value is None and http_version == "1.0":
@@ -37,9 +37,9 @@ class Hosts:
             return
         name = host_name(value or b"")
         if self._keyless:
-            raise access_errors.foreign_host(name or _shown(value))
+            raise access_errors.foreign_host(name or _as_text(value))
         if name not in self._allowed and path not in PROBES:
-            raise access_errors.unlisted_host(name or _shown(value))
+            raise access_errors.unlisted_host(name or _as_text(value))
 
 
 @lru_cache(maxsize=256)
@@ -48,10 +48,10 @@ def _is_loopback_host(value: bytes) -> bool:
 
 
 def host_name(value: bytes) -> str:
-    """The name in a Host header, in lower case and without its port; "" if it is no such header."""
+    """Return the name in a Host header, in lower case and without the port; "" if it is malformed."""
     match = HOST.fullmatch(value.decode("latin-1"))
     return match[1].lower().strip("[]") if match else ""
 
 
-def _shown(value: bytes | None) -> str:
+def _as_text(value: bytes | None) -> str:
     return "" if value is None else value.decode("latin-1")

@@ -1,4 +1,4 @@
-"""Who is calling: API keys, known by their hashes alone, and the address the door may stand at without any."""
+"""API keys: finds the caller of a key by its hash, and refuses to listen beyond this machine without keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streaming.settings import UNLIMITED, QuotaSettings
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request this is, and the highest lane it may use. `name` is the key's, for logs."""
+    """An authenticated caller: its tenant, the highest lane it may use, and the name of its key (for logs)."""
 
     tenant: str
     ceiling: Priority
@@ -32,44 +32,44 @@ class Caller:
     admin: bool = False
     """May call /admin."""
     batch_tokens: int | None = None
-    """As in KeySettings."""
+    """See KeySettings."""
     quotas: QuotaSettings = UNLIMITED
-    """As in KeySettings."""
+    """See KeySettings."""
 
 
 LOCAL_CALLER = Caller("local", Priority.INTERACTIVE)
-"""The caller at a door without keys, which only this machine can reach."""
+"""The caller at a server without keys, which only this machine can reach."""
 OPERATOR = Caller("local", Priority.INTERACTIVE, admin=True)
-"""Whoever has the admin token of such a door."""
+"""The holder of the admin token of such a server."""
 
 
 class Keyring:
-    """All keys of a deployment, and the admin token that stands in for an admin key where there are none.
+    """All keys of a deployment, and the admin token that replaces an admin key where there are none.
 
-    Raises ConfigError if two of them are the same key.
+    Raises ConfigError if two rows hold the same key.
     """
 
     def __init__(self, keys: Mapping[str, KeySettings], admin_token_sha256: str = "") -> None:
-        # Found by a keyed digest in one dict, so the cost does not grow with the number of keys, and the time of a
-        # look-up tells nothing: without this process's random pepper nobody can aim at a stored digest.
+        # A dictionary by keyed digest costs the same for any number of keys and leaks nothing by timing: without this
+        # process's random pepper no attacker can choose a key near a stored digest.
         self._pepper = secrets.token_bytes(32)
         self._callers: dict[bytes, Caller] = {}
         for name, key in keys.items():
             digest = self._digest(bytes.fromhex(key.sha256))
             if digest in self._callers:
-                twin = self._callers[digest].name
-                raise ConfigError(f"keys.{name}", f"the same key as keys.{twin}", "make a new one")
+                other = self._callers[digest].name
+                raise ConfigError(f"keys.{name}", f"the same key as keys.{other}", "make a new one")
             self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
         self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
 
     @property
     def open(self) -> bool:
-        """Whether anyone may come in."""
+        """Whether the server has no keys and serves anyone on this machine."""
         return not self._callers
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Who may come in."""
+        """The tenants of all keys; without keys, the local one."""
         return frozenset(caller.tenant for caller in (self._callers.values() or [LOCAL_CALLER]))
 
     @property
@@ -79,11 +79,11 @@ class Keyring:
 
     @property
     def has_admin_token(self) -> bool:
-        """Whether somebody may call /admin without keys."""
+        """Whether there are no keys, but an admin token for /admin."""
         return self.open and bool(self._admin_token)
 
     def quotas_of(self, tenant: str) -> QuotaSettings:
-        """What the keys of a tenant say it may keep; of several keys the first that says something of one counts."""
+        """Return the quotas set in a tenant's keys; for each quota the first key that sets it counts."""
         found = UNLIMITED
         for caller in self._callers.values():
             if caller.tenant == tenant:
@@ -91,7 +91,7 @@ class Keyring:
         return found
 
     def caller(self, authorization: str | None) -> Caller:
-        """Whoever holds the key in an Authorization header. Raises ApiError (401)."""
+        """Return the caller of the key in an Authorization header. Raises ApiError (401)."""
         if self.open:
             return LOCAL_CALLER
         token = _bearer(authorization or "")
@@ -103,7 +103,7 @@ class Keyring:
         return caller
 
     def admin(self, authorization: str | None) -> Caller:
-        """The holder of an admin key, or of the admin token where there are no keys. Raises ApiError (401, 403)."""
+        """Return the caller of an admin key or, without keys, of the admin token. Raises ApiError (401, 403)."""
         if not self.open:
             caller = self.caller(authorization)
             if not caller.admin:

@@ -1,4 +1,4 @@
-"""Loopback: which addresses and names can only mean this machine. A leaf: every check of the kind asks here."""
+"""Loopback check: decides whether an address or host name can only mean this machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on or to call is of this machine: localhost, 127.0.0.0/8, ::1 (also in brackets,
-    and as an IPv6 address that holds an IPv4 one). Any other name may be resolved to anything."""
+    """Whether an address to listen on or to call is this machine's: localhost, 127.0.0.0/8, ::1 (also in brackets or
+    IPv4-mapped). Any other name could resolve to any address."""
     bare = host.strip("[]").lower()
     if bare == LOCALHOST:
         return True
@@ -23,7 +23,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_loopback_name(name: str) -> bool:
-    """As `is_loopback`, for what a browser asked for: browsers resolve *.localhost to this machine by themselves."""
+    """Like `is_loopback`, for names that a browser requested: browsers resolve *.localhost to this machine."""
     bare = name.lower().removesuffix(".")
     if bare == LOCALHOST or bare.endswith(".localhost"):
         return NAME.fullmatch(bare) is not None

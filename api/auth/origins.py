@@ -1,7 +1,6 @@
-"""Web pages of other origins: refused at a server without keys, and let in by a list (CORS).
+"""Origin check and CORS: refuses web pages of other origins at a server without keys, and lets listed origins in.
 
-A browser adds `Origin` and `Sec-Fetch-Site` by itself, and no page can change them. Other programs send neither, so
-they are not concerned.
+Browsers set `Origin` and `Sec-Fetch-Site`, and no page can change them. Other programs send neither and always pass.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from api.settings import ORIGIN
 
 ANY_ORIGIN = "*"
 CORS_PATH_PREFIX = "/v1/"
-"""CORS concerns the routes of callers alone, never /admin."""
+"""CORS applies only to the routes of callers, never to /admin."""
 OWN_SITES = (b"same-origin", b"none")
-"""What Sec-Fetch-Site says of a page of this server, and of an address that somebody typed."""
+"""Values of Sec-Fetch-Site for a page of this server, and for an address that a user typed."""
 
 EXPOSED = (
     *("X-Job-Id", "X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", "Location"),
     *("X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields", "Preference-Applied", "openai-processing-ms"),
 )
-"""Headers of answers that a page may read."""
-MAX_REQUEST_HEADERS = 2048
+"""Answer headers that a page may read."""
+MAX_REQUEST_HEADERS_BYTES = 2048
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
-MAX_AGE_S = 600
+PREFLIGHT_MAX_AGE_S = 600
 
 
 class Origins:
-    """The origin policy of one server. One with keys refuses no origin: a page has no key to send."""
+    """The origin policy of one server. With keys it refuses no origin: a foreign page has no key to send."""
 
     def __init__(self, allowed: Iterable[str], *, keyless: bool) -> None:
         self._allowed = frozenset(origin.encode() for origin in allowed)
         self._keyless = keyless
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse what a page of another origin sent to a server without keys. Raises ApiError (403)."""
+        """Refuse requests that a page of another origin sent to a server without keys. Raises ApiError (403)."""
         if not self._keyless:
             return
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
@@ -55,19 +54,19 @@ class Origins:
             raise access_errors.foreign_site(site.decode("latin-1")) if origin is None else _foreign(origin)
 
     def allows(self, origin: bytes | None, path: str) -> bool:
-        """Whether pages of this origin may use the path and read its answer."""
+        """Whether pages of this origin may request the path and read its answer."""
         if not self._allowed or origin is None or not path.startswith(CORS_PATH_PREFIX):
             return False
         return origin in self._allowed or ANY_ORIGIN.encode() in self._allowed
 
     def preflight(self, methods: Iterable[str], path: str, headers: Mapping[bytes, bytes]) -> Response | None:
-        """The answer to a browser that asks before it sends; None for any other OPTIONS.
+        """Return the answer to a CORS preflight; None for any other OPTIONS request.
 
         Args:
-            methods: those of the route.
+            methods: the methods of the route.
 
         Raises:
-            ApiError: 403, for a page of an origin that is not listed.
+            ApiError: 403, if the origin is not listed.
         """
         origin = headers.get(b"origin")
         if b"access-control-request-method" not in headers or origin is None or not path.startswith(CORS_PATH_PREFIX):
@@ -75,15 +74,18 @@ class Origins:
         if not self.allows(origin, path):
             raise access_errors.unlisted_origin(origin.decode("latin-1"))
         asked = headers.get(b"access-control-request-headers", b"")
-        if len(asked) > MAX_REQUEST_HEADERS or (asked and not HEADER_NAMES.fullmatch(asked)):
+        if len(asked) > MAX_REQUEST_HEADERS_BYTES or (asked and not HEADER_NAMES.fullmatch(asked)):
             return None
-        told = {"Access-Control-Allow-Methods": ", ".join(sorted(methods)), "Access-Control-Max-Age": str(MAX_AGE_S)}
+        answer_headers = {
+            "Access-Control-Allow-Methods": ", ".join(sorted(methods)),
+            "Access-Control-Max-Age": str(PREFLIGHT_MAX_AGE_S),
+        }
         if asked:
-            told["Access-Control-Allow-Headers"] = asked.decode("latin-1")
-        return Response(status_code=204, headers=told)
+            answer_headers["Access-Control-Allow-Headers"] = asked.decode("latin-1")
+        return Response(status_code=204, headers=answer_headers)
 
-    def marking(self, scope: Scope, send: Send) -> Send:
-        """`send`, with the headers of CORS on the head of the answer where an origin may be concerned."""
+    def with_cors_headers(self, scope: Scope, send: Send) -> Send:
+        """Wrap `send` so that it adds the CORS headers to the answer, where the path and the settings allow origins."""
         if not self._allowed or not scope["path"].startswith(CORS_PATH_PREFIX):
             return send
         origin: bytes | None = scope["state"]["headers"].get(b"origin")
@@ -94,17 +96,17 @@ class Origins:
                 (b"access-control-expose-headers", ", ".join(EXPOSED).encode()),
             ]
 
-        async def marked(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        return marked
+        return send_marked
 
 
 @lru_cache(maxsize=256)
 def _is_loopback_origin(origin: bytes) -> bool:
-    """A page of this machine, on whatever port; "null" (a sandboxed frame, a file, a redirect) is not."""
+    """Whether a page comes from this machine, on any port; "null" (a sandboxed frame, a file, a redirect) does not."""
     match = ORIGIN.fullmatch(origin.decode("latin-1"))
     return match is not None and match["scheme"] in ("http", "https") and is_loopback_name(match["host"])
 
@@ -115,8 +117,8 @@ def _foreign(origin: bytes) -> errors.ApiError:
 
 
 def _is_visit(method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
-    """A link to the front page that somebody followed: it has no effect, and the page that had the link reads nothing.
-    In a frame it is refused."""
+    """Whether a user followed a link to "/": it changes nothing, and the linking page cannot read the answer. In
+    a frame it is refused."""
     return (
         method in ("GET", "HEAD")
         and path == "/"

@@ -1,4 +1,4 @@
-"""Refusals that a browser or a proxy hides from its user: told once each in the log of the API process."""
+"""Refusal log: logs, once each, refusals whose reason a browser or proxy hides from its user."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 from api.openai.errors import ApiError
 
 CODES = frozenset(("foreign_origin", "misdirected_request", "proxy_without_keys"))
-"""A page hears of a CORS or network error only, so whoever set the server up finds the reason in the log alone."""
-MAX_TOLD = 64
-"""Reasons that one process tells; senders choose the origins and hosts in them, so there must be an end."""
+"""The browser shows only a CORS or network error for these, so the operator needs the reason in the log."""
+MAX_LOGGED = 64
+"""Reasons that one process logs: senders choose the origins and hosts in them, so the number must be bounded."""
 MAX_PATH = 128
 """Characters of a path that are logged."""
 
@@ -17,20 +17,20 @@ log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """What one process has told already. A reason names its origin or host, so each of these is told once."""
+    """Remembers the reasons logged by this process. Each origin and host has a reason of its own."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
-    def tell(self, error: ApiError, path: str) -> None:
-        """Log one warning for a new reason with its fix, and after MAX_TOLD of them that no more will come."""
-        if error.code not in CODES or error.message in self._told or len(self._told) > MAX_TOLD:
+    def log_once(self, error: ApiError, path: str) -> None:
+        """Log a new reason with its fix as one warning; after MAX_LOGGED of them, log once that no more follow."""
+        if error.code not in CODES or error.message in self._logged or len(self._logged) > MAX_LOGGED:
             return
-        self._told.add(error.message)
-        if len(self._told) > MAX_TOLD:
+        self._logged.add(error.message)
+        if len(self._logged) > MAX_LOGGED:
             log.warning("more origins and hosts are refused; this process logs no more of them")
             return
-        # Values of the sender are quoted: no line can be forged with them.
+        # The sender's values are quoted, so that they cannot forge a log line.
         log.warning(
             "refused (%s) a request for %r: %s",
             error.code,

@@ -1,8 +1,7 @@
-"""Connection guard: what all connections of one API process share, so that none of them costs the others.
+"""Connection guard: limits the connections of one API process, in total and per client, and enforces their timeouts.
 
-It counts connections, in total and per client, and holds their deadlines. A connection beyond a limit is not
-refused when it is accepted but when its request line is known, because health probes are answered in any case. Few such
-connections are kept: the newest one takes the place of the oldest.
+A connection beyond a limit is refused only once its request line is known, because health probes are always answered.
+The guard keeps at most MAX_SURPLUS such connections; a new one evicts the oldest.
 """
 
 from __future__ import annotations
@@ -19,25 +18,24 @@ from api.stream import connection_errors
 from api.stream.deadlines import DeadlineQueue
 
 IDLE_TIMEOUT_S = 75.0
-"""A connection that was answered and sends nothing more is closed after so long."""
+"""Keep-alive timeout between two requests of a connection."""
 LINGER_TIMEOUT_S = 5.0
-"""How long a client may go on sending what is dropped after its request was refused, so that it reads the refusal."""
+"""How long a refused client may keep sending (its bytes are dropped), so that it can read the refusal."""
 MAX_SURPLUS = 256
-"""Connections beyond the limits that are kept until their request line is known; and health probes among them that are
-being answered."""
-MAX_EXPIRED_AT_ONCE = 100
-"""Connections that expire in one turn of the event loop; the others follow RESUME_SWEEP_S later."""
-RESUME_SWEEP_S = 0.01
+"""Connections beyond the limits that may wait for their request line; and, separately, health probes among them."""
+MAX_EXPIRED_PER_SWEEP = 100
+"""Connections expired in one iteration of the event loop; the others follow SWEEP_RESUME_DELAY_S later."""
+SWEEP_RESUME_DELAY_S = 0.01
 CLIENT_BITS = 64
-"""Of an IPv6 address, those that say whose it is: a client has all addresses that begin with them."""
+"""Prefix length of an IPv6 client: it usually owns all addresses of its /64."""
 
 
 class GuardedConnection(Protocol):
-    """A connection as the guard sees it: one method for each of its deadlines."""
+    """Interface of a connection to the guard: a method for each timeout."""
 
     @property
     def address(self) -> str:
-        """The client's IP address, "" if there is none."""
+        """The client's IP address; "" for a UNIX socket."""
 
     def head_overdue(self) -> None: ...
 
@@ -50,11 +48,11 @@ class GuardedConnection(Protocol):
     def write_overdue(self) -> None: ...
 
     def turn_away(self) -> None:
-        """Its place among the connections beyond the limits goes to another one."""
+        """Close: a newer connection beyond the limits takes this one's place."""
 
 
 class ConnectionGuard:
-    """Made once per process. `sweep` must be called about once a second.
+    """One per process. Its owner must call `sweep` about once a second.
 
     Args:
         settings: the limits and timeouts.
@@ -73,13 +71,13 @@ class ConnectionGuard:
         self._queues = (self.head, self.body, self.idle, self.lingering, self.writing)
         self._trusted = settings.proxy_networks
         self._admitted: dict[GuardedConnection, str] = {}
-        """The client that each is counted for, "" if it is counted in the total only."""
+        """The client that each connection counts for; "" if it counts in the total only."""
         self._per_client: dict[str, int] = {}
         self._surplus: dict[GuardedConnection, None] = {}
         self._probes: set[GuardedConnection] = set()
 
     def admit(self, connection: GuardedConnection) -> bool:
-        """Count a connection; False if it is beyond a limit. It may be tried again, and must be released."""
+        """Count a connection; False if it is beyond a limit. May be called again later; `release` is due either way."""
         settings = self.settings
         client = self._client_of(connection.address)
         if len(self._admitted) < settings.max_connections and (
@@ -99,15 +97,15 @@ class ConnectionGuard:
         return False
 
     def refusal(self) -> ApiError:
-        """The answer to a connection beyond a limit, which names the limit and its setting."""
+        """Return the error for a connection beyond a limit; it names the limit and its setting."""
         most = self.settings.max_connections
         if len(self._admitted) >= most:
             return connection_errors.too_many_connections(most)
         return connection_errors.too_many_connections_of_a_client(self.settings.max_connections_per_client)
 
     def admit_probe(self, connection: GuardedConnection) -> bool:
-        """Let a health probe beyond the limits be answered; no other connection may take its place then. False if
-        MAX_SURPLUS are being answered already."""
+        """Let a health probe beyond the limits be answered, safe from eviction. False if MAX_SURPLUS probes are being
+        answered already."""
         if len(self._probes) >= MAX_SURPLUS:
             return False
         self._surplus.pop(connection, None)
@@ -115,7 +113,7 @@ class ConnectionGuard:
         return True
 
     def release(self, connection: GuardedConnection) -> None:
-        """The connection is closed."""
+        """Uncount a closed connection."""
         self._surplus.pop(connection, None)
         self._probes.discard(connection)
         client = self._admitted.pop(connection, "")
@@ -127,17 +125,17 @@ class ConnectionGuard:
                 del self._per_client[client]
 
     def sweep(self) -> None:
-        """Expire what is overdue, in portions: closing thousands of connections at once would hold up all streams."""
+        """Expire overdue connections, in portions: closing thousands at once would delay all streams."""
         loop = asyncio.get_running_loop()
-        left = MAX_EXPIRED_AT_ONCE
+        left = MAX_EXPIRED_PER_SWEEP
         for queue in self._queues:
             left -= queue.sweep(loop.time(), left)
         if not left:
-            loop.call_later(RESUME_SWEEP_S, self.sweep)
+            loop.call_later(SWEEP_RESUME_DELAY_S, self.sweep)
 
     def _client_of(self, address: str) -> str:
-        """Whom a connection is counted for: an IPv4 address, also one that is written as IPv6, or an IPv6 network of
-        CLIENT_BITS. "" for loopback, trusted proxies, and sockets without an IP address."""
+        """Return the client that a connection counts for: an IPv4 address (also an IPv4-mapped one) or an IPv6 network
+        of CLIENT_BITS; "" for loopback, trusted proxies and UNIX sockets."""
         if not address or is_loopback(address):
             return ""
         client = ipaddress.ip_address(address.partition("%")[0])

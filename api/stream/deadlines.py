@@ -1,8 +1,7 @@
-"""Deadlines of many connections, in the order in which they pass.
+"""Deadline queue: tracks one timeout for many connections, at one dictionary operation each.
 
-One queue holds the connections that wait for the same kind of thing, so all of them have the same timeout and the
-order in which they entered is the order in which they expire. A sweep looks at the expired ones only, and entering and
-leaving cost one dictionary operation each: less than a timer of the event loop.
+All items of a queue have the same timeout, so they expire in the order in which they entered, and a sweep reads only
+the expired ones. That is cheaper than a timer of the event loop for each connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When one answer came from its worker and was handed to the network: four moments per request, none per token."""
+"""Delivery timestamps: when an answer's first and last tokens arrived from the worker and went to the network."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from streaming.jobs.deliveries import Delivered
 
 
 class Delivery:
-    """Of one reply. Each moment is set by one call when it comes; `note` passes them on for the job's timing."""
+    """The four timestamps of one reply, each set by a call at its moment; `note` adds them to the job's timing."""
 
-    __slots__ = ("_first_got", "_first_sent", "_last_got", "_last_sent")
+    __slots__ = ("_first_received", "_first_sent", "_last_received", "_last_sent")
 
     def __init__(self) -> None:
-        self._first_got = self._first_sent = self._last_got = self._last_sent = 0.0
+        self._first_received = self._first_sent = self._last_received = self._last_sent = 0.0
 
     def first_got(self) -> None:
-        """The first token is here."""
-        self._first_got = time.monotonic()
+        """The first token arrived."""
+        self._first_received = time.monotonic()
 
     def first_sent(self) -> None:
-        """It is with the network; called again it changes nothing."""
+        """The first token was written to the connection. Idempotent."""
         self._first_sent = self._first_sent or time.monotonic()
 
     def last_got(self) -> None:
-        """The job's end is here."""
-        self._last_got = time.monotonic()
+        """The job's end arrived."""
+        self._last_received = time.monotonic()
 
     def last_sent(self) -> None:
-        """The end of the answer is with the network."""
+        """The end of the answer was written to the connection."""
         self._last_sent = time.monotonic()
 
     def note(self, services: Services, admitted: Admitted) -> None:
-        """The answer is over. A job that another request made has that one's answer in its timing."""
-        if admitted.accepted.joined or not (self._first_got or self._last_got):
+        """Record the timestamps for the job's timing, unless another request created the job (same idempotency key)."""
+        if admitted.accepted.joined or not (self._first_received or self._last_received):
             return
         clock, partition, whole = services.clock, admitted.partition, not admitted.request.stream
         services.deliveries.note(
             admitted.job.id,
             Delivered(
-                first_got=0 if whole else clock.at(self._first_got, partition),
+                first_got=0 if whole else clock.at(self._first_received, partition),
                 first_sent=0 if whole else clock.at(self._first_sent, partition),
-                last_got=clock.at(self._last_got, partition),
+                last_got=clock.at(self._last_received, partition),
                 last_sent=clock.at(self._last_sent, partition),
                 clock_us=clock.error_us(partition),
                 whole=whole,

@@ -1,7 +1,7 @@
-"""The tokens of one open stream, from their frame onto the connection: what each of them needs, and nothing else.
+"""Token fast path: writes each token of an open stream from the relay's frame straight to its connection.
 
-With many streams everything a token touches has left the processor's cache since the stream's last one, and is fetched
-anew: that costs as much as the work itself. So it lies together, in one small object; what is rare is the reply's.
+With many streams, the memory that a token touches has left the CPU cache since the stream's previous token, and loading
+it costs as much as the work. So this state is one small object; the Reply handles everything rare.
 """
 
 from __future__ import annotations
@@ -14,49 +14,48 @@ from api.stream.transport import CHUNK_END, chunk_head
 from streaming.jobs.frames import Delta
 from telemetry.tallies import BufferedHistogram
 
-SHORT = 1024
-HEADS = tuple(chunk_head(size) for size in range(SHORT))
-"""Most chunks are shorter than that."""
+CACHED_HEADS = 1024
+HEADS = tuple(chunk_head(size) for size in range(CACHED_HEADS))
+"""Chunk heads by size in bytes; most chunks are shorter than CACHED_HEADS."""
 
 
 class TokenFlow:
-    """Of a stream with one text and without log-probabilities, once begun: `before` and `after` stand around each
-    delta's text, as JSON."""
+    """Token writer of a stream with one choice and without log-probabilities, after its first token."""
 
-    __slots__ = ("_after", "_around", "_before", "_tally", "_transport", "last", "owed", "paused")
+    __slots__ = ("_after", "_around", "_before", "_histogram", "_transport", "last", "paused", "unwritten")
 
-    def __init__(self, tally: BufferedHistogram) -> None:
-        self._tally = tally
+    def __init__(self, histogram: BufferedHistogram) -> None:
+        self._histogram = histogram
         self.last = 0.0
-        """When the stream's last tokens came (monotonic); 0: none yet."""
-        self.owed = b""
-        """What was rendered and could not be written."""
+        """Monotonic time of the last tokens; 0: none yet."""
+        self.unwritten = b""
+        """Rendered bytes that could not be written."""
         self.paused = False
-        """The reader is behind: the connection takes nothing more for now."""
+        """The connection's write buffer is full."""
 
-    def lead(self, connection: Connection, before: bytes, after: bytes) -> None:
-        """Where what is shown goes."""
+    def start(self, connection: Connection, before: bytes, after: bytes) -> None:
+        """Start writing to a connection; `before` and `after` are the constant JSON around each delta's text."""
         self._transport: asyncio.Transport = connection.transport
         self._before, self._after = before, after + CHUNK_END
         self._around = len(before) + len(after)
         self.paused = connection.carry(self)
 
-    def show(self, row: Delta, now: float) -> bool:
-        """Write the next tokens, which came at `now`. False: they are owed. Done once a token."""
-        self._tally.observe_equal(now - self.last, row.n or 1)  # as `inter_token_latency` has it
+    def write(self, row: Delta, now: float) -> bool:
+        """Write a delta that arrived at `now`; called for every token. False: it is in `unwritten` instead."""
+        self._histogram.observe_equal(now - self.last, row.n or 1)  # as `inter_token_latency` has it
         self.last = now
-        said = row.text
-        if not said:
+        content = row.text
+        if not content:
             return True
-        text = encode_json(said)
+        text = encode_json(content)
         if not text.isascii():
             text = on_one_line(text)
         if self.paused:
-            self.owed = self._before + text + self._after[: -len(CHUNK_END)]
+            self.unwritten = self._before + text + self._after[: -len(CHUNK_END)]
             return False
         size = self._around + len(text)
-        head = HEADS[size] if size < SHORT else chunk_head(size)
+        head = HEADS[size] if size < CACHED_HEADS else chunk_head(size)
         transport = self._transport
-        if not transport.is_closing():  # what is written to a client that has left is dropped
+        if not transport.is_closing():  # drop tokens of a disconnected client
             transport.write(b"".join((head, self._before, text, self._after)))
         return True

@@ -1,8 +1,7 @@
-"""Answers that wait for a job: the token stream, and the answer in one piece.
+"""Completion responses: the token stream (server-sent events) and the whole answer of a job.
 
-Both watch for the client's leaving while they wait, and then do what the request's on_disconnect says. A stream's
-status is committed with its first bytes, so a refusal that comes before them keeps its HTTP code; a committed stream
-always ends with a terminal frame.
+Both watch for a client disconnect, and then apply the request's on_disconnect. A stream sends its status with its first
+bytes, so an error before them keeps its HTTP status; a started stream always ends with a terminal frame.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from telemetry.latency import end_to_end, inter_token_latency, time_to_first_tok
 log = logging.getLogger(__name__)
 
 PING = b": ping\n"
-"""One newline: a blank line would be an event, and crash clients that have seen an id."""
+"""An SSE comment. It ends with one newline only: a blank line would dispatch an event, on which some clients crash."""
 
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,19 +45,19 @@ STREAM_HEADERS = (
 CHAT, TEXT = "chat", "text_completion"
 
 
-MAX_LENIENCE = 1.2
-"""A reader that takes nothing is cut off up to this factor later than it may be: readers who stalled together are not
-all cut off in one turn of the loop, for which every other stream would wait."""
+MAX_SEND_TIMEOUT_FACTOR = 1.2
+"""A stalled reader is disconnected up to this factor later than its timeout, at random: readers that stalled together
+are then not all disconnected in one iteration of the event loop, which would delay every other stream."""
 KEYED_GRACE_S = 10.0
-"""A client that sent an idempotency key may only have lost the answer: so long its job waits for its next try."""
+"""Time that a job goes on for the retry of a disconnected client that sent an idempotency key."""
 
 
 class ClientGone(Exception):
-    """Raised inside an answer when its client has left."""
+    """Raised inside an answer when its client has disconnected."""
 
 
 class Reply:
-    """An ASGI response for one admitted job. Subclasses say how it is told."""
+    """ASGI response for one admitted job. Subclasses send the answer, whole or streamed."""
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
         self._services, self._admitted = services, admitted
@@ -70,14 +69,14 @@ class Reply:
         self._facts = facts if not admitted.accepted.joined else replace(facts, job=admitted.accepted.id)
         self._received = 0.0
         self._delivery = Delivery()
-        self._counted = services.metrics.answers(CHAT if facts.chat else TEXT, self._job.model)
-        self._flow = TokenFlow(self._counted.per_token)
+        self._metrics = services.metrics.answers(CHAT if facts.chat else TEXT, self._job.model)
+        self._flow = TokenFlow(self._metrics.per_token)
         self._request_id = ""
-        self._slow = False
+        self._stalled = False
         self._task: asyncio.Task[object] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and look after the job if the client leaves."""
+        """Send the answer; if the client disconnects, apply its on_disconnect policy to the job."""
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
         self._task = asyncio.current_task()
         try:
@@ -90,10 +89,10 @@ class Reply:
             self._measure_end()
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
-        raise AssertionError("a subclass says how")
+        raise AssertionError("a subclass implements this")
 
-    async def _take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
-        rows, terminal = await self._inbox.take(patience)
+    async def _take(self, timeout_s: float) -> tuple[list[Delta], Terminal | None]:
+        rows, terminal = await self._inbox.take(timeout_s)
         if rows and not self._inbox.rewound:
             self._measure(rows)
         if terminal is None or self._inbox.rewound:
@@ -101,7 +100,7 @@ class Reply:
         return rows, terminal
 
     def _check(self) -> None:
-        """Raises what ends an answer before its job's end."""
+        """Raise what ends an answer before its job's end: lost history or a disconnect."""
         if self._inbox.rewound:
             constrained = self._job.sampling.json_schema is not None
             raise (job_errors.resume_impossible if constrained else job_errors.stream_reset)(self._inbox.job_id)
@@ -112,29 +111,29 @@ class Reply:
         now = time.monotonic()
         if not self._flow.last:
             self._delivery.first_got()
-            self._counted.first_token.observe(time_to_first_token(self._received, now))
+            self._metrics.first_token.observe(time_to_first_token(self._received, now))
         else:
             tokens = sum([row.n for row in rows])
-            self._counted.per_token.observe(inter_token_latency(self._flow.last, now, tokens), tokens or 1)
+            self._metrics.per_token.observe(inter_token_latency(self._flow.last, now, tokens), tokens or 1)
         self._flow.last = now
 
     def _measure_end(self) -> None:
-        counted, terminal = self._counted, self._inbox.terminal
-        counted.duration.observe(end_to_end(self._received, time.monotonic()))
+        metrics, terminal = self._metrics, self._inbox.terminal
+        metrics.duration.observe(end_to_end(self._received, time.monotonic()))
         self._delivery.note(self._services, self._admitted)
         if terminal is not None:
-            self._services.pace.ended(self._job.model)
-            counted.input.observe(terminal.usage.prompt)
-            counted.output.observe(terminal.usage.completion)
+            self._services.completion_rate.ended(self._job.model)
+            metrics.input.observe(terminal.usage.prompt)
+            metrics.output.observe(terminal.usage.completion)
 
     async def _disconnected(self) -> None:
-        """The client left before the end: go on, or cancel, at once or after a while, if nobody else listens then."""
+        """Apply on_disconnect: let the job go on, or cancel it, at once or after a grace period, if nobody reads it."""
         policy = self._job.on_disconnect
-        known = {"job": self._inbox.job_id, "on_disconnect": policy}
-        if self._slow:
-            log.warning("a reader took nothing for too long and is cut off", extra=known)
+        fields = {"job": self._inbox.job_id, "on_disconnect": policy}
+        if self._stalled:
+            log.warning("a reader took nothing for too long and is cut off", extra=fields)
         else:
-            log.info("client left", extra=known)
+            log.info("client left", extra=fields)
         if policy == "continue":
             return
         grace_s = float(policy.removeprefix("grace:")) if policy.startswith("grace:") else 0.0
@@ -143,13 +142,13 @@ class Reply:
         if grace_s:
             self._services.spawn(self._cancel_later(grace_s))
         else:
-            await self._cancel_unheard()
+            await self._cancel_unread()
 
     async def _cancel_later(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        await self._cancel_unheard()
+        await self._cancel_unread()
 
-    async def _cancel_unheard(self) -> None:
+    async def _cancel_unread(self) -> None:
         job_id = self._inbox.job_id
         self._services.relay.close(self._inbox)
         if not self._services.relay.listening(job_id):
@@ -157,53 +156,53 @@ class Reply:
 
 
 class StreamReply(Reply):
-    """Tokens as they come, as server-sent events.
+    """Streams tokens as server-sent events.
 
-    Once begun, a stream is written from where the frames arrive: no task is woken, and a response costs one write a
-    frame. Its own task sleeps, and takes over when the connection is congested, so that a slow reader holds up nobody.
+    After its first bytes, the relay's callback writes the stream: no task wakes up, and each frame costs one write. The
+    response's own task takes over while the connection is congested, so that a slow reader delays no other stream.
     """
 
     _renderer: ChunkRenderer
     _send: Send
     _connection: Connection | None = None
     _write_now: Callable[[bytes], bool] = staticmethod(lambda data: False)
-    """Write without waiting; False if that cannot be done now."""
-    _owed = b""
-    """Rendered, but not written: the connection was congested."""
-    _told = False
-    """The last bytes of the stream are rendered."""
-    _pinged = 0.0
-    _alive: asyncio.TimerHandle | None = None
+    """Write without waiting; False if the connection is congested."""
+    _unwritten = b""
+    """Rendered bytes not yet written, because the connection was congested."""
+    _finished = False
+    """The end of the stream is rendered."""
+    _pinged_s = 0.0
+    _ping_timer: asyncio.TimerHandle | None = None
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         self._renderer = ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
-        # Past the middleware: it has no say in a body that has begun.
+        # The server's own send: the body bypasses the middleware.
         self._send, connection = state["server_send"], state.get("connection")
         if connection is not None:
             self._connection, self._write_now = connection, connection.write_chunk
-        begun = False
+        started = False
         metrics = self._services.metrics.open_streams
         metrics.inc()
         try:
-            rows, terminal = await self._take(self._silence_s())
+            rows, terminal = await self._take(self._first_wait_s())
             if terminal is not None and not rows and terminal.state is not JobState.COMPLETED:
                 self._delivery.last_got()
                 await send_error(send, job_errors.from_terminal(terminal), self._admitted.headers)
                 self._delivery.last_sent()
                 return
             await send(_start(200, self._admitted.headers, STREAM_HEADERS))
-            begun = True
-            self._owed = self._render(rows, terminal) or PING
+            started = True
+            self._unwritten = self._render(rows, terminal) or PING
             await self._stream()
         except (ClientGone, OSError):
             raise ClientGone from None
         except ApiError as error:
-            if not begun:
+            if not started:
                 raise
             await send(_body(error_frame(error), more=False))
         except BaseException as error:
-            # Cancelled at shutdown, or a fault of ours: the client of a committed stream is told before it ends.
-            if begun:
+            # Shutdown or a bug: send an error frame before a started stream ends.
+            if started:
                 fault = (
                     errors.draining()
                     if isinstance(error, asyncio.CancelledError)
@@ -214,73 +213,75 @@ class StreamReply(Reply):
         finally:
             metrics.dec()
 
-    def _silence_s(self) -> float:
-        """How long to wait for something to tell before the stream begins with a sign of life. What is not expected to
-        begin until then need not wait for it: its headers say how long it is held."""
+    def _first_wait_s(self) -> float:
+        """Return how long to wait for the first token before sending the head and a ping; 0 if the job is not expected
+        to start by then anyway, so that the client gets the headers with its ETA at once."""
         keep_alive_s, eta_ms = self._services.settings.keep_alive_s, self._admitted.eta_ms
         return 0.0 if eta_ms is not None and eta_ms >= 1000 * keep_alive_s else keep_alive_s
 
     async def _stream(self) -> None:
-        """Write what is owed, at the reader's pace; then have the rest poured, until something is owed again."""
+        """Write the unwritten bytes at the reader's pace, then let the relay write until the connection congests."""
         try:
             while True:
-                if self._owed:
-                    data, self._owed = self._owed, b""
-                    await self._write(data, more=not self._told)
+                if self._unwritten:
+                    data, self._unwritten = self._unwritten, b""
+                    await self._write(data, more=not self._finished)
                     if self._flow.last:
                         self._delivery.first_sent()
-                if self._told:
+                if self._finished:
                     self._delivery.last_sent()
                     return
-                if self._alive is None:  # a short answer is over by now
-                    self._pinged = time.monotonic()
-                    self._stay_alive()
-                await self._pour()
-                if not self._told:
+                if self._ping_timer is None:  # not before: a short answer has ended by now
+                    self._pinged_s = time.monotonic()
+                    self._ping_if_idle()
+                await self._attach_sink()
+                if not self._finished:
                     self._check()
         finally:
-            if self._alive is not None:
-                self._alive.cancel()
+            if self._ping_timer is not None:
+                self._ping_timer.cancel()
             if self._connection is not None:
                 self._connection.carry(None)
 
-    async def _pour(self) -> None:
+    async def _attach_sink(self) -> None:
         if not self._flow.last:
-            await self._inbox.attach_sink(self._show_first)
+            await self._inbox.attach_sink(self._write_first_rows)
             return
         direct = None
         if self._connection is not None and (around := self._renderer.plain) is not None:
-            self._flow.lead(self._connection, *around)
-            direct = self._flow.show
-        await self._inbox.attach_sink(self._show, direct)
-        self._owed, self._flow.owed = self._owed or self._flow.owed, b""
+            self._flow.start(self._connection, *around)
+            direct = self._flow.write
+        await self._inbox.attach_sink(self._write_rows, direct)
+        self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
 
-    def _stay_alive(self) -> None:
-        """A sign of life for a reader who has heard nothing for so long."""
-        now, patience = time.monotonic(), self._services.settings.keep_alive_s
-        silence = now - max(self._flow.last, self._pinged)
-        if silence >= patience and not self._told:
+    def _ping_if_idle(self) -> None:
+        """Send a ping when the stream was idle for keep_alive_s, and schedule the next check."""
+        now, keep_alive_s = time.monotonic(), self._services.settings.keep_alive_s
+        idle_s = now - max(self._flow.last, self._pinged_s)
+        if idle_s >= keep_alive_s and not self._finished:
             self._write_now(PING)
-            self._pinged, silence = now, 0.0
-        self._alive = asyncio.get_running_loop().call_later(patience - min(silence, patience), self._stay_alive)
+            self._pinged_s, idle_s = now, 0.0
+        self._ping_timer = asyncio.get_running_loop().call_later(
+            keep_alive_s - min(idle_s, keep_alive_s), self._ping_if_idle
+        )
 
-    def _show(self, rows: list[Delta], terminal: Terminal | None) -> bool:
-        """Called by the relay for what does not flow by itself."""
+    def _write_rows(self, rows: list[Delta], terminal: Terminal | None) -> bool:
+        """Write rows that the fast path (TokenFlow) does not handle; the relay calls this."""
         if rows:
             self._measure(rows)
-        return self._pass_on(self._render(rows, terminal))
+        return self._try_write(self._render(rows, terminal))
 
-    def _show_first(self, rows: list[Delta], terminal: Terminal | None) -> bool:
-        """The same for the first tokens of a stream that began with a sign of life; the rest is for `_show`."""
+    def _write_first_rows(self, rows: list[Delta], terminal: Terminal | None) -> bool:
+        """Like `_write_rows`, for the first tokens of a stream that started with a ping; returns False to detach."""
         if rows:
             self._measure(rows)
-        if self._pass_on(self._render(rows, terminal)):
+        if self._try_write(self._render(rows, terminal)):
             self._delivery.first_sent()
         return False
 
-    def _pass_on(self, data: bytes) -> bool:
-        if data and (self._told or not self._write_now(data)):
-            self._owed = data
+    def _try_write(self, data: bytes) -> bool:
+        if data and (self._finished or not self._write_now(data)):
+            self._unwritten = data
             return False
         return True
 
@@ -288,34 +289,34 @@ class StreamReply(Reply):
         delta = self._renderer.delta
         data = delta(rows[0]) if len(rows) == 1 else b"".join([delta(row) for row in rows])
         if terminal is not None:
-            self._told = True
+            self._finished = True
             self._delivery.last_got()
             data += self._renderer.end(terminal)
         return data
 
     async def _write(self, data: bytes, *, more: bool) -> None:
-        """A reader that takes nothing for too long is cut off."""
-        patience_s = self._services.settings.send_timeout_s * random.uniform(1.0, MAX_LENIENCE)  # noqa: S311 - hides nothing
-        cut = asyncio.get_running_loop().call_later(patience_s, self._cut_off)
+        """Write at the reader's pace; disconnect a reader that takes no byte for too long."""
+        timeout_s = self._services.settings.send_timeout_s * random.uniform(1.0, MAX_SEND_TIMEOUT_FACTOR)  # noqa: S311 - jitter
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._on_stalled)
         try:
             await self._send(_body(data, more=more))
         except asyncio.CancelledError:
-            if not self._slow:
+            if not self._stalled:
                 raise
             if self._connection is not None:
                 self._connection.cut_off()
             raise ClientGone from None
         finally:
-            cut.cancel()
+            timer.cancel()
 
-    def _cut_off(self) -> None:
-        self._slow = True
+    def _on_stalled(self) -> None:
+        self._stalled = True
         if self._task is not None:
             self._task.cancel()
 
 
 class WholeReply(Reply):
-    """The answer in one piece."""
+    """Sends the answer in one piece."""
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         deadline = time.monotonic() + self._services.settings.wait_s
@@ -344,18 +345,20 @@ class WholeReply(Reply):
 
 
 async def abandon_quietly(services: Services, job_id: str) -> None:
-    """Cancel a job that no client of this process waits for any more, unless others do. If Redis is down the worker
-    goes on and the result is kept."""
+    """Cancel a job that no client of this process reads any more, unless another process has a reader.
+
+    Never raises: if Redis is down, the worker finishes the job and the result is kept.
+    """
     try:
         await services.queue.abandon(job_id, services.relay.address)
     except UnknownJob:
-        pass  # it ended and was forgotten
+        pass  # it ended and its retention passed
     except StreamingError as error:
         log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
 
 
 async def send_error(send: Send, error: ApiError, headers: dict[str, str]) -> None:
-    """A whole error answer."""
+    """Send a complete error answer."""
     body = to_json(error.body)
     lengths = {"content-type": "application/json", "content-length": str(len(body))}
     await send(_start(error.status, lengths | headers | error.headers))

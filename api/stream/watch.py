@@ -1,4 +1,4 @@
-"""Hear at once that a client has left, whatever is waited for or worked on meanwhile."""
+"""Disconnect watcher: notices at once that a client has disconnected, while its request waits or computes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ T = TypeVar("T")
 
 
 class Watched:
-    """Within it `on_lost` is called when the client leaves, or has left. The request's body must have been read, or
-    nobody want it."""
+    """Context manager that calls `on_lost` when the client disconnects, or has done so before.
+
+    The request's body must have been read, or be of no interest.
+    """
 
     __slots__ = ("_connection", "_on_lost", "_receive", "_task", "lost")
 
@@ -26,11 +28,11 @@ class Watched:
         self._receive, self._on_lost = receive, on_lost
         self._task: asyncio.Task[None] | None = None
         self.lost = False
-        """The client has left."""
+        """The client has disconnected."""
 
     def __enter__(self) -> Watched:
         if self._connection is not None:
-            self._connection.watch(self._lose)
+            self._connection.watch(self._set_lost)
         else:
             self._task = asyncio.create_task(self._wait())
         return self
@@ -42,12 +44,12 @@ class Watched:
             self._task.cancel()
 
     def check(self) -> None:
-        """Raises ClientDisconnect."""
+        """Raise ClientDisconnect if the client has disconnected."""
         if self.lost:
             raise ClientDisconnect
 
     def while_there(self, work: Sliced[T]) -> Sliced[T]:
-        """The same work, given up when the client leaves. Raises ClientDisconnect."""
+        """Run sliced work, and abort it when the client disconnects. Raises ClientDisconnect."""
         while True:
             self.check()
             try:
@@ -57,13 +59,13 @@ class Watched:
                 return value
             yield
 
-    def _lose(self) -> None:
+    def _set_lost(self) -> None:
         self.lost = True
         if self._on_lost is not None:
             self._on_lost()
 
     async def _wait(self) -> None:
-        """Behind a server that cannot tell of it."""
+        """Wait for the ASGI disconnect message, under a server other than ours."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._lose()
+        self._set_lost()

@@ -369,7 +369,7 @@ QUEUE = (
             Edit(
                 "api/jobs.py",
                 "    view = _accepted_view(services, admitted)\n",
-                "    view = await view_of(services, await services.journal.record(accepted.id))\n",
+                "    view = await view_of(services, await services.job_reader.record(accepted.id))\n",
             ),
         ),
         (RETRIES + "a_job_is_accepted_by_its_put_alone",),
@@ -1061,8 +1061,8 @@ LOOKS = (
         (
             Edit(
                 "api/events.py",
-                "record = await services.journal.again(record)",
-                "record = await services.journal.record(record.job.id)",
+                "record = await services.job_reader.again(record)",
+                "record = await services.job_reader.record(record.job.id)",
             ),
         ),
         (LISTS + "readers_who_wait_share_one_look_at_their_lane",),
@@ -1104,7 +1104,7 @@ LOOKS = (
             Edit(
                 "api/jobs.py",
                 "latest=latest_of(record),",
-                "latest=latest_of(record) if await services.journal.history(record.job.id, record.runs) else None,",
+                "latest=latest_of(record) if await services.job_reader.history(record.job.id, record.runs) else None,",
             ),
         ),
         (LISTS + "a_running_jobs_log_is_not_read_to_show_it",),
@@ -1147,7 +1147,7 @@ CALLERS = (
         "Who knows a job's id can read and cancel it.",
         (
             Edit("api/jobs.py", "if record.job.tenant == caller.tenant:", "if record.job.tenant:"),
-            Edit("api/jobs.py", "journal.outline(job_id, caller.tenant)", "journal.outline(job_id)"),
+            Edit("api/jobs.py", "job_reader.outline(job_id, caller.tenant)", "job_reader.outline(job_id)"),
         ),
         ("tests/api/admin/test_dead_letters.py::test_keys_say_who_may_come_in_how_high_and_who_may_administer",),
     ),
@@ -1266,7 +1266,7 @@ LINES = (
         (
             Edit(
                 "api/batches.py",
-                "    except KeyReused:\n        await _take_back(services, batch)\n",
+                "    except KeyReused:\n        await _discard_input(services, batch)\n",
                 "    except KeyReused:\n",
             ),
         ),

@@ -256,7 +256,7 @@ CONNECTIONS = (
         (
             Edit(
                 "api/uploads.py",
-                "except FormParserError as error:  # for its boundary",
+                "except FormParserError as error:  # a bad boundary",
                 "except ZeroDivisionError as error:",
             ),
         ),

@@ -38,13 +38,13 @@ DOORS = (
     Bug(
         "every origin that is refused is logged",
         "A page with many names fills the disk with the server's log.",
-        (Edit("api/auth/refusals.py", " or len(self._told) > MAX_TOLD:", ":"),),
+        (Edit("api/auth/refusals.py", " or len(self._logged) > MAX_LOGGED:", ":"),),
         (ACCESS + "senders_do_not_fill_the_log",),
     ),
     Bug(
         "the reason of a refused page is nowhere",
         "Its browser says CORS error, and the log says nothing.",
-        (Edit("api/auth/guard.py", '            self._refusals.tell(error, scope["path"])\n', ""),),
+        (Edit("api/auth/guard.py", '            self._refusals.log_once(error, scope["path"])\n', ""),),
         (DOOR + "the_log_says_why_a_page_is_refused",),
     ),
     Bug(
@@ -98,7 +98,7 @@ DOORS = (
     Bug(
         "a stream without its CORS headers",
         "A listed page may send, and cannot read what it gets.",
-        (Edit("api/auth/guard.py", "        send = self._origins.marking(scope, send)\n", ""),),
+        (Edit("api/auth/guard.py", "        send = self._origins.with_cors_headers(scope, send)\n", ""),),
         (DOOR + "listed_origins_may_ask_send_and_read",),
     ),
     Bug(

@@ -34,7 +34,7 @@ LONG_RESULTS = (
     Bug(
         "the events of a long answer in one piece",
         "A reader of a long log of events holds up every stream of the process for seconds.",
-        (Edit("api/events.py", "if len(part) < ROWS_AT_ONCE:", "if part:"),),
+        (Edit("api/events.py", "if len(part) < ROWS_PER_WRITE:", "if part:"),),
         (RESULTS + "the_events_of_a_long_answer_are_told_in_slices",),
     ),
     Bug(

@@ -31,7 +31,7 @@ SECURITY = (
                 "            return record\n        raise errors.job_not_found()",
                 '            return record\n        raise errors.permission_denied("This job is another tenant\'s.")',
             ),
-            Edit("api/jobs.py", "journal.outline(job_id, caller.tenant)", "journal.outline(job_id)"),
+            Edit("api/jobs.py", "job_reader.outline(job_id, caller.tenant)", "job_reader.outline(job_id)"),
         ),
         (DOORS + "what_is_anothers_is_as_if_it_were_not",),
     ),

@@ -188,8 +188,8 @@ async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient)
     inbox.end(end)
     rows, _ = await inbox.take(0)
     reader = EventReader(services, record, Place())
-    told = [list(each) async for each in reader._told(rows, inbox)]
-    assert counted.slices == len(told) == ROWS // events.ROWS_AT_ONCE
+    told = [list(each) async for each in reader._rendered(rows, inbox)]
+    assert counted.slices == len(told) == ROWS // events.ROWS_PER_WRITE
     assert [event.data["text"] for each in told for event in each if event.name == "delta"] == [
         row.text for row in end.rows
     ]

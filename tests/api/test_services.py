@@ -29,7 +29,7 @@ async def test_what_models_can_do_is_asked_again_and_again(monkeypatch: pytest.M
         return answer
 
     each = SimpleNamespace(fleet=SimpleNamespace(cards=cards), metrics=Mock(), cards={})
-    following = asyncio.create_task(Services._follow_fleet(cast(Services, each)))
+    following = asyncio.create_task(Services._refresh_cards(cast(Services, each)))
     while "n" not in each.cards:
         assert not following.done()
         await asyncio.sleep(0)

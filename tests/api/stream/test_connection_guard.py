@@ -666,7 +666,7 @@ def test_a_connection_that_got_a_place_later_is_not_turned_away(monkeypatch: pyt
 
 async def test_many_deadlines_that_pass_at_once_are_handled_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """All queues together have one portion in a turn of the loop; the rest follows without another call."""
-    monkeypatch.setattr(guard_module, "MAX_EXPIRED_AT_ONCE", 4)
+    monkeypatch.setattr(guard_module, "MAX_EXPIRED_PER_SWEEP", 4)
     guard, fakes = ConnectionGuard(ApiSettings()), [Fake() for _ in range(10)]
     for fake in fakes[:3]:
         guard.head.enter(cast(Any, fake), -(10.0**6))

@@ -59,7 +59,7 @@ def begun(line: Line) -> tuple[TokenFlow, ChunkRenderer, Any]:
     flow = TokenFlow(tally)
     flow.last = 10.0
     assert renderer.plain is not None
-    flow.lead(cast(Connection, line), *renderer.plain)
+    flow.start(cast(Connection, line), *renderer.plain)
     return flow, renderer, tally
 
 
@@ -70,7 +70,7 @@ def test_the_bytes_are_those_of_the_long_way(texts: list[str]) -> None:
     flow, renderer, _ = begun(line)
     blocks = []
     for seq, text in enumerate(texts, 2):
-        assert flow.show(a_delta(seq, text), 10.0 + seq)
+        assert flow.write(a_delta(seq, text), 10.0 + seq)
         blocks.append(renderer.delta(a_delta(seq, text)))
     assert line.transport.written == b"".join(b"%x\r\n%b\r\n" % (len(block), block) for block in blocks if block)
 
@@ -78,8 +78,8 @@ def test_the_bytes_are_those_of_the_long_way(texts: list[str]) -> None:
 def test_each_token_is_measured() -> None:
     """Also one without a text; several at once are equal gaps."""
     flow, _, tally = begun(Line())
-    flow.show(a_delta(2, "a"), 10.5)
-    flow.show(a_delta(3, "", 2), 11.5)
+    flow.write(a_delta(2, "a"), 10.5)
+    flow.write(a_delta(3, "", 2), 11.5)
     assert flow.last == 11.5
     assert sum(tally._counts) == 3 and tally._total == pytest.approx(1.5)
 
@@ -89,12 +89,12 @@ def test_what_a_congested_connection_cannot_take_is_owed() -> None:
     flow, renderer, _ = begun(line)
     assert line.carried is flow
     flow.paused = True
-    assert not flow.show(a_delta(2, "late"), 11.0)
-    assert flow.owed == renderer.delta(a_delta(2, "late")) and line.transport.written == b""
+    assert not flow.write(a_delta(2, "late"), 11.0)
+    assert flow.unwritten == renderer.delta(a_delta(2, "late")) and line.transport.written == b""
     line.behind = True
     flow.paused = False
     assert renderer.plain is not None
-    flow.lead(cast(Connection, line), *renderer.plain)
+    flow.start(cast(Connection, line), *renderer.plain)
     assert flow.paused, "as the connection is when the flow begins"
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_written_to_a_client_that_has_left() -> None:
     line = Line()
     flow, _, _ = begun(line)
     line.transport.closing = True
-    assert flow.show(a_delta(2, "to nobody"), 11.0), "a lost client is no congestion"
+    assert flow.write(a_delta(2, "to nobody"), 11.0), "a lost client is no congestion"
 
 
 @pytest.mark.parametrize("facts", [{"choices": 2}, {"logprobs": True}])
