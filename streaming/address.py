@@ -1,4 +1,4 @@
-"""What `redis.url` may say: one server, Sentinels that name the primary, or nodes of a cluster."""
+"""Parser of `redis.url`: one server, Sentinels that name the primary, or nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = ("sentinel_username", "sentinel_password")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A URL taken apart. Of one server only `kind` and `url` matter: the client reads that form by itself."""
+    """A parsed URL. For one server only `kind` and `url` are set: redis-py parses that form by itself."""
 
     kind: Literal["server", "sentinel", "cluster"]
     url: str
@@ -28,14 +28,14 @@ class Address:
     username: str | None = None
     password: str | None = None
     service: str = ""
-    """The name Sentinels know the primary by."""
+    """The name of the primary at the Sentinels."""
     db: int = 0
     sentinel_username: str | None = None
     sentinel_password: str | None = None
 
 
 def parse_address(url: str) -> Address:
-    """Raises ValueError, whose text never repeats the URL: it may hold a password."""
+    """Parse a URL. Raises ValueError, whose text never repeats the URL: it may hold a password."""
     scheme, _, rest = url.partition("://")
     if scheme in ONE_SERVER and rest:
         if scheme != "unix":
@@ -63,7 +63,8 @@ def parse_address(url: str) -> Address:
 
 
 def _check_port(url: str) -> None:
-    """Raises ValueError in words of ours: Python's repeat what stands in the port's place, which may be a password."""
+    """Raise ValueError for an invalid port with a text of our own: Python's repeats the port, which may be a part of a
+    password."""
     try:
         port = urlsplit(url).port
     except ValueError:

@@ -1,14 +1,14 @@
-"""What can go wrong on the wire, one class each."""
+"""Exceptions of the store and the queue."""
 
 from __future__ import annotations
 
 
 class StreamingError(Exception):
-    """Raised when the wire cannot do what was asked; the root of this tree."""
+    """Base class of the errors of `streaming`."""
 
 
 class DecodeError(StreamingError):
-    """Raised when bytes from the wire are not a message of ours."""
+    """Raised when bytes from Redis are not a message of Penstock."""
 
     def __init__(self, data: bytes, cause: Exception) -> None:
         super().__init__(f"{len(data)} bytes are not a message: {cause}")
@@ -16,7 +16,7 @@ class DecodeError(StreamingError):
 
 
 class NewerMessage(DecodeError):
-    """Raised when bytes are a message of a newer version of Penstock: sound, but this process cannot read it."""
+    """Raised when bytes are a valid message of a newer version of Penstock, which this process cannot decode."""
 
     def __init__(self, data: bytes) -> None:
         StreamingError.__init__(self, f"{len(data)} bytes are a message of a newer version of Penstock")
@@ -24,8 +24,8 @@ class NewerMessage(DecodeError):
 
 
 class MalformedJob(StreamingError):
-    """Raised when the record of a job cannot be read: whoever reads it fails the job. Also when a dead letter is
-    replayed whose job has no body."""
+    """Raised when the record of a job is malformed (the reader then fails the job), or when a dead letter is replayed
+    whose job has no body."""
 
 
 class Unavailable(StreamingError):
@@ -33,11 +33,11 @@ class Unavailable(StreamingError):
 
 
 class Fenced(StreamingError):
-    """Raised when a worker's lease was taken from it: what it writes is refused and it must stop."""
+    """Raised when a worker's lease has lapsed and was fenced: the store refuses its writes and it must stop."""
 
 
 class Rewound(StreamingError):
-    """Raised when the store turns out to have lost what a worker wrote."""
+    """Raised when the store has lost frames that a worker wrote."""
 
     def __init__(self, partitions: set[int]) -> None:
         super().__init__(f"the store lost frames of partitions {sorted(partitions)}")
@@ -45,7 +45,7 @@ class Rewound(StreamingError):
 
 
 class LaneFull(StreamingError):
-    """Raised when a lane holds as many waiting jobs as it may."""
+    """Raised when a lane has reached its limit of waiting jobs."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(f"{waiting} jobs are waiting in this lane already")
@@ -53,8 +53,8 @@ class LaneFull(StreamingError):
 
 
 class StoreFull(StreamingError):
-    """Raised when what a job may write, beside what is owed to others, does not fit into the store's memory. `needed`:
-    bytes it brings and may write; 0 if that was not counted."""
+    """Raised when the bytes a job may write do not fit into the store's memory beside those reserved for other jobs.
+    `needed`: bytes of its request and its reservation; 0 if they were not counted."""
 
     def __init__(self, reason: str, needed: int = 0) -> None:
         super().__init__(reason)
@@ -62,8 +62,8 @@ class StoreFull(StreamingError):
 
 
 class NeverFits(StoreFull):
-    """Raised when a job needs more memory than the store gives to new jobs while it holds no other: waiting is no use.
-    `needed` and `most` in bytes."""
+    """Raised when a job needs more memory than an empty store gives to one job: a retry cannot succeed. `needed` and
+    `most` in bytes."""
 
     def __init__(self, needed: int, most: int) -> None:
         super().__init__(f"the job needs {needed} bytes of the store, which never gives more than {most}", needed)
@@ -71,7 +71,7 @@ class NeverFits(StoreFull):
 
 
 class QuotaExceeded(StoreFull):
-    """Raised when a tenant keeps as much as it may. `name` is the quota's (streaming.settings.QuotaSettings)."""
+    """Raised when a tenant has reached a quota. `name`: its field in streaming.settings.QuotaSettings."""
 
     def __init__(self, name: str, used: int, limit: int) -> None:
         super().__init__(f"{used} of {limit} are kept already ({name})")
@@ -79,15 +79,15 @@ class QuotaExceeded(StoreFull):
 
 
 class NoCapacity(StreamingError):
-    """Raised when a job that must not queue would have to."""
+    """Raised when a job with `do_not_queue` finds no idle worker."""
 
 
 class KeyReused(StreamingError):
-    """Raised when an idempotency key comes back with another body."""
+    """Raised when an idempotency key was used before with another body."""
 
 
 class Abandoned(StreamingError):
-    """Raised when the job an idempotency key led to was cancelled since, because its client's connection was lost."""
+    """Raised when the job of an idempotency key was cancelled meanwhile, because its client disconnected."""
 
 
 class UnknownJob(StreamingError):
@@ -107,4 +107,4 @@ class UnknownMessage(StreamingError):
 
 
 class Superseded(StreamingError):
-    """Raised when a batch need not be worked on: it was told of anew since, or another works on it."""
+    """Raised when a newer notice of a batch, or another process's lease of it, supersedes this one."""

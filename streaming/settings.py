@@ -1,4 +1,4 @@
-"""What every process must agree on: where Redis is, how keys are spread, how long things live."""
+"""Settings that all processes of a deployment share: Redis, files, batches, quotas, webhooks, events and models."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     """redis://, rediss:// or unix:// for one server, redis+sentinel://host:port,host:port/<service> for the primary
     that Sentinels name, redis+cluster://host:port,host:port for a cluster."""
     durability: Durability = "D1"
-    """What an accepted job must outlive. D0: nothing; D1: the Redis process; D2: a power cut; D3: the Redis host, for
-    every answer waits until a replica has it."""
+    """The loss that accepted jobs survive. D0: none; D1: of the Redis process; D2: a power cut; D3: of the Redis host,
+    because every answer waits until a replica has the write."""
     partitions: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
-    """Hash slots the work is spread over. Every process of a deployment must be given the same number."""
+    """Hash slots over which the work is spread. All processes of a deployment must use the same number."""
     lease_ms: Annotated[int, msgspec.Meta(ge=200)] = 5_000
-    """A worker silent for longer has lost its jobs to others."""
+    """A worker without a heartbeat for longer loses its jobs to others."""
     max_attempts: Positive = 3
-    """After so many lost workers a job is given up instead of tried again."""
+    """After so many lost workers a job is given up instead of retried."""
     lane_limit: Positive = 10_000
-    """Jobs waiting in one lane of one partition; more are refused with 429."""
+    """The most jobs waiting in one lane of one partition; more are refused with 429."""
     retention_s: Positive = 86_400
     """How long results are kept after their job's end, and idempotency keys with them."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
-    """For one command; Redis is then taken to be down. At D3 half of it is given to a replica."""
+    """For one command; a command that exceeds it marks Redis as unavailable. At D3 half of it is for the replica."""
 
     def __post_init__(self) -> None:
         parse_address(self.url)
@@ -60,28 +60,28 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [files]."""
 
     dir: Path = Path(".penstock/files")
-    """Where files lie. API and offline processes need the same folder, on shared storage if they run on several
+    """The files folder. API and offline processes need the same folder, on shared storage if they run on several
     machines; `penstock up` keeps it in its data folder."""
     size_limit: Annotated[int, msgspec.Meta(ge=1024)] = 200 * 1024 * 1024
-    """Bytes of one uploaded file."""
+    """The most bytes of one uploaded file."""
     retention_s: Annotated[int, msgspec.Meta(ge=60)] = 30 * 86_400
-    """How long files, and batches that have ended, are kept if nobody says otherwise."""
+    """How long files, and batches that have ended, are kept by default."""
     quarantine_s: Annotated[int, msgspec.Meta(ge=86_400)] = 90 * 86_400
-    """How long files that the store has no record of are kept in the folder `quarantine` before they are removed."""
+    """How long files without a record in the store are kept in the folder `quarantine` before they are deleted."""
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [batch]."""
 
     max_lines: Positive = 50_000
-    """Lines of one batch."""
+    """The most lines of one batch."""
     window: Positive = 1024
-    """Lines of one batch that are in the queue at the same time, at most; the others wait in the file."""
+    """The most lines of one batch that are in the queue at the same time; the others wait in the file."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
-    """How often a line is tried again after a fault of the engine."""
+    """How often a line is retried after an engine error."""
     enqueued_tokens: Positive | None = None
-    """Tokens one tenant's unfinished batches may add up to: for each choice of a line (n times prompts) its prompt, at
-    about four characters a token, and max_tokens, or without it the engine's default. A key may have its own
+    """The most tokens of one tenant's unfinished batches together: for each choice of a line (n times prompts) its
+    prompt, at about four characters a token, and max_tokens, or without it the engine's default. A key may have its own
     (`batch_tokens` in its [keys] row). None: no limit."""
 
 
@@ -93,19 +93,19 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     job_bytes: Positive | None = None
     """Bytes of their requests."""
     result_bytes: Positive | None = None
-    """Bytes of their results. A job is refused while they are kept; one that was accepted keeps its result."""
+    """Bytes of their results. At the limit new jobs are refused; an accepted job keeps its result."""
     file_bytes: Positive | None = None
-    """Bytes of files, outputs of batches among them, each counted as 4,096 at least, and until the last batch made of
-    it has ended. An upload or a batch is refused; a batch that was accepted keeps its output."""
+    """Bytes of files, outputs of batches among them. Each counts as at least 4,096 bytes, and until the last batch that
+    reads it has ended. At the limit uploads and batches are refused; an accepted batch keeps its output."""
 
     def over(self, others: QuotaSettings) -> QuotaSettings:
-        """These, and where they say nothing the others."""
+        """These quotas, with those of `others` for each that is not set."""
         own = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(others, **own)
 
     @property
     def bounds_jobs(self) -> bool:
-        """Whether a job can exceed one of them."""
+        """Whether any quota limits jobs."""
         return any(limit is not None for limit in (self.jobs, self.job_bytes, self.result_bytes))
 
 
@@ -113,31 +113,31 @@ UNLIMITED = QuotaSettings()
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of [webhooks.<name>]: an endpoint that hears how jobs and batches of one tenant ended."""
+    """One row of [webhooks.<name>]: an endpoint that receives the final events of one tenant's jobs and batches."""
 
     url: str
     secret: str
-    """whsec_ and 24 to 64 random bytes in base64, as the receiver has it too."""
+    """whsec_ and 24 to 64 random bytes in base64; the receiver needs the same."""
     tenant: str = "local"
-    """Whose jobs and batches; `local` is the caller at a door without keys."""
+    """The tenant; `local` is every caller of a server without keys."""
     events: tuple[End, ...] = ENDS
     networks: tuple[str, ...] = ()
-    """Networks that are not public in which the endpoint may be, such as 10.1.0.0/16; without any it must be public."""
+    """Private networks in which the endpoint may be, such as 10.1.0.0/16; without any its address must be public."""
     allow_http: bool = False
-    """Also without TLS: what is sent can be read on the way."""
+    """Allow an endpoint without TLS: others on the network path can read the messages."""
     ca_file: Path | None = None
-    """PEM file of the authorities that may have signed its certificate; None: those this machine believes."""
+    """PEM file of the certificate authorities to trust; None: those of this machine."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
-    """For one attempt, from the name's look-up to the answer."""
+    """For one attempt, from name resolution to the answer."""
     give_up_s: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 86_400.0
-    """How long attempts go on, ever further apart."""
+    """How long attempts are retried, with backoff."""
 
     def __post_init__(self) -> None:
         check_endpoint(self)
 
 
 def check_endpoint(endpoint: WebhookSettings) -> None:
-    """Raises ValueError, which never holds the secret."""
+    """Validate an endpoint. Raises ValueError, whose text never has the secret."""
     check_tenant("tenant", endpoint.tenant)
     url = urlsplit(endpoint.url)
     if url.scheme not in ("https", "http") or not url.hostname or url.username is not None:
@@ -151,7 +151,7 @@ def check_endpoint(endpoint: WebhookSettings) -> None:
 
 
 def signing_key(secret: str) -> bytes:
-    """The bytes behind a whsec_ secret. Raises ValueError, which never holds the secret."""
+    """Decode a whsec_ secret. Raises ValueError, whose text never has the secret."""
     try:
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except ValueError:
@@ -165,57 +165,58 @@ class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [events]."""
 
     publish_url: str = ""
-    """Broker, in kombu's form, to which what happens to jobs goes (redis://..., amqp://...); empty: none."""
+    """URL of the broker that lifecycle events are published to, as kombu takes it (redis://..., amqp://...); empty:
+    none."""
     publish_queue: str = "penstock.events"
     source: str = "/penstock"
-    """The CloudEvents `source`: which deployment this is."""
+    """The CloudEvents `source`, which names this deployment."""
     results: bool = False
-    """Whether the event of a job that completed has its result too: whoever reads the queue reads the answers."""
+    """Whether events of completed jobs include the result: then every reader of the queue can read the answers."""
     take_url: str = ""
-    """Broker from which jobs are taken; empty: none."""
+    """URL of the broker from which jobs are consumed; empty: none."""
     take_queue: str = "penstock.jobs"
-    """What cannot be a job goes to the queue of this name with `.rejected` behind it."""
+    """Invalid messages go to the queue of this name with the suffix `.rejected`."""
     take_tenant: str = "local"
-    """Whose jobs these are, whatever a message says."""
+    """The tenant of these jobs, whatever a message says."""
     take_priority: Priority = Priority.STANDARD
-    """The highest lane they may use."""
+    """The highest lane that they may use."""
     take_ahead: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 32
-    """Messages held by one process at a time."""
+    """Messages prefetched by one process."""
 
     def __post_init__(self) -> None:
         check_tenant("take_tenant", self.take_tenant)
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one worker process that `penstock up` starts may use. 0: not bounded."""
+    """Resource limits of one worker process that `penstock up` starts. 0: no limit."""
 
     cpus: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Processors it may run on."""
     memory_mib: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Of its data; mapped files do not count."""
+    """Data memory; mapped files do not count."""
     nice: Annotated[int, msgspec.Meta(ge=0, le=19)] = 0
 
 
 class ShapeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of [models.<name>.shapes.<shape>]: what differs from the model's other pools. What it leaves out is the
+    """One row of [models.<name>.shapes.<shape>]: settings of one of the model's pools. Those it leaves out are the
     model's."""
 
     upto: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Jobs at once from which on the next shape is better; the last shape has none."""
+    """Concurrent jobs from which on the next shape is better; the last shape has none."""
     curve: tuple[tuple[float, float], ...] = ()
-    """[jobs at once, tokens a second] as measured of this pool at its largest, by rising jobs: what `upto` is read from
-    if every shape has one."""
+    """[concurrent jobs, tokens a second] as measured for this pool at its largest, by rising jobs; `upto` is computed
+    from it if every shape has one."""
     min_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Kept also while another shape has the jobs."""
+    """Kept also while another shape takes the jobs."""
     max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] | None = None
     resources: Resources | None = None
     options: dict[str, Any] = {}
-    """Laid over the model's."""
+    """Override the model's options."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of [models.<name>]: a model people may ask for, with its own lanes and workers."""
+    """One row of [models.<name>]: a served model, with its own lanes and workers."""
 
     engine: EngineName
     min_workers: Annotated[int, msgspec.Meta(ge=0)] = 1
@@ -224,11 +225,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Of one worker, in any unit."""
     budget_per_hour: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """The most that all workers of this model may cost together; it goes before min_workers. None: no limit."""
+    """The most that all workers of this model may cost together; it overrides min_workers. None: no limit."""
     resources: Resources = Resources()
-    """What each of its worker processes may use of its machine: `resources.cpus`, `.memory_mib`, `.nice`."""
+    """Limits of each of its worker processes: `resources.cpus`, `.memory_mib`, `.nice`."""
     options: dict[str, Any] = {}
-    """Laid over the engine's own section for this model, e.g. `options.path` for a GGUF file."""
+    """Override the engine's own section for this model, e.g. `options.path` for a GGUF file."""
     shapes: dict[str, ShapeSettings] = {}
     """Pools of different shape for this model, in the order of the load they are for. None: one pool."""
 
@@ -244,28 +245,28 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pools(self) -> dict[str, ModelSettings]:
-        """The settings of each of its pools by shape; a model of one pool is under ""."""
+        """The settings of each of its pools by shape; the only pool of a model without shapes is under ""."""
         return {name: self.shaped(shape) for name, shape in self.shapes.items()} or {"": self}
 
     @property
     def least_wanted(self) -> int:
-        """The fewest workers that may be asked for by hand, whichever shape has the jobs."""
+        """The fewest workers that an override may set, whichever shape takes the jobs."""
         return min(pool.min_workers for pool in self.pools.values())
 
     @property
     def most_wanted(self) -> int:
-        """The most."""
+        """The most workers that an override may set."""
         return max(pool.most_workers for pool in self.pools.values())
 
     def shaped(self, shape: ShapeSettings) -> ModelSettings:
-        """The settings of one pool, as of a model that has no other. Raises ValueError."""
+        """The settings of one pool, as of a model without shapes. Raises ValueError."""
         differs = {name: getattr(shape, name) for name in ("min_workers", "max_workers", "cost_per_hour", "resources")}
         given = {name: value for name, value in differs.items() if value is not None}
         return msgspec.structs.replace(self, **given, options={**self.options, **shape.options}, shapes={})
 
 
 def check_shapes(model: ModelSettings) -> None:
-    """Raises ValueError, which names the shape."""
+    """Validate a model's shapes. Raises ValueError, which names the shape."""
     shapes = model.shapes
     if len(shapes) < 2:
         raise ValueError("shapes: one shape alone is no choice; name two or more, or put its settings into the model")
@@ -312,21 +313,21 @@ def _check_thresholds(shapes: dict[str, ShapeSettings]) -> None:
 
 
 def check_model_names(models: dict[str, ModelSettings]) -> None:
-    """Model names stand in Redis keys and URLs. Raises ValueError."""
+    """Check model names, which are part of Redis keys and URLs. Raises ValueError."""
     for name in models:
         if not MODEL_NAME.fullmatch(name):
             raise ValueError(f"models.{name}: a model name has letters, digits and . _ : / -, at most 128")
 
 
 def check_tenant(setting: str, name: str) -> None:
-    """Tenants stand in Redis keys and in events. Raises ValueError."""
+    """Check a tenant's name, which is part of Redis keys and of events. Raises ValueError."""
     if not TENANT_NAME.fullmatch(name):
         words = "begins with a letter or digit and has letters, digits and . _ @ / -, at most 128: rename it"
         raise ValueError(f"{setting} {name[:140]!r} cannot be a tenant's name, which {words}")
 
 
 def served_models(configured: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
-    """The models of a deployment; without any configured one, a simulated one, so that each role runs alone.
+    """The models of a deployment; a simulated one if none is configured, so that each role runs alone.
 
     Raises ConfigError.
     """

@@ -1,7 +1,7 @@
-"""Calls of many tasks, bundled: those that wait go to Redis together, the next ones while the first are under way.
+"""Script batcher: coalesces concurrent calls of one script into one command per partition.
 
-A command of its own costs the client some 140 us and the server a turn of its loop; a call among others in a bundle
-costs a tenth of it. Whoever is alone is sent at once.
+A command of its own costs the client some 140 us and the server a loop iteration; a call in a batch costs a tenth of
+it. A single call is sent at once; calls that arrive while a batch is under way form the next one.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from typing import Any
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.failures import translated
 
-MANY = 8
-"""When so many wait that a bundle is worth its price they are sent at once: what comes with the same turn of the event
-loop, a burst of requests say, need not wait for the end of the turn."""
+EAGER_CALLS = 8
+"""So many waiting calls are sent at once, in the middle of a loop iteration: of a burst of requests the first need not
+wait until the last has been handled."""
 MAX_CALLS = 64
-"""In one bundle: a script is not to keep the server from everybody else for long."""
+"""In one batch: a script blocks the server for all other clients."""
 
 Waiting = tuple[Call, "asyncio.Future[Any]"]
 
 
 class ScriptBatcher:
-    """One per process and script. The script must bear repetition; its calls may run in any order."""
+    """Batcher of one script. The script must be idempotent: a failed batch may be sent again. Its calls run in any
+    order."""
 
     def __init__(self, wire: RedisClient, script: str) -> None:
         self._wire, self._script = wire, script
         self._waiting: dict[int, list[Waiting]] = {}
-        """By partition: one that is slow, or down, keeps no other waiting."""
+        """By partition, so that a slow or unavailable one delays no other."""
         self._senders: dict[int, asyncio.Task[None]] = {}
         self._again: set[asyncio.Task[None]] = set()
 
     async def call(self, partition: int, *args: str | bytes | int) -> Any:
-        """The answer to this call alone. Raises Unavailable."""
+        """Call the script with these arguments; returns the answer to this call alone. Raises Unavailable."""
         future = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(partition, [])
         waiting.append(((self._script, partition, args), future))
-        if len(waiting) == MANY and self._wire.send_nowait(
+        if len(waiting) == EAGER_CALLS and self._wire.send_nowait(
             [call for call, _ in waiting], partial(self._begun, waiting)
         ):
             self._waiting[partition] = []
@@ -46,7 +47,7 @@ class ScriptBatcher:
         return await future
 
     async def _send(self, partition: int) -> None:
-        """Until nothing waits any more."""
+        """Send batches until no call waits."""
         try:
             while waiting := self._waiting.get(partition):
                 bundle, self._waiting[partition] = waiting[:MAX_CALLS], waiting[MAX_CALLS:]
@@ -64,7 +65,7 @@ class ScriptBatcher:
     async def _ask(self, bundle: list[Waiting]) -> None:
         try:
             answers = await self._wire.outcomes([call for call, _ in bundle])
-        except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+        except Exception as error:  # noqa: BLE001 - raised in the waiting callers
             answers = [error] * len(bundle)
         except asyncio.CancelledError:  # the process ends
             for _, future in bundle:
@@ -87,5 +88,5 @@ def _fail(future: asyncio.Future[Any], answer: Exception) -> None:
     try:
         with translated():
             raise answer
-    except Exception as error:  # noqa: BLE001 - handed on to whoever waits
+    except Exception as error:  # noqa: BLE001 - raised in the waiting callers
         future.set_exception(error)

@@ -1,7 +1,7 @@
-"""Redis time without asking Redis: this process's monotonic clock its offset to the server's, a bound of error.
+"""Clock synchronisation with Redis: converts this process's monotonic times to Redis time, with an error bound.
 
-Where two clocks stand is known only as exactly as the round trip that compared them, so every time told here has a
-bound. Fences and deadlines do not use it: those go by the server's own clock, inside the scripts.
+Two clocks can be compared only as exactly as the round trip of the comparison, so every converted time has a bound.
+Fencing and deadlines do not use this clock: scripts read the server's own.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ log = logging.getLogger(__name__)
 
 RENEW_INTERVAL_S = 5.0
 PROBES = 5
-"""Questions per renewal, of which the fastest answer counts."""
+"""TIME commands per renewal; the one with the shortest round trip counts."""
 
 DRIFT = 50e-6
-"""How far two clocks may part, in seconds per second: what a quartz does, or a clock that is being put right."""
+"""The most that two clocks drift apart, in seconds per second: by their quartzes, or while one is being adjusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Server time less monotonic time, as it was at `taken`; all in microseconds."""
+    """Server time minus monotonic time, as measured at `taken`; all in microseconds."""
 
     value: int
     error: int
     taken: int
 
     def error_at(self, now: int) -> int:
-        """The bound, grown with age."""
+        """The error bound at `now`: it grows with the measurement's age."""
         return self.error + int(abs(now - self.taken) * DRIFT)
 
     def agrees(self, other: Offset, now: int) -> bool:
-        """Whether both can be right."""
+        """Whether both can be right, by their bounds."""
         return abs(self.value - other.value) <= self.error_at(now) + other.error_at(now)
 
 
 def measured(before: int, server: int, after: int) -> Offset:
-    """From one question: own time before and after it, the server's in between.
+    """Compute the offset from one round trip: this process's time before and after it, the server's in between.
 
-    The answer was made at some moment in between: the offset is ((server - before) + (server - after)) / 2, and is
-    wrong by half the round trip at most.
+    The server read its clock at some moment in between, so the offset ((server - before) + (server - after)) / 2 is
+    wrong by at most half the round trip.
     """
     return Offset(((server - before) + (server - after)) // 2, (after - before + 1) // 2 + 1, after)
 
 
 def better(known: Offset | None, fresh: Offset, now: int) -> Offset:
-    """Which of two to go by: the narrower, but never an old one that the new one contradicts (a clock was set)."""
+    """Choose the offset with the smaller bound, but never an old one that the new one contradicts (a clock was set)."""
     if known is None or not known.agrees(fresh, now) or fresh.error_at(now) <= known.error_at(now):
         return fresh
     return known
 
 
 class Clock:
-    """One per process; `keep` renews it. On a cluster each partition goes by the clock of its own server."""
+    """Redis clock of one process; `keep` renews it. On a cluster each partition has the clock of its own server."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self._offsets: dict[int, Offset] = {}
 
     def at(self, monotonic: float, partition: int) -> int:
-        """A time of `time.monotonic` (0: not known) in microseconds of Redis time; 0 while that is not known either."""
+        """Convert a time of `time.monotonic` (0: unknown) to Redis time in microseconds; 0 while it cannot."""
         return self.times((monotonic,), partition)[0]
 
     def times(self, monotonic: Sequence[float], partition: int) -> list[int]:
-        """The same of several."""
+        """Convert several times."""
         offset = self._offsets.get(partition)
         if offset is None:
             return [0] * len(monotonic)
@@ -78,12 +78,12 @@ class Clock:
         return [int(at * 1_000_000) + value if at else 0 for at in monotonic]
 
     def error_us(self, partition: int) -> int:
-        """The bound of what `at` tells now; 0 while it tells nothing."""
+        """The error bound of `at` now, in microseconds; 0 while no offset is known."""
         offset = self._offsets.get(partition)
         return offset.error_at(_now_us()) if offset is not None else 0
 
     async def renew(self) -> None:
-        """Compare the clocks. Raises Unavailable."""
+        """Measure the offset to every server. Raises Unavailable."""
         for place, partitions in (await self._wire.homes()).items():
             fresh = await self._ask(place)
             for _ in range(PROBES - 1):
@@ -97,7 +97,7 @@ class Clock:
         return measured(before, server, _now_us())
 
     async def keep(self) -> None:
-        """Renew for ever; while Redis does not answer the bound grows."""
+        """Renew in a loop until cancelled; while Redis is unavailable the bound grows."""
         expected = ExpectedErrors(Unavailable, log.debug, "the clocks could not be compared: %s")
         await run_periodically(self.renew, RENEW_INTERVAL_S, expected)
 

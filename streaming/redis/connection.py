@@ -1,9 +1,8 @@
-"""One connection to one server that all tasks of a process share: commands go out in the order they are given, and the
-answers come back in that order.
+"""Shared connection: one pipelined connection to one Redis server, used by all tasks of a process.
 
-The library makes the connection (address, TLS, password, which server is the primary) and is left out of it from then
-on: a call through its pool costs five to ten times as much CPU (bench/NOTES.md). Nothing that makes the server wait
-(WAIT, BLOCK) may be sent here: everybody else's commands would wait behind it.
+Commands are sent, and answered, in the order of their calls. redis-py opens the connection (address, TLS, password,
+which server is the primary), then this module takes over its transport: a call through redis-py's pool costs five to
+ten times as much CPU (bench/NOTES.md). Blocking commands (WAIT, BLOCK) must not be sent here: all others would wait.
 """
 
 from __future__ import annotations
@@ -28,11 +27,17 @@ KINDS: dict[str, type[ResponseError]] = {
     "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
 }
-"""Refusals that somebody here looks for by their class."""
+"""Error replies that callers catch by their class."""
 
 
 class SharedConnection:
-    """`acquire` gives a connection that is open, `release` takes it back once it is not."""
+    """Opens the connection when it is needed, and again after it was lost.
+
+    Args:
+        acquire: Opens a connection.
+        release: Takes back a connection that is closed.
+        timeout_s: For the answers of one call.
+    """
 
     def __init__(
         self,
@@ -46,26 +51,27 @@ class SharedConnection:
         self._talk: PipelinedProtocol | None = None
 
     async def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Answers and error answers. Raises the library's ConnectionError and TimeoutError: some may have run."""
+        """Send commands; returns answers and error answers. Raises redis-py's ConnectionError and TimeoutError, after
+        which some of the commands may have run."""
         talk = self._talk
         if talk is None or talk.over:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())
                 self._opening.add_done_callback(self._opened)
             talk = await self._open_for_all(self._opening)
-            if talk.over:  # again, before those who waited for it had their turn
+            if talk.over:  # lost again before this task was resumed
                 raise RedisConnectionError("the connection was lost as soon as it was open")
         return await talk.send(commands)
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        """The same at once, before whoever asks goes on; None, and nothing is sent, where it is not open."""
+        """Send commands before this call returns; None, and nothing is sent, if the connection is not open."""
         talk = self._talk
         return None if talk is None or talk.over else talk.send(commands)
 
     @staticmethod
     async def _open_for_all(opening: asyncio.Task[PipelinedProtocol]) -> PipelinedProtocol:
-        """For all who wait: a server that is down is asked once. One of them may leave, and `close` may cancel it:
-        that cancels none of them."""
+        """Wait for the one attempt to open that all callers share. Neither a cancelled caller nor `close` cancels the
+        other callers."""
         await asyncio.wait({opening})
         if opening.cancelled():
             raise RedisConnectionError("the connection was closed while it was opened")
@@ -80,10 +86,10 @@ class SharedConnection:
     def _opened(self, opening: asyncio.Task[PipelinedProtocol]) -> None:
         self._opening = None
         if not opening.cancelled():
-            opening.exception()  # whoever waited has it; perhaps nobody does any more
+            opening.exception()  # marks it as retrieved: perhaps no caller waits any more
 
     async def close(self) -> None:
-        """End the connection; the next command makes another."""
+        """Close the connection; the next command opens another."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})
@@ -100,7 +106,7 @@ class SharedConnection:
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """Commands under way."""
+    """Commands that were sent and are not fully answered."""
 
     count: int
     due: float
@@ -110,7 +116,7 @@ class Sent:
 
 
 class PipelinedProtocol(asyncio.Protocol):
-    """One life of a connection."""
+    """Protocol of one open connection: writes commands, and matches answers to them by order."""
 
     def __init__(self, connection: AbstractConnection, timeout_s: float) -> None:
         self._over = False
@@ -123,26 +129,26 @@ class PipelinedProtocol(asyncio.Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nothing can be sent any more. The transport knows first, `connection_lost` comes a turn later."""
+        """Whether the connection is closed. The transport knows it one loop iteration before `connection_lost`."""
         return self._over or self._transport.is_closing()
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
-        """Send them, unless it is over; their answers, in time. Whoever no longer waits for them disturbs nobody."""
+        """Send commands; the future gets their answers, or an error after the timeout. It may be cancelled."""
         now = self._loop.time()
         sent = Sent(len(commands), now + self._timeout_s, self._loop.create_future())
         self._sent.append(sent)
         if self._timer is None:
             self._timer = self._loop.call_at(sent.due, self._look)
-        # Its stub has tuples of one.
+        # hiredis' stub says tuple[X] for tuple[X, ...].
         data = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
         try:
             self._transport.writelines(data)
-        except RuntimeError as error:  # uvloop, of a connection that is closed but has not said so
+        except RuntimeError as error:  # raised by uvloop for a closed transport that does not yet report it
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
         return sent.done
 
     def data_received(self, data: bytes) -> None:
-        """Answers, whole or in parts."""
+        """Parse answers, which may arrive in parts."""
         try:
             self._reader.feed(data)
             while (answer := self._reader.gets()) is not False:
@@ -159,7 +165,7 @@ class PipelinedProtocol(asyncio.Protocol):
                 sent.done.set_result(sent.answers)
 
     def _look(self) -> None:
-        """One timer for all: the oldest is due first."""
+        """Check the timeout of the oldest commands; one timer serves all, since the oldest are due first."""
         self._timer = None
         if self._sent and self._sent[0].due <= self._loop.time():
             self.end(RedisTimeoutError(f"no answer within {self._timeout_s:g} s"))
@@ -167,12 +173,12 @@ class PipelinedProtocol(asyncio.Protocol):
             self._timer = self._loop.call_at(self._sent[0].due, self._look)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """By the server, or by `end`."""
+        """Called by the transport when the server, or `end`, has closed it."""
         self.end(RedisConnectionError(f"connection lost: {error}" if error else "connection closed by the server"))
         self._former.connection_lost(error)
 
     def end(self, error: Exception) -> None:
-        """Nothing more is sent; what is under way fails. Idempotent."""
+        """Close the connection and fail all unanswered commands with `error`. Idempotent."""
         self._over = True
         self._transport.abort()
         if self._timer is not None:
@@ -187,10 +193,9 @@ class PipelinedProtocol(asyncio.Protocol):
 def take_over(
     connection: AbstractConnection, protocol: asyncio.Protocol
 ) -> tuple[asyncio.WriteTransport, asyncio.BaseProtocol]:
-    """The connection's transport, from now on this protocol's; and the library's own protocol, which waits to hear of
-    the end when it closes a connection. Raises the library's ConnectionError: of an end before, only the library's
-    protocol was told."""
-    writer = connection._writer  # the library has no other way to it
+    """Give a redis-py connection's transport to `protocol`. Returns the transport and redis-py's own protocol, which
+    must be told of the connection's end. Raises redis-py's ConnectionError if the connection is closed already."""
+    writer = connection._writer  # redis-py has no public access to it
     if writer is None or writer.transport.is_closing():
         raise RedisConnectionError("the connection was lost before it was used")
     try:
@@ -202,12 +207,12 @@ def take_over(
 
 
 def reader() -> hiredis.Reader:
-    """Of answers, among them errors as the library's exceptions."""
+    """Make a parser of answers; error replies become redis-py's exceptions."""
     return hiredis.Reader(protocolError=InvalidResponse, replyError=refusal)
 
 
 def refusal(text: str) -> ResponseError:
-    """An error answer as an exception of the library."""
+    """Make redis-py's exception for the text of an error reply."""
     code, _, words = text.partition(" ")
     kind = KINDS.get(code)
     return ResponseError(text) if kind is None else kind(words, status_code=code)

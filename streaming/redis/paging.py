@@ -1,4 +1,4 @@
-"""Pages of an index: members of a sorted set in the order of their times, from behind any of them on."""
+"""Cursor paging over a sorted set: reads its members in the order of their times, starting behind any of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from streaming.redis.failures import translated
 async def page(
     wire: RedisClient, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
 ) -> list[tuple[str, int]]:
-    """Up to `limit` members with their scores, behind `after` (score, member). Members of the same score are told
-    apart by their names, so no page skips one. Raises Unavailable."""
+    """Read up to `limit` members with their scores, behind the cursor `after` (score, member). Members of the same
+    score are ordered by name, so no page skips one. Raises Unavailable."""
     found: list[tuple[str, int]] = []
     skip, start = 0, str(after[0]) if after else None
     while len(found) < limit:
@@ -32,14 +32,14 @@ async def page(
 
 
 async def overdue(wire: RedisClient, key: str, now_ms: int, limit: int) -> list[str]:
-    """Up to `limit` members whose time has come, the oldest first. Raises Unavailable."""
+    """Read up to `limit` members whose time (ms) is not after `now_ms`, the oldest first. Raises Unavailable."""
     with translated():
         rows: Any = await wire.redis.zrangebyscore(key, "-inf", now_ms, 0, limit)
     return [member.decode(errors="replace") for member in rows]
 
 
 def owned(member: str) -> tuple[str, str]:
-    """The id and the tenant that a member of the index of what expires names."""
+    """Split a member of the `expiring` index into id and tenant."""
     name, _, tenant = member.partition(":")
     return name, tenant
 

@@ -1,8 +1,8 @@
-"""What is published on one channel, over a connection of its own.
+"""Subscription to one pub/sub channel, over a connection of its own.
 
-The library makes the connection and is left out of it from then on, as in `line`: its own reader wakes a task for each
-message, which could be seen in the cost of a token (bench/NOTES.md). The server is asked for a sign of life now and
-then, since a subscriber that sends nothing would never learn that its connection is dead.
+redis-py opens the connection; this protocol then takes over its transport, as in `connection.py`, because redis-py
+wakes a task for each message, which raises the cost of a token measurably (bench/NOTES.md). The protocol sends PING at
+intervals, since a subscriber that only reads would never notice that its connection is dead.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from redis.exceptions import InvalidResponse
 from streaming.errors import Unavailable
 from streaming.redis.connection import reader, take_over
 
-PING_S = 10.0
-"""Between two signs of life that are asked for, and the time one may take."""
+PING_INTERVAL_S = 10.0
+"""Between two PINGs, and the timeout of their answer."""
 
 
 class Subscription(asyncio.Protocol):
-    """Messages are kept until somebody takes them: one by one, or all poured from where they arrive."""
+    """Buffers messages until the caller takes them one by one with `message`, or passes them to a callback (`pour`)."""
 
     def __init__(self, connection: AbstractConnection, channel: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,24 +34,24 @@ class Subscription(asyncio.Protocol):
         self._begun = self._loop.create_future()
         self._fault: Exception | None = None
         self._heard = True
-        """Anything since the last time a sign of life was asked for."""
+        """Whether the server has sent anything since the last PING."""
         self._reader = reader()
         self._transport, self._former = take_over(connection, self)
         self._send("SUBSCRIBE", channel)
-        self._timer = self._loop.call_later(PING_S, self._look)
+        self._timer = self._loop.call_later(PING_INTERVAL_S, self._look)
 
     async def begun(self) -> None:
-        """Until the server has it: what is published from now on comes. Raises Unavailable."""
+        """Wait until the server has confirmed the subscription. Raises Unavailable."""
         await self._begun
 
     async def message(self) -> bytes:
-        """The next one. Raises Unavailable."""
+        """Wait for the next message. Raises Unavailable."""
         while not self._messages:
             await self._news()
         return self._messages.popleft()
 
     async def pour(self, take: Callable[[bytes], None]) -> NoReturn:
-        """Have `take` called for every message, without a task being woken for it. Raises Unavailable, and what `take`
+        """Call `take` with every message as it arrives, without waking a task. Raises Unavailable, and what `take`
         raises."""
         while self._messages:
             take(self._messages.popleft())
@@ -60,7 +60,7 @@ class Subscription(asyncio.Protocol):
             await self._news()
 
     async def _news(self) -> None:
-        """A message, or the end."""
+        """Wait for a message, or raise the error that ended the subscription."""
         if self._fault is not None:
             raise self._fault
         self._changed.clear()
@@ -72,7 +72,7 @@ class Subscription(asyncio.Protocol):
         self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]  # its stub has tuples of one
 
     def data_received(self, data: bytes) -> None:
-        """Messages, whole or in parts."""
+        """Parse messages, which may arrive in parts."""
         self._heard = True
         try:
             self._reader.feed(data)
@@ -80,7 +80,7 @@ class Subscription(asyncio.Protocol):
                 self._hear(said)
         except InvalidResponse as error:
             self.end(Unavailable(f"a message cannot be read: {error}"))
-        except Exception as error:  # noqa: BLE001 - of `take`: whoever pours hears of it
+        except Exception as error:  # noqa: BLE001 - raised by `take`: `pour` raises it
             self.end(error)
 
     def _hear(self, said: Any) -> None:
@@ -97,21 +97,21 @@ class Subscription(asyncio.Protocol):
                 self.end(Unavailable(f"Redis refuses a subscription: {said}"))
 
     def _look(self) -> None:
-        """Whether the server has said anything since the last time."""
+        """End the subscription if the server has sent nothing since the last PING, else send another."""
         if not self._heard:
-            self.end(Unavailable(f"a subscription has heard nothing for {PING_S:g} s, although it asked"))
+            self.end(Unavailable(f"a subscription has heard nothing for {PING_INTERVAL_S:g} s, although it asked"))
             return
         self._heard = False
         self._send("PING")
-        self._timer = self._loop.call_later(PING_S, self._look)
+        self._timer = self._loop.call_later(PING_INTERVAL_S, self._look)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """By the server, or by `end`."""
+        """Called by the transport when the server, or `end`, has closed it."""
         self.end(Unavailable(f"a subscription was lost: {error or 'closed by the server'}"))
         self._former.connection_lost(error)
 
     def end(self, error: Exception) -> None:
-        """Nothing more comes; whoever waits is told. Idempotent."""
+        """Close the connection and raise `error` in every waiting caller. Idempotent."""
         self._transport.abort()
         self._timer.cancel()
         if self._fault is None:

@@ -1,7 +1,7 @@
-"""Which server holds what: one server, the primary that Sentinels name, or the primaries of a cluster.
+"""Redis topologies: a single server, the primary that Sentinels name, or the primaries of a cluster.
 
-The wire asks for the place of a key and sends commands there; what a place is, only this file knows. Nothing here
-repeats a command: a server that did not run one says so, and the wire decides.
+RedisClient asks for the place of a key and sends commands there; a place is an opaque name of a server. Nothing here
+retries a command: RedisClient decides that.
 """
 
 from __future__ import annotations
@@ -28,47 +28,48 @@ from streaming.redis.connection import Command, SharedConnection
 
 MAX_CONNECTIONS = 64
 MAX_CLUSTER_CONNECTIONS = 1024
-"""Per node: the cluster client refuses the next command where the others let it wait for a connection."""
+"""Per node: at its limit the cluster client refuses a command, while the other clients wait for a connection."""
 
 
 class Topology(Protocol):
-    """Where keys are, and how to send commands there."""
+    """Interface: finds the server of a key and sends commands there."""
 
     client: Redis
-    """For single commands and for pipelines that may be repeated: it finds the server of each key by itself."""
+    """redis-py client for single commands and for idempotent pipelines: it finds the server of each key by itself."""
 
     async def place(self, key: str) -> str:
-        """The server that holds a key now."""
+        """Return the server that holds a key now."""
 
     async def places(self) -> list[str]:
-        """Every server that holds keys."""
+        """Return every server that holds keys."""
 
     async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        """Send commands over one connection, in order; answers and error answers in the same order."""
+        """Send commands over one connection, in order; returns answers and error answers in the same order."""
 
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        """The same over the connection that all share, where a call costs least: for what does not make it wait."""
+        """The same over the shared connection, where a call costs least. For commands that do not block."""
 
     def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        """Sent at once over that connection; None, and nothing is sent, if it is not open or there are several."""
+        """Send before returning, over the shared connection; None, and nothing is sent, if it is not open or there are
+        several."""
 
     async def follow(self, moved: MovedError) -> None:
-        """Learn from a server where the keys it was asked for are."""
+        """Update the slot map from a MOVED error."""
 
     def lent(self) -> AbstractAsyncContextManager[AbstractConnection]:
-        """A connection of one's own, to any server: messages reach them all. It is closed at the end."""
+        """Lend an exclusive connection to any server (pub/sub messages reach them all); closes it at the end."""
 
     async def close(self) -> None:
         """Close every connection."""
 
 
 def open_topology(url: str, timeout_s: float) -> Topology:
-    """Nothing is sent yet. Raises ValueError."""
+    """Make the topology that a URL names; sends nothing yet. Raises ValueError."""
     address = parse_address(url)
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
-        # A repeated write may be a second write: the client must never repeat by itself.
+        # A retried write may run twice: redis-py must never retry by itself.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
@@ -107,17 +108,17 @@ def _behind_sentinels(address: Address, timeout_s: float, options: dict[str, Any
 
 
 class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to the primary that Sentinels name; all of them end when they name another."""
+    """Connection pool of the primary that Sentinels name; closes all connections when they name another."""
 
     master_address: tuple[str, int] | None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
-        # Two that ask at the same time may put one Sentinel in another's place in the library's list, for good.
+        # Two concurrent discoveries may corrupt redis-py's list of Sentinels for good.
         self._asking = asyncio.Lock()
 
     async def get_master_address(self) -> tuple[str, int]:
-        """Whoever still waits for the former primary waits in vain, or writes what will be thrown away."""
+        """Ask the Sentinels. Connections to a former primary are closed: they would hang, or write what gets lost."""
         async with self._asking:
             address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
         if address != self.master_address:
@@ -127,11 +128,12 @@ class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
 
 
 class OneServer:
-    """One server, or the primary that Sentinels name at the moment."""
+    """Topology of one server, or of the primary that Sentinels name at the moment."""
 
     def __init__(self, client: Redis, timeout_s: float, sentinel: Sentinel | None = None) -> None:
         self.client, self._sentinel = client, sentinel
-        self._line = SharedConnection(client.connection_pool.get_connection, client.connection_pool.release, timeout_s)
+        pool = client.connection_pool
+        self._shared = SharedConnection(pool.get_connection, pool.release, timeout_s)
 
     async def place(self, key: str) -> str:
         return ""
@@ -143,15 +145,15 @@ class OneServer:
         return await self._checked(await self._answers(commands))
 
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        return await self._checked(await self._line.run(commands))
+        return await self._checked(await self._shared.run(commands))
 
     def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        return self._line.send(commands)
+        return self._shared.send(commands)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
         if any(_is_deposed(error) for error in _errors(answers)):
-            # The next connection may lead to the primary that the Sentinels have named meanwhile.
-            await self._line.close()
+            # A new connection may lead to a primary that the Sentinels have named meanwhile.
+            await self._shared.close()
             await self.client.connection_pool.disconnect(inuse_connections=False)
         return answers
 
@@ -179,39 +181,39 @@ class OneServer:
             await self.client.connection_pool.release(connection)
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._shared.close()
         await self.client.aclose()
         if self._sentinel is not None:
             await self._sentinel.aclose()
 
 
 def _errors(answers: Sequence[Any]) -> list[ResponseError]:
-    """A script that was given several calls answers each in a list."""
+    """Error replies among the answers; a script that ran several calls answers each in a list."""
     each = chain.from_iterable(answer if isinstance(answer, list) else (answer,) for answer in answers)
     return [answer for answer in each if isinstance(answer, ResponseError)]
 
 
 def _is_deposed(error: ResponseError) -> bool:
-    """A server that has become a replica says so; one that was deposed and not yet told so has lost its replicas, and
-    stays so for up to ten seconds."""
+    """Whether a server is no longer the primary: it answers READONLY once it is a replica, and NOREPLICAS for up to ten
+    seconds before, while it does not know yet that it was replaced."""
     return isinstance(error, ReadOnlyError) or "NOREPLICAS" in (error.status_code, str(error).partition(" ")[0])
 
 
 class Cluster:
-    """The primaries of a cluster. A place is a node's name.
+    """Topology of a cluster's primaries. A place is a node's name.
 
-    Scripts go to the node that holds their key and are never sent on to one that is about to: while a slot moves key
-    by key, its keys lie on two nodes and a script would see half of them. The node refuses (ASK), the wire is
-    Unavailable for that partition, and work goes on when the slot has moved.
+    Scripts go to the node that holds their key, and ASK redirections are not followed: while a slot migrates, its keys
+    lie on two nodes and a script would see half of them. The node answers ASK, RedisClient raises Unavailable for that
+    partition, and work continues when the slot has moved.
     """
 
     def __init__(self, address: Address, timeout_s: float, options: dict[str, Any]) -> None:
         self._timeout_s = timeout_s
-        self._lines: dict[str, SharedConnection] = {}
+        self._connections: dict[str, SharedConnection] = {}
         self._cluster = ClusterClient(
             startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
             max_connections=MAX_CLUSTER_CONNECTIONS,
-            # Where one slot has moved is patched; to look at all of them anew would cut subscriptions.
+            # A moved slot is patched in the slot map: reloading the whole map would close subscriptions.
             reinitialize_steps=0,
             ssl=address.tls,
             username=address.username,
@@ -236,22 +238,22 @@ class Cluster:
         return await pipeline.execute(raise_on_error=False, allow_redirections=False)
 
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        line = self._lines.get(place)
-        if line is None:
-            line = self._lines[place] = self._line_to(place)
+        connection = self._connections.get(place)
+        if connection is None:
+            connection = self._connections[place] = self._connection_to(place)
         try:
-            answers = await line.run(commands)
-        except LOST:
-            self._cluster.look_again()
+            answers = await connection.run(commands)
+        except CONNECTION_ERRORS:
+            self._cluster.reload_slots()
             raise
-        if any(isinstance(answer, LOST) for answer in answers):
-            self._cluster.look_again()
+        if any(isinstance(answer, CONNECTION_ERRORS) for answer in answers):
+            self._cluster.reload_slots()
         return answers
 
     def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        return None  # which node it is may have to be asked
+        return None  # finding the node may need a round trip
 
-    def _line_to(self, place: str) -> SharedConnection:
+    def _connection_to(self, place: str) -> SharedConnection:
         node = self._node(place)
 
         async def acquire() -> AbstractConnection:
@@ -285,16 +287,16 @@ class Cluster:
             node.release(connection)
 
     async def close(self) -> None:
-        for line in self._lines.values():
-            await line.close()
+        for connection in self._connections.values():
+            await connection.close()
         await self._cluster.aclose()
-        # A client that was about to look for its nodes anew counts as closed and leaves these open.
+        # A client that was about to reload its nodes counts as closed and leaves these open.
         await self._cluster.nodes_manager.aclose()
         await self._cluster.nodes_manager.aclose("startup_nodes")
 
 
 async def _connected(node: ClusterNode) -> Connection:
-    """A connection of the node's, opened anew: whether one that has lain there lives, the library does not know."""
+    """Acquire a connection of a node and reopen it: redis-py does not know whether an idle connection is alive."""
     connection = node.acquire_connection()
     try:
         await connection.disconnect(nowait=True)
@@ -306,31 +308,31 @@ async def _connected(node: ClusterNode) -> Connection:
 
 
 class ClusterClient(RedisCluster):
-    """The library's client, whose pipelines too look for the primaries anew after a failure."""
+    """redis-py's cluster client, whose pipelines too reload the slot map after a failure."""
 
     def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
         return HealingPipeline(self)  # type: ignore[abstract]
 
-    def look_again(self) -> None:
-        """With the next command: which node holds what."""
+    def reload_slots(self) -> None:
+        """Reload the slot map with the next command."""
         self._initialize = True
 
 
-LOST = (RedisConnectionError, RedisTimeoutError, ClusterDownError)
-"""After these it may be another node that has to be asked."""
+CONNECTION_ERRORS = (RedisConnectionError, RedisTimeoutError, ClusterDownError)
+"""Errors after which another node may hold the slot."""
 
 
 class HealingPipeline(ClusterPipeline):
-    """The library's own goes on asking a node that is gone."""
+    """redis-py's cluster pipeline, but it reloads the slot map after a failure, so that no lost node is asked again."""
 
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
-        """As the library's."""
+        """As in redis-py."""
         client = cast(ClusterClient, self.cluster_client)
         try:
             answers = await super().execute(raise_on_error, allow_redirections)
-        except LOST:
-            client.look_again()
+        except CONNECTION_ERRORS:
+            client.reload_slots()
             raise
-        if any(isinstance(answer, LOST) for answer in answers):
-            client.look_again()
+        if any(isinstance(answer, CONNECTION_ERRORS) for answer in answers):
+            client.reload_slots()
         return answers

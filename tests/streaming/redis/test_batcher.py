@@ -15,7 +15,7 @@ from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.priority import Priority
-from streaming.redis.batcher import MANY, MAX_CALLS
+from streaming.redis.batcher import EAGER_CALLS, MAX_CALLS
 from streaming.redis.client import Call, RedisClient, Then
 from streaming.settings import RedisSettings
 
@@ -77,15 +77,15 @@ async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Cou
     wire.send_nowait = counted  # type: ignore[method-assign]
     wire.trips.clear()
     wire.gate.clear()
-    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(2 * MANY + 3)]
+    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(2 * EAGER_CALLS + 3)]
     done, _ = await asyncio.wait(puts, timeout=20, return_when=asyncio.FIRST_COMPLETED)
-    assert begun == [MANY, MANY] and done, "they are answered although the rest is held up"
+    assert begun == [EAGER_CALLS, EAGER_CALLS] and done, "they are answered although the rest is held up"
     wire.gate.set()
     await asyncio.gather(*puts)
     assert wire.trips == [3]
     await wire.redis.script_flush()
-    again = await asyncio.gather(*(queue.put(a_job(queue, f"n{number}")) for number in range(MANY)))
-    assert len({each.id for each in again}) == MANY and wire.trips == [3, MANY]
+    again = await asyncio.gather(*(queue.put(a_job(queue, f"n{number}")) for number in range(EAGER_CALLS)))
+    assert len({each.id for each in again}) == EAGER_CALLS and wire.trips == [3, EAGER_CALLS]
 
 
 async def test_a_connection_lost_under_many_is_told_to_each_and_none_is_sent_again(wire: Counted) -> None:
@@ -96,7 +96,7 @@ async def test_a_connection_lost_under_many_is_told_to_each_and_none_is_sent_aga
     lost = asyncio.get_running_loop().create_future()
     lost.set_exception(RedisConnectionError("lost"))
     wire._topology.send_scripts = lambda _: lost  # type: ignore[method-assign]
-    puts = (queue.put(a_job(queue, f"m{number}")) for number in range(MANY))
+    puts = (queue.put(a_job(queue, f"m{number}")) for number in range(EAGER_CALLS))
     assert {type(each) for each in await asyncio.gather(*puts, return_exceptions=True)} == {Unavailable}
     assert wire.trips == []
 

@@ -67,7 +67,7 @@ async def test_what_the_taker_raises_ends_it(wire: RedisClient) -> None:
 
 async def test_a_server_that_falls_silent_is_noticed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that answers is not, however little is published."""
-    monkeypatch.setattr(subject, "PING_S", 0.05)
+    monkeypatch.setattr(subject, "PING_INTERVAL_S", 0.05)
     address = redis_url.removeprefix("redis://").partition("/")[0]
     silent = asyncio.Event()
 
